@@ -1,21 +1,19 @@
-"""The application: composition of routes, middleware, models and jobs.
+"""The applications: routes, middleware, models and jobs, composed.
 
-app = create_app(load())                    # for uvicorn, or a test client
-app = create_app(settings, serving)         # with the caller's own engine
+    app = create_app(load())                            # the service, for uvicorn or a test client
+    app = create_app(settings, serving)                 # with the caller's own engine
+    app = create_worker_app(settings, serving, jobs)    # `forescribe worker`
 
-The application of `forescribe worker`: jobs and a model, with no routes but those of operators.
-
-    app = create_worker_app(settings, serving, jobs)
-
-`/health`, `/ready` and `/metrics` answer without a key, because the port is the operators' own and reveals
-counts only; it is not opened unless it is asked for. Work comes from the queue.
+A worker takes its work from the queue and has the routes of operators only: `/health`, `/ready` and
+`/metrics` answer without a key, because the port is the operators' own and reveals counts only; it is not
+opened unless it is asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -65,6 +63,7 @@ def create_app(
     engine.thread.wait_for(text_serving.thread)
     text_serving.thread.wait_for(engine.thread)
     batches = None
+    starts: list[Callable[[], None]] = []
     if jobs is not None:
         from .access.usage import Usage
         from .batches.service import Batches
@@ -74,8 +73,10 @@ def create_app(
         batches = Batches(jobs, Files(settings, jobs.store))
         engine.ending.append(jobs.ending)
         engine.closing += [batches.stop, jobs.hand_over]
+        starts = [jobs.start, batches.start]
     if usage is not None:
         engine.usage = usage
+        starts.insert(0, usage.create)
     watchdog = Watchdog((engine, text_serving), settings.stall_s, hung)
 
     @asynccontextmanager
@@ -84,15 +85,7 @@ def create_app(
         text_serving.start()
         watchdog.start()
         try:
-            try:
-                if usage is not None:
-                    await asyncio.to_thread(usage.create)
-                if jobs is not None and batches is not None:
-                    await asyncio.to_thread(jobs.start)
-                    await asyncio.to_thread(batches.start)
-            except Exception as error:  # the database or the disk: no job is lost
-                log_unexpected(error)
-                failed(Failure.of("the jobs' store", error))
+            await _start(failed, *starts)
             yield
         finally:
             if jobs is not None and batches is not None:
@@ -104,14 +97,7 @@ def create_app(
             await asyncio.to_thread(engine.tracing.close)
             watchdog.stop()
 
-    app = FastAPI(
-        title="forescribe",
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        telemetry=NO_TELEMETRY,
-    )
+    app = _application(lifespan)
     app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
     app.state.keyring = Keyring(settings.api_keys)
     app.state.text_serving = text_serving
@@ -144,36 +130,6 @@ def create_app(
     return app
 
 
-def use_settings(app: FastAPI) -> None:
-    """Use what has changed in the settings of a running application (`api.settings_reload`)."""
-    settings: Settings = app.state.settings
-    app.state.keyring = Keyring(settings.api_keys)
-    app.state.serving.admission.use_limits()
-    if app.state.jobs is not None:
-        from .uploads.tus import UploadLimits
-
-        app.state.jobs.uploads.limits = UploadLimits.of(settings)
-
-
-def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
-    """Add the layers in front of every route, the innermost first."""
-    app.add_middleware(Pace, idle_s=settings.upload_idle_s, rate=settings.min_upload_rate)
-    if settings.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.allowed_origins,
-            allow_methods=errors.METHODS,
-            allow_headers=["*"],
-            expose_headers=EXPOSED,
-            allow_private_network=True,
-        )
-    app.add_middleware(LimitHeaders, admission=serving.admission)
-    app.add_middleware(OriginGuard, settings=settings, metrics=serving.metrics)
-    app.add_middleware(RequestId, metrics=serving.metrics)
-    if serving.tracing.active:
-        app.add_middleware(RequestSpans, tracing=serving.tracing)
-
-
 def create_worker_app(
     settings: Settings,
     serving: Serving,
@@ -193,11 +149,7 @@ def create_worker_app(
         serving.start()
         watchdog.start()
         try:
-            try:
-                await asyncio.to_thread(jobs.start)
-            except Exception as error:  # the database or the disk: no job is lost
-                log_unexpected(error)
-                failed(Failure.of("the jobs' store", error))
+            await _start(failed, jobs.start)
             yield
         finally:
             await asyncio.to_thread(jobs.stop)
@@ -205,13 +157,7 @@ def create_worker_app(
             await asyncio.to_thread(serving.tracing.close)
             watchdog.stop()
 
-    app = FastAPI(
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        telemetry=NO_TELEMETRY,
-    )
+    app = _application(lifespan)
     app.state.settings, app.state.serving, app.state.jobs = settings, serving, jobs
     app.state.readiness = Readiness(settings, serving, TextServing.of(settings), jobs)
     app.add_middleware(RequestId, metrics=serving.metrics)
@@ -220,3 +166,55 @@ def create_worker_app(
     app.include_router(operations.health_router)
     app.include_router(operations.metrics_router)
     return app
+
+
+def use_settings(app: FastAPI) -> None:
+    """Use what has changed in the settings of a running application (`api.settings_reload`)."""
+    settings: Settings = app.state.settings
+    app.state.keyring = Keyring(settings.api_keys)
+    app.state.serving.admission.use_limits()
+    if app.state.jobs is not None:
+        from .uploads.tus import UploadLimits
+
+        app.state.jobs.uploads.limits = UploadLimits.of(settings)
+
+
+def _application(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
+    """An application without FastAPI's own pages and telemetry."""
+    return FastAPI(
+        title="forescribe",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        telemetry=NO_TELEMETRY,
+    )
+
+
+async def _start(failed: Callable[[Failure], None], *starts: Callable[[], None]) -> None:
+    """Start what needs the jobs' store. Without its database or its disk the process ends; no job is lost."""
+    try:
+        for start in starts:
+            await asyncio.to_thread(start)
+    except Exception as error:
+        log_unexpected(error)
+        failed(Failure.of("the jobs' store", error))
+
+
+def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
+    """Add the layers in front of every route, the innermost first."""
+    app.add_middleware(Pace, idle_s=settings.upload_idle_s, rate=settings.min_upload_rate)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=errors.METHODS,
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+            allow_private_network=True,
+        )
+    app.add_middleware(LimitHeaders, admission=serving.admission)
+    app.add_middleware(OriginGuard, settings=settings, metrics=serving.metrics)
+    app.add_middleware(RequestId, metrics=serving.metrics)
+    if serving.tracing.active:
+        app.add_middleware(RequestSpans, tracing=serving.tracing)

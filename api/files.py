@@ -1,4 +1,4 @@
-"""Files of clients: rows and contents together.
+"""Files of clients: their form, their rows, and rows and contents together.
 
     files = Files(settings, store)
     file = files.add("team", "batch", "calls.jsonl", draft)
@@ -8,20 +8,6 @@
 A file of another owner, and one that has expired, is reported as unknown. Contents are blobs, so equal
 contents are stored once, and a file that is deleted while a job uses it stays until the job lets go. Does
 not know HTTP. May be called from any thread that runs no event loop.
-
-The record of a file, and its JSON as OpenAI's File object.
-
-    StoredFile(id, owner, "batch", "calls.jsonl", size=2048, created_at=1790000000.0, expires_at=None).view()
-
-Knows purposes and the form of ids; does not know rows or contents.
-
-The rows of files: inserting, reading in pages, deleting.
-
-Does not know blobs: the class `Files` keeps rows and contents together.
-
-The form of `POST /v1/files`, without the file.
-
-Knows fields and their bounds; does not know HTTP or rows.
 """
 
 from __future__ import annotations
@@ -46,68 +32,24 @@ from .jobs.tables import META
 from .settings import Settings
 
 Purpose = Literal["batch", "user_data", "batch_output"]
+
+
 UploadPurpose = Literal["batch", "user_data"]
 """What clients may upload: the requests of a batch, and audio. `batch_output` is written by the server."""
+
+
+Order = Literal["asc", "desc"]
+
 
 ID = re.compile(r"file-[0-9a-f]{32}")
 
 
-class FileObject(BaseModel):
-    """OpenAI's File object. `status` is deprecated there, and SDKs still require it."""
-
-    id: str
-    object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    expires_at: int | None
-    filename: str
-    purpose: Purpose
-    status: Literal["processed"] = "processed"
+ROLE = "content"
+"""The role of the reference from a file to its blob."""
 
 
-class DeletedFile(BaseModel):
-    """The answer to a deletion."""
-
-    id: str
-    object: Literal["file"] = "file"
-    deleted: Literal[True] = True
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """A file's row; its content is a blob. Times are Unix seconds."""
-
-    id: str
-    owner: str  # name of the API key
-    purpose: Purpose
-    filename: str  # the client's name for it: a label, never a path
-    size: int  # bytes
-    created_at: float
-    expires_at: float | None
-
-    def expired(self, now: float) -> bool:
-        return self.expires_at is not None and now >= self.expires_at
-
-    def view(self) -> FileObject:
-        """The file's JSON for clients."""
-        return FileObject(
-            id=self.id,
-            bytes=self.size,
-            created_at=int(self.created_at),
-            expires_at=None if self.expires_at is None else int(self.expires_at),
-            filename=self.filename,
-            purpose=self.purpose,
-        )
-
-
-def new_id() -> str:
-    return f"file-{uuid4().hex}"
-
-
-def derived_id(*parts: str) -> str:
-    """The id of a file that the server writes: always the same for the same parts, so that a step which is
-    repeated after a crash writes no second file."""
-    return f"file-{sha256(':'.join(parts).encode()).hexdigest()[:32]}"
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
+"""The bounds of `expires_after`, as at OpenAI."""
 
 
 FILES = sa.Table(
@@ -123,95 +65,6 @@ FILES = sa.Table(
     sa.Index("forescribe_files_of", "tenant", "created_at", "id"),
     sa.Index("forescribe_files_expiry", "expires_at"),
 )
-
-Order = Literal["asc", "desc"]
-
-
-class FileTable:
-    """The files of one database; `now` gives the time in Unix seconds."""
-
-    def __init__(self, database: Database, now: Callable[[], float]) -> None:
-        self._database, self._now = database, now
-
-    def insert(self, tx: Tx, file: StoredFile) -> None:
-        """Raises IntegrityError if there is a file with this id."""
-        tx.execute(
-            sa.insert(FILES).values(
-                id=file.id,
-                tenant=file.owner,
-                purpose=file.purpose,
-                filename=file.filename,
-                size=file.size,
-                created_at=file.created_at,
-                expires_at=file.expires_at,
-            )
-        )
-
-    def get(self, id: str, owner: str | None = None) -> StoredFile | None:
-        """The file; None if it does not exist, has expired or belongs to another owner."""
-        with self._database.engine.connect() as tx:
-            return self.get_in(tx, id, owner)
-
-    def get_in(self, tx: Tx, id: str, owner: str | None = None) -> StoredFile | None:
-        """As `get`, within a transaction."""
-        query = sa.select(FILES).where(FILES.c.id == id, self._alive())
-        if owner is not None:
-            query = query.where(FILES.c.tenant == owner)
-        row = tx.execute(query).one_or_none()
-        return None if row is None else _file(row)
-
-    def page(
-        self, owner: str, limit: int, after: str | None, order: Order, purpose: str | None
-    ) -> tuple[list[StoredFile], bool]:
-        """Up to `limit` files in order of creation, following file `after`; and whether there are more."""
-        query = sa.select(FILES).where(FILES.c.tenant == owner, self._alive())
-        if purpose is not None:
-            query = query.where(FILES.c.purpose == purpose)
-        key = sa.tuple_(FILES.c.created_at, FILES.c.id)
-        with self._database.engine.connect() as tx:
-            if after is not None:
-                last = self.get_in(tx, after, owner)
-                if last is None:
-                    return [], False
-                place = sa.tuple_(sa.literal(last.created_at), sa.literal(last.id))
-                query = query.where(key > place if order == "asc" else key < place)
-            columns = (FILES.c.created_at, FILES.c.id)
-            query = query.order_by(*(c.asc() if order == "asc" else c.desc() for c in columns))
-            files = [_file(row) for row in tx.execute(query.limit(limit + 1))]
-        return files[:limit], len(files) > limit
-
-    def count(self, owner: str) -> int:
-        """How many files the owner has, those of the server included."""
-        query = sa.select(sa.func.count()).where(FILES.c.tenant == owner, self._alive())
-        with self._database.engine.connect() as tx:
-            return int(tx.execute(query).scalar_one())
-
-    def expired(self) -> list[str]:
-        query = sa.select(FILES.c.id).where(FILES.c.expires_at <= self._now())
-        with self._database.engine.connect() as tx:
-            return list(tx.execute(query).scalars())
-
-    def _alive(self) -> sa.ColumnElement[bool]:
-        return FILES.c.expires_at.is_(None) | (FILES.c.expires_at > self._now())
-
-
-def _file(row: Any) -> StoredFile:
-    return StoredFile(
-        id=row.id,
-        owner=row.tenant,
-        purpose=row.purpose,
-        filename=row.filename,
-        size=row.size,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-    )
-
-
-ROLE = "content"
-"""The role of the reference from a file to its blob."""
-
-MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
-"""The bounds of `expires_after`, as at OpenAI."""
 
 
 class Files:
@@ -312,6 +165,54 @@ class Files:
         self.store.references.drop_all(id, sa.delete(FILES).where(FILES.c.id == id))
 
 
+@dataclass(frozen=True)
+class StoredFile:
+    """A file's row; its content is a blob. Times are Unix seconds."""
+
+    id: str
+    owner: str  # name of the API key
+    purpose: Purpose
+    filename: str  # the client's name for it: a label, never a path
+    size: int  # bytes
+    created_at: float
+    expires_at: float | None
+
+    def expired(self, now: float) -> bool:
+        return self.expires_at is not None and now >= self.expires_at
+
+    def view(self) -> FileObject:
+        """The file's JSON for clients."""
+        return FileObject(
+            id=self.id,
+            bytes=self.size,
+            created_at=int(self.created_at),
+            expires_at=None if self.expires_at is None else int(self.expires_at),
+            filename=self.filename,
+            purpose=self.purpose,
+        )
+
+
+class FileObject(BaseModel):
+    """OpenAI's File object. `status` is deprecated there, and SDKs still require it."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
+
+
+class DeletedFile(BaseModel):
+    """The answer to a deletion."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
 class ExpiresAfter(BaseModel):
     """When the file is deleted, counted from its creation."""
 
@@ -328,3 +229,93 @@ class FileForm(BaseModel):
 
     purpose: UploadPurpose
     expires_after: ExpiresAfter | None = None
+
+
+class FileTable:
+    """The rows of files in one database; `now` gives the time in Unix seconds."""
+
+    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+        self._database, self._now = database, now
+
+    def insert(self, tx: Tx, file: StoredFile) -> None:
+        """Raises IntegrityError if there is a file with this id."""
+        tx.execute(
+            sa.insert(FILES).values(
+                id=file.id,
+                tenant=file.owner,
+                purpose=file.purpose,
+                filename=file.filename,
+                size=file.size,
+                created_at=file.created_at,
+                expires_at=file.expires_at,
+            )
+        )
+
+    def get(self, id: str, owner: str | None = None) -> StoredFile | None:
+        """The file; None if it does not exist, has expired or belongs to another owner."""
+        with self._database.engine.connect() as tx:
+            return self.get_in(tx, id, owner)
+
+    def get_in(self, tx: Tx, id: str, owner: str | None = None) -> StoredFile | None:
+        """As `get`, within a transaction."""
+        query = sa.select(FILES).where(FILES.c.id == id, self._alive())
+        if owner is not None:
+            query = query.where(FILES.c.tenant == owner)
+        row = tx.execute(query).one_or_none()
+        return None if row is None else _file(row)
+
+    def page(
+        self, owner: str, limit: int, after: str | None, order: Order, purpose: str | None
+    ) -> tuple[list[StoredFile], bool]:
+        """Up to `limit` files in order of creation, following file `after`; and whether there are more."""
+        query = sa.select(FILES).where(FILES.c.tenant == owner, self._alive())
+        if purpose is not None:
+            query = query.where(FILES.c.purpose == purpose)
+        key = sa.tuple_(FILES.c.created_at, FILES.c.id)
+        with self._database.engine.connect() as tx:
+            if after is not None:
+                last = self.get_in(tx, after, owner)
+                if last is None:
+                    return [], False
+                place = sa.tuple_(sa.literal(last.created_at), sa.literal(last.id))
+                query = query.where(key > place if order == "asc" else key < place)
+            columns = (FILES.c.created_at, FILES.c.id)
+            query = query.order_by(*(c.asc() if order == "asc" else c.desc() for c in columns))
+            files = [_file(row) for row in tx.execute(query.limit(limit + 1))]
+        return files[:limit], len(files) > limit
+
+    def count(self, owner: str) -> int:
+        """How many files the owner has, those of the server included."""
+        query = sa.select(sa.func.count()).where(FILES.c.tenant == owner, self._alive())
+        with self._database.engine.connect() as tx:
+            return int(tx.execute(query).scalar_one())
+
+    def expired(self) -> list[str]:
+        query = sa.select(FILES.c.id).where(FILES.c.expires_at <= self._now())
+        with self._database.engine.connect() as tx:
+            return list(tx.execute(query).scalars())
+
+    def _alive(self) -> sa.ColumnElement[bool]:
+        return FILES.c.expires_at.is_(None) | (FILES.c.expires_at > self._now())
+
+
+def new_id() -> str:
+    return f"file-{uuid4().hex}"
+
+
+def derived_id(*parts: str) -> str:
+    """The id of a file that the server writes: always the same for the same parts, so that a step which is
+    repeated after a crash writes no second file."""
+    return f"file-{sha256(':'.join(parts).encode()).hexdigest()[:32]}"
+
+
+def _file(row: Any) -> StoredFile:
+    return StoredFile(
+        id=row.id,
+        owner=row.tenant,
+        purpose=row.purpose,
+        filename=row.filename,
+        size=row.size,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+    )

@@ -1,11 +1,11 @@
 """Metrics in Prometheus' format. Labels never hold ids, names or keys.
 
-Every application has its own registry, so that several applications in one process count separately. Does
-not know where the values come from.
+    metrics = Metrics()
+    watch(metrics, admission, "large", ready, session)      # the gauges of speech serving
+    metrics.text()
 
-The gauges of speech serving, read when metrics are requested.
-
-Knows the session's slots and times; does not know requests.
+Every application has its own registry, so that several applications in one process count separately. Of the
+values that others keep, Metrics knows only how to read them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import math
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -34,22 +35,29 @@ if TYPE_CHECKING:
 
 
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1200.0, 3600.0)
+
+
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
 
-ENGINE_COUNTS: Mapping[str, str] = MappingProxyType(
+ENGINE_COUNTS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "rounds": "Rounds of the engine, each of a whole batch.",
-        "row_rounds": "Rounds that windows took part in.",
-        "target_forwards": "Forward passes of the target.",
-        "draft_forwards": "Forward passes of drafts.",
-        "engine_faults": "Exceptions in models, drafters, rules and schedules, repeated ones included.",
+        "rounds": ("rounds", "Rounds of the engine, each of a whole batch."),
+        "row_rounds": ("row_rounds", "Rounds that windows took part in."),
+        "target_forwards": ("target_forwards", "Forward passes of the target."),
+        "draft_forwards": ("draft_forwards", "Forward passes of drafts."),
+        "engine_faults": (
+            "faults",
+            "Exceptions in models, drafters, rules and schedules, repeated ones included.",
+        ),
     }
 )
-"""Counters of the engine, and their help."""
+"""Counters of the engine: their names in its statistics, and their help."""
+
 
 WHOLE_DATABASE = "of the whole database, so all its processes show the same"
 """In the help of such a gauge: a dashboard takes the maximum over processes, not the sum."""
+
 
 WAIT_S = 2.0
 """How long to wait for one value."""
@@ -103,18 +111,6 @@ class Metrics:
         """Record the duration of a step: `upload`, `decode`, `wait`, `transcribe`."""
         self._steps.labels(step).observe(wall_s)
 
-    def engine(self, seconds: Callable[[], Mapping[str, float]]) -> None:
-        """Add the engine's times by stage, read when metrics are requested."""
-        self.registry.register(_Stages(seconds))
-
-    def build(self, facts: Callable[[], Mapping[str, str]]) -> None:
-        """Add what runs here as labels of a series that is always 1."""
-        self.registry.register(_Build(facts))
-
-    def counts(self, counts: Callable[[], Mapping[str, float]]) -> None:
-        """Add counters that the engine keeps itself, by name; the names are those of `ENGINE_COUNTS`."""
-        self.registry.register(_Counts(counts))
-
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge that is evaluated when metrics are requested."""
         Gauge(f"forescribe_{name}", text, registry=self.registry).set_function(TimedValue(value))
@@ -151,6 +147,28 @@ class Metrics:
         return Counter(f"forescribe_{name}", text, labels, registry=self.registry)
 
 
+def watch(
+    metrics: Metrics,
+    admission: Admission,
+    model: str,
+    ready: Callable[[], bool],
+    session: Callable[[], Session | None],
+) -> None:
+    """Register the gauges of speech serving; `session` gives None until the model is loaded."""
+    metrics.registry.register(Series(lambda: _build(model, session())))
+    metrics.registry.register(Series(lambda: _engine_counts(session())))
+    metrics.registry.register(Series(lambda: _engine_seconds(session())))
+    metrics.watch("ready", "Whether requests are admitted.", ready)
+    metrics.watch("requests_inside", "Requests in progress.", lambda: admission.requests)
+    metrics.watch("slots_busy", "Share of the engine's slots in use.", lambda: _busy(session()))
+    metrics.watch(
+        "scratch_free_bytes",
+        "Free space for uploads and their samples.",
+        lambda: shutil.disk_usage(tempfile.gettempdir()).free,
+    )
+    metrics.watch("queued_audio_seconds", "Audio not yet decoded.", lambda: admission.seconds)
+
+
 class TimedValue:
     """A value whose computation may fail or hang, for example a query of a database that is away. It is NaN
     then, which Prometheus shows as a gap, so that the other series are always delivered.
@@ -185,95 +203,45 @@ class TimedValue:
             pending.set_exception(error)
 
 
-class _Build(Collector):
-    """Version, engine, model and device: known once the model is loaded."""
+@dataclass(frozen=True, eq=False)
+class Series(Collector):
+    """Series whose values somebody else keeps, read when metrics are requested."""
 
-    def __init__(self, facts: Callable[[], Mapping[str, str]]) -> None:
-        self.facts = facts
+    read: Callable[[], Iterable[Metric]]
 
-    def collect(self) -> Iterator[Metric]:
-        facts = self.facts()
-        text = "What runs here; always 1."
-        family = GaugeMetricFamily("forescribe_build_info", text, labels=list(facts))
-        family.add_metric(list(facts.values()), 1)
-        yield family
+    def collect(self) -> Iterable[Metric]:
+        return self.read()
 
 
-class _Counts(Collector):
-    """Counters of the engine; up to five seconds old."""
-
-    def __init__(self, counts: Callable[[], Mapping[str, float]]) -> None:
-        self.counts = counts
-
-    def collect(self) -> Iterator[Metric]:
-        values = self.counts()
-        for name, text in ENGINE_COUNTS.items():
-            yield CounterMetricFamily(f"forescribe_{name}", text, value=values.get(name, 0))
-
-
-class _Stages(Collector):
-    """Seconds by stage; their sum is the time for which the engine was busy."""
-
-    def __init__(self, seconds: Callable[[], Mapping[str, float]]) -> None:
-        self.seconds = seconds
-
-    def collect(self) -> Iterator[Metric]:
-        text = "Time of the engine's thread by stage; up to five seconds old."
-        family = CounterMetricFamily("forescribe_engine_seconds", text, labels=["stage"])
-        for stage, seconds in self.seconds().items():
-            family.add_metric([stage], seconds)
-        yield family
-
-
-def watch(
-    metrics: Metrics,
-    admission: Admission,
-    model: str,
-    ready: Callable[[], bool],
-    session: Callable[[], Session | None],
-) -> None:
-    """Register the gauges; `session` gives None until the model is loaded."""
-
-    def engine_seconds() -> dict[str, float]:
-        current = session()
-        return dict(current.stats.seconds) if current is not None else {}
-
-    def engine_counts() -> dict[str, float]:
-        current = session()
-        if current is None:
-            return {}
-        stats = current.stats
-        return {
-            "rounds": stats.rounds,
-            "row_rounds": stats.row_rounds,
-            "target_forwards": stats.target_forwards,
-            "draft_forwards": stats.draft_forwards,
-            "engine_faults": stats.faults,
-        }
-
-    metrics.build(lambda: _build(model, session()))
-    metrics.counts(engine_counts)
-    metrics.watch("ready", "Whether requests are admitted.", ready)
-    metrics.watch("requests_inside", "Requests in progress.", lambda: admission.requests)
-    metrics.watch("slots_busy", "Share of the engine's slots in use.", lambda: _busy(session()))
-    metrics.watch(
-        "scratch_free_bytes",
-        "Free space for uploads and their samples.",
-        lambda: shutil.disk_usage(tempfile.gettempdir()).free,
-    )
-    metrics.engine(engine_seconds)
-    metrics.watch("queued_audio_seconds", "Audio not yet decoded.", lambda: admission.seconds)
-
-
-def _build(model: str, session: Session | None) -> dict[str, str]:
+def _build(model: str, session: Session | None) -> Iterator[Metric]:
     """Version, model, engine and device; the last two are empty until the model is loaded."""
     whisper = None if session is None else session.transcriber.whisper
-    return {
+    facts = {
         "version": version("forescribe"),
         "model": model,
         "engine": "" if whisper is None else str(whisper.engine),
         "device": "" if whisper is None else whisper.device.name,
     }
+    text = "What runs here; always 1."
+    family = GaugeMetricFamily("forescribe_build_info", text, labels=list(facts))
+    family.add_metric(list(facts.values()), 1)
+    yield family
+
+
+def _engine_counts(session: Session | None) -> Iterator[Metric]:
+    """Counters that the engine keeps itself; up to five seconds old."""
+    for name, (attribute, text) in ENGINE_COUNTS.items():
+        value = 0 if session is None else getattr(session.stats, attribute)
+        yield CounterMetricFamily(f"forescribe_{name}", text, value=value)
+
+
+def _engine_seconds(session: Session | None) -> Iterator[Metric]:
+    """Seconds by stage; their sum is the time for which the engine was busy."""
+    text = "Time of the engine's thread by stage; up to five seconds old."
+    family = CounterMetricFamily("forescribe_engine_seconds", text, labels=["stage"])
+    for stage, seconds in ({} if session is None else session.stats.seconds).items():
+        family.add_metric([stage], seconds)
+    yield family
 
 
 def _busy(session: Session | None) -> float:

@@ -1,28 +1,31 @@
-"""A model's thread: it loads the model and runs it, and tells how far it is and why the process has to end.
+"""A model's thread: it loads the model and runs it, tells why the process has to end, and hands results over.
 
     thread = ModelThread("the speech model", "large", load, run, fail)
     thread.wait_for(other)             # does not run while another model is loading
     thread.start()
 
 A load writes log lines with seconds. A service whose model cannot be loaded is of no use, so its process ends
-and its supervisor starts the next; the exit status says whether that can help (`Failure`). Does not know what
-a model does.
+and its supervisor starts the next; the exit status says whether that can help (`Failure`). What a model has
+done for a request goes to the event loop through a `Mailbox`. Does not know what a model does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from forescribe.asr.errors import CapacityError, ForescribeError, out_of_memory
 from forescribe.speculative.errors import BrokenError, SpeculativeError
+
+from ..errors import ApiError
 
 LASTING = 2
 """The exit status if another start would end the same way, as for a usage error; `api.process.workers` does
@@ -119,6 +122,32 @@ class ModelThread(Generic[T]):
         for other in self.others:
             while not (other.wait(POLL_S) or self.closed.is_set()):
                 pass
+
+
+class Mailbox(Generic[T]):
+    """What a model's thread has for one request, read on the event loop within `timeout_s` seconds of the
+    mailbox's creation there."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s, self._loop = timeout_s, asyncio.get_running_loop()
+        self._end_s = self._loop.time() + timeout_s
+        self._items: asyncio.Queue[T] = asyncio.Queue()
+
+    def put(self, item: T) -> None:
+        """Called on any thread."""
+        with suppress(RuntimeError):  # the loop is closed: there is no reader
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+
+    async def next(self) -> T:
+        """The next item. Raises ApiError `inference_timeout`."""
+        try:
+            async with asyncio.timeout_at(self._end_s):
+                return await self._items.get()
+        except TimeoutError as error:
+            if self._loop.time() < self._end_s:
+                raise  # a timeout of the caller
+            text = f"not done within {self.timeout_s:g} s"
+            raise ApiError("inference_timeout", text) from error
 
 
 @dataclass(frozen=True)

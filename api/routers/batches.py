@@ -1,10 +1,6 @@
 """`/v1/batches`: OpenAI's contract, for transcriptions and translations.
 
 A batch belongs to its API key: for other keys it does not exist. See docs/openai-batches.md.
-
-The dependency of routes that use batches.
-
-Does not know HTTP beyond the application's state; routes that need batches exist only if there are jobs.
 """
 
 from __future__ import annotations
@@ -15,8 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 
-from ..batches import lines
-from ..batches.lines import BatchForm
+from ..batches.lines import BatchForm, parse_batch
 from ..batches.service import Batches
 from ..batches.table import ID, Batch, BatchObject
 from ..dependencies import Caller
@@ -25,18 +20,17 @@ from ..http.bodies import json_object
 from ..jobs.submissions import IdempotencyKey, fingerprint
 from .jobs import JobsDep, idempotency_key
 
+router = APIRouter(prefix="/v1/batches", tags=["batches"])
+
 
 def batches(request: Request) -> Batches:
-    """The application's batches."""
+    """The application's batches. The routes exist only if there are jobs."""
     batches = request.app.state.batches
     assert isinstance(batches, Batches)
     return batches
 
 
 BatchesDep = Annotated[Batches, Depends(batches)]
-
-
-router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 
 class BatchList(BaseModel):
@@ -75,7 +69,7 @@ async def create(
     The file is checked later: the batch is `validating` until then.
     """
     key = idempotency_key(request)
-    form = lines.parse_batch(await json_object(request))
+    form = parse_batch(await json_object(request))
     await asyncio.to_thread(jobs.submissions.check_room)
     expiry, mark = form.output_expires_after, None
     if key is not None:

@@ -1,10 +1,6 @@
 """`/v1/files`: OpenAI's contract, for the input and output of batches and for audio.
 
 A file belongs to its API key: for other keys it does not exist. See docs/openai-batches.md.
-
-The dependency of routes that use files.
-
-Does not know HTTP beyond the application's state; routes that need files exist only if there are jobs.
 """
 
 from __future__ import annotations
@@ -25,21 +21,23 @@ from ..speech.forms import parse
 from ..uploads.multipart import Received, receive_form
 from .jobs import JobsDep
 
+MAX_LABEL_LENGTH = 255
+
+
+UNNAMED = "file"
+
+
+router = APIRouter(prefix="/v1/files", tags=["files"])
+
 
 def files(request: Request) -> Files:
-    """The application's files."""
+    """The application's files. The routes exist only if there are jobs."""
     files = request.app.state.files
     assert isinstance(files, Files)
     return files
 
 
 FilesDep = Annotated[Files, Depends(files)]
-
-
-MAX_LABEL_LENGTH = 255
-UNNAMED = "file"
-
-router = APIRouter(prefix="/v1/files", tags=["files"])
 
 
 class FileList(BaseModel):
@@ -93,25 +91,6 @@ async def upload(
     return file.view()
 
 
-def _kept(
-    files: Files, settings: Settings, owner: str, form: FileForm, received: Received
-) -> StoredFile:
-    if received.file is None:
-        raise ApiError("missing_file", "the form has no file", param="file")
-    draft = files.store.blobs.copy(received.file)
-    try:
-        if not draft.size:
-            raise ApiError("empty_file", "the file is empty", param="file")
-        if form.purpose == "batch" and draft.size > settings.max_batch_bytes:
-            text = f"a file of requests has at most {settings.max_batch_bytes} bytes"
-            raise ApiError("file_too_large", text, param="file")
-        name = (received.name or "")[:MAX_LABEL_LENGTH] or UNNAMED
-        expiry = float(form.expires_after.seconds) if form.expires_after else None
-        return files.add(owner, form.purpose, name, draft, expiry)
-    finally:
-        draft.discard()
-
-
 @router.get("")
 async def listed(
     files: FilesDep,
@@ -162,3 +141,22 @@ async def delete(id: FileId, files: FilesDep, caller: Caller) -> DeletedFile:
     """Delete a file. Batches and jobs that use it keep its content until they end."""
     await asyncio.to_thread(files.delete, id, caller)
     return DeletedFile(id=id)
+
+
+def _kept(
+    files: Files, settings: Settings, owner: str, form: FileForm, received: Received
+) -> StoredFile:
+    if received.file is None:
+        raise ApiError("missing_file", "the form has no file", param="file")
+    draft = files.store.blobs.copy(received.file)
+    try:
+        if not draft.size:
+            raise ApiError("empty_file", "the file is empty", param="file")
+        if form.purpose == "batch" and draft.size > settings.max_batch_bytes:
+            text = f"a file of requests has at most {settings.max_batch_bytes} bytes"
+            raise ApiError("file_too_large", text, param="file")
+        name = (received.name or "")[:MAX_LABEL_LENGTH] or UNNAMED
+        expiry = float(form.expires_after.seconds) if form.expires_after else None
+        return files.add(owner, form.purpose, name, draft, expiry)
+    finally:
+        draft.discard()

@@ -1,18 +1,14 @@
 """`/v1/jobs`: long audio, batches, and clients that cannot keep a connection open. See docs/jobs.md.
 
 An answer of 202 means that the audio and every parameter are on disk. A job belongs to its API key: for
-other keys it does not exist.
-
-The progress of a job as server-sent events.
+other keys it does not exist. Its progress is a stream of server-sent events:
 
     event: segment
     id: 7
     data: {"k": 2, "segments": [{"id": 11, "start": 61.2, "end": 64.0, "text": " ..."}]}
 
 Event ids are numbers of the job's log, so a client that reconnects names the last one it has seen and
-misses nothing. Does not know requests.
-
-The dependency of routes that use jobs.
+misses nothing.
 """
 
 from __future__ import annotations
@@ -48,58 +44,24 @@ POLL_S = 0.25
 """Seconds between reads of the log. Other processes write to it too, so there is no notification."""
 
 
-async def follow(jobs: Jobs, id: str, after: int) -> AsyncIterator[bytes]:
-    """The entries numbered above `after` until the job ends, then `done`."""
-    store, n, sent_s = jobs.store, after, time.monotonic()
-    while True:
-        # The job is read first: an entry that is written between the two reads is sent now, and the end is
-        # seen in the next pass.
-        job = await asyncio.to_thread(store.jobs.get, id)
-        entries = await asyncio.to_thread(store.log.entries, id, n)
-        for entry in entries:
-            n = entry.n
-            yield await asyncio.to_thread(_event, store, id, entry)
-            sent_s = time.monotonic()
-        if job is None or (jobs.leaving and not entries and not job.ended):
-            return  # erased, or continued by the next process: the client reconnects
-        if job.ended and not entries:
-            yield _encoded("done", job.view(), n)
-            return
-        if time.monotonic() - sent_s > PING_S:
-            yield PING
-            sent_s = time.monotonic()
-        if not entries:
-            await asyncio.sleep(POLL_S)
+MAX_KEY_LENGTH = 255
 
 
-def _event(store: Store, id: str, entry: LogEntry) -> bytes:
-    data: Mapping[str, Any] = entry.data
-    if entry.kind == "segment":
-        data = _segments(store, entry.data)
-    elif entry.kind == "progress":
-        job = store.jobs.get(id)
-        total_s = 0.0 if job is None else job.progress()["total_s"]
-        data = {"done_s": entry.data["done_s"], "total_s": total_s}
-    else:
-        job = store.jobs.get(id)
-        # The current view with the state of that time.
-        data = {**(job.view() if job is not None else {"id": id}), "state": entry.data["state"]}
-    return _encoded(entry.kind, data, entry.n)
+MAX_LABEL_LENGTH = 255
 
 
-def _segments(store: Store, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The segments of a group; empty if its text has been erased."""
-    try:
-        group = json.loads(store.blobs.read(data["blob"]))
-    except FileNotFoundError:
-        group = {"segments": []}
-    numbered = enumerate(group["segments"], data["first"])
-    return {"k": data["k"], "segments": [{"id": i, **segment} for i, segment in numbered]}
+MAX_SPEAKERS = 100
 
 
-def _encoded(kind: str, data: Mapping[str, Any], n: int) -> bytes:
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
-    return f"event: {kind}\nid: {n}\ndata: {text}\n\n".encode()
+ResultFormat = Literal[
+    "json", "text", "srt", "vtt", "tsv", "verbose_json", "diarized_json", "rttm", "transcript"
+]
+
+
+_ID = re.compile(r"job_[0-9a-f]{32}")
+
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
 def jobs(request: Request) -> Jobs:
@@ -112,17 +74,6 @@ def jobs(request: Request) -> Jobs:
 JobsDep = Annotated[Jobs, Depends(jobs)]
 
 
-MAX_KEY_LENGTH = 255
-MAX_LABEL_LENGTH = 255
-MAX_SPEAKERS = 100
-
-ResultFormat = Literal[
-    "json", "text", "srt", "vtt", "tsv", "verbose_json", "diarized_json", "rttm", "transcript"
-]
-
-_ID = re.compile(r"job_[0-9a-f]{32}")
-
-
 def job_id(id: str) -> str:
     """The id in a path, if it has the form of one: databases refuse some characters. Raises ApiError
     `job_not_found`."""
@@ -132,8 +83,6 @@ def job_id(id: str) -> str:
 
 
 JobId = Annotated[str, Depends(job_id)]
-
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
 def _openapi() -> dict[str, Any]:
@@ -274,6 +223,70 @@ async def delete(id: JobId, jobs: JobsDep, caller: Caller) -> Response:
     return Response(status_code=204)
 
 
+def idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not (
+        0 < len(key) <= MAX_KEY_LENGTH and key.isascii() and key.isprintable()
+    ):
+        text = f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} printable ASCII characters"
+        raise ApiError("invalid_value", text, param="Idempotency-Key")
+    return key
+
+
+async def follow(jobs: Jobs, id: str, after: int) -> AsyncIterator[bytes]:
+    """The events of a job: its entries numbered above `after` until it ends, then `done`."""
+    store, n, sent_s = jobs.store, after, time.monotonic()
+    while True:
+        # The job is read first: an entry that is written between the two reads is sent now, and the end is
+        # seen in the next pass.
+        job = await asyncio.to_thread(store.jobs.get, id)
+        entries = await asyncio.to_thread(store.log.entries, id, n)
+        for entry in entries:
+            n = entry.n
+            yield await asyncio.to_thread(_event, store, id, entry)
+            sent_s = time.monotonic()
+        if job is None or (jobs.leaving and not entries and not job.ended):
+            return  # erased, or continued by the next process: the client reconnects
+        if job.ended and not entries:
+            yield _encoded("done", job.view(), n)
+            return
+        if time.monotonic() - sent_s > PING_S:
+            yield PING
+            sent_s = time.monotonic()
+        if not entries:
+            await asyncio.sleep(POLL_S)
+
+
+def _event(store: Store, id: str, entry: LogEntry) -> bytes:
+    data: Mapping[str, Any] = entry.data
+    if entry.kind == "segment":
+        data = _segments(store, entry.data)
+    elif entry.kind == "progress":
+        job = store.jobs.get(id)
+        total_s = 0.0 if job is None else job.progress()["total_s"]
+        data = {"done_s": entry.data["done_s"], "total_s": total_s}
+    else:
+        job = store.jobs.get(id)
+        # The current view with the state of that time.
+        data = {**(job.view() if job is not None else {"id": id}), "state": entry.data["state"]}
+    return _encoded(entry.kind, data, entry.n)
+
+
+def _segments(store: Store, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The segments of a group; empty if its text has been erased."""
+    try:
+        group = json.loads(store.blobs.read(data["blob"]))
+    except FileNotFoundError:
+        group = {"segments": []}
+    numbered = enumerate(group["segments"], data["first"])
+    return {"k": data["k"], "segments": [{"id": i, **segment} for i, segment in numbered]}
+
+
+def _encoded(kind: str, data: Mapping[str, Any], n: int) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    return f"event: {kind}\nid: {n}\ndata: {text}\n\n".encode()
+
+
 def _num_speakers(value: Any) -> int | None:
     if value in (None, ""):
         return None
@@ -296,16 +309,6 @@ async def _recording(
     upload = await asyncio.to_thread(jobs.uploads.get, form.upload_id, caller)
     async with in_thread(jobs.uploads.whole(form.upload_id, caller)) as file:
         yield Recording(file, upload.label)
-
-
-def idempotency_key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
-    if key is not None and not (
-        0 < len(key) <= MAX_KEY_LENGTH and key.isascii() and key.isprintable()
-    ):
-        text = f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} printable ASCII characters"
-        raise ApiError("invalid_value", text, param="Idempotency-Key")
-    return key
 
 
 def _view(job: Job, status: int = 200) -> Response:

@@ -1,23 +1,13 @@
-"""`/health` and `/ready`: liveness and readiness, without a key and without details.
+"""Routes about the service itself: `/health`, `/ready`, `/metrics`, `/v1/models` and `/v1/usage`.
 
-Readiness: whether this process can accept work, and why not.
+`/health` and `/ready` answer without a key and without details. A process is ready if its models are loaded
+and warm, no end is announced, the disk for uploads has room, and the job database accepts writes. If only the
+disk of jobs and files is full, it is ready, because it still transcribes.
 
-    readiness = Readiness(settings, serving, text_serving, jobs)
-    storage = await readiness.check()     # raises ApiError `not_ready`, for load balancers
-
-A process is ready if its models are loaded and warm, no end is announced, the disk for uploads has room, and
-the job database accepts writes. If only the disk of jobs and files is full, it is ready, because it still
-transcribes. Disks and database are checked once a second at most, however many probes there are, and a
-database that hangs is detected.
-
-`/metrics` for Prometheus, and `/v1/usage` for the holder of a key.
-
-`/metrics` requires a key, like all routes that reveal something. `/v1/usage` is not OpenAI's: there the usage
-of a project needs an administrator's key. Does not know how anything is counted.
-
-`/v1/models`: the loaded speech model under its own name and its aliases, and the text model.
-
-Does not know whether they are loaded yet.
+`/metrics`, for Prometheus, requires a key, like all routes that reveal something. `/v1/models` names the
+speech model, with its aliases, and the text model, whether they are loaded yet or not. `/v1/usage` is for the
+holder of a key and not OpenAI's: there the usage of a project needs an administrator's key. Does not know how
+anything is counted.
 """
 
 from __future__ import annotations
@@ -49,24 +39,39 @@ if TYPE_CHECKING:
 
 FRESH_S = 1.0
 """How long the result of a check is used."""
+
+
 WAIT_S = 2.0
 """How long a probe waits for the disks and the database."""
+
+
 SCRATCH_SHARE = 8
 """The part of `min_free_bytes`, one in so many, that the disk for uploads needs. Jobs and files are refused
 below all of it, often on the same disk, so that the rest is left for transcriptions."""
 
 
-@dataclass(frozen=True)
-class Storage:
-    """The state of disks and database: a `fault` that ends readiness, and why nothing new is stored (`full`)
-    while transcriptions go on."""
+DAYS = 31
+"""How many days of usage are listed."""
 
-    fault: str | None = None
-    full: str | None = None
+
+health_router = APIRouter(tags=["health"])
+
+
+metrics_router = APIRouter(tags=["operations"])
+
+
+models_router = APIRouter(prefix="/v1/models", tags=["models"])
+
+
+usage_router = APIRouter(prefix="/v1/usage", tags=["usage"])
 
 
 class Readiness:
-    """The checks of one application. Used on the event loop only."""
+    """Whether one application can accept work, and why not. Used on the event loop only.
+
+    Disks and database are checked once a second at most, however many probes there are, and a database that
+    hangs is detected.
+    """
 
     def __init__(
         self,
@@ -76,12 +81,8 @@ class Readiness:
         jobs: Jobs | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings, self.serving, self.text_serving, self.jobs = (
-            settings,
-            serving,
-            text_serving,
-            jobs,
-        )
+        self.settings, self.serving = settings, serving
+        self.text_serving, self.jobs = text_serving, jobs
         self.clock, self.wait_s = clock, WAIT_S
         self._checking: asyncio.Task[Storage] | None = None
         self._result: tuple[float, Storage] | None = None  # its time, and what was found
@@ -135,7 +136,13 @@ class Readiness:
         return Storage()
 
 
-health_router = APIRouter(tags=["health"])
+@dataclass(frozen=True)
+class Storage:
+    """The state of disks and database: a `fault` that ends readiness, and why nothing new is stored (`full`)
+    while transcriptions go on."""
+
+    fault: str | None = None
+    full: str | None = None
 
 
 @health_router.get("/health", response_class=PlainTextResponse)
@@ -156,17 +163,39 @@ async def ready(request: Request) -> str:
     return "OK" if storage.full is None else f"OK, but cannot store: {storage.full}"
 
 
-DAYS = 31
-"""How many days of usage are listed."""
-
-metrics_router = APIRouter(tags=["operations"])
-usage_router = APIRouter(prefix="/v1/usage", tags=["usage"])
-
-
 @metrics_router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(serving: ServingDep) -> PlainTextResponse:
     text = await asyncio.to_thread(serving.metrics.text)  # some series query the job database
     return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
+
+
+class Model(BaseModel):
+    """OpenAI's model object."""
+
+    id: str
+    object: str = "model"
+    created: int = 0  # unknown; the contract requires a number
+    owned_by: str = "forescribe"
+
+
+class Models(BaseModel):
+    object: str = "list"
+    data: list[Model]
+
+
+@models_router.get("")
+async def models(settings: SettingsDep) -> Models:
+    texts = [] if settings.text_name is None else [settings.text_name]
+    return Models(data=[Model(id=name) for name in [*names(settings), *texts]])
+
+
+@models_router.get("/{name:path}")
+async def model(name: str, settings: SettingsDep) -> Model:
+    return Model(
+        id=name
+        if name in (settings.text_name, settings.text_model)
+        else check_model(name, settings)
+    )
 
 
 class Used(BaseModel):
@@ -236,43 +265,6 @@ async def usage(serving: ServingDep, settings: SettingsDep, caller: Caller) -> U
     )
 
 
-def _used(amount: Amount) -> Used:
-    seconds = round(amount.audio_s, 3)
-    return Used(requests=amount.requests, audio_seconds=seconds, tokens=amount.tokens)
-
-
-models_router = APIRouter(prefix="/v1/models", tags=["models"])
-
-
-class Model(BaseModel):
-    """OpenAI's model object."""
-
-    id: str
-    object: str = "model"
-    created: int = 0  # unknown; the contract requires a number
-    owned_by: str = "forescribe"
-
-
-class Models(BaseModel):
-    object: str = "list"
-    data: list[Model]
-
-
-@models_router.get("")
-async def models(settings: SettingsDep) -> Models:
-    texts = [] if settings.text_name is None else [settings.text_name]
-    return Models(data=[Model(id=name) for name in [*names(settings), *texts]])
-
-
-@models_router.get("/{name:path}")
-async def model(name: str, settings: SettingsDep) -> Model:
-    return Model(
-        id=name
-        if name in (settings.text_name, settings.text_model)
-        else check_model(name, settings)
-    )
-
-
 def names(settings: Settings) -> list[str]:
     """The names of the speech model, its own first."""
     return list(dict.fromkeys([settings.model_name, *settings.aliases]))
@@ -284,3 +276,8 @@ def check_model(name: str, settings: Settings) -> str:
         text = f"there is no model {name!r}; there is {settings.model_name!r}"
         raise ApiError("model_not_found", text, param="model")
     return name
+
+
+def _used(amount: Amount) -> Used:
+    seconds = round(amount.audio_s, 3)
+    return Used(requests=amount.requests, audio_seconds=seconds, tokens=amount.tokens)

@@ -1,13 +1,13 @@
-"""`GET /`: the page in a browser, `OK` for programs (Hugging Face contract). `GET /page/NAME`: its files.
+"""Pages for browsers: `GET /` with its files, and the routes described at `/docs` and `/openapi.json`.
 
-Public: the page holds no data, and its requests carry the user's key. Nothing is loaded from other servers,
-and no text can become a script: the policy allows only this server's own files.
+`GET /` is the page in a browser, and `OK` for programs (Hugging Face contract); `GET /page/NAME` are its
+files. They are public: the page holds no data, and its requests carry the user's key. `/docs` is Swagger UI,
+from a package (fastapi-offline, which does nothing else). Where keys are set, it and `/openapi.json` want
+one; a browser, which can send no bearer token by itself, asks for it as the password of HTTP Basic, under any
+name.
 
-`/docs` and `/openapi.json`: the description of the routes, and Swagger UI to read and try it.
-
-Swagger UI's files come from a package (fastapi-offline, which does nothing else), so no script of
-another server runs here; the policy allows this server's own. Where keys are set both want one; a browser,
-which can send no bearer token by itself, asks for it as the password of HTTP Basic, under any name.
+Nothing is loaded from other servers, so none of their scripts runs here and no text can become a script: the
+policies allow only this server's own files.
 """
 
 from __future__ import annotations
@@ -24,9 +24,15 @@ from starlette.responses import PlainTextResponse, Response
 
 router = APIRouter(include_in_schema=False)
 
+
+docs_router = APIRouter(include_in_schema=False, tags=["docs"])
+
+
 INDEX = "index.html"
 
+
 TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -43,8 +49,86 @@ HEADERS = {
 }
 
 
+DOCS_TYPES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
+
+
+DOCS_HEADERS = {
+    # Swagger UI sets styles inline, and its icons are data.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>forescribe: routes</title>
+<link rel="stylesheet" href="docs/swagger-ui.css">
+<link rel="icon" href="page/icon.svg">
+</head>
+<body>
+<div id="routes"></div>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
+</body>
+</html>
+"""
+
+
+START = """SwaggerUIBundle({
+  url: "openapi.json",
+  dom_id: "#routes",
+  deepLinking: true,
+  validatorUrl: null, // else the description is sent to a service that judges it
+});
+"""
+
+
+@router.get("/")
+@router.head("/")
+async def root(request: Request) -> Response:
+    if "text/html" not in request.headers.get("accept", ""):
+        return PlainTextResponse("OK", headers={"Vary": "Accept"})
+    return _answer(request, INDEX)
+
+
+@router.get("/page/{name}")
+@router.head("/page/{name}")
+async def file(request: Request, name: str) -> Response:
+    if name not in _files():
+        raise HTTPException(404, f"the page has no file {name!r}")
+    return _answer(request, name)
+
+
+@docs_router.get("/openapi.json")
+async def description(request: Request) -> JSONResponse:
+    return JSONResponse(request.app.openapi(), headers={"Cache-Control": "no-cache"})
+
+
+@docs_router.get("/docs")
+async def page() -> Response:
+    return Response(PAGE, media_type="text/html", headers=DOCS_HEADERS)
+
+
+@docs_router.get("/docs/{name}")
+async def asset(name: str) -> Response:
+    if name == "start.js":
+        return Response(START, media_type="text/javascript", headers=DOCS_HEADERS)
+    if name not in DOCS_TYPES:
+        raise HTTPException(404, f"the documentation has no file {name[:100]!r}")
+    return Response(_asset(name), media_type=DOCS_TYPES[name], headers=DOCS_HEADERS)
+
+
 @dataclass(frozen=True)
 class File:
+    """A file of the page, as it is sent."""
+
     body: bytes
     media_type: str
     etag: str
@@ -66,22 +150,6 @@ def _files() -> dict[str, File]:
     return by_name
 
 
-@router.get("/")
-@router.head("/")
-async def root(request: Request) -> Response:
-    if "text/html" not in request.headers.get("accept", ""):
-        return PlainTextResponse("OK", headers={"Vary": "Accept"})
-    return _answer(request, INDEX)
-
-
-@router.get("/page/{name}")
-@router.head("/page/{name}")
-async def file(request: Request, name: str) -> Response:
-    if name not in _files():
-        raise HTTPException(404, f"the page has no file {name!r}")
-    return _answer(request, name)
-
-
 def _answer(request: Request, name: str) -> Response:
     page_file = _files()[name]
     headers = {**HEADERS, "ETag": page_file.etag}
@@ -90,65 +158,6 @@ def _answer(request: Request, name: str) -> Response:
     return Response(page_file.body, media_type=page_file.media_type, headers=headers)
 
 
-docs_router = APIRouter(include_in_schema=False, tags=["docs"])
-
-DOCS_HEADERS = {
-    # Swagger UI sets styles inline, and its icons are data.
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
-        "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    ),
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
-
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>forescribe: routes</title>
-<link rel="stylesheet" href="docs/swagger-ui.css">
-<link rel="icon" href="page/icon.svg">
-</head>
-<body>
-<div id="routes"></div>
-<script src="docs/swagger-ui-bundle.js"></script>
-<script src="docs/start.js"></script>
-</body>
-</html>
-"""
-
-START = """SwaggerUIBundle({
-  url: "openapi.json",
-  dom_id: "#routes",
-  deepLinking: true,
-  validatorUrl: null, // else the description is sent to a service that judges it
-});
-"""
-
-DOCS_TYPES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
-
-
 @cache
 def _asset(name: str) -> bytes:
     return (files("fastapi_offline") / "static" / name).read_bytes()
-
-
-@docs_router.get("/openapi.json")
-async def description(request: Request) -> JSONResponse:
-    return JSONResponse(request.app.openapi(), headers={"Cache-Control": "no-cache"})
-
-
-@docs_router.get("/docs")
-async def page() -> Response:
-    return Response(PAGE, media_type="text/html", headers=DOCS_HEADERS)
-
-
-@docs_router.get("/docs/{name}")
-async def asset(name: str) -> Response:
-    if name == "start.js":
-        return Response(START, media_type="text/javascript", headers=DOCS_HEADERS)
-    if name not in DOCS_TYPES:
-        raise HTTPException(404, f"the documentation has no file {name[:100]!r}")
-    return Response(_asset(name), media_type=DOCS_TYPES[name], headers=DOCS_HEADERS)

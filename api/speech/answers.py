@@ -1,15 +1,12 @@
-"""Answers: a transcript in the requested format. Pure functions.
-
-OpenAI's keys keep their names; further information has additional keys. A recording without speech has an
-answer too: empty text and empty lists.
-
-A transcription as server-sent events with OpenAI's names, while it becomes final.
+"""Answers: a transcript in the requested format, whole or as server-sent events while it becomes final.
 
     data: {"type": "transcript.text.delta", "delta": "..."}
     data: {"type": "transcript.text.done", "text": "...", ...}
 
-Only final text is sent, in order, so the joined deltas are the text of `done`. A failure is sent as an event
-named `error`, without a `done`: OpenAI's SDK raises it.
+OpenAI's keys and events keep their names; further information has additional keys. A recording without speech
+has an answer too: empty text and empty lists. Of events only final text is sent, in order, so the joined
+deltas are the text of `done`. A failure is sent as an event named `error`, without a `done`: OpenAI's SDK
+raises it.
 """
 
 from __future__ import annotations
@@ -48,8 +45,10 @@ UNKNOWN = "unknown"
 """The language of a recording without speech, and the speaker of a segment without one: the contract requires
 a string."""
 
+
 STEPS_PER_S = 50
 """Positions of Whisper's encoder per second, which usage counts as audio tokens."""
+
 
 SPECULATION = (
     "rounds",
@@ -63,10 +62,25 @@ SPECULATION = (
 )
 """The statistics of a transcript that `verbose_json` contains."""
 
+
 FILES: Mapping[str, tuple[files.Render, str]] = MappingProxyType(
     {"srt": (files.srt, "text/plain"), "vtt": (files.vtt, "text/vtt")}
 )
 """Subtitles with their media types. SubRip has no registered one; clients of OpenAI's API take any."""
+
+
+PING_S = 15.0
+"""Proxies close a connection that is silent for a minute."""
+
+
+PING = b": ping\n\n"
+
+
+NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Without them a proxy may hold events back until it has enough."""
+
+
+Assign = Callable[[Transcript], Awaitable[Transcript]]
 
 
 def answer(
@@ -76,19 +90,35 @@ def answer(
     tokens: Sequence[Token] | None = None,
     granularities: Iterable[str] | None = None,
 ) -> Response:
-    """The answer in any of the contract's formats; `diarized_json` requires a transcript with speakers.
-    `tokens` are given if their log-probabilities were requested; without `granularities` there are segments.
+    """The answer in any of the contract's formats; see `body_of`."""
+    body = body_of(form, transcript, tokens=tokens, granularities=granularities)
+    if isinstance(body, str):
+        return PlainTextResponse(body, media_type=FILES[form][1] if form in FILES else None)
+    return JSONResponse(body)
+
+
+def body_of(
+    form: str,
+    transcript: Transcript,
+    *,
+    tokens: Sequence[Token] | None = None,
+    granularities: Iterable[str] | None = None,
+) -> str | dict[str, Json]:
+    """The content of an answer: an object, or a string for the formats that are plain text.
+
+    `diarized_json` requires a transcript with speakers. `tokens` are given if their log-probabilities were
+    requested; without `granularities` there are segments.
     """
     if form == "text":
-        return PlainTextResponse(f"{transcript.text}\n")
+        return f"{transcript.text}\n"
     if form in FILES:
-        render, kind = FILES[form]
-        return PlainTextResponse(render(transcript), media_type=kind)
+        render, _ = FILES[form]
+        return render(transcript)
     if form == "diarized_json":
-        return JSONResponse(diarized(transcript))
+        return diarized(transcript)
     if form == "json":
-        return JSONResponse(short(transcript, tokens))
-    return JSONResponse(verbose(transcript, set(granularities or ("segment",))))
+        return short(transcript, tokens)
+    return verbose(transcript, set(granularities or ("segment",)))
 
 
 def short(transcript: Transcript, tokens: Sequence[Token] | None) -> dict[str, Json]:
@@ -189,82 +219,9 @@ def language_name(code: str | None) -> str:
     return UNKNOWN if code is None else str(LANGUAGES.get(code, code))
 
 
-def _word(word: Word) -> dict[str, Json]:
-    """The contract's three keys, and the sources of the word's tokens."""
-    data: dict[str, Json] = {"word": word.text.strip(), "start": word.start, "end": word.end}
-    return data if word.sources is None else {**data, "sources": list[Json](word.sources)}
-
-
-def _segment(segment: Segment) -> dict[str, Json]:
-    """The contract's ten keys, none of them null."""
-    guarded = {
-        "temperature": segment.temperature,
-        "avg_logprob": segment.avg_logprob,
-        "compression_ratio": segment.compression_ratio,
-        "no_speech_prob": segment.no_speech_prob,
-    }
-    assert all(value is not None and math.isfinite(value) for value in guarded.values())
-    return {
-        "id": segment.id,
-        "seek": segment.seek,
-        "start": segment.start,
-        "end": segment.end,
-        "text": segment.text,
-        "tokens": list(segment.tokens),
-        **guarded,
-    }
-
-
 def warnings(transcript: Transcript) -> dict[str, Json]:
     items: list[Json] = [notice_to_dict(notice) for notice in transcript.warnings]
     return {"warnings": items} if items else {}
-
-
-PING_S = 15.0
-"""Proxies close a connection that is silent for a minute."""
-
-PING = b": ping\n\n"
-
-
-NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Without them a proxy may hold events back until it has enough."""
-
-Assign = Callable[[Transcript], Awaitable[Transcript]]
-
-
-class Deltas:
-    """Splits growing text into deltas, without white space at the two ends of the whole text."""
-
-    def __init__(self) -> None:
-        self._held = ""
-        self._begun = False
-
-    def push(self, text: str) -> str:
-        """The text that can be sent now. White space at its end waits for the next word."""
-        text = self._held + text
-        if not self._begun:
-            text = text.lstrip()
-        kept = text.rstrip()
-        self._held = text[len(kept) :]
-        self._begun = self._begun or bool(kept)
-        return kept
-
-
-class EventStream(StreamingResponse):
-    """An answer of events. `cleanup` is called when it ends or the client disconnects, even if no event
-    was read."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, body: AsyncIterator[bytes], cleanup: Callable[[], None]) -> None:
-        super().__init__(body, headers=NO_BUFFER)
-        self.cleanup = cleanup
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.cleanup()
 
 
 async def events(
@@ -300,6 +257,41 @@ async def events(
         yield b"event: error\n" + data(error.body())
 
 
+class EventStream(StreamingResponse):
+    """An answer of events. `cleanup` is called when it ends or the client disconnects, even if no event
+    was read."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, body: AsyncIterator[bytes], cleanup: Callable[[], None]) -> None:
+        super().__init__(body, headers=NO_BUFFER)
+        self.cleanup = cleanup
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.cleanup()
+
+
+class Deltas:
+    """Splits growing text into deltas, without white space at the two ends of the whole text."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._begun = False
+
+    def push(self, text: str) -> str:
+        """The text that can be sent now. White space at its end waits for the next word."""
+        text = self._held + text
+        if not self._begun:
+            text = text.lstrip()
+        kept = text.rstrip()
+        self._held = text[len(kept) :]
+        self._begun = self._begun or bool(kept)
+        return kept
+
+
 def pieces(part: Part) -> Iterator[tuple[str, tuple[Token, ...]]]:
     """The text and the tokens of each segment. A part can hold several windows, and half a minute of text
     in one event is hard to follow."""
@@ -309,17 +301,43 @@ def pieces(part: Part) -> Iterator[tuple[str, tuple[Token, ...]]]:
     assert next(tokens, None) is None, "every token belongs to a segment"
 
 
+def data(body: Mapping[str, object]) -> bytes:
+    """One event with its data on one line."""
+    return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+
+
+def _word(word: Word) -> dict[str, Json]:
+    """The contract's three keys, and the sources of the word's tokens."""
+    data: dict[str, Json] = {"word": word.text.strip(), "start": word.start, "end": word.end}
+    return data if word.sources is None else {**data, "sources": list[Json](word.sources)}
+
+
+def _segment(segment: Segment) -> dict[str, Json]:
+    """The contract's ten keys, none of them null."""
+    guarded = {
+        "temperature": segment.temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": segment.compression_ratio,
+        "no_speech_prob": segment.no_speech_prob,
+    }
+    assert all(value is not None and math.isfinite(value) for value in guarded.values())
+    return {
+        "id": segment.id,
+        "seek": segment.seek,
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": list(segment.tokens),
+        **guarded,
+    }
+
+
 async def _next(stream: TranscriptionStream) -> Part | bytes | None:
     """The next part; a ping if there is none for some time."""
     try:
         return await asyncio.wait_for(stream.next(), PING_S)
     except TimeoutError:
         return PING
-
-
-def data(body: Mapping[str, object]) -> bytes:
-    """One event with its data on one line."""
-    return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
 
 
 def _done(transcript: Transcript, sent: list[Json] | None) -> dict[str, Json]:

@@ -1,15 +1,13 @@
-"""Forms: the fields of a request, in every spelling that clients use, as one checked record.
+"""Forms of transcriptions: the fields of a request as one checked record, and the options that it means.
 
     timestamp_granularities[]=word      the Python SDK, curl in OpenAI's documentation
     timestamp_granularities=word        curl by hand, once or repeated
     timestamp_granularities=["word"]    gateways and form builders
     chunking_strategy[type]=server_vad  likewise {"type": "server_vad"} and auto
 
-An unknown field is an error: no option is accepted and then ignored. Does not know HTTP or models.
-
-From a checked form to the transcriber's options. What this server cannot do is refused by name.
-
-Does not know HTTP; asks the serving for the model's languages.
+Every spelling that clients use is read. An unknown field is an error, and what this server cannot do is
+refused by name: no option is accepted and then ignored. Does not know HTTP; asks the serving for the model's
+languages.
 """
 
 from __future__ import annotations
@@ -29,20 +27,53 @@ from ..settings import Settings
 from .serving import Serving
 
 Value = str | list[str] | dict[str, Any]
+
+
 Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
+
 
 MAX_HINT = 1_000_000
 """Characters of a hint: more than a day of speech."""
 
+
 MAX_PROMPT = 100_000
 """Characters of a prompt, of which a model reads the last 223 tokens."""
+
 
 MAX_LISTED, MAX_NAME = 1000, 1000
 """Entries of a list, and characters of one."""
 
+
+MAX_SPEAKER_NAME = 255
+"""Characters of a speaker's name, which labels every line of a result."""
+
+
+HYSTERESIS = 0.15
+"""How far below the onset threshold speech ends (silero-vad's default)."""
+
+
 Entry = Annotated[str, Field(max_length=MAX_NAME)]
 
+
+ARRAYS = frozenset(
+    {
+        "languages",
+        "keywords",
+        "include",
+        "timestamp_granularities",
+        "known_speaker_names",
+        "known_speaker_references",
+    }
+)
+
+
+OBJECTS = frozenset({"chunking_strategy", "expires_after"})
+
+
 _NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
+
+
+FormT = TypeVar("FormT", bound=BaseModel)
 
 
 class VadConfig(BaseModel):
@@ -54,17 +85,6 @@ class VadConfig(BaseModel):
     prefix_padding_ms: int = Field(300, ge=0, le=5000)
     silence_duration_ms: int = Field(200, ge=1, le=15000)
     threshold: float = Field(0.5, gt=0, le=1)
-
-
-class TranslationForm(BaseModel):
-    """`/v1/audio/translations`, without the file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str
-    prompt: str | None = Field(None, max_length=MAX_PROMPT)
-    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
-    temperature: float = Field(0.0, ge=0, le=1)
 
 
 class TranscriptionForm(BaseModel):
@@ -95,19 +115,15 @@ class TranscriptionForm(BaseModel):
         return self.response_format == "diarized_json"
 
 
-ARRAYS = frozenset(
-    {
-        "languages",
-        "keywords",
-        "include",
-        "timestamp_granularities",
-        "known_speaker_names",
-        "known_speaker_references",
-    }
-)
-OBJECTS = frozenset({"chunking_strategy", "expires_after"})
+class TranslationForm(BaseModel):
+    """`/v1/audio/translations`, without the file."""
 
-FormT = TypeVar("FormT", bound=BaseModel)
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    prompt: str | None = Field(None, max_length=MAX_PROMPT)
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: float = Field(0.0, ge=0, le=1)
 
 
 def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
@@ -120,6 +136,33 @@ def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
         param = str(first["loc"][0])
         message = "is missing" if first["type"] == "missing" else first["msg"]
         raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
+
+
+def transcription(form: TranscriptionForm, serving: Serving, settings: Settings) -> Options:
+    """The options of a transcription. Raises ApiError `invalid_value` with the field that cannot be
+    served."""
+    _check(form)
+    return Options(
+        language=_language(form, serving, settings),
+        initial_prompt=", ".join(part for part in (form.prompt, *form.keywords) if part) or None,
+        hint=form.hint,
+        windows=_windows(form.chunking_strategy),
+        words=form.diarized or "word" in (form.timestamp_granularities or ()),
+        guards=guards(form.temperature),
+    )
+
+
+def translation(form: TranslationForm, serving: Serving) -> Options:
+    """The options of a translation. Raises ApiError `invalid_value` if the model cannot translate."""
+    if not serving.multilingual:
+        raise invalid("model", "an English-only model cannot translate")
+    return Options(task="translate", initial_prompt=form.prompt, guards=guards(form.temperature))
+
+
+def guards(temperature: float) -> Guards:
+    """Temperature 0 is raised automatically for doubtful windows, as the contract says; any other
+    temperature is the only one that is tried."""
+    return Guards(temperatures=(temperature,)) if temperature else Guards()
 
 
 def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -> dict[str, Value]:
@@ -155,6 +198,11 @@ def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -
     return values
 
 
+def invalid(param: str, reason: str) -> ApiError:
+    """The refusal of a field."""
+    return ApiError("invalid_value", f"{param}: {reason}", param=param)
+
+
 def _elements(name: str, value: str) -> list[str]:
     """One element, or the JSON list in the field."""
     if not value.lstrip().startswith("["):
@@ -175,59 +223,25 @@ def _object(name: str, value: str) -> Value:
     return members
 
 
-HYSTERESIS = 0.15
-"""How far below the onset threshold speech ends (silero-vad's default)."""
-
-MAX_SPEAKER_NAME = 255
-"""Characters of a speaker's name, which labels every line of a result."""
-
-
-def transcription(form: TranscriptionForm, serving: Serving, settings: Settings) -> Options:
-    """The options of a transcription. Raises ApiError `invalid_value` with the field that cannot be
-    served."""
-    _check(form)
-    return Options(
-        language=_language(form, serving, settings),
-        initial_prompt=", ".join(part for part in (form.prompt, *form.keywords) if part) or None,
-        hint=form.hint,
-        windows=_windows(form.chunking_strategy),
-        words=form.diarized or "word" in (form.timestamp_granularities or ()),
-        guards=guards(form.temperature),
-    )
-
-
-def translation(form: TranslationForm, serving: Serving) -> Options:
-    """The options of a translation. Raises ApiError `invalid_value` if the model cannot translate."""
-    if not serving.multilingual:
-        raise _invalid("model", "an English-only model cannot translate")
-    return Options(task="translate", initial_prompt=form.prompt, guards=guards(form.temperature))
-
-
-def guards(temperature: float) -> Guards:
-    """Temperature 0 is raised automatically for doubtful windows, as the contract says; any other
-    temperature is the only one that is tried."""
-    return Guards(temperatures=(temperature,)) if temperature else Guards()
-
-
 def _check(form: TranscriptionForm) -> None:
     """Refuse combinations that the contract excludes."""
     for param in ("known_speaker_names", "known_speaker_references"):
         if getattr(form, param) and not form.diarized:
-            raise _invalid(param, "needs response_format=diarized_json")
+            raise invalid(param, "needs response_format=diarized_json")
     for name in form.known_speaker_names:
         if not name.isprintable() or len(name) > MAX_SPEAKER_NAME:
             text = f"a name has at most {MAX_SPEAKER_NAME} characters and none that breaks or controls a line"
-            raise _invalid("known_speaker_names", text)
+            raise invalid("known_speaker_names", text)
     if form.timestamp_granularities and form.response_format != "verbose_json":
-        raise _invalid("timestamp_granularities", "needs response_format=verbose_json")
+        raise invalid("timestamp_granularities", "needs response_format=verbose_json")
     if form.include and form.response_format != "json":
-        raise _invalid("include", "logprobs come with response_format=json only")
+        raise invalid("include", "logprobs come with response_format=json only")
     if form.stream and form.response_format not in ("json", "text", "diarized_json"):
-        raise _invalid(
+        raise invalid(
             "stream", "events carry text: use response_format json, text or diarized_json"
         )
     if form.languages is not None and (form.language or len(form.languages) > 1):
-        raise _invalid("languages", "give one language, or none for detection")
+        raise invalid("languages", "give one language, or none for detection")
 
 
 def _language(form: TranscriptionForm, serving: Serving, settings: Settings) -> str | None:
@@ -252,7 +266,3 @@ def _windows(strategy: object) -> WindowOptions:
         max_silence_s=silence_s,
         pad_s=pad_s,
     )
-
-
-def _invalid(param: str, reason: str) -> ApiError:
-    return ApiError("invalid_value", f"{param}: {reason}", param=param)

@@ -1,18 +1,11 @@
-"""Whether traces are on, and the tracing that is asked for.
+"""Traces: whether they are on, the span of a request, and the places at which the traces of jobs continue.
 
-    serving.tracing = trace_settings.of(settings)
+    serving.tracing = traces.of(settings)
 
-Knows the setting and OpenTelemetry's variables; imports its SDK only where they ask for it.
-
-The span of a request, around everything that is done for it.
-
-A `traceparent` of the client is continued, so its own trace shows what happened here. Probes and metrics are
-not traced. Does not know what routes do.
-
-The places of jobs and batches in traces, kept in the job database, so that the process which does the work
-continues the trace of the one that accepted it.
-
-Rows are written only while traces are on. Does not know what jobs do.
+OpenTelemetry's SDK is imported only where the setting or its own variables ask for it. A `traceparent` of a
+client is continued, so its own trace shows what happened here; probes and metrics are not traced. The places
+of jobs and batches are kept in the job database, so that the process which does the work continues the trace
+of the one that accepted it; rows are written only while traces are on. Does not know what routes and jobs do.
 """
 
 from __future__ import annotations
@@ -28,21 +21,33 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forescribe.asr.errors import UsageError
 from forescribe.asr.installing import how_to_install
 
+from ..http.errors import UNKNOWN, UNLOGGED
 from ..jobs.database import Database, Tx
 from ..jobs.tables import META
 from ..settings import Settings
 from .tracing import PLACE, Tracing, valid
 
+NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
+"""For FastAPI's own telemetry, which records the messages of exceptions: they may contain anything."""
 
-def configured(settings: Settings, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether traces are to be sent: by the setting `traces`, or OpenTelemetry's own variables."""
-    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return False
-    exporter = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
-    if exporter:
-        return exporter != "none"
-    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    return settings.traces or any(environment.get(name) for name in endpoints)
+
+MAX_KNOWN = 10_000
+"""Places that are kept in memory."""
+
+
+TRACES = sa.Table(
+    "forescribe_traces",
+    META,
+    sa.Column("id", sa.String, primary_key=True),  # of a job or a batch
+    sa.Column("place", sa.String, nullable=False),  # W3C's traceparent
+    sa.Column("created_at", sa.Float, nullable=False),
+)
 
 
 def of(settings: Settings) -> Tracing:
@@ -60,27 +65,25 @@ def of(settings: Settings) -> Tracing:
     return traces()
 
 
-UNTRACED = frozenset({"/health", "/ready", "/metrics"})
-UNKNOWN = "unknown"
-
-NO_TELEMETRY: TelemetryConfig = {
-    "tracing": False,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-    "auto_configure": False,
-}
-"""For FastAPI's own telemetry, which records the messages of exceptions: they may contain anything."""
+def configured(settings: Settings, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether traces are to be sent: by the setting `traces`, or OpenTelemetry's own variables."""
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    exporter = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    if exporter:
+        return exporter != "none"
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    return settings.traces or any(environment.get(name) for name in endpoints)
 
 
 class RequestSpans:
-    """ASGI middleware."""
+    """ASGI middleware: the span of a request, around everything that is done for it."""
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
         self.app, self.tracing = app, tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in UNTRACED:
+        if scope["type"] != "http" or scope["path"] in UNLOGGED:
             return await self.app(scope, receive, send)
         method = scope["method"]
         parent = valid(Headers(scope=scope).get("traceparent"))
@@ -102,17 +105,6 @@ class RequestSpans:
                 route = getattr(scope.get("route"), "path", UNKNOWN)
                 span.set(http_route=route)
                 span.rename(f"{method} {route}")
-
-
-TRACES = sa.Table(
-    "forescribe_traces",
-    META,
-    sa.Column("id", sa.String, primary_key=True),  # of a job or a batch
-    sa.Column("place", sa.String, nullable=False),  # W3C's traceparent
-    sa.Column("created_at", sa.Float, nullable=False),
-)
-
-MAX_KNOWN = 10_000
 
 
 class JobTraces:

@@ -1,25 +1,22 @@
-"""The bodies of `/v1/completions` and `/v1/chat/completions`: OpenAI's fields, checked.
+"""Bodies and answers of `/v1/completions` and `/v1/chat/completions`: OpenAI's fields, checked, and formats.
 
 OpenAI's options that this service does not have (tools, biases, best_of) are refused by name: no option is
 accepted and then ignored. `top_k`, `min_p`, `repetition_penalty` and `gamma` are extensions; SDKs send them
-as `extra_body`.
-
-Generated texts in OpenAI's formats, whole or as chunks. Pure functions of completions.
-
-Does not know how texts are generated.
+as `extra_body`. Answers are whole or in chunks, pure functions of completions. Does not know how texts are
+generated.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import ApiError
-from ..http.bodies import loads
+from ..http.bodies import json_object
 
 if TYPE_CHECKING:
     from forescribe.text.streaming import Completion, Options, Token
@@ -28,16 +25,25 @@ if TYPE_CHECKING:
 MAX_BODY = 8 << 20
 """Bytes. A prompt that fills the longest context has a few hundred thousand."""
 
+
 MAX_TEXTS = 128
 """Texts in one request."""
+
+
+Json = dict[str, Any]
+
+
+Prompt = str | list[int] | list[dict[str, str]]  # a text, tokens, or a conversation
 
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Prompt = str | list[int] | list[dict[str, str]]  # a text, tokens, or a conversation
 Stop = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
+
+
+Ids = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 class StreamOptions(BaseModel):
@@ -114,9 +120,6 @@ class TextForm(BaseModel):
             )
             for index in range(self.n)
         ]
-
-
-Ids = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 class CompletionForm(TextForm):
@@ -205,14 +208,7 @@ FormT = TypeVar("FormT", bound=TextForm)
 
 async def parse(request: Request, kind: type[FormT]) -> FormT:
     """Read and check the body. Raises ApiError `invalid_value` with the name of the field."""
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_BODY:
-            raise ApiError("file_too_large", f"the body has more than {MAX_BODY} bytes")
-    body = loads(bytes(data) or b"{}", "body")
-    if not isinstance(body, dict):
-        raise ApiError("invalid_value", "the body is not a JSON object")
+    body = await json_object(request, MAX_BODY)
     values = {k: v for k, v in body.items() if v is not None}  # null counts as absent
     try:
         return kind.model_validate(values)
@@ -220,48 +216,9 @@ async def parse(request: Request, kind: type[FormT]) -> FormT:
         raise _refused(error.errors(), kind) from error
 
 
-def _refused(errors: Sequence[Any], kind: type[BaseModel]) -> ApiError:
-    first = errors[0]
-    param = str(first["loc"][0]) if first["loc"] else "top_logprobs"
-    if first["type"] == "missing" and len(first["loc"]) == 1:
-        text = f"{param} is missing"
-    elif first["type"] == "extra_forbidden":
-        name = ".".join(str(part) for part in first["loc"])
-        text = f"{name} is not supported; supported: {', '.join(sorted(kind.model_fields))}"
-    else:
-        text = f"{param}: {first['msg'].removeprefix('Value error, ')}"
-    return ApiError("invalid_value", text, param=param)
-
-
-def _seed_of(seed: int, index: int) -> int:
-    """The seed of one of several texts: the index in the upper 32 bits is added to the user's seed, as
-    int64."""
-    mixed = (seed + (index << 32)) % (1 << 64)
-    return mixed - (1 << 64) if mixed >= 1 << 63 else mixed
-
-
-Json = dict[str, Any]
-
-
-class Shape(Protocol):
-    """The JSON format of one of the two routes."""
-
-    logprobs: int | None  # most probable tokens per position; None: no log-probabilities
-
-    def begin(self, index: int) -> Json | None:
-        """The first chunk of a choice, before its text; None for none."""
-
-    def delta(self, index: int, text: str, tokens: Sequence[Token]) -> Json: ...
-
-    def end(self, index: int, completion: Completion) -> Json: ...
-
-    def whole(self, completions: Sequence[Completion], prompt_tokens: int) -> Json: ...
-
-    def chunk(self, choices: list[Json], usage: Json | None = None) -> Json: ...
-
-
-class _Head:
-    """The fields that all chunks of one answer share. `created` is in Unix seconds."""
+class Shape:
+    """The JSON format of one of the two routes, for one answer. `created` is in Unix seconds; `logprobs` is
+    the number of most probable tokens per position, None for no log-probabilities."""
 
     prefix: str
     kind: str
@@ -272,6 +229,27 @@ class _Head:
         self.logprobs, self.with_usage = logprobs, usage
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
 
+    def begin(self, index: int) -> Json | None:
+        """The first chunk of a choice, before its text; None for none."""
+        raise NotImplementedError
+
+    def delta(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
+        """A chunk with text of a choice."""
+        raise NotImplementedError
+
+    def end(self, index: int, completion: Completion) -> Json:
+        """The last chunk of a choice."""
+        raise NotImplementedError
+
+    def whole(self, completions: Sequence[Completion], prompt_tokens: int) -> Json:
+        """The whole answer."""
+        choices = [self._whole_choice(index, done) for index, done in enumerate(completions)]
+        usage = usage_of(completions, prompt_tokens)
+        return {**self._head(self.kind), "choices": choices, "usage": usage}
+
+    def _whole_choice(self, index: int, done: Completion) -> Json:
+        raise NotImplementedError
+
     def _head(self, kind: str) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
@@ -281,7 +259,7 @@ class _Head:
         return {**body, "usage": usage} if self.with_usage else body
 
 
-class TextShape(_Head):
+class TextShape(Shape):
     """`/v1/completions`."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
@@ -299,13 +277,8 @@ class TextShape(_Head):
     def end(self, index: int, completion: Completion) -> Json:
         return self._choice(index, "", (), completion.finish)
 
-    def whole(self, completions: Sequence[Completion], prompt_tokens: int) -> Json:
-        choices = [
-            self._choice(i, done.text, done.tokens, done.finish)
-            for i, done in enumerate(completions)
-        ]
-        usage = usage_of(completions, prompt_tokens)
-        return {**self._head(self.kind), "choices": choices, "usage": usage}
+    def _whole_choice(self, index: int, done: Completion) -> Json:
+        return self._choice(index, done.text, done.tokens, done.finish)
 
     def _choice(self, index: int, text: str, tokens: Sequence[Token], finish: str | None) -> Json:
         logprobs = None if self.logprobs is None else self._logprobs(index, tokens)
@@ -325,7 +298,7 @@ class TextShape(_Head):
         }
 
 
-class ChatShape(_Head):
+class ChatShape(Shape):
     """`/v1/chat/completions`."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -339,18 +312,13 @@ class ChatShape(_Head):
     def end(self, index: int, completion: Completion) -> Json:
         return self._choice(index, {}, (), completion.finish)
 
-    def whole(self, completions: Sequence[Completion], prompt_tokens: int) -> Json:
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": done.text, "refusal": None},
-                "logprobs": self._logprobs(done.tokens),
-                "finish_reason": done.finish,
-            }
-            for index, done in enumerate(completions)
-        ]
-        usage = usage_of(completions, prompt_tokens)
-        return {**self._head(self.kind), "choices": choices, "usage": usage}
+    def _whole_choice(self, index: int, done: Completion) -> Json:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": done.text, "refusal": None},
+            "logprobs": self._logprobs(done.tokens),
+            "finish_reason": done.finish,
+        }
 
     def _choice(
         self, index: int, delta: Mapping[str, str], tokens: Sequence[Token], finish: str | None
@@ -384,3 +352,23 @@ def usage_of(completions: Iterable[Completion], prompt_tokens: int) -> Json:
         "completion_tokens": generated,
         "total_tokens": prompt_tokens + generated,
     }
+
+
+def _refused(errors: Sequence[Any], kind: type[BaseModel]) -> ApiError:
+    first = errors[0]
+    param = str(first["loc"][0]) if first["loc"] else "top_logprobs"
+    if first["type"] == "missing" and len(first["loc"]) == 1:
+        text = f"{param} is missing"
+    elif first["type"] == "extra_forbidden":
+        name = ".".join(str(part) for part in first["loc"])
+        text = f"{name} is not supported; supported: {', '.join(sorted(kind.model_fields))}"
+    else:
+        text = f"{param}: {first['msg'].removeprefix('Value error, ')}"
+    return ApiError("invalid_value", text, param=param)
+
+
+def _seed_of(seed: int, index: int) -> int:
+    """The seed of one of several texts: the index in the upper 32 bits is added to the user's seed, as
+    int64."""
+    mixed = (seed + (index << 32)) % (1 << 64)
+    return mixed - (1 << 64) if mixed >= 1 << 63 else mixed

@@ -3,16 +3,10 @@
     text_serving = TextServing.of(settings)
     text_serving.start()
     request = text_serving.write(prompts, options, reservation)
+    index, event = await request.next()
     await text_serving.stop()
 
 All requests share the slots of one generator. Does not know forms and answers.
-
-The texts of one request, as a stream of events on the event loop.
-
-    request = serving.write(prompts, options, reservation)
-    index, event = await request.next()
-
-Events come from the model's thread. Does not know forms and answers.
 """
 
 from __future__ import annotations
@@ -23,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from forescribe.asr.errors import out_of_memory
@@ -32,7 +25,7 @@ from forescribe.speculative.errors import RequestError
 from ..access.limits import Reservation
 from ..errors import ApiError
 from ..metrics import Metrics
-from ..process.models import Failure, ModelThread, log_engine, log_unexpected
+from ..process.models import Failure, Mailbox, ModelThread, log_engine, log_unexpected
 from ..settings import Settings
 
 if TYPE_CHECKING:
@@ -40,82 +33,14 @@ if TYPE_CHECKING:
     from forescribe.text.streaming import Event, Options
 
 
-class TextRequest:
-    """The prompts of one request with their options. The reservation is released when the last text has
-    ended; `cancelled` is called once if the request is cancelled before."""
-
-    def __init__(
-        self,
-        prompts: Sequence[tuple[int, ...]],
-        options: Sequence[Options],
-        reservation: Reservation,
-        timeout_s: float,
-        cancelled: Callable[[TextRequest], None],
-    ) -> None:
-        self.prompts, self.options, self.reservation = prompts, options, reservation
-        self.timeout_s, self._cancelled = timeout_s, cancelled
-        self._loop = asyncio.get_running_loop()
-        self._end_s = self._loop.time() + timeout_s
-        self._unfinished = len(prompts)
-        self._written = [0] * len(prompts)  # tokens of each text so far
-        self._events: asyncio.Queue[tuple[int, Event] | ApiError] = asyncio.Queue()
-        """At most as many as the request's tokens."""
-
-    # -- on the model's thread --------------------------------------------------------------------
-
-    def put(self, index: int, event: Event) -> None:
-        """Pass on an event of text `index`."""
-        self._written[index] += len(event.tokens)
-        if event.completion is not None:
-            self._written[index] = len(event.completion.ids)
-            self._unfinished -= 1
-            if not self._unfinished:
-                self.reservation.release()
-        self._put((index, event))
-
-    def fail(self, error: ApiError) -> None:
-        self.reservation.release()
-        self._put(error)
-
-    def _put(self, item: tuple[int, Event] | ApiError) -> None:
-        with suppress(RuntimeError):  # the loop is closed: there is no reader
-            self._loop.call_soon_threadsafe(self._events.put_nowait, item)
-
-    # -- on the event loop ------------------------------------------------------------------------
-
-    @property
-    def written(self) -> int:
-        """Tokens of all texts so far, end-of-text and stop strings included."""
-        return sum(self._written)
-
-    async def next(self) -> tuple[int, Event]:
-        """The next event, with the number of its text. Each text ends with one completion.
-
-        Raises ApiError if the request fails or takes too long.
-        """
-        try:
-            async with asyncio.timeout_at(self._end_s):
-                item = await self._events.get()
-        except TimeoutError as error:
-            if self._loop.time() < self._end_s:
-                raise  # a timeout of the caller
-            text = f"not done within {self.timeout_s:g} s"
-            raise ApiError("inference_timeout", text) from error
-        if isinstance(item, ApiError):
-            raise item
-        return item
-
-    def cancel(self) -> None:
-        """Free the request's slots before the next round; does nothing after the end."""
-        if self._unfinished:
-            self._cancelled(self)
-
-
 State = Literal["off", "loading", "ready", "stopped", "broken", "failed"]
 
-log = logging.getLogger("forescribe.api")
 
 TEXT_MODEL = "the text model"
+"""What log lines call it."""
+
+
+log = logging.getLogger("forescribe.api")
 
 
 class TextServing:
@@ -349,6 +274,64 @@ class TextServing:
             unfinished = {owner for owner, _ in self._owners.values()} | set(self._new)
         for request in unfinished:
             request.fail(ApiError("not_ready", "the server is stopping"))
+
+
+class TextRequest:
+    """The texts of one request: its prompts with their options, and the events of the model's thread. The
+    reservation is released when the last text has ended; `cancelled` is called once if the request is
+    cancelled before."""
+
+    def __init__(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        options: Sequence[Options],
+        reservation: Reservation,
+        timeout_s: float,
+        cancelled: Callable[[TextRequest], None],
+    ) -> None:
+        self.prompts, self.options, self.reservation = prompts, options, reservation
+        self._cancelled, self._unfinished = cancelled, len(prompts)
+        self._written = [0] * len(prompts)  # tokens of each text so far
+        self._events: Mailbox[tuple[int, Event] | ApiError] = Mailbox(timeout_s)
+        """At most as many as the request's tokens."""
+
+    # -- on the model's thread --------------------------------------------------------------------
+
+    def put(self, index: int, event: Event) -> None:
+        """Pass on an event of text `index`."""
+        self._written[index] += len(event.tokens)
+        if event.completion is not None:
+            self._written[index] = len(event.completion.ids)
+            self._unfinished -= 1
+            if not self._unfinished:
+                self.reservation.release()
+        self._events.put((index, event))
+
+    def fail(self, error: ApiError) -> None:
+        self.reservation.release()
+        self._events.put(error)
+
+    # -- on the event loop ------------------------------------------------------------------------
+
+    @property
+    def written(self) -> int:
+        """Tokens of all texts so far, end-of-text and stop strings included."""
+        return sum(self._written)
+
+    async def next(self) -> tuple[int, Event]:
+        """The next event, with the number of its text. Each text ends with one completion.
+
+        Raises ApiError if the request fails or takes too long.
+        """
+        item = await self._events.next()
+        if isinstance(item, ApiError):
+            raise item
+        return item
+
+    def cancel(self) -> None:
+        """Free the request's slots before the next round; does nothing after the end."""
+        if self._unfinished:
+            self._cancelled(self)
 
 
 def _api_error(error: BaseException) -> ApiError:

@@ -9,7 +9,7 @@ since the last piece.
 
 One request at a time writes to an upload: it puts its process and a random token into the row. Whoever finds
 another process there gets `locked`, until that process's heartbeat is declared dead
-(`api.jobs.execution.recovery`); then the token is replaced, and the earlier request, should it still live,
+(`api.jobs.recovery`); then the token is replaced, and the earlier request, should it still live,
 cannot move the offset any more.
 """
 
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 PIECE_BYTES = 16 << 20
 """At most so many bytes are lost when a process dies."""
 
+
 ROLE = "piece"
+"""Of the references from an upload to its objects."""
 
 
 class SharedUploads:
@@ -290,6 +292,3 @@ class _Joined(io.RawIOBase):
         target[:count] = self._rest[:count]
         self._rest = self._rest[count:]
         return count
-
-
-__all__ = ["PIECE_BYTES", "SharedPart", "SharedUploads"]

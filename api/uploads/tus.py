@@ -5,20 +5,14 @@
         part.write(b"...")
     with uploads.whole(upload.id, "team") as file: ...
 
-The offset is the size of the part file and is not stored elsewhere. The length that is known to be on disk
-is recorded as it grows; bytes beyond it are cut off at the next start, because a failing disk or power loss
-may have lost them. Does not know HTTP, so other protocols can use it.
-
-Limits of resumable uploads: of one, and of all that a client has open.
-
-    limits = UploadLimits.of(settings)
-    limits.check_length(length)
-    limits.check_open(OpenUploads(count=3, bytes=5 << 30), length)
+`UploadStore` is the interface: `Uploads` keeps them in a folder, `api.uploads.shared` for all replicas. In a
+folder the offset is the size of the part file and is not stored elsewhere. The length that is known to be on
+disk is recorded as it grows; bytes beyond it are cut off at the next start, because a failing disk or power
+loss may have lost them.
 
 An upload is open from its creation until it becomes a job, is deleted or expires: so long it holds a file or
-a row, and its client may fill it to its length. Does not know where uploads are kept.
-
-The interface of resumable uploads: `tus` keeps them in a folder, `shared_uploads` for all replicas.
+a row, and its client may fill it to its length. Therefore `UploadLimits` bounds what a client has open. Does
+not know HTTP, so other protocols can use it.
 """
 
 from __future__ import annotations
@@ -40,82 +34,19 @@ from ..errors import ApiError
 from ..jobs.blobs import disk_errors
 from ..settings import Settings
 
-RETRY_S = 60
-"""When a client with too many uploads had better try again: others of its uploads may be jobs by then."""
-
-
-@dataclass(frozen=True)
-class OpenUploads:
-    """The open uploads of one client; `bytes` as declared at their creation."""
-
-    count: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class UploadLimits:
-    """`max_bytes` of one upload; `max_open` and `max_open_bytes` of all open uploads of one client."""
-
-    max_bytes: int
-    max_open: int
-    max_open_bytes: int
-
-    @classmethod
-    def of(cls, settings: Settings) -> UploadLimits:
-        return cls(
-            settings.max_upload_bytes,
-            settings.max_open_uploads_per_key,
-            settings.max_open_bytes_per_key,
-        )
-
-    @property
-    def longest(self) -> int:
-        """Bytes of the longest upload that can be created."""
-        return min(self.max_bytes, self.max_open_bytes)
-
-    def check_length(self, length: int) -> None:
-        """Raises ApiError `empty_file`, `file_too_large`."""
-        if not length:
-            raise ApiError("empty_file", "Upload-Length: the file is empty", param="Upload-Length")
-        if length > self.longest:
-            raise ApiError("file_too_large", f"the upload is larger than {self.longest} bytes")
-
-    def check_open(self, before: OpenUploads, length: int) -> None:
-        """Raises ApiError `rate_limited` if a client with these uploads may not open another."""
-        if before.count >= self.max_open:
-            text = f"there are {before.count} unfinished uploads already, the maximum"
-        elif before.bytes + length > self.max_open_bytes:
-            text = (
-                f"unfinished uploads reserve {before.bytes} bytes already, and {self.max_open_bytes} "
-                "is the maximum"
-            )
-        else:
-            return
-        advice = "finish some and make them jobs, or delete them"
-        raise ApiError("rate_limited", f"{text}: {advice}", retry_after=RETRY_S)
-
-
 ID = re.compile(r"up_[0-9a-f]{32}")
 
+
 PIECE = 1 << 20
+"""Bytes that are read at a time."""
+
+
 SYNC_BYTES = 16 << 20
 """At most so many bytes are lost in a power failure."""
 
 
-@dataclass(frozen=True)
-class Upload:
-    """An upload and its current offset."""
-
-    id: str
-    tenant: str  # the owner: the name of the API key; a key of the JSON file
-    length: int
-    label: str | None
-    offset: int
-    client: str = ""  # for whom it counts; empty: the owner
-
-    @property
-    def complete(self) -> bool:
-        return self.offset == self.length
+RETRY_S = 60
+"""When a client with too many uploads had better try again: others of its uploads may be jobs by then."""
 
 
 class Uploads:
@@ -310,17 +241,20 @@ class Part:
         self._durable = self.offset
 
 
-class UploadPart(Protocol):
-    """An upload while it is written."""
+@dataclass(frozen=True)
+class Upload:
+    """An upload and its current offset."""
 
+    id: str
+    tenant: str  # the owner: the name of the API key; a key of the JSON file
     length: int
-    """Bytes of the whole upload."""
+    label: str | None
+    offset: int
+    client: str = ""  # for whom it counts; empty: the owner
 
-    def write(self, data: bytes) -> None:
-        """Append bytes. Raises ApiError `file_too_large` for data beyond the length."""
-
-    def sync(self) -> None:
-        """Make durable what was written."""
+    @property
+    def complete(self) -> bool:
+        return self.offset == self.length
 
 
 class UploadStore(Protocol):
@@ -352,3 +286,72 @@ class UploadStore(Protocol):
 
     def expire(self, older_s: float) -> None:
         """Remove uploads that were not written to for `older_s` seconds."""
+
+
+class UploadPart(Protocol):
+    """An upload while it is written."""
+
+    length: int
+    """Bytes of the whole upload."""
+
+    def write(self, data: bytes) -> None:
+        """Append bytes. Raises ApiError `file_too_large` for data beyond the length."""
+
+    def sync(self) -> None:
+        """Make durable what was written."""
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """`max_bytes` of one upload; `max_open` and `max_open_bytes` of all open uploads of one client.
+
+    limits = UploadLimits.of(settings)
+    limits.check_length(length)
+    limits.check_open(OpenUploads(count=3, bytes=5 << 30), length)
+    """
+
+    max_bytes: int
+    max_open: int
+    max_open_bytes: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> UploadLimits:
+        return cls(
+            settings.max_upload_bytes,
+            settings.max_open_uploads_per_key,
+            settings.max_open_bytes_per_key,
+        )
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest upload that can be created."""
+        return min(self.max_bytes, self.max_open_bytes)
+
+    def check_length(self, length: int) -> None:
+        """Raises ApiError `empty_file`, `file_too_large`."""
+        if not length:
+            raise ApiError("empty_file", "Upload-Length: the file is empty", param="Upload-Length")
+        if length > self.longest:
+            raise ApiError("file_too_large", f"the upload is larger than {self.longest} bytes")
+
+    def check_open(self, before: OpenUploads, length: int) -> None:
+        """Raises ApiError `rate_limited` if a client with these uploads may not open another."""
+        if before.count >= self.max_open:
+            text = f"there are {before.count} unfinished uploads already, the maximum"
+        elif before.bytes + length > self.max_open_bytes:
+            text = (
+                f"unfinished uploads reserve {before.bytes} bytes already, and {self.max_open_bytes} "
+                "is the maximum"
+            )
+        else:
+            return
+        advice = "finish some and make them jobs, or delete them"
+        raise ApiError("rate_limited", f"{text}: {advice}", retry_after=RETRY_S)
+
+
+@dataclass(frozen=True)
+class OpenUploads:
+    """The open uploads of one client; `bytes` as declared at their creation."""
+
+    count: int
+    bytes: int
