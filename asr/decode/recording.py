@@ -15,6 +15,7 @@ Functions of records. Knows guards, timestamps and text; nothing of engines or w
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -190,7 +191,7 @@ def _spans(decoded: Decoded) -> list[Span]:
     start, end, reach = decoded.start, decoded.end, decoded.reach
     if reach is None:
         return [Span(start, end, decoded.state, decoded.reason or decoded.doubt)]
-    lost = Span(reach, end, "failed", "a voice, and the model wrote no words")
+    lost = Span(reach, end, "failed", UNWRITTEN)
     return [Span(start, reach, "decoded", decoded.doubt), lost] if start < reach else [lost]
 
 
@@ -257,7 +258,10 @@ def failed(done: Sequence[Decoded]) -> list[Notice]:
     lost = [d for d in done if d.state == "failed"]
     if not lost:
         return []
-    text = f"no text for {_places(lost)}: decoding failed there; transcribe the recording again"
+    text = (
+        f"no text for {_places(lost)}: decoding failed there; transcribe the recording again, or name the "
+        "language"
+    )
     return [_notice("failed_windows", text, lost)]
 
 
@@ -358,6 +362,12 @@ not written. Of 8,097 words of human readers by whisper-base 17 last longer than
 
 MOST_PARTS = 8
 """Further parts of one window. Published models need one, rarely two (docs/development/log.md)."""
+
+MARKS = string.punctuation + "…–—“”‘’¿¡"
+"""What repeated words may differ in."""
+
+REPEATED = "the model repeats the words before it"
+UNWRITTEN = "a voice, and the model wrote no words"
 
 Extent = Callable[[WindowTag, tuple[int, ...], State], tuple[int, tuple[int, ...]]]
 """The sample where a window ends and the tokens of its answer that count, by its tag, the tokens of
@@ -518,6 +528,11 @@ def reached(
     if cut is not None:
         end = min(bounds[cut], bounds[cut - 1] + LONGEST)
         return Reach(end, _first_tokens(parts, decoded.tokens, cut, special.end))
+    gap = _first_gap([part for part, _ in parts], decoded, bounds, voiced)
+    if gap is not None:
+        cut = sum(len(part.tokens) for part, _ in parts[:gap])
+        end = decoded.start + parts[gap - 1][0].end
+        return Reach(end, _first_tokens(parts, decoded.tokens, cut, special.end))
     said = min(bounds[-1], bounds[-2] + LONGEST)
     return Reach(min(said, end) if closed else said, decoded.tokens)
 
@@ -545,6 +560,22 @@ def _first_stretched(
     while number and words[number - 1][1] > LONG:
         number -= 1
     return words[max(number, 1)][0]
+
+
+def _first_gap(
+    parts: Sequence[Stretch], decoded: Decoded, bounds: Sequence[int], voiced: Sequence[Run]
+) -> int | None:
+    """The first segment before which there is more voice than the two words beside it may last, by its
+    timestamps and by the attention, `bounds` of all tokens; None where there is none. What lies between two
+    segments is shared by the attention among both, so that neither has to last too long."""
+    first = 0
+    for number, (part, following) in enumerate(pairwise(parts), 1):
+        first += len(part.tokens)
+        between = _voice(voiced, decoded.start + part.end, decoded.start + following.start)
+        beside = _voice(voiced, bounds[first - 1], bounds[first + 1])
+        if between > STRETCHED and beside > STRETCHED + LONG:
+            return number
+    return None
 
 
 def _leaves_room(parts: Sequence[Stretch], decoded: Decoded, voiced: Sequence[Run]) -> bool:
@@ -583,29 +614,55 @@ def rest_of(
     3.8). It also stops without saying so, or leaves out a sentence in the middle. So a window goes on behind
     the last word before the first voice without words. Runs the target once where the timestamps do not
     show that there is none.
+
+    A part that repeats the words before it does not count if it is doubtful or hardly gets on: the next one
+    would repeat them too. The voice of it, or behind the last part that is allowed, is told as failed.
     """
     window = tag.window
-    if window is None or window.part >= MOST_PARTS or not texts_of(whisper, decoded):
+    if window is None or not texts_of(whisper, decoded):
         return decoded, None
-    reach = reached(whisper, options, decoded, states, window.voiced or ())
-    left = total(within(window.voiced or (), reach.end, window.end))
-    if tag.start >= reach.end or left < LEAST:
+    voiced = window.voiced or ()
+    reach = reached(whisper, options, decoded, states, voiced)
+    if reach.end <= tag.start:  # the attention of a single word may be anywhere
+        reach = replace(reach, end=min(tag.start + LONGEST, window.end))
+    slow = reach.end - tag.start < SAMPLE_RATE
+    if (slow or decoded.doubt is not None) and _repeats(whisper, window.before, reach.tokens):
+        state: State = "failed" if total(voiced) > STRETCHED else "silent"
+        return replace(decoded, state=state, doubt=None, reason=REPEATED), None
+    left = within(voiced, reach.end, window.end)
+    if total(left) < LEAST:
         return decoded, None
-    rest = window.rest(reach.end, tag.language)
+    if window.part >= MOST_PARTS:
+        return replace(decoded, tokens=reach.tokens, wordless=left, reach=reach.end), None
+    rest = window.rest(reach.end, tag.language, reach.tokens)
     return replace(decoded, end=rest.start, tokens=reach.tokens, continued=True), rest
+
+
+def _repeats(whisper: Whisper, before: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether the words of `tokens` are the last ones `before`, whatever their case and punctuation."""
+    earlier, words = (
+        [word for part in text_of(whisper, t).casefold().split() if (word := part.strip(MARKS))]
+        for t in (before, tokens)
+    )
+    return bool(words) and earlier[-len(words) :] == words
 
 
 def accounted(
     decoded: Decoded, voiced: Sequence[Run] | None, segments: Sequence[Segment]
 ) -> Decoded:
     """A window with the voice behind its last segment, if there are `LEAST` samples of it, and with its reach
-    there. Between segments nothing is counted: a model may place its timestamps wrongly, and the words of a
-    gap are those next to it then."""
-    last = max((s.end_sample for s in segments), default=decoded.start)
-    runs = within(voiced or (), last, decoded.end)
-    if total(runs) < LEAST:
+    there. Before the first and between two segments only more than `STRETCHED` samples count: a model may
+    place its timestamps wrongly, and the words of a gap are those next to it then."""
+    if decoded.reach is not None:
         return decoded
-    return replace(decoded, wordless=runs, reach=last if decoded.state == "decoded" else None)
+    ends = (decoded.start, *(s.end_sample for s in segments))
+    gaps = [within(voiced or (), a, s.start_sample) for a, s in zip(ends, segments, strict=False)]
+    runs = tuple(run for gap in gaps if total(gap) > STRETCHED for run in gap)
+    behind = within(voiced or (), max(ends), decoded.end)
+    if total(behind) < LEAST:
+        return replace(decoded, wordless=runs) if runs else decoded
+    reach = max(ends) if decoded.state == "decoded" else None
+    return replace(decoded, wordless=(*runs, *behind), reach=reach)
 
 
 def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:

@@ -118,8 +118,8 @@ class Window:
     the window in which a detector heard a voice (`VOICE`), in order; None if nothing listened.
 
     `part` is above 0 for what is left of a cut window whose model closed its answer early: the number
-    of answers before it. It keeps the index of the cut window, and `language` is that of the answers
-    before it. Raises ValueError for inconsistent values.
+    of answers before it. It keeps the index of the cut window; `language` is that of the answers before it,
+    `before` are the tokens of the last one. Raises ValueError for inconsistent values.
     """
 
     index: int
@@ -130,6 +130,7 @@ class Window:
     voiced: tuple[Run, ...] | None = None
     part: int = 0
     language: str | None = None
+    before: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.index < 0 or not 0 <= self.start < self.end:
@@ -150,8 +151,8 @@ class Window:
         """The window without its samples."""
         return WindowSpan(self.start, self.end, self.speech, self.voiced)
 
-    def rest(self, start: int, language: str) -> Window:
-        """The window from sample `start` on, as the next part of this one."""
+    def rest(self, start: int, language: str, before: tuple[int, ...]) -> Window:
+        """The window from sample `start` on, as the next part of this one, which has the answer `before`."""
         return replace(
             self,
             start=start,
@@ -159,6 +160,7 @@ class Window:
             voiced=within(self.voiced or (), start, self.end),
             part=self.part + 1,
             language=language,
+            before=before,
         )
 
 

@@ -95,7 +95,9 @@ class Goodput:
     Rounds with sampled rows take the fixed `sampling_gamma`, see `SAMPLING_GAMMA`.
 
     `early` says that the drafter may end drafts early, so that gamma is only an upper bound. The formula
-    then overestimates, and is corrected by the number of tokens that rounds of each bucket wrote.
+    then overestimates, and is corrected by the number of tokens that rounds of each bucket wrote; the cost of
+    a bucket is the mean of its first rounds, which have different widths, and not that of the fastest. Rounds
+    in which nothing was drafted are plain ones and say nothing about drafts.
     """
 
     def __init__(
@@ -163,6 +165,9 @@ class Goodput:
         """Learns from rounds of greedy rows only: sampled ones have other costs and acceptance."""
         if poll.sampling:
             return
+        if self.early and poll.gamma and not poll.judged:
+            self.rounds += poll.rounds
+            return
         gamma, each = poll.gamma, poll.seconds / poll.rounds
         before = self.best()
         probed = self.rounds >= self.next_probe and bool(gamma) != bool(before)
@@ -186,8 +191,12 @@ class Goodput:
 
     def _measure(self, gamma: int, rounds: int, each: float) -> None:
         old = self.cost[gamma]
-        if self.measured[gamma] < self.first:
-            self.cost[gamma] = min(old, each)
+        measured = self.measured[gamma]
+        if measured < self.first:
+            mean = self.early and gamma and measured
+            self.cost[gamma] = (
+                (measured * old + rounds * each) / (measured + rounds) if mean else min(old, each)
+            )
         elif gamma == self.last:
             scale = (1 - SAME_WEIGHT) + SAME_WEIGHT * each / old
             self.cost = {g: cost * scale for g, cost in self.cost.items()}
@@ -200,7 +209,9 @@ class Goodput:
         wrote = 1 + poll.accepted / max(1, poll.row_rounds)
         seen = wrote / expected_tokens(self.alpha, poll.gamma)
         known = self._expected(self.alpha, poll.gamma) / expected_tokens(self.alpha, poll.gamma)
-        self.share[poll.gamma] = self.decay * known + (1 - self.decay) * seen
+        # The mean at first: the formula's own estimate would take fifty rounds to fade.
+        weight = max(1 - self.decay, poll.rounds / self.measured[poll.gamma])
+        self.share[poll.gamma] = (1 - weight) * known + weight * seen
 
     def _promising(self, poll: Poll, each: float) -> bool:
         """Whether a probe alone, without earlier observations, suggests a change."""

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import jiwer
 import pytest
@@ -15,14 +15,23 @@ import soundfile
 
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode.context import Ended, IsolatedEngine
-from forescribe.asr.decode.recording import LEAST, MOST_PARTS, accounted
+from forescribe.asr.decode.recording import (
+    LEAST,
+    MOST_PARTS,
+    REPEATED,
+    STRETCHED,
+    _first_gap,
+    accounted,
+)
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.sessions.planned import Group
 from forescribe.asr.sessions.session import Session
+from forescribe.asr.words.splitting import Stretch
 from forescribe.speculative.requests import Result
 from tests.asr.sessions.test_session import Ear, running
 
 MEMO = "samples/memo.flac"
+RATE = 16_000
 ENGLISH = Options(language="en")
 
 
@@ -210,17 +219,47 @@ def test_a_voice_without_words_is_told(demo, whole, monkeypatch) -> None:
 
 def test_an_answer_that_hardly_advances_ends(demo, monkeypatch) -> None:
     """Each part would go on 0.02 s later; the voice that is left is told."""
-    special = demo.whisper.tokens
-    text = next(t for t in demo.whisper.tokenizer.encode(" the", add_special_tokens=False))
-    begin = special.timestamp_begin
-    stuck = (begin, text, begin + 1, begin + 1, special.end)
-    answers(monkeypatch, lambda result: with_tokens(result, stuck))
-    (outcome,) = demo.transcribe([MEMO], replace(ENGLISH, keep_encoder_states=True))
-    made = outcome.transcript
-    parts = [d for d in outcome.decoded if d.index == outcome.decoded[0].index]
+    made, parts = _stuck(
+        demo, monkeypatch, [f" {word}" for word in "a the of to in it is on at or".split()]
+    )
     assert len(parts) == MOST_PARTS + 1
     assert made.coverage.failed_samples > 0.5 * made.sample_count
+    assert made.coverage.wordless_samples > 0.3 * made.sample_count
     assert "voice_without_words" in [w.code for w in made.warnings]
+
+
+@pytest.mark.parametrize("timestamps", [True, False])
+def test_a_part_that_repeats_the_one_before_it_is_left_out(demo, monkeypatch, timestamps) -> None:
+    """whisper-base wrote "Et" eight times for 30 s of English that began with French."""
+    made, parts = _stuck(demo, monkeypatch, [" Et"], timestamps=timestamps)
+    assert [d.state for d in parts] == ["decoded", "failed"]
+    assert parts[1].reason == REPEATED and made.text.split()[0] == "Et"
+    assert made.coverage.failed_samples > 0.5 * made.sample_count
+    assert made.coverage.wordless_samples > 0.3 * made.sample_count
+    assert "failed_windows" in [w.code for w in made.warnings]
+
+
+def _stuck(demo, monkeypatch, texts, *, timestamps=True):
+    """The transcript and the parts of the first window of a minute in which every answer is one word, of
+    `texts` in turn, and advances by 0.02 s."""
+    special = demo.whisper.tokens
+    turns = cycle(
+        demo.whisper.tokenizer.encode(text, add_special_tokens=False)[0] for text in texts
+    )
+    begin = special.timestamp_begin
+
+    def one_word(result: Result) -> Result:
+        if not timestamps:
+            return with_tokens(result, (next(turns), special.end))
+        return with_tokens(result, (begin, next(turns), begin + 1, begin + 1, special.end))
+
+    answers(monkeypatch, one_word)
+    options = replace(ENGLISH, timestamps=timestamps, keep_encoder_states=True)
+    held = io.BytesIO()
+    soundfile.write(held, read_audio(MEMO)[: 60 * 16_000], 16_000, format="FLAC")
+    (outcome,) = demo.transcribe([held.getvalue()], options)
+    first = outcome.decoded[0].index
+    return outcome.transcript, [d for d in outcome.decoded if d.index == first]
 
 
 def test_sequential_decoding_tells_what_it_leaves_out(demo, monkeypatch) -> None:
@@ -245,6 +284,31 @@ def test_voice_behind_the_last_segment_is_counted() -> None:
     assert accounted(decoded, None, []) == decoded
     silent = accounted(replace(decoded, state="silent"), voiced, [])
     assert silent.wordless == voiced and silent.reach is None
+
+
+def test_voice_between_segments_is_counted_where_it_is_more_than_a_word_lasts() -> None:
+    voiced = ((0, 20 * LEAST),)
+    decoded = _decoded(0, 20 * LEAST)
+    few = [_segment(0, 8 * LEAST), _segment(8 * LEAST + STRETCHED, 20 * LEAST)]
+    assert accounted(decoded, voiced, few) == decoded
+    more = [_segment(0, 8 * LEAST), _segment(9 * LEAST + STRETCHED, 20 * LEAST)]
+    found = accounted(decoded, voiced, more)
+    assert found.wordless == ((8 * LEAST, 9 * LEAST + STRETCHED),) and found.reach is None
+    late = accounted(decoded, voiced, [_segment(LEAST + STRETCHED, 19 * LEAST)])
+    assert late.wordless == ((0, LEAST + STRETCHED), (19 * LEAST, 20 * LEAST))
+    assert late.reach == 19 * LEAST
+
+
+def test_what_two_segments_leave_out_between_them_is_decoded_again() -> None:
+    """The attention gives half of it to each of the words beside it, so that neither lasts too long."""
+    parts = [Stretch(0, 5 * RATE, (1, 2)), Stretch(9 * RATE, 12 * RATE, (3, 4), 2)]
+    bounds = [RATE * s for s in (0, 3, 7, 9, 12)]  # of four tokens
+    decoded = _decoded(0, 12 * RATE)
+    assert _first_gap(parts, decoded, bounds, ((0, 12 * RATE),)) == 1
+    assert _first_gap(parts, decoded, bounds, ((0, 5 * RATE), (9 * RATE, 12 * RATE))) is None
+    # By the attention the words are elsewhere: the timestamps were wrong.
+    near = [RATE * s for s in (0, 5, 6, 7, 12)]
+    assert _first_gap(parts, decoded, near, ((0, 12 * RATE),)) is None
 
 
 def _decoded(start: int, end: int):

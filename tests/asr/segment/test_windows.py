@@ -339,8 +339,9 @@ def test_windows_say_where_a_voice_was_heard() -> None:
 
 def test_the_rest_of_a_window_keeps_its_samples_and_voice() -> None:
     window = Window(3, 100, 200, True, counting(100), ((110, 150), (160, 190)))
-    rest = window.rest(140, "de")
+    rest = window.rest(140, "de", (7, 8))
     assert (rest.index, rest.start, rest.end, rest.part, rest.language) == (3, 140, 200, 1, "de")
+    assert rest.before == (7, 8)
     assert rest.samples.tolist() == list(range(40, 100))
     assert rest.voiced == ((140, 150), (160, 190))
 

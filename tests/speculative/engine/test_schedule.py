@@ -108,6 +108,21 @@ def test_sampled_rounds_have_one_length_whatever_the_clock_says():
         schedule.learn(Poll(4, 1, 8, 8, 1, 1.0 + n, sampling=True))
 
 
+def test_where_drafts_end_early_rounds_without_drafts_say_nothing_and_widths_are_averaged():
+    """Lookup in a batch of 8: every other round has no match and costs as much as a plain one, and in the
+    others two rows have drafts while all of them are as wide."""
+    schedule = Goodput(early=True)
+    spent = 0.0
+    for number in range(150):
+        gamma = schedule.choose(sampling=False)
+        matched = bool(gamma) and number % 2 == 0
+        judged, kept = (2 * gamma, gamma) if matched else (0, 0)
+        cost = 1 + 0.3 * gamma if matched else 1.0
+        schedule.learn(Poll(gamma, 1, 8, judged, kept, cost))
+        spent += cost - kept / 8  # what the tokens of drafts save
+    assert spent <= 150 / 0.97 and schedule.choose(sampling=False) == 0
+
+
 def test_expected_tokens_is_the_geometric_sum():
     assert expected_tokens(0.5, 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
     assert expected_tokens(1.0, 7) == 8
