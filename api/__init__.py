@@ -1,4 +1,1 @@
-"""The HTTP service over `asr`, `diarize` and `text`: routes, limits, jobs and the page.
-
-Knows requests and answers; does not know tensors. Started by `forescribe serve --model tiny.en`.
-"""
+"""The HTTP service over `asr`, `diarize` and `text`: requests and answers, without tensors."""

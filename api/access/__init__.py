@@ -1,4 +1,1 @@
-"""Access: keys and their limits, capacity, and the addresses that the service itself may call.
-
-Knows keys, quotas and addresses; does not know routes.
-"""
+"""Access: keys, quotas and limits, and the addresses that the service itself may call."""

@@ -1,22 +1,15 @@
-"""The recording of a line: a file that the client has uploaded, or one that is fetched from a URL.
+"""The bodies of batches and of their lines, as checked records, and the recording that a line names.
+
+    {"input_file_id": "file-...", "endpoint": "/v1/audio/transcriptions", "completion_window": "24h"}
+    {"model": "whisper-1", "file": "file-...", "response_format": "srt"}
 
     with audio.of(request, owner, check) as recording:
         ...  recording.label, recording.audio.path
 
-Fetching is off unless `audio_urls` is set. The address is checked when the connection is made, as for
+The fields of a line are those of the endpoint's form, as JSON; an unknown field is an error: no option is
+accepted and then ignored. Its recording is a file that the client has uploaded, or one that is fetched from a
+URL. Fetching is off unless `audio_urls` is set. The address is checked when the connection is made, as for
 callbacks; there are no redirects and no proxies, and bytes and time are limited. Does not know rows.
-
-The body of a line, as a checked request: what to transcribe, how, and the format of the answer.
-
-    {"model": "whisper-1", "file": "file-...", "response_format": "srt"}
-
-The fields are those of the endpoint's form, as JSON. Does not know rows or files' contents.
-
-The body of `POST /v1/batches`, as a checked record.
-
-    {"input_file_id": "file-...", "endpoint": "/v1/audio/transcriptions", "completion_window": "24h"}
-
-An unknown field is an error: no option is accepted and then ignored. Does not know HTTP or files.
 """
 
 from __future__ import annotations
@@ -37,7 +30,7 @@ from ..errors import ApiError
 from ..files import ExpiresAfter, Files
 from ..http.bodies import label, whole
 from ..jobs.blobs import BlobDraft, BlobStore
-from ..jobs.submissions import JobForm, check
+from ..jobs.submissions import Audio, JobForm, check
 from ..routers.operations import check_model
 from ..settings import Settings
 from ..speech import forms
@@ -46,6 +39,49 @@ from ..speech.serving import Serving
 from .table import Endpoint
 
 AUDIO = ("file", "file_url")
+
+
+PAUSES_S: Sequence[float] = (1.0, 4.0)
+"""Pauses between the attempts to fetch a recording from a server that does not answer well."""
+
+
+MAX_LENGTH = 2**60
+"""The largest Content-Length that is read as a number."""
+
+
+Key = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+Value = Annotated[str, Field(max_length=512)]
+
+
+class BatchForm(BaseModel):
+    """OpenAI's request for a batch."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input_file_id: str
+    endpoint: Endpoint
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+def parse_batch(body: Mapping[str, Any]) -> BatchForm:
+    """Check the fields. Raises ApiError `invalid_value` with the name of the field."""
+    try:
+        return BatchForm.model_validate({k: v for k, v in body.items() if v is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        param = str(first["loc"][0])[:100]
+        reasons = {
+            "missing": "is missing",
+            "extra_forbidden": f"unknown field; known: {', '.join(BatchForm.model_fields)}",
+        }
+        message = (
+            reasons.get(first["type"], first["msg"]) if len(first["loc"]) == 1 else first["msg"]
+        )
+        raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
 
 
 @dataclass(frozen=True)
@@ -77,96 +113,6 @@ def job_form(request: LineRequest, serving: Serving, settings: Settings) -> JobF
         return check(JobForm(**form.model_dump(), task="translate"), serving, settings)
     forms.transcription(form, serving, settings)
     return check(JobForm(**form.model_dump()), serving, settings)
-
-
-def _form(
-    kind: type[TranscriptionForm] | type[TranslationForm], fields: dict[str, Any]
-) -> TranscriptionForm | TranslationForm:
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        param = str(first["loc"][0])[:100]
-        reasons = {"missing": "is missing", "extra_forbidden": _unknown(kind)}
-        reason = reasons.get(first["type"], first["msg"])
-        raise ApiError("invalid_value", f"{param}: {reason}", param=param) from error
-
-
-def _unknown(kind: type[BaseModel]) -> str:
-    return f"unknown field; known: {', '.join((*AUDIO, *kind.model_fields))}"
-
-
-def _audio(body: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The id of a file or a URL; a URL may be given as `file` too."""
-    given = {name: body[name] for name in AUDIO if body.get(name) is not None}
-    if len(given) != 1:
-        text = "give `file`, the id of a file, or `file_url`"
-        raise ApiError("missing_file", text, param="file")
-    ((name, value),) = given.items()
-    if not isinstance(value, str):
-        raise ApiError("invalid_value", f"{name}: not a string", param=name)
-    if name == "file" and not value.startswith(("https://", "http://")):
-        return value, None
-    return None, value
-
-
-PAUSES_S: Sequence[float] = (1.0, 4.0)
-"""Pauses between the attempts to fetch a recording from a server that does not answer well."""
-
-MAX_LENGTH = 2**60
-
-
-class StoredAudio(Protocol):
-    """Audio on disk that becomes a job's blob."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def flush(self) -> None: ...
-
-    def commit(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class KeptBlob:
-    """A blob that exists: the content of a file."""
-
-    blobs: BlobStore
-    name: str
-
-    @property
-    def path(self) -> Path:
-        return self.blobs.local(self.name)
-
-    @property
-    def size(self) -> int:
-        return self.path.stat().st_size
-
-    def flush(self) -> None:
-        """It is on disk."""
-
-    def commit(self) -> str:
-        """Its name. Call it while `shared_lock` is held, so that it is not deleted afterwards. Raises
-        ApiError `file_not_found` if it has been deleted."""
-        try:
-            self.blobs.local(self.name)
-        except FileNotFoundError as error:
-            raise ApiError("file_not_found", "the file has been deleted", param="file") from error
-        return self.name
-
-
-@dataclass(frozen=True)
-class LineRecording:
-    """The audio, and the client's name for it."""
-
-    audio: StoredAudio
-    label: str | None
 
 
 class LineAudio:
@@ -259,6 +205,80 @@ class LineAudio:
             raise
 
 
+@dataclass(frozen=True)
+class LineRecording:
+    """The audio, and the client's name for it."""
+
+    audio: StoredAudio
+    label: str | None
+
+
+class StoredAudio(Audio, Protocol):
+    """Audio on disk that becomes a job's blob, and can be decoded before."""
+
+    @property
+    def path(self) -> Path: ...
+
+
+@dataclass(frozen=True)
+class KeptBlob:
+    """A blob that exists: the content of a file."""
+
+    blobs: BlobStore
+    name: str
+
+    @property
+    def path(self) -> Path:
+        return self.blobs.local(self.name)
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    def flush(self) -> None:
+        """It is on disk."""
+
+    def commit(self) -> str:
+        """Its name. Call it while `shared_lock` is held, so that it is not deleted afterwards. Raises
+        ApiError `file_not_found` if it has been deleted."""
+        try:
+            self.blobs.local(self.name)
+        except FileNotFoundError as error:
+            raise ApiError("file_not_found", "the file has been deleted", param="file") from error
+        return self.name
+
+
+def _form(
+    kind: type[TranscriptionForm] | type[TranslationForm], fields: dict[str, Any]
+) -> TranscriptionForm | TranslationForm:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        param = str(first["loc"][0])[:100]
+        reasons = {"missing": "is missing", "extra_forbidden": _unknown(kind)}
+        reason = reasons.get(first["type"], first["msg"])
+        raise ApiError("invalid_value", f"{param}: {reason}", param=param) from error
+
+
+def _unknown(kind: type[BaseModel]) -> str:
+    return f"unknown field; known: {', '.join((*AUDIO, *kind.model_fields))}"
+
+
+def _audio(body: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The id of a file or a URL; a URL may be given as `file` too."""
+    given = {name: body[name] for name in AUDIO if body.get(name) is not None}
+    if len(given) != 1:
+        text = "give `file`, the id of a file, or `file_url`"
+        raise ApiError("missing_file", text, param="file")
+    ((name, value),) = given.items()
+    if not isinstance(value, str):
+        raise ApiError("invalid_value", f"{name}: not a string", param=name)
+    if name == "file" and not value.startswith(("https://", "http://")):
+        return value, None
+    return None, value
+
+
 def _root(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
@@ -272,36 +292,3 @@ def _refused(reason: str) -> ApiError:
 def _too_large(maximum: int) -> ApiError:
     text = f"the recording is larger than {maximum} bytes"
     return ApiError("file_too_large", text, param="file_url")
-
-
-Key = Annotated[str, Field(min_length=1, max_length=64)]
-Value = Annotated[str, Field(max_length=512)]
-
-
-class BatchForm(BaseModel):
-    """OpenAI's request for a batch."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    input_file_id: str
-    endpoint: Endpoint
-    completion_window: Literal["24h"]
-    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
-    output_expires_after: ExpiresAfter | None = None
-
-
-def parse_batch(body: Mapping[str, Any]) -> BatchForm:
-    """Check the fields. Raises ApiError `invalid_value` with the name of the field."""
-    try:
-        return BatchForm.model_validate({k: v for k, v in body.items() if v is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        param = str(first["loc"][0])[:100]
-        reasons = {
-            "missing": "is missing",
-            "extra_forbidden": f"unknown field; known: {', '.join(BatchForm.model_fields)}",
-        }
-        message = (
-            reasons.get(first["type"], first["msg"]) if len(first["loc"]) == 1 else first["msg"]
-        )
-        raise ApiError("invalid_value", f"{param}: {message}", param=param) from error

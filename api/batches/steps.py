@@ -3,33 +3,29 @@
 Every step can be repeated: it reads from the rows what is left to do, and commits what it did. Does not know
 threads or HTTP, nor which process works on which batch.
 
-The input file of a batch: one JSON object per line, checked as a whole before anything is done.
+The input file has one JSON object per line, and is checked as a whole before anything is done:
 
     {"custom_id": "call-1", "method": "POST", "url": "/v1/audio/transcriptions",
      "body": {"model": "whisper-1", "file": "file-...", "response_format": "verbose_json"}}
 
 What is wrong with a line's form fails the whole batch, as at OpenAI: a file that was cut off or made for
 another endpoint is a mistake that concerns all of it. What is wrong with its body (a field, the
-recording) fails that line alone, later. Knows bytes and JSON; does not know forms, rows or files' ids.
+recording) fails that line alone, later.
 
-The output of a batch: one line of JSON for each request, in OpenAI's format.
+The output is one line of JSON for each request, in OpenAI's format:
 
     {"id": "batch_req_...", "custom_id": "call-1", "error": null,
      "response": {"status_code": 200, "request_id": "req_...", "body": {"text": "..."}}}
 
 Requests that succeeded are in one file, the others in another. A request that was refused has the answer
-that its route would have given; one that was never finished has only an `error`. Does not know rows.
-
-Prometheus series of batches. Labels never hold ids or names.
-
-The help text of each series defines it.
+that its route would have given; one that was never finished has only an `error`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -48,114 +44,32 @@ from ..jobs.service import Jobs
 from ..jobs.submissions import shown
 from ..jobs.tables import NewJob
 from ..metrics import WHOLE_DATABASE, TimedValue
-from ..speech import answers
-from ..speech.answers import token_usage
+from ..speech.answers import body_of, token_usage
 from ..speech.diarization import letter, relabelled
 from ..speech.forms import TranscriptionForm
-from . import lines as line_form
-from .lines import LineAudio, LineRequest, StoredAudio
+from .lines import LineAudio, LineRequest, StoredAudio, job_form, parse_line
 from .table import Batch, BatchError, BatchState, BatchTable, LineError, LineRow, LineState
 
 MAX_ERRORS = 100
 """Errors that are told of one file."""
 
+
 MAX_LINE_BYTES = 16 << 20
 """Four voices of 10 s fit in, as base64."""
+
 
 MAX_ID_LENGTH = 512
 
 
-@dataclass(frozen=True)
-class InputLine:
-    """One request. `at` and `length` are its place in the file, in bytes."""
-
-    at: int
-    length: int
-    custom_id: str
-    body: dict[str, Any]
+INPUT = "input"
+"""The role of the reference from a batch to the blob of its input, which outlives the client's file."""
 
 
-class _Refused(Exception):
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.message, self.param = code, message, param
+FAULT = LineError("internal_error", "the server failed")
 
 
-def check(
-    file: BinaryIO, endpoint: str, max_lines: int
-) -> tuple[list[tuple[int, int]], list[BatchError]]:
-    """The places of all requests of a file, and what is wrong with it; with errors it cannot be used."""
-    places: list[tuple[int, int]] = []
-    errors: list[BatchError] = []
-    first_uses: dict[str, int] = {}
-    for number, at, data in _numbered(file):
-        try:
-            line = _parsed(at, data, endpoint)
-            first = first_uses.setdefault(line.custom_id, number)
-            if first != number:
-                text = f"the custom_id of line {first} is used again"
-                raise _Refused("duplicate_custom_id", text, "custom_id")
-            places.append((line.at, line.length))
-        except _Refused as error:
-            errors.append(
-                BatchError(code=error.code, message=error.message, param=error.param, line=number)
-            )
-        if len(places) > max_lines:
-            text = f"the file has more than {max_lines} requests"
-            return [], [BatchError(code="too_many_requests", message=text)]
-        if len(errors) >= MAX_ERRORS:
-            break
-    if not places and not errors:
-        errors.append(BatchError(code="empty_file", message="the file has no requests"))
-    return places, errors
-
-
-def read(file: BinaryIO, at: int, length: int) -> InputLine:
-    """A line of a file that was checked."""
-    file.seek(at)
-    data = loads(file.read(length), "line")
-    return InputLine(at, length, data["custom_id"], data["body"])
-
-
-def _numbered(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """The lines that are not blank, with their numbers from 1 and the bytes before them. A line that is
-    too long comes cut off, and is the last one."""
-    at = number = 0
-    while data := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        if data.strip():
-            yield number, at, data
-        if len(data) > MAX_LINE_BYTES:
-            return
-        at += len(data)
-
-
-def _parsed(at: int, data: bytes, endpoint: str) -> InputLine:
-    if len(data) > MAX_LINE_BYTES:
-        raise _Refused("invalid_json_line", f"the line has more than {MAX_LINE_BYTES} bytes")
-    try:
-        value = loads(data, "line")
-    except ApiError as error:
-        raise _Refused("invalid_json_line", error.message) from error
-    if not isinstance(value, dict):
-        raise _Refused("invalid_json_line", "the line is not a JSON object")
-    for name, kind in (("custom_id", str), ("method", str), ("url", str), ("body", dict)):
-        if name not in value:
-            raise _Refused("missing_required_parameter", f"{name} is missing", name)
-        if not isinstance(value[name], kind):
-            what = "an object" if kind is dict else "a string"
-            raise _Refused("invalid_value", f"{name} is not {what}", name)
-    if not 0 < len(value["custom_id"]) <= MAX_ID_LENGTH:
-        text = f"custom_id has 1 to {MAX_ID_LENGTH} characters"
-        raise _Refused("invalid_value", text, "custom_id")
-    if value["method"] != "POST":
-        raise _Refused("invalid_method", "method is not POST", "method")
-    if value["url"] != endpoint:
-        raise _Refused("invalid_url", f"url is not the batch's endpoint, {endpoint}", "url")
-    unknown = sorted(value.keys() - {"custom_id", "method", "url", "body"})
-    if unknown:
-        raise _Refused("unknown_parameter", f"unknown field {unknown[0][:100]!r}", unknown[0][:100])
-    return InputLine(at, len(data), value["custom_id"], value["body"])
+PAGE = 1000
+"""Lines that are read from the database at a time."""
 
 
 UNDONE: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -171,79 +85,6 @@ UNDONE: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """Code and message of lines that were never finished, by state."""
-
-
-def succeeded(line: LineRow, custom_id: str, request: LineRequest, transcript: Transcript) -> bytes:
-    """The line of the output file."""
-    form = request.form
-    if isinstance(form, TranscriptionForm) and form.diarized:
-        transcript = relabelled(transcript, form.known_speaker_names, letter)
-    body = body_of(transcript, form.response_format, request.granularities)
-    return _line(line, custom_id, _response(line, 200, body), None)
-
-
-def failed(line: LineRow, custom_id: str) -> bytes:
-    """The line of the error file."""
-    if line.state in UNDONE:
-        code, message = UNDONE[line.state]
-        return _line(line, custom_id, None, {"code": code, "message": message})
-    told = line.error or LineError("internal_error", "the server failed")
-    code = told.code if told.code in STATUS else "internal_error"
-    error = ApiError(code, told.message, param=told.param)
-    return _line(line, custom_id, _response(line, error.status, error.body()), None)
-
-
-def body_of(transcript: Transcript, form: str, granularities: Sequence[str] | None) -> Any:
-    """What the route would have answered: an object, or a string for the formats that are plain text."""
-    if form == "text":
-        return f"{transcript.text}\n"
-    if form in answers.FILES:
-        render, _ = answers.FILES[form]
-        return render(transcript)
-    if form == "diarized_json":
-        return answers.diarized(transcript)
-    if form == "json":
-        return answers.short(transcript, None)
-    return answers.verbose(transcript, set(granularities or ("segment",)))
-
-
-def _response(line: LineRow, status: int, body: Any) -> dict[str, Any]:
-    return {
-        "status_code": status,
-        "request_id": f"req_{line.job.removeprefix('job_')}",
-        "body": body,
-    }
-
-
-def _line(
-    line: LineRow, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None
-) -> bytes:
-    value = {"id": line.request, "custom_id": custom_id, "response": response, "error": error}
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-
-
-class BatchMetrics:
-    """Counts of lines, and a gauge of batches that is read when metrics are requested."""
-
-    def __init__(self, registry: CollectorRegistry, unfinished: Callable[[], float]) -> None:
-        self._lines = Counter(
-            "forescribe_batch_lines", "Lines of batches by result.", ["state"], registry=registry
-        )
-        text = f"Batches that have not ended, {WHOLE_DATABASE}."
-        gauge = Gauge("forescribe_batches_open", text, registry=registry)
-        gauge.set_function(TimedValue(unfinished))
-
-    def ended(self, state: str) -> None:
-        self._lines.labels(state).inc()
-
-
-INPUT = "input"
-"""The role of the reference from a batch to the blob of its input, which outlives the client's file."""
-
-FAULT = LineError("internal_error", "the server failed")
-
-PAGE = 1000
-"""Lines that are read from the database at a time."""
 
 
 class BatchSteps:
@@ -360,8 +201,8 @@ class BatchSteps:
 
     def _create(self, batch: Batch, line: LineRow) -> None:
         with self._input(batch) as file:
-            request = line_form.parse_line(batch.endpoint, read(file, line.at, line.length).body)
-        form = line_form.job_form(request, self.serving, self.settings)
+            request = parse_line(batch.endpoint, read(file, line.at, line.length).body)
+        form = job_form(request, self.serving, self.settings)
         self.jobs.submissions.check_capacity(batch.owner, keyed=bool(batch.owner))
         with self.audio.of(request, batch.owner, self.leave) as recording:
             total_s = self._length_s(recording.audio)
@@ -402,7 +243,7 @@ class BatchSteps:
                     if isinstance(transcript, LineRow):
                         errors.write(failed(transcript, given.custom_id))
                         continue
-                    request = line_form.parse_line(batch.endpoint, given.body)
+                    request = parse_line(batch.endpoint, given.body)
                     usage = token_usage(transcript)
                     read_tokens += int(str(usage["input_tokens"]))
                     written_tokens += int(str(usage["output_tokens"]))
@@ -444,3 +285,149 @@ class BatchSteps:
         now = max(self.store.now(), batch.created_at)  # the clock may have been set back
         name = f"{batch.id}_{'output' if role == 'output' else 'error'}.jsonl"
         return StoredFile(id, batch.owner, "batch_output", name, size, now, now + kept_s)
+
+
+class BatchMetrics:
+    """Counts of lines, and a gauge of batches that is read when metrics are requested. The help text of each
+    defines it."""
+
+    def __init__(self, registry: CollectorRegistry, unfinished: Callable[[], float]) -> None:
+        self._lines = Counter(
+            "forescribe_batch_lines", "Lines of batches by result.", ["state"], registry=registry
+        )
+        text = f"Batches that have not ended, {WHOLE_DATABASE}."
+        gauge = Gauge("forescribe_batches_open", text, registry=registry)
+        gauge.set_function(TimedValue(unfinished))
+
+    def ended(self, state: str) -> None:
+        self._lines.labels(state).inc()
+
+
+@dataclass(frozen=True)
+class InputLine:
+    """One request. `at` and `length` are its place in the file, in bytes."""
+
+    at: int
+    length: int
+    custom_id: str
+    body: dict[str, Any]
+
+
+def check(
+    file: BinaryIO, endpoint: str, max_lines: int
+) -> tuple[list[tuple[int, int]], list[BatchError]]:
+    """The places of all requests of a file, and what is wrong with it; with errors it cannot be used."""
+    places: list[tuple[int, int]] = []
+    errors: list[BatchError] = []
+    first_uses: dict[str, int] = {}
+    for number, at, data in _numbered(file):
+        try:
+            line = _parsed(at, data, endpoint)
+            first = first_uses.setdefault(line.custom_id, number)
+            if first != number:
+                text = f"the custom_id of line {first} is used again"
+                raise _Refused("duplicate_custom_id", text, "custom_id")
+            places.append((line.at, line.length))
+        except _Refused as error:
+            errors.append(
+                BatchError(code=error.code, message=error.message, param=error.param, line=number)
+            )
+        if len(places) > max_lines:
+            text = f"the file has more than {max_lines} requests"
+            return [], [BatchError(code="too_many_requests", message=text)]
+        if len(errors) >= MAX_ERRORS:
+            break
+    if not places and not errors:
+        errors.append(BatchError(code="empty_file", message="the file has no requests"))
+    return places, errors
+
+
+def read(file: BinaryIO, at: int, length: int) -> InputLine:
+    """A line of a file that was checked."""
+    file.seek(at)
+    data = loads(file.read(length), "line")
+    return InputLine(at, length, data["custom_id"], data["body"])
+
+
+def succeeded(line: LineRow, custom_id: str, request: LineRequest, transcript: Transcript) -> bytes:
+    """The line of the output file."""
+    form = request.form
+    if isinstance(form, TranscriptionForm) and form.diarized:
+        transcript = relabelled(transcript, form.known_speaker_names, letter)
+    body = body_of(form.response_format, transcript, granularities=request.granularities)
+    return _line(line, custom_id, _response(line, 200, body), None)
+
+
+def failed(line: LineRow, custom_id: str) -> bytes:
+    """The line of the error file."""
+    if line.state in UNDONE:
+        code, message = UNDONE[line.state]
+        return _line(line, custom_id, None, {"code": code, "message": message})
+    told = line.error or LineError("internal_error", "the server failed")
+    code = told.code if told.code in STATUS else "internal_error"
+    error = ApiError(code, told.message, param=told.param)
+    return _line(line, custom_id, _response(line, error.status, error.body()), None)
+
+
+class _Refused(Exception):
+    """What is wrong with a line of an input file."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+
+
+def _numbered(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+    """The lines that are not blank, with their numbers from 1 and the bytes before them. A line that is
+    too long comes cut off, and is the last one."""
+    at = number = 0
+    while data := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if data.strip():
+            yield number, at, data
+        if len(data) > MAX_LINE_BYTES:
+            return
+        at += len(data)
+
+
+def _parsed(at: int, data: bytes, endpoint: str) -> InputLine:
+    if len(data) > MAX_LINE_BYTES:
+        raise _Refused("invalid_json_line", f"the line has more than {MAX_LINE_BYTES} bytes")
+    try:
+        value = loads(data, "line")
+    except ApiError as error:
+        raise _Refused("invalid_json_line", error.message) from error
+    if not isinstance(value, dict):
+        raise _Refused("invalid_json_line", "the line is not a JSON object")
+    for name, kind in (("custom_id", str), ("method", str), ("url", str), ("body", dict)):
+        if name not in value:
+            raise _Refused("missing_required_parameter", f"{name} is missing", name)
+        if not isinstance(value[name], kind):
+            what = "an object" if kind is dict else "a string"
+            raise _Refused("invalid_value", f"{name} is not {what}", name)
+    if not 0 < len(value["custom_id"]) <= MAX_ID_LENGTH:
+        text = f"custom_id has 1 to {MAX_ID_LENGTH} characters"
+        raise _Refused("invalid_value", text, "custom_id")
+    if value["method"] != "POST":
+        raise _Refused("invalid_method", "method is not POST", "method")
+    if value["url"] != endpoint:
+        raise _Refused("invalid_url", f"url is not the batch's endpoint, {endpoint}", "url")
+    unknown = sorted(value.keys() - {"custom_id", "method", "url", "body"})
+    if unknown:
+        raise _Refused("unknown_parameter", f"unknown field {unknown[0][:100]!r}", unknown[0][:100])
+    return InputLine(at, len(data), value["custom_id"], value["body"])
+
+
+def _response(line: LineRow, status: int, body: Any) -> dict[str, Any]:
+    return {
+        "status_code": status,
+        "request_id": f"req_{line.job.removeprefix('job_')}",
+        "body": body,
+    }
+
+
+def _line(
+    line: LineRow, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None
+) -> bytes:
+    value = {"id": line.request, "custom_id": custom_id, "response": response, "error": error}
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"

@@ -1,4 +1,1 @@
-"""HTTP below the routes: connections, origins, request ids, errors, the OpenAPI description.
-
-Knows requests and answers; does not know audio or models.
-"""
+"""HTTP below the routes: connections, origins, request ids, errors, the OpenAPI description."""

@@ -1,38 +1,24 @@
-"""What this process holds of the jobs that it is working on: decoded samples, and slots in the session.
+"""What this process holds of the jobs that it works on: samples, slots of the session, exposure to crashes.
 
     samples = active.samples(job, files.audio)
-    active.check(job)               # raises if the job is not to be continued
-    active.release(job)             # frees both
-
-Knows the session and the decoders; does not know rows of jobs or the order of steps.
-
-The decoded groups of one job, handed from the engine's thread to the job's thread.
-
-    groups = DecodedGroups()
-    groups.submit(session, planned(..., listener=groups, grouped=groups.grouped))
-    groups.wait_for(0)                  # other groups may be finished before it
-    groups.outcome()
-
-Groups are decoded ahead of the thread that stores them, so the engine never waits for a disk. Does not
-know rows.
-
-Crash tracking: which jobs have work in code that can take the process down.
-
+    active.check(job)                    # raises if the job is not to be continued
+    active.release(job)                  # frees its samples and its slots
     with tracker.exposed(job, check):    # waits for its turn; then the job is on record as exposed
         ...
 
-Such code is voice activity detection, the engine and the diarizer. The record is a row that is committed
-before the work begins, so it outlives the process. The rows of a dead process name the jobs that may have
-killed it; jobs that wait, are being decoded (in a child process), written or called back did not.
+`DecodedGroups` hands the groups of a job from the engine's thread to the job's. They are decoded ahead of the
+thread that stores them, so the engine never waits for a disk.
 
-One death does not tell which of several exposed jobs caused it, and a process is also killed from outside.
-So a job that was exposed is a *suspect* until it progresses, and a suspect is exposed alone. Only a death
-without other exposed work counts against it. Other jobs wait meanwhile: for one group, because progress
-clears a suspect.
+`CrashTracker` knows which jobs have work in code that can take the process down: voice activity detection,
+the engine and the diarizer. The record is a row that is committed before the work begins, so it outlives the
+process. The rows of a dead process name the jobs that may have killed it; jobs that wait, are being decoded
+(in a child process), written or called back did not. One death does not tell which of several exposed jobs
+caused it, and a process is also killed from outside. So a job that was exposed is a *suspect* until it
+progresses, and a suspect is exposed alone. Only a death without other exposed work counts against it. Other
+jobs wait meanwhile: for one group, because progress clears a suspect.
 
-Outages that are not a job's fault: a database or object storage that is away, a disk that is full.
-
-They are waited out, and do not count as attempts. Does not know what the steps do.
+`Outages` waits while a database or object storage is away or a disk is full: no job's fault, and no attempt
+of it. Knows the session and the decoders; does not know rows of jobs or the order of steps.
 """
 
 from __future__ import annotations
@@ -43,7 +29,6 @@ import logging
 import shutil
 import tempfile
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -54,6 +39,7 @@ from sqlalchemy.exc import DBAPIError
 
 from forescribe.asr.errors import ForescribeError, OutputError
 
+from ..http.errors import place_of
 from ..settings import Settings
 from ..speech.serving import Serving
 from .store import Store
@@ -68,204 +54,33 @@ if TYPE_CHECKING:
     from forescribe.asr.sessions.submission import Submission
 
 
-class DecodedGroups:
-    """A listener of the session that another thread can wait for."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._groups: dict[int, Group] = {}
-        self._outcome: Outcome | None = None
-        self._ended = False
-        self._reason: BaseException | None = None  # of a cancellation
-        self._session: Session | None = None
-        self._submission: Submission | None = None
-        self.phases: PhaseTimes | None = None
-
-    def submit(self, session: Session, submission: Submission) -> None:
-        """Queue the recording. Raises CapacityError if the session is closed."""
-        self._session, self._submission = session, submission
-        submission.time_phases(self.phases)
-        session.enter(submission)
-
-    # -- on the engine's thread -------------------------------------------------------------------
-
-    def progressed(self, part: Part) -> None:
-        """Ignored: `grouped` receives the same text with more detail."""
-
-    def grouped(self, group: Group) -> None:
-        with self._changed:
-            self._groups[group.k] = group
-            self._changed.notify_all()
-
-    def ended(self, outcome: Outcome | None) -> None:
-        with self._changed:
-            self._outcome, self._ended = outcome, True
-            self._changed.notify_all()
-
-    # -- on the job's thread ----------------------------------------------------------------------
-
-    def wait_for(self, k: int) -> Group:
-        """Group `k`, once it is decoded; it is returned only once. Raises the error of the recording, or
-        the reason given to `cancel`."""
-        with self._changed:
-            self._changed.wait_for(lambda: k in self._groups or self._ended or self._reason)
-            if k in self._groups and self._reason is None:
-                return self._groups.pop(k)
-        raise self._error()
-
-    def outcome(self) -> Outcome:
-        """The outcome with its transcript. Raises as `wait_for` does."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._reason)
-        if self._reason is None and self._outcome is not None and self._outcome.error is None:
-            return self._outcome
-        raise self._error()
-
-    def _error(self) -> BaseException:
-        if self._reason is not None:
-            return self._reason
-        if self._outcome is not None and self._outcome.error is not None:
-            return self._outcome.error
-        return ForescribeError("the recording ended without one of its groups")
-
-    # -- from any thread --------------------------------------------------------------------------
-
-    def cancel(self, reason: BaseException) -> None:
-        """Free the recording's slots before the next round; the waiting thread raises `reason`."""
-        with self._changed:
-            self._reason = self._reason or reason
-            self._changed.notify_all()
-        if self._session is not None and self._submission is not None and not self._ended:
-            self._session.cancel(self._submission)
-
-    def wait_until_released(self, seconds: float) -> None:
-        """Wait until the session does not read the recording any more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._session is None, seconds)
-
-
 POLL_S = 0.1
-
-
-class CrashTracker:
-    """The exposed jobs of this process.
-
-    `other_requests` counts requests in the same engine that are not jobs. `make_way` is called with each
-    job that must leave because a suspect needs to be alone; that job is exposed again later.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        executor: str,
-        other_requests: Callable[[], int] = lambda: 0,
-        make_way: Callable[[str], None] = lambda job: None,
-    ) -> None:
-        self.records, self.executor = store.crashes, executor
-        self.other_requests, self.make_way = other_requests, make_way
-        self._changed = threading.Condition()
-        self._exposed: dict[str, bool] = {}  # job: whether no other job may be exposed
-        self._waiting: dict[str, int] = {}  # suspect: deaths of processes while it was exposed
-        self._ending = False
-
-    @contextmanager
-    def exposed(self, job: str, check: Callable[[], None]) -> Iterator[None]:
-        """Expose a job for a block."""
-        self.expose(job, check)
-        try:
-            yield
-        finally:
-            self.withdraw(job)
-
-    def expose(self, job: str, check: Callable[[], None]) -> None:
-        """Wait for the job's turn and put it on record. Does nothing if the job is exposed already.
-
-        `check` is called while waiting; it raises if the job is not to be continued.
-        """
-        with self._changed:
-            if job in self._exposed:
-                return
-        deaths = self.records.deaths(job)
-        self._wait_for_turn(job, deaths, check)
-        try:
-            if not self._ending:  # from then on, a kill is meant for the process
-                alone = deaths > 0 and not self.other_requests()
-                self.records.expose(self.executor, job, alone=alone)
-        except BaseException:
-            self._remove(job)
-            raise
-
-    def withdraw(self, job: str) -> None:
-        """Remove the job, if it is exposed. A row that cannot be written now is removed by `sync`."""
-        with self._changed:
-            exposed = job in self._exposed
-        if exposed:
-            try:
-                self.records.withdraw(self.executor, job)
-            except Exception:  # the database is away
-                pass
-            finally:
-                self._remove(job)
-
-    def progressed(self, job: str) -> None:
-        """The job is no longer a suspect: others may be exposed at the same time."""
-        with self._changed:
-            if job in self._exposed:
-                self._exposed[job] = False
-                self._changed.notify_all()
-
-    def request_joined(self) -> None:
-        """A request enters the engine: an exposed suspect is not alone any more."""
-        with self._changed:
-            suspect = any(self._exposed.values())
-        if suspect:
-            self.records.clear_alone(self.executor)
-
-    def sync(self) -> None:
-        """Make the rows of this process equal to its exposed jobs."""
-        with self._changed:
-            jobs = frozenset(self._exposed)
-        self.records.keep_only(self.executor, jobs)
-
-    def end(self) -> None:
-        """The process is about to end on purpose: from here on a kill counts against no job."""
-        with self._changed:
-            self._ending = True
-        self.records.keep_only(self.executor, frozenset())
-
-    def _wait_for_turn(self, job: str, deaths: int, check: Callable[[], None]) -> None:
-        with self._changed:
-            if deaths:
-                self._waiting[job] = deaths
-            try:
-                while not self._may_enter(job):
-                    others = [
-                        other for other, alone in self._exposed.items() if deaths and not alone
-                    ]
-                    for other in others:
-                        self.make_way(other)
-                    self._changed.wait(POLL_S)
-                    check()
-                self._exposed[job] = deaths > 0
-            finally:
-                self._waiting.pop(job, None)
-                self._changed.notify_all()
-
-    def _may_enter(self, job: str) -> bool:
-        """Suspects come first, those with the fewest deaths before the others."""
-        if job in self._waiting:
-            first = min(self._waiting, key=lambda suspect: (self._waiting[suspect], suspect))
-            return first == job and not self._exposed
-        return not self._waiting and not any(self._exposed.values())
-
-    def _remove(self, job: str) -> None:
-        with self._changed:
-            self._exposed.pop(job, None)
-            self._changed.notify_all()
+"""How often a job that waits for its turn or for the engine looks whether it goes on."""
 
 
 RELEASE_S = 10.0
 """How long to wait for the engine's round and the reader's block in which a recording is cancelled."""
+
+
+STORAGE = frozenset({"storage_full", "unwritable_output"})
+
+
+AWAY = frozenset({"storage_unavailable", "storage_denied"})
+"""Codes of object storage that does not answer, throttles, or does not accept the credentials (any more)."""
+
+
+MIN_FREE_BYTES = 4 << 20
+"""With less a disk counts as full, whatever the settings say."""
+
+
+AWAY_S = 1.0
+"""Seconds between checks of a database or a disk that is away."""
+
+
+log = logging.getLogger("forescribe.api")
+
+
+T = TypeVar("T")
 
 
 class ActiveJobs:
@@ -403,27 +218,203 @@ class ActiveJobs:
             groups.cancel(MakeWay())
 
 
-log = logging.getLogger("forescribe.api")
+class DecodedGroups:
+    """A listener of the session that another thread can wait for.
 
-STORAGE = frozenset({"storage_full", "unwritable_output"})
-AWAY = frozenset({"storage_unavailable", "storage_denied"})
-"""Codes of object storage that does not answer, throttles, or does not accept the credentials (any more)."""
+    groups = DecodedGroups()
+    groups.submit(session, planned(..., listener=groups, grouped=groups.grouped))
+    groups.wait_for(0)                  # other groups may be finished before it
+    groups.outcome()
+    """
 
-MIN_FREE_BYTES = 4 << 20
-"""With less a disk counts as full, whatever the settings say."""
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._groups: dict[int, Group] = {}
+        self._outcome: Outcome | None = None
+        self._ended = False
+        self._reason: BaseException | None = None  # of a cancellation
+        self._session: Session | None = None
+        self._submission: Submission | None = None
+        self.phases: PhaseTimes | None = None
 
-AWAY_S = 1.0
-"""Seconds between checks of a database or a disk that is away."""
+    def submit(self, session: Session, submission: Submission) -> None:
+        """Queue the recording. Raises CapacityError if the session is closed."""
+        self._session, self._submission = session, submission
+        submission.time_phases(self.phases)
+        session.enter(submission)
 
-T = TypeVar("T")
+    # -- on the engine's thread -------------------------------------------------------------------
+
+    def progressed(self, part: Part) -> None:
+        """Ignored: `grouped` receives the same text with more detail."""
+
+    def grouped(self, group: Group) -> None:
+        with self._changed:
+            self._groups[group.k] = group
+            self._changed.notify_all()
+
+    def ended(self, outcome: Outcome | None) -> None:
+        with self._changed:
+            self._outcome, self._ended = outcome, True
+            self._changed.notify_all()
+
+    # -- on the job's thread ----------------------------------------------------------------------
+
+    def wait_for(self, k: int) -> Group:
+        """Group `k`, once it is decoded; it is returned only once. Raises the error of the recording, or
+        the reason given to `cancel`."""
+        with self._changed:
+            self._changed.wait_for(lambda: k in self._groups or self._ended or self._reason)
+            if k in self._groups and self._reason is None:
+                return self._groups.pop(k)
+        raise self._error()
+
+    def outcome(self) -> Outcome:
+        """The outcome with its transcript. Raises as `wait_for` does."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._reason)
+        if self._reason is None and self._outcome is not None and self._outcome.error is None:
+            return self._outcome
+        raise self._error()
+
+    def _error(self) -> BaseException:
+        if self._reason is not None:
+            return self._reason
+        if self._outcome is not None and self._outcome.error is not None:
+            return self._outcome.error
+        return ForescribeError("the recording ended without one of its groups")
+
+    # -- from any thread --------------------------------------------------------------------------
+
+    def cancel(self, reason: BaseException) -> None:
+        """Free the recording's slots before the next round; the waiting thread raises `reason`."""
+        with self._changed:
+            self._reason = self._reason or reason
+            self._changed.notify_all()
+        if self._session is not None and self._submission is not None and not self._ended:
+            self._session.cancel(self._submission)
+
+    def wait_until_released(self, seconds: float) -> None:
+        """Wait until the session does not read the recording any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._session is None, seconds)
 
 
-def report_fault(where: str, error: Exception) -> None:
-    """Log the type and the place of an error. Its message may contain text of a transcript."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(frame.filename).name}:{frame.lineno}"
-    entry = {"event": "job_fault", "in": where, "error": type(error).__name__, "place": place}
-    log.error(json.dumps(entry))
+class CrashTracker:
+    """The exposed jobs of this process.
+
+    `other_requests` counts requests in the same engine that are not jobs. `make_way` is called with each
+    job that must leave because a suspect needs to be alone; that job is exposed again later.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        executor: str,
+        other_requests: Callable[[], int] = lambda: 0,
+        make_way: Callable[[str], None] = lambda job: None,
+    ) -> None:
+        self.records, self.executor = store.crashes, executor
+        self.other_requests, self.make_way = other_requests, make_way
+        self._changed = threading.Condition()
+        self._exposed: dict[str, bool] = {}  # job: whether no other job may be exposed
+        self._waiting: dict[str, int] = {}  # suspect: deaths of processes while it was exposed
+        self._ending = False
+
+    @contextmanager
+    def exposed(self, job: str, check: Callable[[], None]) -> Iterator[None]:
+        """Expose a job for a block."""
+        self.expose(job, check)
+        try:
+            yield
+        finally:
+            self.withdraw(job)
+
+    def expose(self, job: str, check: Callable[[], None]) -> None:
+        """Wait for the job's turn and put it on record. Does nothing if the job is exposed already.
+
+        `check` is called while waiting; it raises if the job is not to be continued.
+        """
+        with self._changed:
+            if job in self._exposed:
+                return
+        deaths = self.records.deaths(job)
+        self._wait_for_turn(job, deaths, check)
+        try:
+            if not self._ending:  # from then on, a kill is meant for the process
+                alone = deaths > 0 and not self.other_requests()
+                self.records.expose(self.executor, job, alone=alone)
+        except BaseException:
+            self._remove(job)
+            raise
+
+    def withdraw(self, job: str) -> None:
+        """Remove the job, if it is exposed. A row that cannot be written now is removed by `sync`."""
+        with self._changed:
+            exposed = job in self._exposed
+        if exposed:
+            try:
+                self.records.withdraw(self.executor, job)
+            except Exception:  # the database is away
+                pass
+            finally:
+                self._remove(job)
+
+    def progressed(self, job: str) -> None:
+        """The job is no longer a suspect: others may be exposed at the same time."""
+        with self._changed:
+            if job in self._exposed:
+                self._exposed[job] = False
+                self._changed.notify_all()
+
+    def request_joined(self) -> None:
+        """A request enters the engine: an exposed suspect is not alone any more."""
+        with self._changed:
+            suspect = any(self._exposed.values())
+        if suspect:
+            self.records.clear_alone(self.executor)
+
+    def sync(self) -> None:
+        """Make the rows of this process equal to its exposed jobs."""
+        with self._changed:
+            jobs = frozenset(self._exposed)
+        self.records.keep_only(self.executor, jobs)
+
+    def end(self) -> None:
+        """The process is about to end on purpose: from here on a kill counts against no job."""
+        with self._changed:
+            self._ending = True
+        self.records.keep_only(self.executor, frozenset())
+
+    def _wait_for_turn(self, job: str, deaths: int, check: Callable[[], None]) -> None:
+        with self._changed:
+            if deaths:
+                self._waiting[job] = deaths
+            try:
+                while not self._may_enter(job):
+                    others = [
+                        other for other, alone in self._exposed.items() if deaths and not alone
+                    ]
+                    for other in others:
+                        self.make_way(other)
+                    self._changed.wait(POLL_S)
+                    check()
+                self._exposed[job] = deaths > 0
+            finally:
+                self._waiting.pop(job, None)
+                self._changed.notify_all()
+
+    def _may_enter(self, job: str) -> bool:
+        """Suspects come first, those with the fewest deaths before the others."""
+        if job in self._waiting:
+            first = min(self._waiting, key=lambda suspect: (self._waiting[suspect], suspect))
+            return first == job and not self._exposed
+        return not self._waiting and not any(self._exposed.values())
+
+    def _remove(self, job: str) -> None:
+        with self._changed:
+            self._exposed.pop(job, None)
+            self._changed.notify_all()
 
 
 class Outages:
@@ -476,3 +467,9 @@ class Outages:
             and shutil.disk_usage(tempfile.gettempdir()).free >= MIN_FREE_BYTES
             and self.store.writable()
         )
+
+
+def report_fault(where: str, error: Exception) -> None:
+    """Log the type and the place of an error. Its message may contain text of a transcript."""
+    entry = {"event": "job_fault", "in": where, "error": type(error).__name__}
+    log.error(json.dumps({**entry, "place": place_of(error)}))

@@ -1,4 +1,4 @@
-"""Blobs: files named by the hash of their bytes. A blob is complete and on disk, or it does not exist.
+"""Blobs: bytes named by their hash. A blob is complete and stored, or it does not exist.
 
     draft = blobs.draft()
     draft.write(b"...")
@@ -8,14 +8,12 @@
     with blobs.exclusive_lock():         # now no blob is without its row
         blobs.delete(name)
 
-Equal contents are stored once. A process that dies leaves drafts, which `sweep` removes. Does not know
-which rows refer to a blob.
+`BlobStore` is the interface: `Blobs` keeps files on a local disk, `api.jobs.object_blobs` objects in S3 and
+the like. Two ways protect a blob whose row is not committed yet: locks, where all processes share a disk, and
+marks in the database (`api.jobs.references`), where they do not; `marked` says which.
 
-The interface of blob stores: `api.jobs.storage.blobs` on a local disk, `object_blobs` on S3 and the like.
-
-A blob's name begins with the SHA-256 of its bytes. A blob is complete, or it does not exist. Two ways protect
-a blob whose row is not committed yet: locks, where all processes share a disk, and marks in the database
-(`blob_marks`), where they do not; `marked` says which.
+On a disk equal contents are stored once. A process that dies leaves drafts, which `sweep` removes. Does not
+know which rows refer to a blob.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ from typing import BinaryIO, Protocol
 from forescribe.asr.errors import OutputError
 
 NAME = re.compile(r"[0-9a-f]{64}")
+
 
 PIECE = 1 << 20
 """Bytes that are copied at a time."""
@@ -232,57 +231,9 @@ class Draft(DraftFile):
         return self.name
 
 
-def move_durably(source: Path, target: Path) -> None:
-    """Rename a file that is on disk, and write its new directory entry to disk too."""
-    target.parent.mkdir(exist_ok=True)
-    os.replace(source, target)
-    for folder in (target.parent, target.parent.parent):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-@contextmanager
-def disk_errors() -> Iterator[None]:
-    """Raise OSError as OutputError with code `storage_full` or `unwritable_output`."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, OutputError):
-            raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        text = f"the job store cannot be written ({error.strerror}): free some space, or check its disk"
-        raise OutputError(text, code="storage_full" if full else "unwritable_output") from error
-
-
-class BlobDraft(Protocol):
-    """A blob while it is written to a local file."""
-
-    path: Path
-    size: int
-
-    @property
-    def name(self) -> str:
-        """The SHA-256 of the bytes written so far, as hexadecimal digits."""
-
-    def write(self, data: bytes) -> None:
-        """Append bytes. Raises OutputError."""
-
-    def flush(self) -> None:
-        """Complete the local file: afterwards `path` can be read. Raises OutputError."""
-
-    def commit(self) -> str:
-        """Store the blob and return its name. Raises OutputError, StorageError."""
-
-    def discard(self) -> None:
-        """Remove the local file; does nothing after `commit`."""
-
-
 class BlobStore(Protocol):
-    """Blobs by name. Methods that write raise OutputError for a local disk, StorageError for object storage
-    that refuses or does not answer."""
+    """Blobs by name, which begins with the SHA-256 of the bytes. Methods that write raise OutputError for a
+    local disk, StorageError for object storage that refuses or does not answer."""
 
     marked: bool
     """Whether references are protected by marks in the database instead of locks."""
@@ -336,3 +287,51 @@ class BlobStore(Protocol):
 
     def exclusive_lock(self) -> AbstractContextManager[None]:
         """Hold while blobs are deleted."""
+
+
+class BlobDraft(Protocol):
+    """A blob while it is written to a local file."""
+
+    path: Path
+    size: int
+
+    @property
+    def name(self) -> str:
+        """The SHA-256 of the bytes written so far, as hexadecimal digits."""
+
+    def write(self, data: bytes) -> None:
+        """Append bytes. Raises OutputError."""
+
+    def flush(self) -> None:
+        """Complete the local file: afterwards `path` can be read. Raises OutputError."""
+
+    def commit(self) -> str:
+        """Store the blob and return its name. Raises OutputError, StorageError."""
+
+    def discard(self) -> None:
+        """Remove the local file; does nothing after `commit`."""
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raise OSError as OutputError with code `storage_full` or `unwritable_output`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        text = f"the job store cannot be written ({error.strerror}): free some space, or check its disk"
+        raise OutputError(text, code="storage_full" if full else "unwritable_output") from error
+
+
+def move_durably(source: Path, target: Path) -> None:
+    """Rename a file that is on disk, and write its new directory entry to disk too."""
+    target.parent.mkdir(exist_ok=True)
+    os.replace(source, target)
+    for folder in (target.parent, target.parent.parent):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

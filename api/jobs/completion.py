@@ -1,18 +1,13 @@
-"""The end of a job: success, failure, another run, and the delivery of its callback.
-
-A job's end and the first attempt of its callback are committed together. Does not know how a job is done.
-
-Webhooks: a signed callback at the end of a job, retried until the receiver confirms it.
+"""The end of a job: success, failure, another run, and a signed callback that is retried until confirmed.
 
     webhook-id: msg_<job>.<run>           the same for every attempt: receivers drop duplicates
     webhook-timestamp: 1790000123
     webhook-signature: v1,<base64 of HMAC-SHA256(secret, "id.timestamp.body")>
 
-The format is Standard Webhooks, so receivers can verify it in any language. The body names the job and its
-state, never text. An answer of 2xx confirms, 410 ends the attempts, anything else is a failure. Delivery
-is at least once. Does not know rows or queues.
-
-Prometheus series of the jobs. Labels never hold ids or names.
+A job's end and the first attempt of its callback are committed together. The format is Standard Webhooks, so
+receivers can verify it in any language. The body names the job and its state, never text. An answer of 2xx
+confirms, 410 ends the attempts, anything else is a failure. Delivery is at least once. Series of Prometheus
+count what has ended; labels never hold ids or names. Does not know how a job is done.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ import binascii
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -30,13 +25,12 @@ from typing import Literal
 import httpx
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
 from standardwebhooks import Webhook
 
 from ..access import outbound
 from ..access.addresses import Network
 from ..errors import ApiError
-from ..metrics import SECONDS, TimedValue
+from ..metrics import SECONDS, Series, TimedValue
 from .database import Tx
 from .store import Store
 from .tables import Job, State, callback_item, run_item
@@ -56,14 +50,78 @@ SCHEDULE_S: Sequence[float] = (
 )
 """Seconds before each attempt."""
 
+
 TIMEOUT_S = 20.0
+
+
 JITTER = 0.1
 """Waits are longer by up to this share, so that the callbacks of an outage are not all made at once."""
 
+
 SECRET_PREFIX = "whsec_"
+
+
 MIN_SECRET_BYTES = 16
 
+
 Answer = Literal["delivered", "gone", "failed"]
+
+
+class Completion:
+    """Ends runs of jobs, and delivers callbacks."""
+
+    def __init__(
+        self, store: Store, engine: JobEngine, webhooks: Webhooks, metrics: JobMetrics
+    ) -> None:
+        self.store, self.engine, self.webhooks, self.metrics = store, engine, webhooks, metrics
+
+    def finish(self, job: str, run: int) -> bool:
+        """The job has succeeded."""
+        with self.store.transaction() as tx:
+            row = self.store.jobs.current(tx, job, run)
+            if row is None:
+                raise RunReplaced
+            self.store.jobs.set_progress(tx, job, row.total_s)
+            self.end(tx, row, "succeeded")
+        return True
+
+    def fail(self, job: str, run: int, error: ApiError) -> None:
+        """The job has failed; if only its diarization failed, it keeps its transcript and has succeeded."""
+        with self.store.transaction() as tx:
+            row = self.store.jobs.current(tx, job, run)
+            if row is not None:
+                state: State = "succeeded" if row.kind == "diarize" else "failed"
+                self.end(tx, row, state, (error.code, error.message))
+
+    def restart(self, job: str, run: int) -> None:
+        """Queue another run of an unfinished job whose work has ended."""
+        with self.store.transaction() as tx:
+            if self.store.jobs.current(tx, job, run) is not None:
+                restarted = self.store.jobs.restart(tx, job)
+                self.engine.enqueue(tx, run_item(job, restarted.run, restarted.kind))
+
+    def end(self, tx: Tx, job: Job, state: State, error: tuple[str, str] | None = None) -> None:
+        """End a job, and queue the first attempt of its callback in the same transaction."""
+        ended = self.store.jobs.end(tx, job.id, state, error)
+        self.metrics.ended(ended)
+        if ended.callback is not None:
+            self.engine.enqueue(tx, callback_item(job.id, job.run, 0))
+
+    def deliver(self, job: str, run: int, number: int) -> str:
+        """Make one delivery attempt; if it fails, queue the next one."""
+        row = self.store.jobs.get(job)
+        if row is None or row.run != run or row.callback is None or row.callback.state != "pending":
+            return "over"
+        answer = self.webhooks.deliver(row)
+        wait_s = self.webhooks.wait_s(number + 1) if answer == "failed" else None
+        self.metrics.called_back(answer)
+        with self.store.transaction() as tx:
+            if wait_s is None:
+                self.store.jobs.set_callback(tx, job, answer, number + 1)
+            else:
+                self.store.jobs.set_callback(tx, job, "pending", number + 1)
+                self.engine.enqueue(tx, callback_item(job, run, number + 1, wait_s))
+        return answer
 
 
 @dataclass(frozen=True)
@@ -127,7 +185,7 @@ def check_secret(secret: str) -> str:
 
 
 class JobMetrics:
-    """The help text of each series defines it."""
+    """The series of jobs; the help text of each defines it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -162,7 +220,14 @@ class JobMetrics:
         self, name: str, text: str, label: str, values: Callable[[], Mapping[str, int]]
     ) -> None:
         """Add a counter that somebody else keeps, by one label."""
-        self._registry.register(_Counts(f"forescribe_{name}", text, label, values))
+
+        def read() -> Iterator[CounterMetricFamily]:
+            family = CounterMetricFamily(f"forescribe_{name}", text, labels=[label])
+            for kind, count in dict(values()).items():
+                family.add_metric([kind], count)
+            yield family
+
+        self._registry.register(Series(read))
 
     def ended(self, job: Job) -> None:
         """Count a run that has ended."""
@@ -179,79 +244,3 @@ class JobMetrics:
 
     def called_back(self, answer: str) -> None:
         self._tries.labels(answer).inc()
-
-
-@dataclass(frozen=True, eq=False)
-class _Counts(Collector):
-    """The counts of `values` when metrics are read."""
-
-    name: str
-    text: str
-    label: str
-    values: Callable[[], Mapping[str, int]]
-
-    def collect(self) -> Iterable[CounterMetricFamily]:
-        family = CounterMetricFamily(self.name, self.text, labels=[self.label])
-        for kind, count in dict(self.values()).items():
-            family.add_metric([kind], count)
-        yield family
-
-    def describe(self) -> Iterable[CounterMetricFamily]:
-        yield CounterMetricFamily(self.name, self.text, labels=[self.label])
-
-
-class Completion:
-    """Ends runs of jobs, and delivers callbacks."""
-
-    def __init__(
-        self, store: Store, engine: JobEngine, webhooks: Webhooks, metrics: JobMetrics
-    ) -> None:
-        self.store, self.engine, self.webhooks, self.metrics = store, engine, webhooks, metrics
-
-    def finish(self, job: str, run: int) -> bool:
-        """The job has succeeded."""
-        with self.store.transaction() as tx:
-            row = self.store.jobs.current(tx, job, run)
-            if row is None:
-                raise RunReplaced
-            self.store.jobs.set_progress(tx, job, row.total_s)
-            self.end(tx, row, "succeeded")
-        return True
-
-    def fail(self, job: str, run: int, error: ApiError) -> None:
-        """The job has failed; if only its diarization failed, it keeps its transcript and has succeeded."""
-        with self.store.transaction() as tx:
-            row = self.store.jobs.current(tx, job, run)
-            if row is not None:
-                state: State = "succeeded" if row.kind == "diarize" else "failed"
-                self.end(tx, row, state, (error.code, error.message))
-
-    def restart(self, job: str, run: int) -> None:
-        """Queue another run of an unfinished job whose work has ended."""
-        with self.store.transaction() as tx:
-            if self.store.jobs.current(tx, job, run) is not None:
-                restarted = self.store.jobs.restart(tx, job)
-                self.engine.enqueue(tx, run_item(job, restarted.run, restarted.kind))
-
-    def end(self, tx: Tx, job: Job, state: State, error: tuple[str, str] | None = None) -> None:
-        """End a job, and queue the first attempt of its callback in the same transaction."""
-        ended = self.store.jobs.end(tx, job.id, state, error)
-        self.metrics.ended(ended)
-        if ended.callback is not None:
-            self.engine.enqueue(tx, callback_item(job.id, job.run, 0))
-
-    def deliver(self, job: str, run: int, number: int) -> str:
-        """Make one delivery attempt; if it fails, queue the next one."""
-        row = self.store.jobs.get(job)
-        if row is None or row.run != run or row.callback is None or row.callback.state != "pending":
-            return "over"
-        answer = self.webhooks.deliver(row)
-        wait_s = self.webhooks.wait_s(number + 1) if answer == "failed" else None
-        self.metrics.called_back(answer)
-        with self.store.transaction() as tx:
-            if wait_s is None:
-                self.store.jobs.set_callback(tx, job, answer, number + 1)
-            else:
-                self.store.jobs.set_callback(tx, job, "pending", number + 1)
-                self.engine.enqueue(tx, callback_item(job, run, number + 1, wait_s))
-        return answer

@@ -1,20 +1,16 @@
-"""The job database: SQLite in a file or PostgreSQL, by the same statements.
+"""The job database: SQLite in a file or PostgreSQL, by the same statements; and turns of its processes.
 
     database = Database.open("sqlite:///jobs.db")
     with database.transaction() as tx:
         tx.execute(...)
         after_commit(tx, callback)
 
-Knows connections, transactions and their faults; does not know what the rows mean.
-
-Turns: a task that one process does for all, such as retention, at most once in a period.
-
-    if turns.take("retention", 60.0):
+    if turns.take("retention", 60.0):         # this process does the task for all, once in a period
         ...
 
-Periods are measured by the database's clock, so no machine's clock matters. A process that dies in its turn
-delays the task by one period. Tasks must be repeatable: one that takes longer than its period overlaps with
-the next turn.
+Periods of turns are measured by the database's clock, so no machine's clock matters. A process that dies in
+its turn delays the task by one period. Tasks must be repeatable: one that takes longer than its period
+overlaps with the next turn. Knows connections, transactions and their faults; does not know what rows mean.
 """
 
 from __future__ import annotations
@@ -35,11 +31,10 @@ from .tables import KEYS, META, TURNS, create_tables
 
 Tx = sa.Connection
 
+
 CHECKPOINT_TRIES = 100
 """Attempts to truncate SQLite's log, 50 ms apart: every reader delays it."""
 
-_AWAY = frozenset({"25006", "57P01", "57P02", "57P03", "53300"})
-"""PostgreSQL's codes: read only, shutting down, crashed, starting, too many connections."""
 
 PROBES: Mapping[str, str] = MappingProxyType(
     {
@@ -55,13 +50,15 @@ PROBES: Mapping[str, str] = MappingProxyType(
 defaults a statement would wait 15 minutes for a server that a partition hides, and a silent connection two
 hours. The query of the URL takes precedence."""
 
+
+_AWAY = frozenset({"25006", "57P01", "57P02", "57P03", "53300"})
+"""PostgreSQL's codes: read only, shutting down, crashed, starting, too many connections."""
+
+
 _FULL = ("SQLITE_FULL", "53100")
+
+
 _UNWRITABLE = ("SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_CANTOPEN")
-
-
-def after_commit(tx: Tx, act: Callable[[], None]) -> None:
-    """Call `act` once the transaction is committed, and not at all if it is rolled back."""
-    tx.info["after_commit"].append(act)
 
 
 class Database:
@@ -152,15 +149,59 @@ class Database:
         self.engine.dispose()
 
 
+class Turns:
+    """The turns of all processes of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def take(self, task: str, period_s: float) -> bool:
+        """Whether this process may do the task now: nobody began it within the last `period_s` seconds."""
+        with self._database.transaction() as tx:
+            now = database_time(tx)
+            taken = tx.execute(
+                sa.update(TURNS)
+                .where(TURNS.c.task == task, TURNS.c.at <= now - period_s)
+                .values(at=now)
+            )
+            if taken.rowcount:
+                return True
+            return bool(insert_new(tx, TURNS, [{"task": task, "at": now}]))
+
+
+def after_commit(tx: Tx, act: Callable[[], None]) -> None:
+    """Call `act` once the transaction is committed, and not at all if it is rolled back."""
+    tx.info["after_commit"].append(act)
+
+
+def database_time(tx: Tx) -> float:
+    """The database's clock, in Unix seconds."""
+    if tx.dialect.name == "postgresql":
+        query = "SELECT extract(epoch FROM clock_timestamp())"
+    else:
+        query = "SELECT (julianday('now') - 2440587.5) * 86400.0"
+    return float(tx.exec_driver_sql(query).scalar_one())
+
+
 def not_before(tx: Tx, now: float, *columns: sa.Column[Any]) -> sa.ColumnElement[float]:
     """A time for an update: `now`, or the latest of the row's times if the clock was set back since."""
     latest = sa.func.greatest if tx.dialect.name == "postgresql" else sa.func.max
     return latest(now, *(sa.func.coalesce(column, now) for column in columns))
 
 
+def insert_new(tx: Tx, table: sa.Table, rows: list[dict[str, object]]) -> int:
+    """Insert the rows whose keys do not exist yet, and return their number. Waits for other transactions
+    that are inserting the same keys."""
+    if tx.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert
+    else:
+        from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
+    return tx.execute(insert(table).values(rows).on_conflict_do_nothing()).rowcount
+
+
 @contextmanager
 def database_disk_errors() -> Iterator[None]:
-    """Raise disk errors of the database as OutputError, as `blobs.disk_errors` does for files."""
+    """Raise disk errors of the database as OutputError, as `api.jobs.blobs.disk_errors` does for files."""
     try:
         yield
     except sa.exc.DBAPIError as error:
@@ -231,42 +272,3 @@ def _unix_epoch(*arguments: str) -> float:
     if arguments != ("subsec",):
         raise ValueError(f"unixepoch{arguments}: only unixepoch('subsec') is known here")
     return round(time.time(), 3)
-
-
-class Turns:
-    """The turns of all processes of one database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def take(self, task: str, period_s: float) -> bool:
-        """Whether this process may do the task now: nobody began it within the last `period_s` seconds."""
-        with self._database.transaction() as tx:
-            now = database_time(tx)
-            taken = tx.execute(
-                sa.update(TURNS)
-                .where(TURNS.c.task == task, TURNS.c.at <= now - period_s)
-                .values(at=now)
-            )
-            if taken.rowcount:
-                return True
-            return bool(insert_new(tx, TURNS, [{"task": task, "at": now}]))
-
-
-def database_time(tx: Tx) -> float:
-    """The database's clock, in Unix seconds."""
-    if tx.dialect.name == "postgresql":
-        query = "SELECT extract(epoch FROM clock_timestamp())"
-    else:
-        query = "SELECT (julianday('now') - 2440587.5) * 86400.0"
-    return float(tx.exec_driver_sql(query).scalar_one())
-
-
-def insert_new(tx: Tx, table: sa.Table, rows: list[dict[str, object]]) -> int:
-    """Insert the rows whose keys do not exist yet, and return their number. Waits for other transactions
-    that are inserting the same keys."""
-    if tx.dialect.name == "postgresql":
-        from sqlalchemy.dialects.postgresql import insert
-    else:
-        from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
-    return tx.execute(insert(table).values(rows).on_conflict_do_nothing()).rowcount

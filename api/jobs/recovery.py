@@ -1,16 +1,14 @@
-"""Recovery: work that lost its process is queued again, and a job that keeps crashing it fails.
+"""The other processes of a database: joining them, and work whose process is gone.
 
-Clocks of two machines are never compared: an executor is dead when its heartbeat has not changed for some
-time by this process's own clock, and a process that was suspended observes again before it judges. A false
+    join(store, executor)         # refused where their blobs are elsewhere
+    recovery.tick()               # once a second
+
+Jobs go to any process of a database, so all must see the same blobs; each records with its heartbeat which
+blob store it has. Work that lost its process is queued again, and a job that keeps crashing it fails. A false
 alarm costs one group that is decoded twice.
 
-Joining the other processes of a database: refused where their blobs are elsewhere.
-
-    joining.check(store, executor)
-
-Jobs go to any process of a database, so all must see the same blobs. Each records with its heartbeat which
-blob store it has. Does not compare clocks: another process is alive if its heartbeat changes while this one
-looks.
+Clocks of two machines are never compared: an executor is dead when its heartbeat has not changed for some
+time by this process's own clock, and a process that was suspended observes again before it judges.
 """
 
 from __future__ import annotations
@@ -39,23 +37,41 @@ if TYPE_CHECKING:
 DEAD_AFTER_S = 10.0
 """Without a heartbeat."""
 
+
 STUCK_AFTER_S = 60.0
 """For work whose executor is alive but does not know it."""
+
 
 CHECK_S = 60.0
 """Between two checks of all unfinished work, by one process for all."""
 
+
 ASK_S = 5.0
 """How often a process asks whether the next check is its own."""
+
 
 RESTARTS = 200
 """Jobs that are restarted in one tick: heartbeats wait for them."""
 
+
 MAX_CRASHES = 5
-"""Processes that may die while only this job is exposed (`crash_tracking`), before the job fails."""
+"""Processes that may die while only this job is exposed (`api.jobs.active`), before the job fails."""
+
 
 MAX_DEATHS = 20
 """The same with other exposed work, which may have caused them."""
+
+
+WATCH_S = 12.0
+"""How long to watch a heartbeat that may be that of a dead process; longer than `DEAD_AFTER_S`."""
+
+
+LOOK_S = 0.5
+"""Between two looks at the heartbeats."""
+
+
+PATIENCE: Mapping[str, Any] = {"attempts": 5, "longest_s": 5.0, "total_s": 30.0}
+"""Of requests to object storage: clients wait for some of them, and jobs wait on after them anyway."""
 
 
 class Recovery:
@@ -188,13 +204,26 @@ class Recovery:
             self.completion.fail(job.id, job.run, ApiError("internal_error", text))
 
 
-WATCH_S = 12.0
-"""How long to watch a heartbeat that may be that of a dead process; longer than `recovery.DEAD_AFTER_S`."""
-
-LOOK_S = 0.5
-
-PATIENCE: Mapping[str, Any] = {"attempts": 5, "longest_s": 5.0, "total_s": 30.0}
-"""Of requests to object storage: clients wait for some of them, and jobs wait on after them anyway."""
+def join(
+    store: Store,
+    executor: str,
+    sleep: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Join the processes of the database. Raises UsageError if a living one has its blobs elsewhere."""
+    beats = store.heartbeats
+    beats.beat(executor, ())  # first: of two that start together at least one sees the other
+    first, end_s = beats.elsewhere(), clock() + WATCH_S
+    while first and clock() < end_s:
+        if any(beats.elsewhere().get(other, beat) != beat for other, beat in first.items()):
+            beats.delete(executor)
+            raise UsageError(
+                "another process of this database keeps its audio and results in another place, so each "
+                "would lack what the other has: set the same blobs_url for all, or the same data_dir on "
+                "a disk that they share"
+            )
+        sleep(LOOK_S)
+        beats.beat(executor, ())
 
 
 def open_store(settings: Settings, folder: Path) -> Store:
@@ -227,27 +256,3 @@ def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectBlobs:
         kind = CapacityError if error.code == "storage_unavailable" else UsageError
         raise kind(f"blobs_url: {error.message}") from error
     return blobs
-
-
-def check(
-    store: Store,
-    executor: str,
-    sleep: Callable[[float], object] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
-    """Join the processes of the database. Raises UsageError if a living one has its blobs elsewhere."""
-    beats = store.heartbeats
-    beats.beat(
-        executor, ()
-    )  # first, so that of two that start together at least one sees the other
-    first, end_s = beats.elsewhere(), clock() + WATCH_S
-    while first and clock() < end_s:
-        if any(beats.elsewhere().get(other, beat) != beat for other, beat in first.items()):
-            beats.delete(executor)
-            raise UsageError(
-                "another process of this database keeps its audio and results in another place, so each "
-                "would lack what the other has: set the same blobs_url for all, or the same data_dir on "
-                "a disk that they share"
-            )
-        sleep(LOOK_S)
-        beats.beat(executor, ())

@@ -1,19 +1,12 @@
-"""Jobs in a process: composition of the parts, start, periodic checks, hand-over to the next process.
+"""Jobs in a process: start, hand-over to the next process, operations of clients, and retention.
 
     jobs = Jobs.open(settings, serving)
     jobs.start()                              # work continues where it was
     jobs.stop()                               # the next process continues the work in progress
 
-Does not know HTTP: routes use `submissions`, `operations` and `uploads`.
-
-Retention: erase jobs, audio, keys and uploads that are older than the settings keep them.
-
-Does not know HTTP; deletion on request (`operations`) uses the same `erase`.
-
-Operations of clients on existing jobs: read, cancel, retry, diarize, delete.
-
-A job of another owner is reported as unknown. Does not know HTTP. May be called from any thread that runs
-no event loop.
+A job of another owner is reported as unknown. Retention erases jobs, audio, keys and uploads that are older
+than the settings keep them; deletion on request uses the same `erase`. Does not know HTTP: routes use
+`submissions`, `operations` and `uploads`, from any thread that runs no event loop.
 """
 
 from __future__ import annotations
@@ -41,7 +34,7 @@ from ..uploads.shared import SharedUploads
 from ..uploads.tus import UploadLimits, Uploads, UploadStore
 from .active import ActiveJobs, Outages, report_fault
 from .completion import Completion, JobMetrics, Webhooks
-from .recovery import Recovery, check, open_store
+from .recovery import Recovery, join, open_store
 from .steps import DiarizationStep, JobFiles, Steps, TranscriptionSteps
 from .store import Store
 from .submissions import Submissions
@@ -51,170 +44,25 @@ from .workflows import WORKFLOWS, CallStep, JobEngine, Workflow
 DRAFT_S = 3600.0
 """A draft of a blob that was not written to for so long has lost its writer."""
 
+
 PERIOD_S = 30.0
 """Between two turns of retention, by whichever process takes them."""
 
+
 SWEEP_S = 3600.0
 """Between two listings of object storage."""
+
 
 RELEASE_S = 10.0
 """How long running work may take to let go of a job."""
 
 
-class Retention:
-    """Erases jobs, completely: rows, files, queued work and SQLite's log."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        store: Store,
-        engine: JobEngine,
-        active: ActiveJobs,
-        uploads: UploadStore,
-        *,
-        exclusive: bool = True,
-    ) -> None:
-        self.settings, self.store, self.engine = settings, store, engine
-        self.active, self.uploads, self.exclusive = active, uploads, exclusive
-
-    def erase_expired(self) -> None:
-        """Erase everything that is older than the settings keep it. One process of a database does it for
-        all; each removes its own local files."""
-        now, settings, store = self.store.now(), self.settings, self.store
-        store.blobs.sweep(DRAFT_S)
-        self.uploads.expire(settings.upload_retention_s)
-        if not self.exclusive and not store.turns.take("retention", PERIOD_S):
-            return
-        store.references.delete_condemned()
-        for id in store.jobs.with_audio_succeeded_before(now - settings.audio_retention_s):
-            store.references.drop(id, "audio")
-        for id in store.jobs.ended_before(now - settings.result_retention_s):
-            self.erase(id)
-        store.keys.delete_before(now - settings.idempotency_retention_s)
-        if store.blobs.marked and store.turns.take("objects", SWEEP_S):
-            store.references.sweep_objects()
-
-    def erase(self, id: str) -> None:
-        """Erase a job that has ended."""
-        self.active.abandon(id)
-        prefix = item_prefix(id)
-        wait_until(
-            lambda: not any(item.startswith(prefix) for item in self.engine.running()), RELEASE_S
-        )
-        self.store.erase(id)
-        self.engine.forget(id)
-        self.store.database.truncate_log()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until the condition holds, at most `seconds`."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-
-
-class Operations:
-    """What the routes do with jobs that were submitted before."""
-
-    def __init__(
-        self,
-        store: Store,
-        engine: JobEngine,
-        active: ActiveJobs,
-        files: JobFiles,
-        completion: Completion,
-        retention: Retention,
-    ) -> None:
-        self.store, self.engine, self.active = store, engine, active
-        self.files, self.completion, self.retention = files, completion, retention
-
-    def get(self, id: str, owner: str) -> Job:
-        """Raises ApiError `job_not_found`."""
-        job = self.store.jobs.get(id, owner)
-        if job is None:
-            raise ApiError("job_not_found", "there is no such job")
-        return job
-
-    def page(
-        self, owner: str, limit: int, after: str | None, state: str | None
-    ) -> tuple[list[Job], bool]:
-        """The owner's jobs, the latest first, and whether there are more."""
-        return self.store.jobs.page(owner, limit, after, state)
-
-    def transcript(self, id: str, owner: str) -> Transcript:
-        """Raises ApiError: `in_progress` before the end, `not_found` if there is no result."""
-        job = self.get(id, owner)
-        name = self.store.references.get(id, "result")
-        if name is not None:
-            return self.files.transcript(name)
-        if job.ended:
-            raise ApiError("not_found", f"the job is {job.state}: it has no result")
-        raise ApiError("in_progress", f"the job is {job.state}", retry_after=5)
-
-    def audio(self, id: str, owner: str) -> Path:
-        """The file that was uploaded, to be opened at once. Raises ApiError `not_found` if it is not kept
-        any more."""
-        self.get(id, owner)
-        name = self.store.references.get(id, "audio")
-        try:
-            if name is not None:
-                return self.store.blobs.local(name)
-        except FileNotFoundError:
-            pass  # deleted meanwhile
-        raise _no_audio()
-
-    def cancel(self, id: str, owner: str) -> Job:
-        """End a job, whatever its work still does; a job that has ended stays as it is."""
-        job = self.get(id, owner)
-        with self.store.transaction() as tx:
-            if self.store.jobs.current(tx, id, job.run) is not None:
-                # The transcript that a diarization was to change still exists.
-                state: State = "succeeded" if job.kind == "diarize" else "cancelled"
-                self.completion.end(tx, job, state)
-        self.engine.cancel(run_item(id, job.run, job.kind).id)
-        self.active.abandon(id)
-        return self.get(id, owner)
-
-    def retry(self, id: str, owner: str) -> Job:
-        """Queue a failed or cancelled job again; decoded groups are kept. Raises ApiError `conflict`."""
-        return self._new_run(id, owner, ("failed", "cancelled"), "transcribe", {})
-
-    def diarize(self, id: str, owner: str, num_speakers: int | None) -> Job:
-        """Assign new speakers to the same words. Raises ApiError: `conflict`, `not_found`."""
-        options = {"diarize": True, "num_speakers": num_speakers}
-        return self._new_run(id, owner, ("succeeded",), "diarize", options)
-
-    def delete(self, id: str, owner: str) -> None:
-        """Cancel a job and erase its audio, text and rows."""
-        job = self.get(id, owner)
-        if not job.ended:
-            self.cancel(id, owner)
-        self.retention.erase(id)
-
-    def _new_run(
-        self, id: str, owner: str, states: tuple[State, ...], kind: Kind, options: Mapping[str, Any]
-    ) -> Job:
-        job = self.get(id, owner)
-        if job.state not in states:
-            text = f"the job is {job.state}, not {' or '.join(states)}"
-            raise ApiError("conflict", text)
-        if self.store.references.get(id, "audio") is None:
-            raise _no_audio()
-        with self.store.transaction() as tx:
-            if options:
-                merged = {k: v for k, v in {**job.options, **options}.items() if v is not None}
-                self.store.jobs.set_options(tx, id, merged)
-            queued = self.store.jobs.new_run(tx, id, kind)
-            self.engine.enqueue(tx, run_item(id, queued.run, kind))
-        return queued
-
-
-def _no_audio() -> ApiError:
-    return ApiError("not_found", "the job's audio is not kept any more")
-
-
 TICK_S = 1.0
+"""Between two checks of the work in progress."""
+
+
 RETENTION_TICK_S = 60.0
+"""Between two looks at what has expired."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +151,7 @@ class Jobs:
             queues=WEBHOOKS if settings.front_end else ALL_QUEUES,
         )
         if not exclusive:
-            check(store, engine.executor)
+            join(store, engine.executor)
         return cls(settings, serving, store, engine, exclusive=exclusive, lock=lock)
 
     def start(self) -> None:
@@ -406,6 +254,154 @@ class Jobs:
         return 0.0 if oldest is None else max(0.0, self.store.now() - oldest)
 
 
+class Operations:
+    """What the routes do with jobs that were submitted before."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: JobEngine,
+        active: ActiveJobs,
+        files: JobFiles,
+        completion: Completion,
+        retention: Retention,
+    ) -> None:
+        self.store, self.engine, self.active = store, engine, active
+        self.files, self.completion, self.retention = files, completion, retention
+
+    def get(self, id: str, owner: str) -> Job:
+        """Raises ApiError `job_not_found`."""
+        job = self.store.jobs.get(id, owner)
+        if job is None:
+            raise ApiError("job_not_found", "there is no such job")
+        return job
+
+    def page(
+        self, owner: str, limit: int, after: str | None, state: str | None
+    ) -> tuple[list[Job], bool]:
+        """The owner's jobs, the latest first, and whether there are more."""
+        return self.store.jobs.page(owner, limit, after, state)
+
+    def transcript(self, id: str, owner: str) -> Transcript:
+        """Raises ApiError: `in_progress` before the end, `not_found` if there is no result."""
+        job = self.get(id, owner)
+        name = self.store.references.get(id, "result")
+        if name is not None:
+            return self.files.transcript(name)
+        if job.ended:
+            raise ApiError("not_found", f"the job is {job.state}: it has no result")
+        raise ApiError("in_progress", f"the job is {job.state}", retry_after=5)
+
+    def audio(self, id: str, owner: str) -> Path:
+        """The file that was uploaded, to be opened at once. Raises ApiError `not_found` if it is not kept
+        any more."""
+        self.get(id, owner)
+        name = self.store.references.get(id, "audio")
+        try:
+            if name is not None:
+                return self.store.blobs.local(name)
+        except FileNotFoundError:
+            pass  # deleted meanwhile
+        raise _no_audio()
+
+    def cancel(self, id: str, owner: str) -> Job:
+        """End a job, whatever its work still does; a job that has ended stays as it is."""
+        job = self.get(id, owner)
+        with self.store.transaction() as tx:
+            if self.store.jobs.current(tx, id, job.run) is not None:
+                # The transcript that a diarization was to change still exists.
+                state: State = "succeeded" if job.kind == "diarize" else "cancelled"
+                self.completion.end(tx, job, state)
+        self.engine.cancel(run_item(id, job.run, job.kind).id)
+        self.active.abandon(id)
+        return self.get(id, owner)
+
+    def retry(self, id: str, owner: str) -> Job:
+        """Queue a failed or cancelled job again; decoded groups are kept. Raises ApiError `conflict`."""
+        return self._new_run(id, owner, ("failed", "cancelled"), "transcribe", {})
+
+    def diarize(self, id: str, owner: str, num_speakers: int | None) -> Job:
+        """Assign new speakers to the same words. Raises ApiError: `conflict`, `not_found`."""
+        options = {"diarize": True, "num_speakers": num_speakers}
+        return self._new_run(id, owner, ("succeeded",), "diarize", options)
+
+    def delete(self, id: str, owner: str) -> None:
+        """Cancel a job and erase its audio, text and rows."""
+        job = self.get(id, owner)
+        if not job.ended:
+            self.cancel(id, owner)
+        self.retention.erase(id)
+
+    def _new_run(
+        self, id: str, owner: str, states: tuple[State, ...], kind: Kind, options: Mapping[str, Any]
+    ) -> Job:
+        job = self.get(id, owner)
+        if job.state not in states:
+            text = f"the job is {job.state}, not {' or '.join(states)}"
+            raise ApiError("conflict", text)
+        if self.store.references.get(id, "audio") is None:
+            raise _no_audio()
+        with self.store.transaction() as tx:
+            if options:
+                merged = {k: v for k, v in {**job.options, **options}.items() if v is not None}
+                self.store.jobs.set_options(tx, id, merged)
+            queued = self.store.jobs.new_run(tx, id, kind)
+            self.engine.enqueue(tx, run_item(id, queued.run, kind))
+        return queued
+
+
+class Retention:
+    """Erases jobs, completely: rows, files, queued work and SQLite's log."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        engine: JobEngine,
+        active: ActiveJobs,
+        uploads: UploadStore,
+        *,
+        exclusive: bool = True,
+    ) -> None:
+        self.settings, self.store, self.engine = settings, store, engine
+        self.active, self.uploads, self.exclusive = active, uploads, exclusive
+
+    def erase_expired(self) -> None:
+        """Erase everything that is older than the settings keep it. One process of a database does it for
+        all; each removes its own local files."""
+        now, settings, store = self.store.now(), self.settings, self.store
+        store.blobs.sweep(DRAFT_S)
+        self.uploads.expire(settings.upload_retention_s)
+        if not self.exclusive and not store.turns.take("retention", PERIOD_S):
+            return
+        store.references.delete_condemned()
+        for id in store.jobs.with_audio_succeeded_before(now - settings.audio_retention_s):
+            store.references.drop(id, "audio")
+        for id in store.jobs.ended_before(now - settings.result_retention_s):
+            self.erase(id)
+        store.keys.delete_before(now - settings.idempotency_retention_s)
+        if store.blobs.marked and store.turns.take("objects", SWEEP_S):
+            store.references.sweep_objects()
+
+    def erase(self, id: str) -> None:
+        """Erase a job that has ended."""
+        self.active.abandon(id)
+        prefix = item_prefix(id)
+        wait_until(
+            lambda: not any(item.startswith(prefix) for item in self.engine.running()), RELEASE_S
+        )
+        self.store.erase(id)
+        self.engine.forget(id)
+        self.store.database.truncate_log()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until the condition holds, at most `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
 def _uploads(settings: Settings, store: Store, engine: JobEngine) -> UploadStore:
     """Uploads in a folder, or in the database where blobs are objects: then any replica continues one."""
     if store.blobs.marked:
@@ -424,3 +420,7 @@ def _locked(folder: Path) -> BinaryIO:
             f"data_dir {folder} is in use by another service: set another data_dir, or jobs = false"
         ) from error
     return file
+
+
+def _no_audio() -> ApiError:
+    return ApiError("not_found", "the job's audio is not kept any more")

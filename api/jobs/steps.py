@@ -2,23 +2,10 @@
 
     steps("group", job, run, 3)          # the group's hash; None if the run has been replaced
 
-An error that may pass is retried here; one that stays fails the job, with a code. An answer is never text.
-
-The files of a job: its request, audio, plan, groups and transcripts, as blobs with references.
-
-    form = files.form(job)
-    name = files.save(job, run, "plan", plan.to_dict())
-
-Knows the roles of blobs and the record types that they hold; does not know how they are made.
-
-The steps that turn a job's audio into a transcript without speakers: prepare, group, assemble.
-
-Each can be repeated: results are stored under their hash, and the rows say what exists already. Does not
-know HTTP or retries.
-
-The step that assigns speakers to a job's words and stores the result.
-
-Does not know how words were decoded, nor retries.
+Prepare, group and assemble turn a job's audio into a transcript without speakers; diarize assigns speakers
+to its words and stores the result. Each can be repeated: what it makes is a blob with a reference
+(`JobFiles`), stored under its hash, and the rows say what exists already. An error that may pass is retried
+here; one that stays fails the job, with a code. An answer is never text. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -57,104 +44,126 @@ TRANSCRIPTS = frozenset({"spoken", "result"})
 """Roles of blobs that are transcripts: without speakers, and the result."""
 
 
-class JobFiles:
-    """Reads and writes the files of jobs. Raises RunReplaced where a file was erased or the run is not
-    current."""
+PAUSES_S: Sequence[float] = (0.5, 1.0, 2.0)
+"""Pauses between the attempts of a step whose error may pass."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
 
-    # -- reading ----------------------------------------------------------------------------------
+TEMPORARY = frozenset({"internal_error", "overloaded", "unwritable_output", "storage_full"})
+"""Codes of errors that may pass."""
 
-    def check_current(self, job: str, run: int) -> None:
-        """Raises RunReplaced if the run is not the job's current one."""
-        row = self.store.jobs.get(job)
-        if row is None or row.run != run or row.ended:
-            raise RunReplaced
 
-    def name(self, job: str, role: str) -> str:
-        """The blob of a role that must exist."""
-        name = self.store.references.get(job, role)
-        if name is None:
-            raise RunReplaced  # the job has been erased
-        return name
+USES_ENGINE = frozenset({"group", "assemble"})
+"""Steps that wait for the engine that all jobs share."""
 
-    def form(self, job: str) -> JobForm:
-        return JobForm.model_validate_json(self.store.blobs.read(self.name(job, "form")))
 
-    @contextmanager
-    def audio(self, job: str) -> Iterator[Path]:
-        """A local file with the audio, which exists for the block. Raises AudioError `missing_file` if it is
-        not kept any more."""
-        name = self.store.references.get(job, "audio")
-        if name is None:
-            raise AudioError("the job's audio is not kept any more", code="missing_file")
-        with self.store.blobs.held(name) as path:
-            yield path
+class Steps:
+    """Executes steps, each as often as its errors allow."""
 
-    def plan(self, job: str) -> Plan:
-        from forescribe.asr.segment.cut_plan import Plan
-
-        return Plan.from_dict(self._json(self.name(job, "plan")))
-
-    def groups(self, job: str) -> list[Group]:
-        """The decoded groups, in order."""
-        from forescribe.asr.sessions.planned import Group
-
-        names = self.store.references.get_all(job, "group")
-        return [Group.from_dict(self._json(name)) for name in names]
-
-    def transcript(self, name: str) -> Transcript:
-        return Transcript.from_dict(self._json(name))
-
-    def _json(self, name: str) -> Any:
-        return json.loads(self.store.blobs.read(name))
-
-    # -- writing ----------------------------------------------------------------------------------
-
-    def save(self, job: str, run: int, role: str, data: Mapping[str, Any]) -> str:
-        """Store data as the blob of a role, and return its name."""
-        text = json.dumps(data)
-        with self.new_blob(text) as name:
-            return self.refer(job, run, role, name, data, size=len(text))
-
-    @contextmanager
-    def new_blob(self, text: str) -> Iterator[str]:
-        """Store a blob, and have the block refer to it.
-
-        If the block raises, the blob is deleted: the run may be over because the job is being erased.
-        """
-        name = None
-        try:
-            with self.store.blobs.shared_lock():
-                name = self.store.blobs.put(text.encode())
-                yield name
-        except BaseException:
-            if name is not None:
-                self.store.references.delete_unreferenced([name])
-            raise
-
-    def refer(
+    def __init__(
         self,
-        job: str,
-        run: int,
-        role: str,
-        name: str,
-        data: Mapping[str, Any] | None = None,
-        size: int | None = None,
-    ) -> str:
-        """Refer to a blob. `data` is its content, if it is new: a transcript's warnings go to the row, and
-        its `size` in bytes counts for the job's owner."""
-        with self.store.transaction() as tx:
-            row = self.store.jobs.current(tx, job, run)
-            if row is None:
-                raise RunReplaced
-            owner = row.owner if role in TRANSCRIPTS else None
-            self.store.references.put(tx, job, role, name, owner=owner, size=size)
-            self.store.crashes.clear(tx, job)
-            if data is not None and role in TRANSCRIPTS:
-                self.store.jobs.set_warnings(tx, job, data["warnings"])
-        return name
+        active: ActiveJobs,
+        transcription: TranscriptionSteps,
+        diarization: DiarizationStep,
+        completion: Completion,
+        outages: Outages,
+    ) -> None:
+        self.active, self.completion, self.outages = active, completion, outages
+        self._steps: Mapping[str, Callable[..., Any]] = {
+            "prepare": transcription.prepare,
+            "group": transcription.group,
+            "assemble": transcription.assemble,
+            "diarize": diarization.diarize,
+            "finish": self._finish,
+        }
+        self._retrying = threading.Lock()
+        self.traces: JobTraces | None = None
+
+    def __call__(self, step: str, job: str, run: int, *args: int) -> Any:
+        """The step's answer; None if the run has been replaced or has failed. Raises Stopping."""
+        if step == "deliver":
+            return self.outages.wait_for_storage(
+                None, lambda: self.completion.deliver(job, run, *args)
+            )
+        pauses, retrying = iter(PAUSES_S), False
+        while True:
+            try:
+                return self._attempt(step, job, run, *args, retrying=retrying)
+            except RunReplaced:
+                self.active.release(job)
+                return None
+            except MakeWay:
+                self.active.release(job)
+                continue
+            except Stopping:
+                self.active.release(job)
+                raise
+            except ForescribeError as error:
+                if self.outages.caused(error):
+                    if not self._wait_for_room(step, job, error):
+                        return None
+                    continue
+                failure, temporary = ApiError.of(error), error.code in TEMPORARY
+            except ApiError as error:
+                failure, temporary = error, error.code in TEMPORARY
+            except Exception as error:
+                report_fault(step, error)
+                failure, temporary = ApiError("internal_error", "the server failed"), True
+                failure.__cause__ = error
+            if not self._may_retry(job, pauses, temporary=temporary):
+                return self._fail(job, run, failure)
+            retrying = True
+
+    def _attempt(self, step: str, job: str, run: int, *args: int, retrying: bool) -> Any:
+        tracing = self.active.serving.tracing
+        place = None if self.traces is None else self.traces.place(job)
+        with tracing.span(f"job {step}", parent=place, job=job, run=run):
+            return self._execute(step, job, run, *args, retrying=retrying)
+
+    def _execute(self, step: str, job: str, run: int, *args: int, retrying: bool) -> Any:
+        with self._one_at_a_time(job) if retrying and step in USES_ENGINE else nullcontext():
+            return self.outages.wait_for_database(job, lambda: self._steps[step](job, run, *args))
+
+    def _may_retry(self, job: str, pauses: Iterator[float], *, temporary: bool) -> bool:
+        """Release the job and wait for the next attempt; False if there is none. Raises Stopping."""
+        self.active.release(job)
+        if self.active.stopping.is_set() or self.active.serving.leaving:
+            raise Stopping
+        broken = self.active.serving.state in ("broken", "failed")  # the engine, not the job
+        pause_s = POLL_S if broken else next(pauses, None)
+        if pause_s is None or not (temporary or broken):
+            return False
+        self.active.pause(pause_s)
+        return True
+
+    def _wait_for_room(self, step: str, job: str, error: ForescribeError) -> bool:
+        """Wait for room on the disk, without keeping samples on it; False if the run was replaced."""
+        report_fault(step, error)
+        self.active.release(job)
+        try:
+            self.outages.wait_for_room(lambda: self.active.check(job))
+        except RunReplaced:
+            self.active.release(job)
+            return False
+        return True
+
+    def _fail(self, job: str, run: int, error: ApiError) -> None:
+        self.outages.wait_for_storage(job, lambda: self.completion.fail(job, run, error))
+
+    def _finish(self, job: str, run: int) -> bool:
+        self.completion.finish(job, run)
+        self.active.release(job)
+        return True
+
+    @contextmanager
+    def _one_at_a_time(self, job: str) -> Iterator[None]:
+        """A fault of the engine ends everything in it. Jobs are retried one at a time, so that a job that
+        causes the fault uses up its own attempts and not those of other jobs."""
+        while not self._retrying.acquire(timeout=POLL_S):
+            self.active.check(job)
+        try:
+            yield
+        finally:
+            self._retrying.release()
 
 
 class TranscriptionSteps:
@@ -326,121 +335,105 @@ class DiarizationStep:
         return asyncio.run(self.serving.speakers.enrol(names, references))
 
 
-PAUSES_S: Sequence[float] = (0.5, 1.0, 2.0)
-"""Pauses between the attempts of a step whose error may pass."""
+class JobFiles:
+    """Reads and writes the files of jobs: request, audio, plan, groups and transcripts, as blobs with
+    references by role. Raises RunReplaced where a file was erased or the run is not current.
 
-TEMPORARY = frozenset({"internal_error", "overloaded", "unwritable_output", "storage_full"})
-"""Codes of errors that may pass."""
+        form = files.form(job)
+        name = files.save(job, run, "plan", plan.to_dict())
+    """
 
-USES_ENGINE = frozenset({"group", "assemble"})
-"""Steps that wait for the engine that all jobs share."""
+    def __init__(self, store: Store) -> None:
+        self.store = store
 
+    # -- reading ----------------------------------------------------------------------------------
 
-class Steps:
-    """Executes steps, each as often as its errors allow."""
+    def check_current(self, job: str, run: int) -> None:
+        """Raises RunReplaced if the run is not the job's current one."""
+        row = self.store.jobs.get(job)
+        if row is None or row.run != run or row.ended:
+            raise RunReplaced
 
-    def __init__(
-        self,
-        active: ActiveJobs,
-        transcription: TranscriptionSteps,
-        diarization: DiarizationStep,
-        completion: Completion,
-        outages: Outages,
-    ) -> None:
-        self.active, self.completion, self.outages = active, completion, outages
-        self._steps: Mapping[str, Callable[..., Any]] = {
-            "prepare": transcription.prepare,
-            "group": transcription.group,
-            "assemble": transcription.assemble,
-            "diarize": diarization.diarize,
-            "finish": self._finish,
-        }
-        self._retrying = threading.Lock()
-        self.traces: JobTraces | None = None
+    def name(self, job: str, role: str) -> str:
+        """The blob of a role that must exist."""
+        name = self.store.references.get(job, role)
+        if name is None:
+            raise RunReplaced  # the job has been erased
+        return name
 
-    def __call__(self, step: str, job: str, run: int, *args: int) -> Any:
-        """The step's answer; None if the run has been replaced or has failed. Raises Stopping."""
-        if step == "deliver":
-            return self.outages.wait_for_storage(
-                None, lambda: self.completion.deliver(job, run, *args)
-            )
-        pauses, retrying = iter(PAUSES_S), False
-        while True:
-            try:
-                return self._attempt(step, job, run, *args, retrying=retrying)
-            except RunReplaced:
-                self.active.release(job)
-                return None
-            except MakeWay:
-                self.active.release(job)
-                continue
-            except Stopping:
-                self.active.release(job)
-                raise
-            except ForescribeError as error:
-                if self.outages.caused(error):
-                    if not self._wait_for_room(step, job, error):
-                        return None
-                    continue
-                failure, temporary = ApiError.of(error), error.code in TEMPORARY
-            except ApiError as error:
-                failure, temporary = error, error.code in TEMPORARY
-            except Exception as error:
-                report_fault(step, error)
-                failure, temporary = ApiError("internal_error", "the server failed"), True
-                failure.__cause__ = error
-            if not self._may_retry(job, pauses, temporary=temporary):
-                return self._fail(job, run, failure)
-            retrying = True
-
-    def _attempt(self, step: str, job: str, run: int, *args: int, retrying: bool) -> Any:
-        tracing = self.active.serving.tracing
-        place = None if self.traces is None else self.traces.place(job)
-        with tracing.span(f"job {step}", parent=place, job=job, run=run):
-            return self._execute(step, job, run, *args, retrying=retrying)
-
-    def _execute(self, step: str, job: str, run: int, *args: int, retrying: bool) -> Any:
-        with self._one_at_a_time(job) if retrying and step in USES_ENGINE else nullcontext():
-            return self.outages.wait_for_database(job, lambda: self._steps[step](job, run, *args))
-
-    def _may_retry(self, job: str, pauses: Iterator[float], *, temporary: bool) -> bool:
-        """Release the job and wait for the next attempt; False if there is none. Raises Stopping."""
-        self.active.release(job)
-        if self.active.stopping.is_set() or self.active.serving.leaving:
-            raise Stopping
-        broken = self.active.serving.state in ("broken", "failed")  # the engine, not the job
-        pause_s = POLL_S if broken else next(pauses, None)
-        if pause_s is None or not (temporary or broken):
-            return False
-        self.active.pause(pause_s)
-        return True
-
-    def _wait_for_room(self, step: str, job: str, error: ForescribeError) -> bool:
-        """Wait for room on the disk, without keeping samples on it; False if the run was replaced."""
-        report_fault(step, error)
-        self.active.release(job)
-        try:
-            self.outages.wait_for_room(lambda: self.active.check(job))
-        except RunReplaced:
-            self.active.release(job)
-            return False
-        return True
-
-    def _fail(self, job: str, run: int, error: ApiError) -> None:
-        self.outages.wait_for_storage(job, lambda: self.completion.fail(job, run, error))
-
-    def _finish(self, job: str, run: int) -> bool:
-        self.completion.finish(job, run)
-        self.active.release(job)
-        return True
+    def form(self, job: str) -> JobForm:
+        return JobForm.model_validate_json(self.store.blobs.read(self.name(job, "form")))
 
     @contextmanager
-    def _one_at_a_time(self, job: str) -> Iterator[None]:
-        """A fault of the engine ends everything in it. Jobs are retried one at a time, so that a job that
-        causes the fault uses up its own attempts and not those of other jobs."""
-        while not self._retrying.acquire(timeout=POLL_S):
-            self.active.check(job)
+    def audio(self, job: str) -> Iterator[Path]:
+        """A local file with the audio, which exists for the block. Raises AudioError `missing_file` if it is
+        not kept any more."""
+        name = self.store.references.get(job, "audio")
+        if name is None:
+            raise AudioError("the job's audio is not kept any more", code="missing_file")
+        with self.store.blobs.held(name) as path:
+            yield path
+
+    def plan(self, job: str) -> Plan:
+        from forescribe.asr.segment.cut_plan import Plan
+
+        return Plan.from_dict(self._json(self.name(job, "plan")))
+
+    def groups(self, job: str) -> list[Group]:
+        """The decoded groups, in order."""
+        from forescribe.asr.sessions.planned import Group
+
+        names = self.store.references.get_all(job, "group")
+        return [Group.from_dict(self._json(name)) for name in names]
+
+    def transcript(self, name: str) -> Transcript:
+        return Transcript.from_dict(self._json(name))
+
+    def _json(self, name: str) -> Any:
+        return json.loads(self.store.blobs.read(name))
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def save(self, job: str, run: int, role: str, data: Mapping[str, Any]) -> str:
+        """Store data as the blob of a role, and return its name."""
+        text = json.dumps(data)
+        with self.new_blob(text) as name:
+            return self.refer(job, run, role, name, data, size=len(text))
+
+    @contextmanager
+    def new_blob(self, text: str) -> Iterator[str]:
+        """Store a blob, and have the block refer to it.
+
+        If the block raises, the blob is deleted: the run may be over because the job is being erased.
+        """
+        name = None
         try:
-            yield
-        finally:
-            self._retrying.release()
+            with self.store.blobs.shared_lock():
+                name = self.store.blobs.put(text.encode())
+                yield name
+        except BaseException:
+            if name is not None:
+                self.store.references.delete_unreferenced([name])
+            raise
+
+    def refer(
+        self,
+        job: str,
+        run: int,
+        role: str,
+        name: str,
+        data: Mapping[str, Any] | None = None,
+        size: int | None = None,
+    ) -> str:
+        """Refer to a blob. `data` is its content, if it is new: a transcript's warnings go to the row, and
+        its `size` in bytes counts for the job's owner."""
+        with self.store.transaction() as tx:
+            row = self.store.jobs.current(tx, job, run)
+            if row is None:
+                raise RunReplaced
+            owner = row.owner if role in TRANSCRIPTS else None
+            self.store.references.put(tx, job, role, name, owner=owner, size=size)
+            self.store.crashes.clear(tx, job)
+            if data is not None and role in TRANSCRIPTS:
+                self.store.jobs.set_warnings(tx, job, data["warnings"])
+        return name

@@ -1,33 +1,12 @@
-"""The job store: a database and a blob folder, opened together.
+"""The job store: a database and a blob folder, opened together, with one object for each table.
 
     store = Store.open(folder)
     with store.transaction() as tx:          # the engine's queue is in the same database
         store.jobs.insert(tx, new)
         engine.enqueue(tx, item)
 
-Knows which tables there are; the columns are known to the class of each table.
-
-The log of each job: numbered entries for states, progress and segments.
-
-Does not know HTTP; `api.jobs.job_events` sends the entries to clients.
-
-Records of which job's work was exposed when a process died.
-
-A job is *exposed* while its work runs in code that can take the process down. The rows are committed
-before that work begins, so they outlive the process. `api.jobs.execution.crash_tracking` decides when.
-
-The rows of jobs: inserting, reading, and the transitions between their states.
-
-Every write of a run is bound to its number, so that a run that was cancelled or replaced writes nothing.
-Does not know blobs or workflows.
-
-Idempotency keys: which job a key of a client has created.
-
-Does not know HTTP headers; the caller computes the fingerprint of a request.
-
-Heartbeats of the processes that share a job database, with the work that each is doing.
-
-Does not compare times: a beat is a counter, and its readers measure by their own clock.
+Every write of a run is bound to its number, so that a run that was cancelled or replaced writes nothing. Does
+not know workflows, HTTP or what blobs hold.
 """
 
 from __future__ import annotations
@@ -72,99 +51,61 @@ from .tables import (
 )
 
 
-class EventLog:
-    """The logs of all jobs of one database."""
+class Store:
+    """One object for each table, over one database and one blob store."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(
+        self, database: Database, blobs: BlobStore, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.database, self.blobs, self.clock = database, blobs, clock
+        self.log = EventLog(database)
+        self.crashes = CrashRecords(database)
+        self.jobs = JobTable(database, self.log, self.crashes, self.now)
+        self.references = References(database, blobs)
+        self.keys = IdempotencyKeys(database, self.now)
+        self.heartbeats = Heartbeats(database, blobs.place)
+        self.turns = Turns(database)
 
-    def append(self, tx: Tx, job: str, kind: EntryKind, data: Mapping[str, Any]) -> None:
-        last = tx.execute(sa.select(sa.func.max(ENTRIES.c.n)).where(ENTRIES.c.job == job)).scalar()
-        n = 1 if last is None else last + 1
-        tx.execute(sa.insert(ENTRIES).values(job=job, n=n, kind=kind, data=json.dumps(dict(data))))
+    @classmethod
+    def open(cls, folder: Path, url: str | None = None, blobs: BlobStore | None = None) -> Store:
+        """The store in a folder, with its own SQLite database or the one at `url`, and its own blobs or
+        others. Raises UsageError, CapacityError."""
+        database = Database.open(url or f"sqlite:///{folder / 'jobs.db'}")
+        return cls(database, blobs or Blobs(folder / "blobs"))
 
-    def entries(self, job: str, after: int = 0) -> list[LogEntry]:
-        """The entries numbered above `after`, in order."""
-        query = sa.select(ENTRIES).where(ENTRIES.c.job == job, ENTRIES.c.n > after)
-        with self._database.engine.connect() as tx:
-            rows = tx.execute(query.order_by(ENTRIES.c.n))
-            return [LogEntry(row.n, row.kind, json.loads(row.data)) for row in rows]
+    def now(self) -> float:
+        """Unix seconds."""
+        return self.clock()
 
-    def last_segment(self, tx: Tx, job: str) -> Mapping[str, Any] | None:
-        """The data of the latest entry of kind `segment`."""
-        query = sa.select(ENTRIES.c.data).where(ENTRIES.c.job == job, ENTRIES.c.kind == "segment")
-        data = tx.execute(query.order_by(ENTRIES.c.n.desc()).limit(1)).scalar()
-        return None if data is None else cast(Mapping[str, Any], json.loads(data))
+    def transaction(self) -> AbstractContextManager[Tx]:
+        """A transaction. Raises OutputError if the database's disk is full or read-only."""
+        return self.database.transaction()
 
+    def writable(self) -> bool:
+        """Whether a row can be committed and a blob written."""
+        try:
+            self.heartbeats.probe()
+            self.blobs.probe()
+            return True
+        except (DBAPIError, OutputError, StorageError):
+            return False
 
-class CrashRecords:
-    """The exposed jobs of all processes of one database, with the deaths that each has seen."""
+    def erase(self, id: str) -> None:
+        """Delete all rows of a job, and the blobs that only this job refers to."""
+        deletions = [
+            sa.delete(table).where(table.c.job == id) for table in (ENTRIES, KEYS, EXPOSED)
+        ]
+        self.references.drop_all(id, *deletions, sa.delete(JOBS).where(JOBS.c.id == id))
+        self.database.truncate_log()
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def deaths(self, job: str) -> int:
-        """Processes that died while this job was exposed, since it last progressed."""
-        query = sa.select(EXPOSED.c.deaths).where(EXPOSED.c.job == job)
-        with self._database.engine.connect() as tx:
-            return tx.execute(query).scalar_one_or_none() or 0
-
-    def expose(self, executor: str, job: str, *, alone: bool) -> None:
-        """Record that a job's work is about to begin."""
-        with self._database.transaction() as tx:
-            updated = tx.execute(
-                sa.update(EXPOSED)
-                .where(EXPOSED.c.job == job)
-                .values(executor=executor, alone=alone)
-            )
-            if not updated.rowcount:
-                row = {"job": job, "executor": executor, "alone": alone, "deaths": 0}
-                tx.execute(sa.insert(EXPOSED).values(**row))
-
-    def clear_alone(self, executor: str) -> None:
-        """Record that other work has joined the process: no job is alone in it any more."""
-        with self._database.transaction() as tx:
-            tx.execute(sa.update(EXPOSED).where(EXPOSED.c.executor == executor).values(alone=False))
-
-    def withdraw(self, executor: str, job: str) -> None:
-        """Record that a job's work has left the process."""
-        with self._database.transaction() as tx:
-            self._remove(tx, (EXPOSED.c.executor == executor) & (EXPOSED.c.job == job))
-
-    def keep_only(self, executor: str, jobs: frozenset[str]) -> None:
-        """Withdraw all jobs of the process but these."""
-        with self._database.transaction() as tx:
-            self._remove(tx, (EXPOSED.c.executor == executor) & EXPOSED.c.job.not_in(jobs))
-
-    def count_deaths(self, living: Iterable[str | None]) -> list[tuple[str, int]]:
-        """Count the deaths of all other processes. Returns the jobs that were exposed, with their deaths so
-        far. A job that was alone caused the crash, which its own row counts."""
-        with self._database.transaction() as tx:
-            dead = EXPOSED.c.executor.is_not(None) & EXPOSED.c.executor.not_in(list(living))
-            rows = tx.execute(sa.select(EXPOSED).where(dead).with_for_update()).all()
-            for row in rows:
-                if row.alone:
-                    crashes = sa.update(JOBS).where(JOBS.c.id == row.job)
-                    tx.execute(crashes.values(crashes=JOBS.c.crashes + 1))
-                tx.execute(
-                    sa.update(EXPOSED)
-                    .where(EXPOSED.c.job == row.job)
-                    .values(executor=None, alone=False, deaths=row.deaths + 1)
-                )
-        return [(row.job, row.deaths + 1) for row in rows]
-
-    def clear(self, tx: Tx, job: str) -> None:
-        """Forget the deaths of a job that has progressed: it did not cause them."""
-        tx.execute(sa.update(JOBS).where(JOBS.c.id == job).values(crashes=0))
-        tx.execute(sa.update(EXPOSED).where(EXPOSED.c.job == job).values(deaths=0, alone=False))
-
-    def _remove(self, tx: Tx, which: sa.ColumnElement[bool]) -> None:
-        tx.execute(sa.delete(EXPOSED).where(which, EXPOSED.c.deaths == 0))
-        tx.execute(sa.update(EXPOSED).where(which).values(executor=None, alone=False))
+    def close(self) -> None:
+        self.blobs.close()
+        self.database.close()
 
 
 class JobTable:
-    """The jobs of one database; `now` gives the time in Unix seconds."""
+    """The rows of jobs in one database: reading, and the transitions between their states. `now` gives the
+    time in Unix seconds."""
 
     def __init__(
         self, database: Database, log: EventLog, crashes: CrashRecords, now: Callable[[], float]
@@ -198,7 +139,7 @@ class JobTable:
         return jobs[:limit], len(jobs) > limit
 
     def unfinished_runs(self) -> sa.Select[str]:
-        """The query of the work ids (`records.run_item`) of queued and running jobs of all owners."""
+        """The query of the work ids (`api.jobs.tables.run_item`) of queued and running jobs of all owners."""
         id = JOBS.c.id + item_prefix("") + sa.cast(JOBS.c.run, sa.String)
         return sa.select(id.label("id")).where(JOBS.c.state.in_(UNFINISHED))
 
@@ -344,34 +285,105 @@ class JobTable:
         return job
 
 
-def _job(row: Any) -> Job:
-    error = (row.error_code, row.error_message) if row.error_code else None
-    callback = None
-    if row.hook_url:
-        callback = Callback(row.hook_url, row.hook_secret, row.hook_state, row.hook_tries)
-    return Job(
-        id=row.id,
-        owner=row.tenant,
-        state=row.state,
-        run=row.run,
-        kind=row.kind,
-        label=row.label and bounded(row.label),
-        created_at=row.created_at,
-        started_at=row.started_at,
-        finished_at=row.finished_at,
-        total_s=row.total_s,
-        done_s=row.done_s,
-        options=bounded_options(json.loads(row.options)),
-        error=error,
-        callback=callback,
-        crashes=row.crashes,
-        # Rows of earlier versions have no bound.
-        warnings=tuple(bounded_warnings(json.loads(row.warnings))) if row.warnings else (),
-    )
+class EventLog:
+    """The logs of all jobs of one database: numbered entries for states, progress and segments, which
+    clients can follow."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def append(self, tx: Tx, job: str, kind: EntryKind, data: Mapping[str, Any]) -> None:
+        last = tx.execute(sa.select(sa.func.max(ENTRIES.c.n)).where(ENTRIES.c.job == job)).scalar()
+        n = 1 if last is None else last + 1
+        tx.execute(sa.insert(ENTRIES).values(job=job, n=n, kind=kind, data=json.dumps(dict(data))))
+
+    def entries(self, job: str, after: int = 0) -> list[LogEntry]:
+        """The entries numbered above `after`, in order."""
+        query = sa.select(ENTRIES).where(ENTRIES.c.job == job, ENTRIES.c.n > after)
+        with self._database.engine.connect() as tx:
+            rows = tx.execute(query.order_by(ENTRIES.c.n))
+            return [LogEntry(row.n, row.kind, json.loads(row.data)) for row in rows]
+
+    def last_segment(self, tx: Tx, job: str) -> Mapping[str, Any] | None:
+        """The data of the latest entry of kind `segment`."""
+        query = sa.select(ENTRIES.c.data).where(ENTRIES.c.job == job, ENTRIES.c.kind == "segment")
+        data = tx.execute(query.order_by(ENTRIES.c.n.desc()).limit(1)).scalar()
+        return None if data is None else cast(Mapping[str, Any], json.loads(data))
+
+
+class CrashRecords:
+    """The exposed jobs of all processes of one database, with the deaths that each has seen.
+
+    A job is *exposed* while its work runs in code that can take the process down. The rows are committed
+    before that work begins, so they outlive the process. `api.jobs.active` decides when.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def deaths(self, job: str) -> int:
+        """Processes that died while this job was exposed, since it last progressed."""
+        query = sa.select(EXPOSED.c.deaths).where(EXPOSED.c.job == job)
+        with self._database.engine.connect() as tx:
+            return tx.execute(query).scalar_one_or_none() or 0
+
+    def expose(self, executor: str, job: str, *, alone: bool) -> None:
+        """Record that a job's work is about to begin."""
+        with self._database.transaction() as tx:
+            updated = tx.execute(
+                sa.update(EXPOSED)
+                .where(EXPOSED.c.job == job)
+                .values(executor=executor, alone=alone)
+            )
+            if not updated.rowcount:
+                row = {"job": job, "executor": executor, "alone": alone, "deaths": 0}
+                tx.execute(sa.insert(EXPOSED).values(**row))
+
+    def clear_alone(self, executor: str) -> None:
+        """Record that other work has joined the process: no job is alone in it any more."""
+        with self._database.transaction() as tx:
+            tx.execute(sa.update(EXPOSED).where(EXPOSED.c.executor == executor).values(alone=False))
+
+    def withdraw(self, executor: str, job: str) -> None:
+        """Record that a job's work has left the process."""
+        with self._database.transaction() as tx:
+            self._remove(tx, (EXPOSED.c.executor == executor) & (EXPOSED.c.job == job))
+
+    def keep_only(self, executor: str, jobs: frozenset[str]) -> None:
+        """Withdraw all jobs of the process but these."""
+        with self._database.transaction() as tx:
+            self._remove(tx, (EXPOSED.c.executor == executor) & EXPOSED.c.job.not_in(jobs))
+
+    def count_deaths(self, living: Iterable[str | None]) -> list[tuple[str, int]]:
+        """Count the deaths of all other processes. Returns the jobs that were exposed, with their deaths so
+        far. A job that was alone caused the crash, which its own row counts."""
+        with self._database.transaction() as tx:
+            dead = EXPOSED.c.executor.is_not(None) & EXPOSED.c.executor.not_in(list(living))
+            rows = tx.execute(sa.select(EXPOSED).where(dead).with_for_update()).all()
+            for row in rows:
+                if row.alone:
+                    crashes = sa.update(JOBS).where(JOBS.c.id == row.job)
+                    tx.execute(crashes.values(crashes=JOBS.c.crashes + 1))
+                tx.execute(
+                    sa.update(EXPOSED)
+                    .where(EXPOSED.c.job == row.job)
+                    .values(executor=None, alone=False, deaths=row.deaths + 1)
+                )
+        return [(row.job, row.deaths + 1) for row in rows]
+
+    def clear(self, tx: Tx, job: str) -> None:
+        """Forget the deaths of a job that has progressed: it did not cause them."""
+        tx.execute(sa.update(JOBS).where(JOBS.c.id == job).values(crashes=0))
+        tx.execute(sa.update(EXPOSED).where(EXPOSED.c.job == job).values(deaths=0, alone=False))
+
+    def _remove(self, tx: Tx, which: sa.ColumnElement[bool]) -> None:
+        tx.execute(sa.delete(EXPOSED).where(which, EXPOSED.c.deaths == 0))
+        tx.execute(sa.update(EXPOSED).where(which).values(executor=None, alone=False))
 
 
 class IdempotencyKeys:
-    """The keys of one database; `now` gives the time in Unix seconds."""
+    """Which job a client's key has created, in one database; `now` gives the time in Unix seconds. A
+    fingerprint of the request tells whether it is the same."""
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database, self._now = database, now
@@ -394,7 +406,8 @@ class IdempotencyKeys:
 
 
 class Heartbeats:
-    """One row for each live process (executor). `place` tells where this process has its blobs."""
+    """One row for each live process (executor) of a database, with the work that it is doing. A beat is a
+    counter: its readers measure by their own clocks. `place` tells where this process has its blobs."""
 
     def __init__(self, database: Database, place: str | None = None) -> None:
         self._database, self.place = database, place
@@ -436,53 +449,27 @@ class Heartbeats:
             tx.execute(sa.delete(WORKERS).where(WORKERS.c.executor == executor))
 
 
-class Store:
-    """One object for each table, over one database and one blob store."""
-
-    def __init__(
-        self, database: Database, blobs: BlobStore, clock: Callable[[], float] = time.time
-    ) -> None:
-        self.database, self.blobs, self.clock = database, blobs, clock
-        self.log = EventLog(database)
-        self.crashes = CrashRecords(database)
-        self.jobs = JobTable(database, self.log, self.crashes, self.now)
-        self.references = References(database, blobs)
-        self.keys = IdempotencyKeys(database, self.now)
-        self.heartbeats = Heartbeats(database, blobs.place)
-        self.turns = Turns(database)
-
-    @classmethod
-    def open(cls, folder: Path, url: str | None = None, blobs: BlobStore | None = None) -> Store:
-        """The store in a folder, with its own SQLite database or the one at `url`, and its own blobs or
-        others. Raises UsageError, CapacityError."""
-        database = Database.open(url or f"sqlite:///{folder / 'jobs.db'}")
-        return cls(database, blobs or Blobs(folder / "blobs"))
-
-    def now(self) -> float:
-        """Unix seconds."""
-        return self.clock()
-
-    def transaction(self) -> AbstractContextManager[Tx]:
-        """A transaction. Raises OutputError if the database's disk is full or read-only."""
-        return self.database.transaction()
-
-    def writable(self) -> bool:
-        """Whether a row can be committed and a blob written."""
-        try:
-            self.heartbeats.probe()
-            self.blobs.probe()
-            return True
-        except (DBAPIError, OutputError, StorageError):
-            return False
-
-    def erase(self, id: str) -> None:
-        """Delete all rows of a job, and the blobs that only this job refers to."""
-        deletions = [
-            sa.delete(table).where(table.c.job == id) for table in (ENTRIES, KEYS, EXPOSED)
-        ]
-        self.references.drop_all(id, *deletions, sa.delete(JOBS).where(JOBS.c.id == id))
-        self.database.truncate_log()
-
-    def close(self) -> None:
-        self.blobs.close()
-        self.database.close()
+def _job(row: Any) -> Job:
+    error = (row.error_code, row.error_message) if row.error_code else None
+    callback = None
+    if row.hook_url:
+        callback = Callback(row.hook_url, row.hook_secret, row.hook_state, row.hook_tries)
+    return Job(
+        id=row.id,
+        owner=row.tenant,
+        state=row.state,
+        run=row.run,
+        kind=row.kind,
+        label=row.label and bounded(row.label),
+        created_at=row.created_at,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        total_s=row.total_s,
+        done_s=row.done_s,
+        options=bounded_options(json.loads(row.options)),
+        error=error,
+        callback=callback,
+        crashes=row.crashes,
+        # Rows of earlier versions have no bound.
+        warnings=tuple(bounded_warnings(json.loads(row.warnings))) if row.warnings else (),
+    )

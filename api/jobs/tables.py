@@ -1,10 +1,7 @@
-"""The tables of the job database. Holds no transcript text.
+"""The tables of the job database, and the records of a job with its JSON view for clients.
 
-Names of tables and columns are part of the file format: databases of earlier versions must still open.
-
-Records of a job: what was requested, its current state, and its JSON view for clients.
-
-Times are Unix seconds, lengths are seconds of audio. Holds no transcript text.
+Names of tables and columns are part of the file format: databases of earlier versions must still open. Times
+are Unix seconds, lengths are seconds of audio. Holds no transcript text.
 """
 
 from __future__ import annotations
@@ -15,7 +12,35 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
+State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+
+
+Kind = Literal["transcribe", "diarize"]
+"""What a run of a job does: everything, or only the speakers."""
+
+
+ENDED: frozenset[State] = frozenset({"succeeded", "failed", "cancelled"})
+
+
+UNFINISHED: frozenset[State] = frozenset({"queued", "running"})
+
+
+CallbackState = Literal["pending", "delivered", "failed", "gone"]
+
+
+EntryKind = Literal["state", "progress", "segment"]
+
+
+MAX_TEXT = 1000
+"""Characters of a text in a row: the message of an error or a warning, a prompt."""
+
+
+MAX_ITEMS = 20
+"""Warnings of a row, and elements of a list of its options."""
+
+
 META = sa.MetaData()
+
 
 JOBS = sa.Table(
     "forescribe_jobs",
@@ -44,6 +69,7 @@ JOBS = sa.Table(
     sa.Index("forescribe_jobs_state", "state"),
 )
 
+
 REFERENCES = sa.Table(
     "forescribe_refs",
     META,
@@ -56,6 +82,7 @@ REFERENCES = sa.Table(
     sa.Index("forescribe_refs_of", "tenant", "blob", "size"),
 )
 
+
 ENTRIES = sa.Table(
     "forescribe_entries",
     META,
@@ -64,6 +91,7 @@ ENTRIES = sa.Table(
     sa.Column("kind", sa.String, nullable=False),
     sa.Column("data", sa.Text, nullable=False),
 )
+
 
 KEYS = sa.Table(
     "forescribe_idempotency",
@@ -75,6 +103,7 @@ KEYS = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
 )
 
+
 WORKERS = sa.Table(
     "forescribe_workers",
     META,
@@ -83,6 +112,7 @@ WORKERS = sa.Table(
     sa.Column("work", sa.Text, nullable=False),
     sa.Column("place", sa.String),  # where its blobs are; NULL: an earlier version
 )
+
 
 EXPOSED = sa.Table(
     "forescribe_exposed",
@@ -93,6 +123,7 @@ EXPOSED = sa.Table(
     sa.Column("deaths", sa.Integer, nullable=False),  # of such processes, since it last progressed
 )
 
+
 BLOBS = sa.Table(
     "forescribe_blobs",
     META,
@@ -100,7 +131,8 @@ BLOBS = sa.Table(
     sa.Column("state", sa.String, nullable=False, index=True),  # kept, condemned, gone
     sa.Column("at", sa.Float, nullable=False),  # of the last change
 )
-"""Blobs in object storage (`api.jobs.blob_storage.blob_marks`)."""
+"""Blobs in object storage (`api.jobs.references`)."""
+
 
 UPLOADS = sa.Table(
     "forescribe_uploads",
@@ -116,7 +148,8 @@ UPLOADS = sa.Table(
     sa.Column("touched_at", sa.Float, nullable=False),
     sa.Column("client", sa.String),  # for whom it counts; NULL: an earlier version, the owner
 )
-"""Resumable uploads to object storage (`api.uploads.shared_uploads`)."""
+"""Resumable uploads to object storage (`api.uploads.shared`)."""
+
 
 TURNS = sa.Table(
     "forescribe_turns",
@@ -124,7 +157,8 @@ TURNS = sa.Table(
     sa.Column("task", sa.String, primary_key=True),
     sa.Column("at", sa.Float, nullable=False),
 )
-"""When a task that one process does for all was begun last (`task_turns`)."""
+"""When a task that one process does for all was begun last (`api.jobs.database.Turns`)."""
+
 
 ADDED = (
     (JOBS, "warnings", "TEXT"),
@@ -149,39 +183,6 @@ def create_tables(engine: sa.Engine) -> None:
                 tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")
         for index in REFERENCES.indexes:  # of an added column
             index.create(tx, checkfirst=True)
-
-
-State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-Kind = Literal["transcribe", "diarize"]
-"""What a run of a job does: everything, or only the speakers."""
-
-ENDED: frozenset[State] = frozenset({"succeeded", "failed", "cancelled"})
-UNFINISHED: frozenset[State] = frozenset({"queued", "running"})
-CallbackState = Literal["pending", "delivered", "failed", "gone"]
-
-
-@dataclass(frozen=True)
-class Callback:
-    """A webhook at the end of a job: URL, signing secret, and state of the delivery."""
-
-    url: str
-    secret: str | None  # deleted when nothing more will be sent
-    state: CallbackState = "pending"
-    tries: int = 0
-
-
-@dataclass(frozen=True)
-class NewJob:
-    """A job to insert. `form` is the whole request, which is stored as a blob; `options` is the part of
-    it that clients see."""
-
-    id: str
-    owner: str  # name of the API key
-    label: str | None
-    total_s: float
-    form: Mapping[str, Any]
-    options: Mapping[str, Any]
-    callback: Callback | None = None
 
 
 @dataclass(frozen=True)
@@ -244,7 +245,28 @@ class Job:
         return body
 
 
-EntryKind = Literal["state", "progress", "segment"]
+@dataclass(frozen=True)
+class NewJob:
+    """A job to insert. `form` is the whole request, which is stored as a blob; `options` is the part of
+    it that clients see."""
+
+    id: str
+    owner: str  # name of the API key
+    label: str | None
+    total_s: float
+    form: Mapping[str, Any]
+    options: Mapping[str, Any]
+    callback: Callback | None = None
+
+
+@dataclass(frozen=True)
+class Callback:
+    """A webhook at the end of a job: URL, signing secret, and state of the delivery."""
+
+    url: str
+    secret: str | None  # deleted when nothing more will be sent
+    state: CallbackState = "pending"
+    tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -280,13 +302,6 @@ def callback_item(job: str, run: int, number: int, delay_s: float = 0.0) -> Work
     """The work item for one delivery attempt of a callback."""
     id = f"{item_prefix(job)}{run}:webhook:{number}"
     return WorkItem("webhook", id, (job, run, number), delay_s)
-
-
-MAX_TEXT = 1000
-"""Characters of a text in a row: the message of an error or a warning, a prompt."""
-
-MAX_ITEMS = 20
-"""Warnings of a row, and elements of a list of its options."""
 
 
 def bounded(text: str, most: int = MAX_TEXT) -> str:

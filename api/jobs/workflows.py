@@ -1,14 +1,12 @@
-"""The interface of workflow engines, and the workflows of a job.
+"""The workflows of a job, and the interface of the engines that run them. Import is light.
 
 A *workflow* is a function that calls named *steps* in an order that depends only on their answers. An
 engine runs workflows and records every step's answer; a workflow that was interrupted runs again from its
 beginning, and its steps return the recorded answers. A step that was running when the process died is
 executed again, so steps must be repeatable. Answers are JSON: hashes, counts and codes, never text.
 
-Exceptions that end or repeat a step, other than errors. None is an Exception, so that code which handles
-errors lets them pass.
-
-Does not know what the steps do.
+`Stopping`, `RunReplaced` and `MakeWay` end or repeat a step. None is an Exception, so that code which handles
+errors lets them pass and no engine records them as answers. Does not know what the steps do.
 """
 
 from __future__ import annotations
@@ -23,27 +21,38 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
 
 
-class Stopping(BaseException):
-    """The process is ending: the step has no answer, and the next process executes it again. Not an
-    Exception, so that no engine records it as an answer."""
-
-
-class CallStep(Protocol):
-    """How a workflow calls a step by its name."""
-
-    def __call__(self, step: str, *args: str | int) -> Any: ...
-
-
 Workflow = Callable[..., None]
 """workflow(call, *args)"""
 
 
-@dataclass(frozen=True)
-class Pending:
-    """Work that was started; `executor` is the process that has it."""
+def transcribe(call: CallStep, job: str, run: int) -> None:
+    """A job from its audio to its result."""
+    groups = call("prepare", job, run)
+    for k in range(groups or 0):
+        if call("group", job, run, k) is None:
+            return  # the run has been replaced or has failed: the row says which
+    if groups is None or call("assemble", job, run) is None:
+        return
+    if call("diarize", job, run) is not None:
+        call("finish", job, run)
 
-    id: str
-    executor: str | None
+
+def diarize(call: CallStep, job: str, run: int) -> None:
+    """New speakers for a job that has its words."""
+    if call("diarize", job, run) is not None:
+        call("finish", job, run)
+
+
+def webhook(call: CallStep, job: str, run: int, number: int) -> None:
+    """One delivery attempt of a callback; the step queues the next attempt."""
+    call("deliver", job, run, number)
+
+
+WORKFLOWS: Mapping[str, Workflow] = {
+    "transcribe": transcribe,
+    "diarize": diarize,
+    "webhook": webhook,
+}
 
 
 class JobEngine(Protocol):
@@ -92,34 +101,22 @@ class JobEngine(Protocol):
         """Release the database."""
 
 
-def transcribe(call: CallStep, job: str, run: int) -> None:
-    """A job from its audio to its result."""
-    groups = call("prepare", job, run)
-    for k in range(groups or 0):
-        if call("group", job, run, k) is None:
-            return  # the run has been replaced or has failed: the row says which
-    if groups is None or call("assemble", job, run) is None:
-        return
-    if call("diarize", job, run) is not None:
-        call("finish", job, run)
+class CallStep(Protocol):
+    """How a workflow calls a step by its name."""
+
+    def __call__(self, step: str, *args: str | int) -> Any: ...
 
 
-def diarize(call: CallStep, job: str, run: int) -> None:
-    """New speakers for a job that has its words."""
-    if call("diarize", job, run) is not None:
-        call("finish", job, run)
+@dataclass(frozen=True)
+class Pending:
+    """Work that was started; `executor` is the process that has it."""
+
+    id: str
+    executor: str | None
 
 
-def webhook(call: CallStep, job: str, run: int, number: int) -> None:
-    """One delivery attempt of a callback; the step queues the next attempt."""
-    call("deliver", job, run, number)
-
-
-WORKFLOWS: Mapping[str, Workflow] = {
-    "transcribe": transcribe,
-    "diarize": diarize,
-    "webhook": webhook,
-}
+class Stopping(BaseException):
+    """The process is ending: the step has no answer, and the next process executes it again."""
 
 
 class RunReplaced(BaseException):

@@ -1,4 +1,1 @@
-"""The routes, one module for each resource.
-
-Knows paths, parameters and status codes; the work is done in `speech`, `text` and `jobs`.
-"""
+"""The routes: paths, parameters and status codes. The work is done in `speech`, `text` and `jobs`."""

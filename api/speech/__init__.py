@@ -1,4 +1,1 @@
-"""Transcription requests: forms, options, answers and events, and the transcriber's thread.
-
-Knows OpenAI's and Hugging Face's contracts; does not know tensors.
-"""
+"""Transcription requests: forms, answers, and the transcriber's thread."""

@@ -1,4 +1,1 @@
-"""Text requests: OpenAI's completions and chat completions over one text model.
-
-Knows forms, answers and the model's thread; does not know tensors.
-"""
+"""Text requests: OpenAI's completions and chat completions over one text model."""

@@ -32,7 +32,7 @@ from forescribe.api.jobs.active import ActiveJobs
 from forescribe.api.jobs.blobs import Draft
 from forescribe.api.jobs.completion import Webhooks
 from forescribe.api.jobs.dbos_engine import DbosEngine
-from forescribe.api.jobs.recovery import check, open_store
+from forescribe.api.jobs.recovery import join, open_store
 from forescribe.api.jobs.steps import DiarizationStep, JobFiles, Steps, TranscriptionSteps
 from forescribe.api.jobs.submissions import Submissions
 from forescribe.api.jobs.workflows import WORKFLOWS, CallStep
@@ -429,7 +429,7 @@ def main() -> None:
     engine = DbosEngine(store.database.engine, concurrency=asked.concurrency, queues=queues)
     exclusive = asked.database is None
     if not exclusive:
-        check(store, engine.executor)
+        join(store, engine.executor)
     allowed = Webhooks(
         allowed=networks(settings.webhook_networks),
         schedule_s=asked.schedule,

@@ -26,12 +26,12 @@ from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
 from forescribe.api.errors import STATUS
 from forescribe.api.http.openapi import METHODS, statuses
-from forescribe.api.jobs.engines.memory_engine import MemoryEngine
 from forescribe.api.jobs.service import Jobs
 from forescribe.api.jobs.store import Store
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from tests.api.conftest import Halves, until
+from tests.api.jobs.memory_engine import MemoryEngine
 
 PATIENCE_S = 300
 """The decoders may still be loading."""

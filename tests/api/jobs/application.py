@@ -13,7 +13,6 @@ from fastapi.testclient import TestClient
 from forescribe.api.app import create_app
 from forescribe.api.jobs.blobs import BlobStore
 from forescribe.api.jobs.completion import Webhooks
-from forescribe.api.jobs.engines.memory_engine import MemoryEngine
 from forescribe.api.jobs.service import Jobs
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.workflows import JobEngine
@@ -22,6 +21,7 @@ from forescribe.api.speech.serving import FrontEnd, Serving
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.decode.transcriber import Transcriber
 from tests.api.conftest import Halves, until
+from tests.api.jobs.memory_engine import MemoryEngine
 
 JOBS = "/v1/jobs"
 FORM = {"language": "de", "temperature": "0.5"}

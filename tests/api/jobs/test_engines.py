@@ -10,11 +10,11 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from forescribe.api.jobs.engines.memory_engine import MemoryEngine
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import WorkItem
 from forescribe.api.jobs.workflows import Stopping
 from tests.api.conftest import until
+from tests.api.jobs.memory_engine import MemoryEngine
 
 URL = os.environ.get("FORESCRIBE_TEST_PG")
 

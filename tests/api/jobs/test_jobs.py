@@ -266,7 +266,7 @@ def test_a_job_that_is_being_cut_can_be_cancelled(client, monkeypatch) -> None:
 
 
 def test_a_queued_job_can_be_cancelled(tmp_path, transcriber, decoders, held) -> None:
-    from forescribe.api.jobs.engines.memory_engine import MemoryEngine
+    from tests.api.jobs.memory_engine import MemoryEngine
 
     def one(store):
         return MemoryEngine(concurrency=1)

@@ -11,10 +11,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from forescribe.api.jobs.engines.memory_engine import MemoryEngine
 from forescribe.api.jobs.tables import JOBS as JOB_ROWS
 from tests.api.conftest import memo, sound, until
 from tests.api.jobs.application import JOBS, application, ended, events, ready, submit
+from tests.api.jobs.memory_engine import MemoryEngine
 
 GREEDY = "0.9"
 """The temperature of a job that takes all memory there is."""

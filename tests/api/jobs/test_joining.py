@@ -82,12 +82,12 @@ def stores(tmp_path):
 def test_a_living_process_with_another_folder_is_not_joined(tmp_path) -> None:
     one, two = stores(tmp_path)
     others = Others(one, "a")
-    recovery.check(one, "a", others.sleep, others.clock)
+    recovery.join(one, "a", others.sleep, others.clock)
     with pytest.raises(UsageError, match="same blobs_url for all, or the same data_dir"):
-        recovery.check(two, "b", others.sleep, others.clock)
+        recovery.join(two, "b", others.sleep, others.clock)
     assert "b" not in two.heartbeats.all()
     same = Store.open(tmp_path / "one", f"sqlite:///{tmp_path / 'jobs.db'}")
-    recovery.check(same, "c", others.sleep, others.clock)
+    recovery.join(same, "c", others.sleep, others.clock)
     assert others.now < recovery.WATCH_S  # nothing to watch
     for store in (one, two, same):
         store.close()
@@ -97,7 +97,7 @@ def test_a_dead_process_with_another_folder_is_no_reason_to_refuse(tmp_path) -> 
     one, two = stores(tmp_path)
     one.heartbeats.beat("a", ())
     others = Others(one)
-    recovery.check(two, "b", others.sleep, others.clock)
+    recovery.join(two, "b", others.sleep, others.clock)
     assert others.now >= recovery.WATCH_S and "b" in two.heartbeats.all()
     for store in (one, two):
         store.close()
@@ -113,7 +113,7 @@ def test_two_processes_that_start_together_do_not_both_stay(tmp_path) -> None:
 
     one.heartbeats.beat("a", ())
     with pytest.raises(UsageError):
-        recovery.check(two, "b", sleep, together.clock)
+        recovery.join(two, "b", sleep, together.clock)
     for store in (one, two):
         store.close()
 
@@ -128,12 +128,12 @@ def test_objects_are_one_place_for_all_folders(tmp_path) -> None:
         for name in ("one", "two")
     ]
     others = Others(made[0], "a")
-    recovery.check(made[0], "a", others.sleep, others.clock)
-    recovery.check(made[1], "b", others.sleep, others.clock)
+    recovery.join(made[0], "a", others.sleep, others.clock)
+    recovery.join(made[1], "b", others.sleep, others.clock)
     assert others.now == 0.0
     folder = Store.open(tmp_path, f"sqlite:///{tmp_path / 'jobs.db'}")
     with pytest.raises(UsageError):
-        recovery.check(folder, "c", others.sleep, others.clock)
+        recovery.join(folder, "c", others.sleep, others.clock)
     for store in (*made, folder):
         store.close()
 

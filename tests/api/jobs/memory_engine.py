@@ -14,9 +14,9 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, Select
 
-from ..database import after_commit
-from ..tables import WorkItem, item_prefix
-from ..workflows import Pending, Stopping, Workflow
+from forescribe.api.jobs.database import after_commit
+from forescribe.api.jobs.tables import WorkItem, item_prefix
+from forescribe.api.jobs.workflows import Pending, Stopping, Workflow
 
 
 class _Cancelled(BaseException):
