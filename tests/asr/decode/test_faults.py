@@ -19,9 +19,7 @@ import pytest
 import soundfile
 
 import forescribe.asr.audio.reading
-import forescribe.asr.decode.recording
 from forescribe.asr.decode import windows as window_decoder
-from forescribe.asr.decode import windows as window_requests
 from forescribe.asr.decode import word_timer
 from forescribe.asr.decode.options import Guards, Judgement, Outcome
 from forescribe.asr.decode.sequential import SeekableAudio
@@ -304,9 +302,9 @@ def in_prefill(one, patch):
 def in_pauses(one, patch):
     mel = Mel(one.context.mel)
     patch.setattr(one.context, "mels", (mel,))
-    real = window_requests.pauses
+    real = window_decoder.pauses
     wrong = raises(lambda features, length: mel.heard(features[None]), real)
-    patch.setattr(window_requests, "pauses", wrong)
+    patch.setattr(window_decoder, "pauses", wrong)
 
 
 def in_building_the_request(one, patch):
@@ -364,10 +362,8 @@ def in_words(one, patch):
 
 
 def in_figures(one, patch):
-    real = forescribe.asr.decode.recording.stats
-    patch.setattr(
-        forescribe.asr.decode.recording, "stats", raises(lambda done, wall: len(done) == 2, real)
-    )
+    wrong = raises(lambda done, wall: len(done) == 2, window_decoder.stats)
+    patch.setattr(window_decoder, "stats", wrong)
 
 
 RECORDING = [in_decoding_audio, in_voice_activity, in_figures]
