@@ -183,7 +183,7 @@ def chain_mask(slots: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     row of -inf alone would be NaN.
     """
     reads = torch.arange(length, device=slots.device) <= slots[..., None]  # [B, N, length]
-    return _additive(reads, dtype)
+    return additive(reads, dtype)
 
 
 def tree_mask(start: Tensor, ancestry: Tensor, length: int, dtype: torch.dtype) -> Tensor:
@@ -195,7 +195,7 @@ def tree_mask(start: Tensor, ancestry: Tensor, length: int, dtype: torch.dtype) 
     nodes = ancestry.shape[0]
     inside = (offset >= 0) & (offset < nodes)
     seen = ancestry[:, offset.clamp(0, nodes - 1)].permute(1, 0, 2)  # [B, N, length]
-    return _additive((offset < 0)[:, None] | (seen & inside[:, None]), dtype)
+    return additive((offset < 0)[:, None] | (seen & inside[:, None]), dtype)
 
 
 def window_mask(mask: Tensor, positions: Tensor, window: int) -> Tensor:
@@ -216,6 +216,7 @@ def chunk_mask(mask: Tensor, positions: Tensor, chunk: int) -> Tensor:
     return mask.masked_fill(~same[:, None], torch.finfo(mask.dtype).min)
 
 
-def _additive(reads: Tensor, dtype: torch.dtype) -> Tensor:
+def additive(reads: Tensor, dtype: torch.dtype) -> Tensor:
+    """The additive mask `[B, 1, N, length]` of what queries read, `[B, N, length]`."""
     zero = torch.zeros((), dtype=dtype, device=reads.device)
     return torch.where(reads, zero, torch.finfo(dtype).min)[:, None]
