@@ -1,34 +1,25 @@
-"""Keys and values of self-attention for all layers in one tensor.
+"""Keys and values: self-attention of all layers in one tensor, and cross-attention over encoder states.
 
-Knows slots; nothing of masks or models. One scatter writes the keys and the values of a layer, and one
-gather and one scatter move those of all layers.
+In self-attention one scatter writes the keys and the values of a layer, and one gather and one scatter move
+those of all layers. No NaN of an earlier sequence reaches the next one in its row. A masked key still meets a
+weight of zero, and 0 * NaN is NaN, so a prompt clears the slots behind it. On a CPU these are those that a
+forward may have written, which the host knows without reading the device (`_written`); slots beyond are zero
+since the allocation, and take no memory: rows are allocated for the longest text, and most are far shorter.
+Elsewhere they are all: forwards are captured or compiled there, and numbers that one changes are conditions
+of the other compiled ones, which would be compiled again after every larger forward.
 
-No NaN of an earlier sequence reaches the next one in its row. A masked key still meets a weight of zero,
-and 0 * NaN is NaN, so a prompt clears the slots behind it. On a CPU these are those that a forward may have
-written, which the host knows without reading the device (`_written`); slots beyond are zero since the
-allocation, and take no memory: rows are allocated for the longest text, and most are far shorter. Elsewhere
-they are all: forwards are captured or compiled there, and numbers that one changes are conditions of the
-other compiled ones, which would be compiled again after every larger forward.
+Zeros take no memory on a CPU because pages of a new anonymous mapping are zero without being written, and the
+system provides each of them at its first write; `torch.zeros` writes every page.
 
-Zeros that take no memory on a CPU until they are written.
-
-`torch.zeros` writes every page. Pages of a new anonymous mapping are zero without being written, and the
-system provides each of them at its first write. Knows memory; nothing of caches.
-
-Cross-attention of a few queries over many encoder states, in the layout that the device's product wants.
-
-Knows keys and values of encoder states; nothing of decoders. Two layouts with the same methods:
+Cross-attention of a few queries has the layout that the device's product wants, in two classes with the same
+methods. Every admission overwrites the whole strip of its row, so nothing of an earlier sequence remains.
 
     Transposed  keys and values [B, H, d, S], attention as two matrix products: float32 and float64 on CPUs.
                 Projections of encoder states are written where they stay, without a copy.
     Natural     keys and values [B, H, S, d], torch's fused attention: every other device and dtype.
 
-Every admission overwrites the whole strip of its row, so nothing of an earlier sequence remains.
-
-Caches that the kernels read and write.
-
-Knows layouts; nothing of models. Self-attention keys and values lie as in every engine, `[B, H, T, d]` per
-layer; cross-attention has the kernels' own layout, which only they read.
+Native kernels read `SelfCaches` and `cross_caches`, whose layout only they know. Knows slots and layouts;
+nothing of masks or models.
 """
 
 from __future__ import annotations
@@ -42,25 +33,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..native.library import Stored
+from ..native.library import STORED, Stored
 from .weights import Linear
 
+EXACT = frozenset({torch.float32, torch.float64})
+"""Dtypes of attention as two products: less exact ones would round the scores."""
 
-def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """As `torch.zeros`. On CPUs the tensor owns a mapping of its own, aligned to pages: for large ones that
-    are written in part. Raises MemoryError."""
-    count = prod(shape)
-    if device.type != "cpu" or count == 0:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(_mapping(count * dtype.itemsize), dtype=dtype).view(*shape)
-
-
-def _mapping(size: int) -> mmap.mmap:
-    # Private: shared memory would be a file's, with a limit of its own.
-    try:
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(f"not enough memory for a cache of {size} bytes") from error
+DTYPES = {stored: dtype for dtype, stored in STORED.items()}
 
 
 class SelfCache:
@@ -129,7 +108,42 @@ class SelfCache:
         self.kv.scatter_(4, self.index(target).expand(whole), taken)
 
 
-EXACT = frozenset({torch.float32, torch.float64})  # below, products would round the scores
+class SelfCaches(SelfCache):
+    """Keys and values `[L, 2, B, H, T, d]` of `heads` heads in `slots` slots per row, on the CPU."""
+
+    def __init__(
+        self, layers: int, batch: int, heads: int, slots: int, size: int, stored: Stored
+    ) -> None:
+        super().__init__(
+            layers=layers,
+            batch=batch,
+            heads=heads,
+            slots=slots,
+            size=size,
+            dtype=DTYPES[stored],
+            device=torch.device("cpu"),
+        )
+
+    def addresses(self, layer: int) -> tuple[int, int]:
+        """Where the keys and the values of a layer begin."""
+        return self.kv[layer, 0].data_ptr(), self.kv[layer, 1].data_ptr()
+
+
+def cross_caches(layers: int, strips: int, size: int) -> Tensor:
+    """Zeroed bytes `[L, 2, strips * size]` for the keys and values of `strips` rows and heads. They take
+    memory as rows are used: 35 MB for each of whisper-base's."""
+    return zeros((layers, 2, strips * size), torch.uint8, torch.device("cpu"))
+
+
+def sources_for(
+    weights: Linear, *, layers: int, batch: int, heads: int, length: int, like: Tensor
+) -> Sources:
+    """Allocates cross-attention for `batch` rows of `length` states, as the tensor `like`."""
+    size = like.shape[-1] // heads
+    transposed = like.device.type == "cpu" and like.dtype in EXACT
+    shape = (size, length) if transposed else (length, size)
+    keys, values = (like.new_zeros((layers, batch, heads, *shape)) for _ in range(2))
+    return (Transposed if transposed else Natural)(weights, keys, values)
 
 
 class Sources(ABC):
@@ -198,17 +212,6 @@ class Natural(Sources):
         return _fused(queries, self.keys[layer, :rows], self.values[layer, :rows])
 
 
-def sources_for(
-    weights: Linear, *, layers: int, batch: int, heads: int, length: int, like: Tensor
-) -> Sources:
-    """Allocates cross-attention for `batch` rows of `length` states, as the tensor `like`."""
-    size = like.shape[-1] // heads
-    transposed = like.device.type == "cpu" and like.dtype in EXACT
-    shape = (size, length) if transposed else (length, size)
-    keys, values = (like.new_zeros((layers, batch, heads, *shape)) for _ in range(2))
-    return (Transposed if transposed else Natural)(weights, keys, values)
-
-
 def _products(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """`queries [B, N, H, d]`, keys and values `[B H, d, S]` -> `[B N, D]`."""
     batch, nodes, heads, size = queries.shape
@@ -224,31 +227,18 @@ def _fused(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return read.transpose(1, 2).reshape(queries.shape[0] * queries.shape[1], -1)
 
 
-DTYPES = {Stored.FLOAT32: torch.float32, Stored.BFLOAT16: torch.bfloat16}
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """As `torch.zeros`. On CPUs the tensor owns a mapping of its own, aligned to pages: for large ones that
+    are written in part. Raises MemoryError."""
+    count = prod(shape)
+    if device.type != "cpu" or count == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(_mapping(count * dtype.itemsize), dtype=dtype).view(*shape)
 
 
-class SelfCaches(SelfCache):
-    """Keys and values `[L, 2, B, H, T, d]` of `heads` heads in `slots` slots per row, on the CPU."""
-
-    def __init__(
-        self, layers: int, batch: int, heads: int, slots: int, size: int, stored: Stored
-    ) -> None:
-        super().__init__(
-            layers=layers,
-            batch=batch,
-            heads=heads,
-            slots=slots,
-            size=size,
-            dtype=DTYPES[stored],
-            device=torch.device("cpu"),
-        )
-
-    def addresses(self, layer: int) -> tuple[int, int]:
-        """Where the keys and the values of a layer begin."""
-        return self.kv[layer, 0].data_ptr(), self.kv[layer, 1].data_ptr()
-
-
-def cross_caches(layers: int, strips: int, size: int) -> Tensor:
-    """Zeroed bytes `[L, 2, strips * size]` for the keys and values of `strips` rows and heads. They take
-    memory as rows are used: 35 MB for each of whisper-base's."""
-    return zeros((layers, 2, strips * size), torch.uint8, torch.device("cpu"))
+def _mapping(size: int) -> mmap.mmap:
+    # Private: shared memory would be a file's, with a limit of its own.
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"not enough memory for a cache of {size} bytes") from error

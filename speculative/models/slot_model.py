@@ -1,6 +1,7 @@
 """The base of the adapters: slots, positions and masks of a forward of any decoder.
 
-`ModuleModel` runs transformers' modules over its cache; the decoders of `lean` run functions over their own.
+`ModuleModel` runs transformers' modules over its cache; the decoders of `lean` run functions, and those of
+`native` kernels, over their own.
 Knows nothing of any family of models.
 """
 
@@ -30,7 +31,7 @@ class SlotModel(ABC):
     """Implements the slots, positions and masks of `speculative.protocols.Model`."""
 
     engine: ClassVar[str]
-    """What runs the forward: a name of `families.model_engine.ModelEngine`."""
+    """What runs the forward: a name of `engines.ModelEngine`."""
 
     invariant: ClassVar[bool] = False
     """Whether a token's logits have the same bits whatever a forward computes beside it: other rows, other
@@ -119,6 +120,10 @@ class SlotModel(ABC):
     @abstractmethod
     def commit(self, start: Tensor, path: Tensor) -> None:
         """See `Model.commit`."""
+
+    def known_tokens(self, tokens: Tensor) -> Tensor:
+        """The tokens as they are read; of a draft, in place of those that it does not have, another one."""
+        return tokens
 
     def prompt_places(self, tokens: Tensor) -> Places:
         """The places of prompts `[K, P]`, which read themselves only."""

@@ -114,8 +114,8 @@ def compile_library(
 
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             list(pool.map(compile_one, jobs))
-        # Not -fopenmp: the symbols come from torch's runtime (see `openmp`). The C++ library is not used,
-        # so it is not asked for either.
+        # Not -fopenmp: the symbols come from torch's runtime (`library_file.share`). The C++ library is not
+        # used, so it is not asked for either.
         needed = ("-Wl,--as-needed",) if sys.platform == "linux" else ()
         objects = [str(made) for *_, made in jobs]
         _run([*command, "-shared", *needed, *flags, *objects, "-o", str(output)])

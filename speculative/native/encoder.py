@@ -15,34 +15,13 @@ from torch import Tensor
 
 from ..errors import LoadError
 from ..models.weights import EncoderWeights
-from .library import ACTIVATIONS, Library, Stored, Workspace, load, missing
+from .library import ACTIVATIONS, STORED, Library, Workspace, load, missing
 from .packing import Packer, encoder_record
-
-STORED = {torch.float32: Stored.FLOAT32, torch.bfloat16: Stored.BFLOAT16}
-"""How weights, keys and values are stored, by the dtype of the modules."""
-
-
-def unsupported_encoder(encoder: Any) -> str | None:
-    """Why a `WhisperEncoder` cannot run natively here; None where it can."""
-    config, weight = encoder.config, encoder.conv1.weight
-    heads = config.encoder_attention_heads
-    if weight.device.type != "cpu" or weight.dtype not in STORED:
-        return (
-            "the native encoder is for float32 and bfloat16 on CPUs, and this one is "
-            f"{weight.dtype} on {weight.device}"
-        )
-    if config.d_model % heads or config.d_model // heads % 8 or config.encoder_ffn_dim % 8:
-        return f"heads of {config.d_model}/{heads} columns are not a multiple of 8"
-    if config.num_mel_bins % 2:
-        return f"{config.num_mel_bins} mel bins are not even"
-    if config.activation_function not in ACTIVATIONS:
-        return f"native kernels do not have the activation {config.activation_function}"
-    return missing()
 
 
 class NativeEncoder:
     """The states of windows. Calls of several threads wait for each other: they share one workspace. Raises
-    LoadError where `unsupported` has a reason."""
+    LoadError where `unsupported_encoder` has a reason."""
 
     def __init__(self, encoder: Any) -> None:
         reason = unsupported_encoder(encoder)
@@ -82,3 +61,21 @@ class NativeEncoder:
                 threads,
             )
         return states.to(self.dtype)
+
+
+def unsupported_encoder(encoder: Any) -> str | None:
+    """Why a `WhisperEncoder` cannot run natively here; None where it can."""
+    config, weight = encoder.config, encoder.conv1.weight
+    heads = config.encoder_attention_heads
+    if weight.device.type != "cpu" or weight.dtype not in STORED:
+        return (
+            "the native encoder is for float32 and bfloat16 on CPUs, and this one is "
+            f"{weight.dtype} on {weight.device}"
+        )
+    if config.d_model % heads or config.d_model // heads % 8 or config.encoder_ffn_dim % 8:
+        return f"heads of {config.d_model}/{heads} columns are not a multiple of 8"
+    if config.num_mel_bins % 2:
+        return f"{config.num_mel_bins} mel bins are not even"
+    if config.activation_function not in ACTIVATIONS:
+        return f"native kernels do not have the activation {config.activation_function}"
+    return missing()

@@ -1,20 +1,12 @@
-"""The compiled kernels, found, checked and loaded.
+"""The compiled kernels: found, checked and loaded, their records, and tensors as they read them.
 
-Knows the C interface's functions; nothing of models. Before a file is executed, its content and its owner are
-checked (`compiling.library_file`); afterwards the interface's version and the hash of the sources, so that a
-library of other sources is never used.
+Before a file is executed, its content and its owner are checked (`library_file`); afterwards the interface's
+version and the hash of the sources, so that a library of other sources is never used.
 
-The records of `kernels/forescribe.h` for ctypes, field by field in the same order.
-
-Knows layouts in memory only. Pointers are plain addresses: the tensors that they lead to are kept alive by
-whoever fills a record.
-
-Memory for the intermediate results of native calls; grows to the largest call so far.
-
-Tensors as the kernels read them.
-
-A kernel gets an address. It checks the values that it reads there, but cannot see of what type they are or
-how many there are, so this is asked before the address is taken. Knows nothing of what the tensors mean.
+The records are those of `kernels/src/forescribe.h`, field by field in the same order. Pointers are plain
+addresses: the tensors that they lead to are kept alive by whoever fills a record. A kernel checks the values
+that it reads there, but cannot see of what type they are or how many there are, so `checked` asks this before
+an address is taken. Knows layouts and the C interface; nothing of models.
 """
 
 from __future__ import annotations
@@ -25,6 +17,7 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int6
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,7 +25,13 @@ from torch import Tensor
 from ..errors import LoadError
 from . import library_file
 
+log = logging.getLogger(__name__)
+
 ABI = 4
+
+BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
+
+ALIGNMENT = 128
 
 
 class Stored(IntEnum):
@@ -46,6 +45,9 @@ class Stored(IntEnum):
     INT8 = 2
 
 
+STORED = {torch.float32: Stored.FLOAT32, torch.bfloat16: Stored.BFLOAT16}
+"""How weights, keys and values are stored, by the dtype of a model's modules."""
+
 ACTIVATIONS = {"gelu": 0, "relu": 1, "silu": 2, "swish": 2}
 """transformers' names of the activations that the kernels have."""
 
@@ -58,171 +60,38 @@ ERRORS = {
 }
 
 
-class Linear(Structure):
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
+def load() -> Library:
+    """The library of this version's sources: the first of `library_file.candidates` that can be used, with a
+    warning for each before it that cannot. A process asks once, so that one which compiles meanwhile changes
+    nothing in it. Raises LoadError, with the command that builds it, where there is none."""
+    found = _found()
+    if isinstance(found, LoadError):
+        raise LoadError(str(found))
+    return found
 
 
-class Norm(Structure):
-    _fields_ = [("scale", c_void_p), ("shift", c_void_p)]
+def missing() -> str | None:
+    """Why the kernels cannot be used here; None where they can."""
+    found = _found()
+    return str(found) if isinstance(found, LoadError) else None
 
 
-class WhisperLayer(Structure):
-    _fields_ = [
-        ("self_norm", Norm),
-        ("qkv", Linear),
-        ("self_out", Linear),
-        ("cross_norm", Norm),
-        ("cross_query", Linear),
-        ("cross_out", Linear),
-        ("ffn_norm", Norm),
-        ("up", Linear),
-        ("down", Linear),
-        ("cross_key", c_void_p),
-        ("cross_key_bias", c_void_p),
-        ("cross_value", Linear),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("cross_keys", c_void_p),
-        ("cross_values", c_void_p),
-    ]
+@lru_cache(maxsize=1)
+def _found() -> Library | LoadError:
+    return find()
 
 
-class Whisper(Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("width", "heads", "layers", "ffn", "vocab", "positions",
-                                       "sources", "outputs", "batch", "slots")),
-        *((name, c_int32) for name in ("weight_storage", "cache_storage", "cross_storage",
-                                       "activation")),
-        ("eps", c_float),
-        ("embedding", c_void_p),
-        ("position", c_void_p),
-        ("norm", Norm),
-        ("head", Linear),
-        ("layer", c_void_p),
-    ]  # fmt: skip
-
-
-class CausalLayer(Structure):
-    _fields_ = [
-        ("input_norm", c_void_p),
-        ("qkv", Linear),
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
-        ("out", Linear),
-        ("post_norm", c_void_p),
-        ("gate_up", Linear),
-        ("down", Linear),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("window", c_int64),
-        ("rotary", c_int32),
-    ]
-
-
-class Causal(Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("width", "heads", "key_heads", "head", "layers", "ffn", "vocab",
-                                       "outputs", "columns", "positions", "batch", "slots")),
-        *((name, c_int32) for name in ("weight_storage", "cache_storage", "activation")),
-        *((name, c_float) for name in ("eps", "scale")),
-        *((name, c_void_p) for name in ("embedding", "cosine", "sine", "norm")),
-        ("projection", Linear),
-        ("layer", c_void_p),
-    ]  # fmt: skip
-
-
-class Choice(Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("count", "vocab", "split", "kinds")),
-        *((name, c_void_p) for name in ("logits", "bias", "kind", "low", "high", "joint", "tokens",
-                                        "logprobs")),
-        ("threads", c_int32),
-    ]  # fmt: skip
-
-
-class Draft(Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("depths", "columns")),
-        *((name, c_void_p) for name in ("active", "ids", "tokens", "start", "logprobs",
-                                         "belief")),
-        ("drafted", c_int64),
-        ("confidence", c_float),
-    ]  # fmt: skip
-
-
-class EncoderLayer(Structure):
-    _fields_ = [
-        ("attention_norm", Norm),
-        *((name, Linear) for name in ("query", "key", "value", "out")),
-        ("ffn_norm", Norm),
-        ("up", Linear),
-        ("down", Linear),
-    ]
-
-
-class Encoder(Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("width", "heads", "layers", "ffn", "mels", "sources")),
-        ("weight_storage", c_int32),
-        ("activation", c_int32),
-        ("eps", c_float),
-        ("conv1", Linear),
-        ("conv2", Linear),
-        ("position", c_void_p),
-        ("norm", Norm),
-        ("layer", c_void_p),
-    ]
-
-
-class Step(Structure):
-    kept: list[Tensor]
-    """The tensors that it leads to."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("batch", "nodes", "reach")),
-        *((name, c_void_p) for name in ("tokens", "start", "rows", "depths", "ancestry", "node", "logits",
-                                        "hidden", "tap_layers")),
-        ("tap_count", c_int64),
-        ("taps", c_void_p),
-        ("workspace", c_void_p),
-        ("workspace_bytes", c_int64),
-        ("threads", c_int32),
-    ]  # fmt: skip
-
-
-log = logging.getLogger(__name__)
-
-BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
-
-_SIGNATURES = {
-    "fs_abi": (c_int32, []),
-    "fs_source_hash": (c_char_p, []),
-    "fs_isas": (c_char_p, []),
-    "fs_isa": (c_char_p, []),
-    "fs_isa_usable": (c_int32, [c_char_p]),
-    "fs_choose_isa": (c_int32, [c_char_p]),
-    "fs_openmp": (c_int32, []),
-    "fs_packed_bytes": (c_int64, [c_int64, c_int64, c_int32]),
-    "fs_pack": (c_int32, [c_void_p, c_int64, c_int64, c_int32, c_void_p]),
-    "fs_pack_int8": (c_int32, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
-    "fs_cross_bytes": (c_int64, [c_int64, c_int64, c_int32]),
-    "fs_whisper_workspace": (c_int64, [POINTER(Whisper), c_int64, c_int32]),
-    "fs_whisper_forward": (c_int32, [POINTER(Whisper), POINTER(Step)]),
-    "fs_whisper_cross": (
-        c_int32,
-        [POINTER(Whisper), c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int32],
-    ),
-    "fs_encoder_workspace": (c_int64, [POINTER(Encoder), c_int32]),
-    "fs_encode": (
-        c_int32,
-        [POINTER(Encoder), c_void_p, c_void_p, c_void_p, c_int64, c_int32],
-    ),
-    "fs_causal_workspace": (c_int64, [POINTER(Causal), c_int64, c_int32]),
-    "fs_causal_forward": (c_int32, [POINTER(Causal), POINTER(Step)]),
-    "fs_choose": (c_int32, [POINTER(Choice)]),
-    "fs_whisper_draft": (c_int32, [POINTER(Whisper), POINTER(Step), POINTER(Draft)]),
-    "fs_causal_draft": (c_int32, [POINTER(Causal), POINTER(Step), POINTER(Draft)]),
-}
+def find() -> Library | LoadError:
+    """The first library that can be used now, or why there is none; see `load`."""
+    problems = []
+    for path in library_file.candidates():
+        try:
+            if path.exists():
+                return Library(path)
+        except (LoadError, OSError) as error:
+            log.warning("native kernels: %s", error)
+            problems.append(str(error))
+    return LoadError("; ".join(problems) or f"the native kernels are not compiled; {BUILD}")
 
 
 class Library:
@@ -273,8 +142,6 @@ class Library:
         threads = "torch's threads" if self.threads else "one thread"
         return f"native kernels: {self.path} ({self.instruction_set}, {threads})"
 
-    # -- calls --------------------------------------------------------------------------------------
-
     def packed_bytes(self, outputs: int, inputs: int, stored: Stored) -> int:
         return int(self._functions.fs_packed_bytes(outputs, inputs, stored))
 
@@ -289,11 +156,16 @@ class Library:
         """Bytes of one row's and head's cross-attention keys, or values where those are larger."""
         return int(self._functions.fs_cross_bytes(sources, head, stored))
 
-    def whisper_workspace(self, model: Whisper, rows: int, threads: int) -> int:
-        return int(self._functions.fs_whisper_workspace(byref(model), rows, threads))
+    def workspace(self, model: Whisper | Causal, rows: int, threads: int) -> int:
+        """Bytes that a forward over so many tokens takes for intermediate results."""
+        return int(self._of(model, "workspace")(byref(model), rows, threads))
 
-    def whisper_forward(self, model: Whisper, step: Step) -> None:
-        self._check(self._functions.fs_whisper_forward(byref(model), byref(step)))
+    def forward(self, model: Whisper | Causal, step: Step) -> None:
+        self._check(self._of(model, "forward")(byref(model), byref(step)))
+
+    def draft(self, model: Whisper | Causal, step: Step, draft: Draft) -> None:
+        """The forward, and greedy drafts behind it."""
+        self._check(self._of(model, "draft")(byref(model), byref(step), byref(draft)))
 
     def whisper_cross(
         self, model: Whisper, states: list[int], rows: int, workspace: int, size: int, threads: int
@@ -319,63 +191,17 @@ class Library:
             self._functions.fs_encode(byref(model), features, states, workspace, size, threads)
         )
 
-    def causal_workspace(self, model: Causal, rows: int, threads: int) -> int:
-        return int(self._functions.fs_causal_workspace(byref(model), rows, threads))
-
-    def causal_forward(self, model: Causal, step: Step) -> None:
-        self._check(self._functions.fs_causal_forward(byref(model), byref(step)))
-
     def choose_tokens(self, choice: Choice) -> None:
         self._check(self._functions.fs_choose(byref(choice)))
 
-    def whisper_draft(self, model: Whisper, step: Step, draft: Draft) -> None:
-        self._check(self._functions.fs_whisper_draft(byref(model), byref(step), byref(draft)))
-
-    def causal_draft(self, model: Causal, step: Step, draft: Draft) -> None:
-        self._check(self._functions.fs_causal_draft(byref(model), byref(step), byref(draft)))
+    def _of(self, model: Whisper | Causal, call: str) -> Any:
+        return getattr(self._functions, f"fs_{model.family}_{call}")
 
     @staticmethod
     def _check(code: int) -> None:
         if code:
             error = IndexError if code in (2, 3) else ValueError
             raise error(f"the kernels refuse {ERRORS.get(code, f'error {code}')}")
-
-
-def load() -> Library:
-    """The library of this version's sources: the first of `kernel_files.candidates` that can be used, with a
-    warning for each before it that cannot. A process asks once, so that one which compiles meanwhile changes
-    nothing in it. Raises LoadError, with the command that builds it, where there is none."""
-    found = _found()
-    if isinstance(found, LoadError):
-        raise LoadError(str(found))
-    return found
-
-
-def missing() -> str | None:
-    """Why the kernels cannot be used here; None where they can."""
-    found = _found()
-    return str(found) if isinstance(found, LoadError) else None
-
-
-@lru_cache(maxsize=1)
-def _found() -> Library | LoadError:
-    return find()
-
-
-def find() -> Library | LoadError:
-    """The first library that can be used now, or why there is none; see `load`."""
-    problems = []
-    for path in library_file.candidates():
-        try:
-            if path.exists():
-                return Library(path)
-        except (LoadError, OSError) as error:
-            log.warning("native kernels: %s", error)
-            problems.append(str(error))
-    return LoadError("; ".join(problems) or f"the native kernels are not compiled; {BUILD}")
-
-
-ALIGNMENT = 128
 
 
 class Workspace:
@@ -408,3 +234,165 @@ def checked(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> Tenso
 
 def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+class Linear(Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
+
+
+class Norm(Structure):
+    _fields_ = [("scale", c_void_p), ("shift", c_void_p)]
+
+
+class WhisperLayer(Structure):
+    _fields_ = [
+        ("self_norm", Norm),
+        ("qkv", Linear),
+        ("self_out", Linear),
+        ("cross_norm", Norm),
+        ("cross_query", Linear),
+        ("cross_out", Linear),
+        ("ffn_norm", Norm),
+        ("up", Linear),
+        ("down", Linear),
+        ("cross_key", c_void_p),
+        ("cross_key_bias", c_void_p),
+        ("cross_value", Linear),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("cross_keys", c_void_p),
+        ("cross_values", c_void_p),
+    ]
+
+
+class Whisper(Structure):
+    family: ClassVar = "whisper"
+    _fields_ = [
+        *((name, c_int64) for name in ("width", "heads", "layers", "ffn", "vocab", "positions",
+                                       "sources", "outputs", "batch", "slots")),
+        *((name, c_int32) for name in ("weight_storage", "cache_storage", "cross_storage",
+                                       "activation")),
+        ("eps", c_float),
+        ("embedding", c_void_p),
+        ("position", c_void_p),
+        ("norm", Norm),
+        ("head", Linear),
+        ("layer", c_void_p),
+    ]  # fmt: skip
+
+
+class CausalLayer(Structure):
+    _fields_ = [
+        ("input_norm", c_void_p),
+        ("qkv", Linear),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("out", Linear),
+        ("post_norm", c_void_p),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("window", c_int64),
+        ("rotary", c_int32),
+    ]
+
+
+class Causal(Structure):
+    family: ClassVar = "causal"
+    _fields_ = [
+        *((name, c_int64) for name in ("width", "heads", "key_heads", "head", "layers", "ffn", "vocab",
+                                       "outputs", "columns", "positions", "batch", "slots")),
+        *((name, c_int32) for name in ("weight_storage", "cache_storage", "activation")),
+        *((name, c_float) for name in ("eps", "scale")),
+        *((name, c_void_p) for name in ("embedding", "cosine", "sine", "norm")),
+        ("projection", Linear),
+        ("layer", c_void_p),
+    ]  # fmt: skip
+
+
+class EncoderLayer(Structure):
+    _fields_ = [
+        ("attention_norm", Norm),
+        *((name, Linear) for name in ("query", "key", "value", "out")),
+        ("ffn_norm", Norm),
+        ("up", Linear),
+        ("down", Linear),
+    ]
+
+
+class Encoder(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("width", "heads", "layers", "ffn", "mels", "sources")),
+        ("weight_storage", c_int32),
+        ("activation", c_int32),
+        ("eps", c_float),
+        ("conv1", Linear),
+        ("conv2", Linear),
+        ("position", c_void_p),
+        ("norm", Norm),
+        ("layer", c_void_p),
+    ]
+
+
+class Step(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("batch", "nodes", "reach")),
+        *((name, c_void_p) for name in ("tokens", "start", "rows", "depths", "ancestry", "node", "logits",
+                                        "hidden", "tap_layers")),
+        ("tap_count", c_int64),
+        ("taps", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_int64),
+        ("threads", c_int32),
+    ]  # fmt: skip
+
+
+class Draft(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("depths", "columns")),
+        *((name, c_void_p) for name in ("active", "ids", "tokens", "start", "logprobs",
+                                         "belief")),
+        ("drafted", c_int64),
+        ("confidence", c_float),
+    ]  # fmt: skip
+
+
+class Choice(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("count", "vocab", "split", "kinds")),
+        *((name, c_void_p) for name in ("logits", "bias", "kind", "low", "high", "joint", "tokens",
+                                        "logprobs")),
+        ("threads", c_int32),
+    ]  # fmt: skip
+
+
+_SIGNATURES = {
+    "fs_abi": (c_int32, []),
+    "fs_source_hash": (c_char_p, []),
+    "fs_isas": (c_char_p, []),
+    "fs_isa": (c_char_p, []),
+    "fs_isa_usable": (c_int32, [c_char_p]),
+    "fs_choose_isa": (c_int32, [c_char_p]),
+    "fs_openmp": (c_int32, []),
+    "fs_packed_bytes": (c_int64, [c_int64, c_int64, c_int32]),
+    "fs_pack": (c_int32, [c_void_p, c_int64, c_int64, c_int32, c_void_p]),
+    "fs_pack_int8": (c_int32, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
+    "fs_cross_bytes": (c_int64, [c_int64, c_int64, c_int32]),
+    "fs_whisper_workspace": (c_int64, [POINTER(Whisper), c_int64, c_int32]),
+    "fs_whisper_forward": (c_int32, [POINTER(Whisper), POINTER(Step)]),
+    "fs_whisper_cross": (
+        c_int32,
+        [POINTER(Whisper), c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int32],
+    ),
+    "fs_encoder_workspace": (c_int64, [POINTER(Encoder), c_int32]),
+    "fs_encode": (
+        c_int32,
+        [POINTER(Encoder), c_void_p, c_void_p, c_void_p, c_int64, c_int32],
+    ),
+    "fs_causal_workspace": (c_int64, [POINTER(Causal), c_int64, c_int32]),
+    "fs_causal_forward": (c_int32, [POINTER(Causal), POINTER(Step)]),
+    "fs_choose": (c_int32, [POINTER(Choice)]),
+    "fs_whisper_draft": (c_int32, [POINTER(Whisper), POINTER(Step), POINTER(Draft)]),
+    "fs_causal_draft": (c_int32, [POINTER(Causal), POINTER(Step), POINTER(Draft)]),
+}

@@ -1,27 +1,10 @@
-"""Weights of a lean decoder in the layouts of the kernels.
+"""Weights of decoders and of Whisper's encoder in the layouts of the kernels, packed once for a model.
 
-Knows the records of `models.lean.weights`. A `Packer` owns what it makes: addresses in the records of
-`structures` are valid as long as it lives.
-
-Weights of a Llama-like decoder in the layouts of the kernels.
-
-Knows `CausalWeights`; what it makes is owned by the `Packer` that it is given.
-
-Weights of Whisper's decoder in the layouts of the kernels.
-
-Knows `WhisperWeights`; what it makes is owned by the `Packer` that it is given.
-
-The weights of Whisper's encoder in the layouts of the kernels.
-
-Knows the record of `models.lean.encoder_weights`. Addresses are valid as long as the packer lives.
-
-Packed weights, made once for a model and used by all of its adapters.
-
-Packing takes as long as reading the weights several times, and the result as much memory as the weights. The
-adapter that is compared with the model when it is loaded, the one that decodes then, and those of further
-engines on the same model therefore share one. It is freed with the model.
-
-Knows models by identity and their parameters by their bits; nothing of how they are packed.
+A `Packer` owns what it makes: addresses in the records of `library` are valid as long as it lives. Packing
+takes as long as reading the weights several times, and the result as much memory as the weights. The adapter
+that is compared with the model when it is loaded, the one that decodes then, and those of further engines on
+the same model therefore share one (`packed_once`), which is freed with the model. Knows the records of
+`models.weights`, models by identity and their parameters by their bits.
 """
 
 from __future__ import annotations
@@ -36,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..models import weights as lean
 from ..models.weights import (
     CausalLayer,
     CausalWeights,
@@ -46,15 +28,58 @@ from ..models.weights import (
     WhisperWeights,
 )
 from . import library
-from . import library as c
 from .library import Library, Stored, checked
 
 PANEL = 16
 
+Record = TypeVar("Record", bound=Structure)
+Layer = TypeVar("Layer", bound=Structure)
 
-def weights_stored(packer: Packer, head: lean.Linear) -> Stored:
-    """How a model with this head stores its matrices: in int8 they all are, or none is."""
-    return packer.stored if head.scale is None else Stored.INT8
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_packed: WeakKeyDictionary[Any, tuple[object, Packed[Any, Any]]] = WeakKeyDictionary()
+"""The last form of each model, with what it was made of."""
+
+
+def packed_once(
+    model: Any,
+    form: Hashable,
+    parameters: Callable[[], Iterable[Tensor]],
+    make: Callable[[], Packed[Record, Layer]],
+) -> Packed[Record, Layer]:
+    """What `make` returned for this form of the model before, if it was the last one and the parameters
+    still have the same bits; else what it returns now. The check reads the weights once."""
+    known = _packed.get(model)
+    if known is not None and known[0] == (form, _sums(parameters())):
+        return known[1]
+    forget(model)  # before the new one is made: both at a time would be a third copy
+    made = make()
+    _packed[model] = (form, _sums(parameters())), made
+    return made
+
+
+def forget(model: Any) -> None:
+    """Frees what was packed for a model, once its adapters are gone: where another engine runs it."""
+    _packed.pop(model, None)
+
+
+def listed_key(listed: Tensor | None) -> Hashable:
+    """The tokens of a cut head, as part of a form."""
+    return None if listed is None else tuple(listed.tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Packed(Generic[Record, Layer]):
+    """The records of a model and of its layers, without caches, and what owns their weights. Adapters copy
+    the records, as they have caches of their own."""
+
+    packer: Packer
+    record: Record
+    layers: Sequence[Layer]
+
+    def copy(self) -> Record:
+        """A copy of the model's record, without layers."""
+        return type(self.record).from_buffer_copy(self.record)
 
 
 class Packer:
@@ -84,8 +109,8 @@ class Packer:
         self._kept.append(tensor)
         return tensor.data_ptr()
 
-    def norm(self, norm: lean.Norm) -> c.Norm:
-        return c.Norm(
+    def norm(self, norm: Norm) -> library.Norm:
+        return library.Norm(
             self.plain(norm.weight), norm.bias if norm.bias is None else self.plain(norm.bias)
         )
 
@@ -126,80 +151,32 @@ class Packer:
         )
         return self.keep(packed)
 
-    def linear(self, linear: lean.Linear) -> c.Linear:
+    def linear(self, linear: Linear) -> library.Linear:
         if linear.scale is not None:
-            return c.Linear(self.integers(linear.weight, linear.scale), self.bias(linear.bias))
-        return c.Linear(self.matrix(linear.weight), self.bias(linear.bias))
+            return library.Linear(
+                self.integers(linear.weight, linear.scale), self.bias(linear.bias)
+            )
+        return library.Linear(self.matrix(linear.weight), self.bias(linear.bias))
 
 
-def causal_layers(packer: Packer, weights: CausalWeights) -> list[library.CausalLayer]:
-    """The records of all layers, without their caches."""
-    return [_layer(packer, layer) for layer in weights.layers]
-
-
-def causal_record(packer: Packer, weights: CausalWeights, vocab: int) -> library.Causal:
-    """The model's record for logits of `vocab` tokens, without layers, caches and angles."""
-    own = weights.head.weight.shape[0]
-    outputs = min(vocab, own)
-    head = weights.head.rows(slice(outputs))
-    return library.Causal(
-        width=weights.embedding.shape[1],
+def whisper_record(packer: Packer, weights: WhisperWeights) -> library.Whisper:
+    """The model's record, without layers, caches and what an adapter chooses for those; a head with fewer
+    rows than the embedding gives fewer logits."""
+    return library.Whisper(
+        width=weights.width,
         heads=weights.heads,
-        key_heads=weights.kv_heads,
-        head=weights.head_size,
         layers=len(weights.layers),
-        ffn=weights.layers[0].down.weight.shape[1],
+        ffn=weights.layers[0].up.weight.shape[0],
         vocab=weights.embedding.shape[0],
-        outputs=outputs,
-        columns=vocab,
-        weight_storage=weights_stored(packer, head),
-        cache_storage=packer.stored,
+        outputs=weights.head.weight.shape[0],
+        positions=weights.positions.shape[0],
+        weight_storage=weights_stored(packer, weights.head),
         activation=library.ACTIVATIONS[weights.activation],
         eps=weights.eps,
-        scale=weights.scale,
-        embedding=packer.stored_plain(weights.embedding),
-        norm=packer.plain(weights.norm.weight),
-        projection=packer.linear(head),
-    )
-
-
-def angle_tables(weights: CausalWeights, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines `[positions, d / 2]` in float32."""
-    angles = torch.arange(positions).float()[:, None] * weights.inv_freq
-    scale = weights.rotary_scale
-    return (angles.cos() * scale).contiguous(), (angles.sin() * scale).contiguous()
-
-
-def alternating(linear: Linear) -> Linear:
-    """`gate_up [2 F, D]` with 16 outputs of the gate, 16 of the other half, and so on, zero-padded."""
-    weight = _alternate(linear.weight)
-    rest = (
-        None if x is None else _alternate(x[:, None])[:, 0] for x in (linear.bias, linear.scale)
-    )
-    return Linear(weight, *rest)
-
-
-def _alternate(rows: Tensor) -> Tensor:
-    halves = rows.view(2, -1, rows.shape[1])
-    padded = pad(halves, (0, 0, 0, -halves.shape[1] % PANEL))
-    return padded.view(2, -1, PANEL, rows.shape[1]).transpose(0, 1).reshape(-1, rows.shape[1])
-
-
-def _layer(packer: Packer, layer: CausalLayer) -> library.CausalLayer:
-    def norm(given: Norm | None) -> int | None:
-        return None if given is None else packer.plain(given.weight)
-
-    return library.CausalLayer(
-        input_norm=norm(layer.input_norm),
-        qkv=packer.linear(layer.qkv),
-        query_norm=norm(layer.q_norm),
-        key_norm=norm(layer.k_norm),
-        out=packer.linear(layer.out),
-        post_norm=norm(layer.post_norm),
-        gate_up=packer.linear(alternating(layer.gate_up)),
-        down=packer.linear(layer.down),
-        window=layer.window or 0,
-        rotary=layer.rotary,
+        embedding=packer.plain(weights.embedding),
+        position=packer.plain(weights.positions),
+        norm=packer.norm(weights.norm),
+        head=packer.linear(weights.head),
     )
 
 
@@ -235,25 +212,42 @@ def whisper_layers(packer: Packer, weights: WhisperWeights) -> list[library.Whis
     ]
 
 
-def whisper_record(packer: Packer, weights: WhisperWeights) -> library.Whisper:
-    """The model's record, without layers, caches and what an adapter chooses for those; a head with fewer
-    rows than the embedding gives fewer logits."""
-    return library.Whisper(
-        width=weights.width,
+def causal_record(packer: Packer, weights: CausalWeights, vocab: int) -> library.Causal:
+    """The model's record for logits of `vocab` tokens, without layers, caches and angles."""
+    own = weights.head.weight.shape[0]
+    outputs = min(vocab, own)
+    head = weights.head.rows(slice(outputs))
+    return library.Causal(
+        width=weights.embedding.shape[1],
         heads=weights.heads,
+        key_heads=weights.kv_heads,
+        head=weights.head_size,
         layers=len(weights.layers),
-        ffn=weights.layers[0].up.weight.shape[0],
+        ffn=weights.layers[0].down.weight.shape[1],
         vocab=weights.embedding.shape[0],
-        outputs=weights.head.weight.shape[0],
-        positions=weights.positions.shape[0],
-        weight_storage=weights_stored(packer, weights.head),
+        outputs=outputs,
+        columns=vocab,
+        weight_storage=weights_stored(packer, head),
+        cache_storage=packer.stored,
         activation=library.ACTIVATIONS[weights.activation],
         eps=weights.eps,
-        embedding=packer.plain(weights.embedding),
-        position=packer.plain(weights.positions),
-        norm=packer.norm(weights.norm),
-        head=packer.linear(weights.head),
+        scale=weights.scale,
+        embedding=packer.stored_plain(weights.embedding),
+        norm=packer.plain(weights.norm.weight),
+        projection=packer.linear(head),
     )
+
+
+def causal_layers(packer: Packer, weights: CausalWeights) -> list[library.CausalLayer]:
+    """The records of all layers, without their caches."""
+    return [_causal_layer(packer, layer) for layer in weights.layers]
+
+
+def angle_tables(weights: CausalWeights, positions: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines `[positions, d / 2]` in float32."""
+    angles = torch.arange(positions).float()[:, None] * weights.inv_freq
+    scale = weights.rotary_scale
+    return (angles.cos() * scale).contiguous(), (angles.sin() * scale).contiguous()
 
 
 def encoder_record(packer: Packer, weights: EncoderWeights) -> tuple[library.Encoder, object]:
@@ -291,63 +285,50 @@ def encoder_record(packer: Packer, weights: EncoderWeights) -> tuple[library.Enc
     return record, array
 
 
+def weights_stored(packer: Packer, head: Linear) -> Stored:
+    """How a model with this head stores its matrices: in int8 they all are, or none is."""
+    return packer.stored if head.scale is None else Stored.INT8
+
+
+def alternating(linear: Linear) -> Linear:
+    """`gate_up [2 F, D]` with 16 outputs of the gate, 16 of the other half, and so on, zero-padded."""
+    weight = _alternate(linear.weight)
+    rest = (
+        None if x is None else _alternate(x[:, None])[:, 0] for x in (linear.bias, linear.scale)
+    )
+    return Linear(weight, *rest)
+
+
+def _alternate(rows: Tensor) -> Tensor:
+    halves = rows.view(2, -1, rows.shape[1])
+    padded = pad(halves, (0, 0, 0, -halves.shape[1] % PANEL))
+    return padded.view(2, -1, PANEL, rows.shape[1]).transpose(0, 1).reshape(-1, rows.shape[1])
+
+
+def _causal_layer(packer: Packer, layer: CausalLayer) -> library.CausalLayer:
+    def norm(given: Norm | None) -> int | None:
+        return None if given is None else packer.plain(given.weight)
+
+    return library.CausalLayer(
+        input_norm=norm(layer.input_norm),
+        qkv=packer.linear(layer.qkv),
+        query_norm=norm(layer.q_norm),
+        key_norm=norm(layer.k_norm),
+        out=packer.linear(layer.out),
+        post_norm=norm(layer.post_norm),
+        gate_up=packer.linear(alternating(layer.gate_up)),
+        down=packer.linear(layer.down),
+        window=layer.window or 0,
+        rotary=layer.rotary,
+    )
+
+
 def _frames(convolution: Linear, multiple: int) -> Linear:
     """A convolution `[D, M, 3]` as a matrix `[D, 3 M']` over three frames side by side, M' being M rounded
     up to a multiple."""
     weight = convolution.weight.permute(0, 2, 1)
     weight = pad(weight, (0, -weight.shape[2] % multiple))
     return Linear(weight.flatten(1), convolution.bias)
-
-
-Record = TypeVar("Record", bound=Structure)
-Layer = TypeVar("Layer", bound=Structure)
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@dataclass(frozen=True, eq=False)
-class Packed(Generic[Record, Layer]):
-    """The records of a model and of its layers, without caches, and what owns their weights. Adapters copy
-    the records, as they have caches of their own."""
-
-    packer: Packer
-    record: Record
-    layers: Sequence[Layer]
-
-    def copy(self) -> Record:
-        """A copy of the model's record, without layers."""
-        return type(self.record).from_buffer_copy(self.record)
-
-
-_packed: WeakKeyDictionary[Any, tuple[object, Packed[Any, Any]]] = WeakKeyDictionary()
-"""The last form of each model, with what it was made of."""
-
-
-def packed_once(
-    model: Any,
-    form: Hashable,
-    parameters: Callable[[], Iterable[Tensor]],
-    make: Callable[[], Packed[Record, Layer]],
-) -> Packed[Record, Layer]:
-    """What `make` returned for this form of the model before, if it was the last one and the parameters
-    still have the same bits; else what it returns now. The check reads the weights once."""
-    known = _packed.get(model)
-    if known is not None and known[0] == (form, _sums(parameters())):
-        return known[1]
-    forget(model)  # before the new one is made: both at a time would be a third copy
-    made = make()
-    _packed[model] = (form, _sums(parameters())), made
-    return made
-
-
-def listed_key(listed: Tensor | None) -> Hashable:
-    """The tokens of a cut head, as part of a form."""
-    return None if listed is None else tuple(listed.tolist())
-
-
-def forget(model: Any) -> None:
-    """Frees what was packed for a model, once its adapters are gone: where another engine runs it."""
-    _packed.pop(model, None)
 
 
 def _sums(parameters: Iterable[Tensor]) -> object:

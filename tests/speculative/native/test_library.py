@@ -20,7 +20,7 @@ def test_one_openmp_runtime_is_loaded_and_the_kernels_use_it() -> None:
     code = (
         "import torch\n"
         "from forescribe.speculative.native import library, library_file\n"
-        "before = openmp.runtimes()\n"
+        "before = library_file.runtimes()\n"
         "torch.ones(1000, 1000).sum()\n"
         "kernels = library.load()\n"
         "assert kernels.threads and kernels.openmp in before, before\n"

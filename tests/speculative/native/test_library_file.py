@@ -120,7 +120,7 @@ def test_what_somebody_else_could_write_is_not_executed(
     path = put(folder)
     target = {"file": path, "folder": folder, "parent": folder.parent}[which]
     monkeypatch.setattr(ctypes, "CDLL", lambda *args, **more: pytest.fail("it was executed"))
-    monkeypatch.setattr(library.openmp, "share", lambda: None)
+    monkeypatch.setattr(library_file, "share", lambda: None)
     if how == "everybody":
         target.chmod(target.stat().st_mode | 0o002)
     elif how == "a group":
