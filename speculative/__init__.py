@@ -2,7 +2,7 @@
 
 Knows token ids and tensors; nothing of audio, text, files or HTTP. The public names, as in
 `from forescribe.speculative import Engine`, load on first use, as they import torch. Letters of shapes
-are defined in `speculative.drafts`.
+are defined in `speculative.types`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Devices: cpu, cuda, hpu (Intel Gaudi) and mps. No other module of the core tells them apart.
 
-A `Device` gives the rest of the core its dtype, clock and round borders; graphs are in `graphs.capture`.
+A `Device` gives the rest of the core its dtype, clock and round borders; graphs are in `graphs.runner`.
 Gaudi's packages are imported only when an hpu is requested or detected.
 
-How many threads tensor operators of the calling thread use.
-
-`torch.set_num_threads` changes this for MKL in all threads, and for all threads that run their first
-operator later. The functions here change the calling thread alone, in less than a microsecond: OpenMP
-keeps the number for each thread, and MKL has one for each thread besides. Knows torch's libraries only.
+Of a CPU also the number of threads that tensor operators of the calling thread use (`at_most`).
+`torch.set_num_threads` changes it for MKL in all threads, and for all threads that run their first operator
+later. The functions here change the calling thread alone, in less than a microsecond: OpenMP keeps the number
+for each thread, and MKL has one for each thread besides.
 """
 
 from __future__ import annotations
@@ -27,63 +26,6 @@ from typing import Any
 import torch
 
 from .errors import DeviceError
-
-
-@cache
-def _library() -> ctypes.CDLL | None:
-    """torch's library of CPU operators, through which the OpenMP runtime that it uses is found; None
-    where it has no such functions."""
-    name = {"nt": "torch_cpu.dll", "posix": "libtorch_cpu.so"}.get(os.name, "")
-    folder = Path(torch.__file__).parent / "lib"
-    for path in (folder / name, folder / "libtorch_cpu.dylib"):
-        with suppress(OSError, AttributeError):
-            library = ctypes.CDLL(str(path))
-            library.omp_set_num_threads.argtypes = [ctypes.c_int]
-            library.omp_set_num_threads.restype = None
-            return library
-    return None
-
-
-@cache
-def _mkl() -> ctypes._NamedFuncPointer | None:
-    library = _library()
-    return None if library is None else getattr(library, "MKL_Set_Num_Threads_Local", None)
-
-
-def can_set() -> bool:
-    """Whether the number can be set for one thread."""
-    return _library() is not None
-
-
-def set_thread_count(count: int) -> int:
-    """Lets operators of the calling thread use `count` threads from here on; returns what its own MKL
-    setting was, 0 where it had none."""
-    library, mkl = _library(), _mkl()
-    if library is None:
-        raise RuntimeError("torch's OpenMP runtime has no number of threads for one thread")
-    torch.get_num_threads()  # torch sets the number at the thread's first operator: before, not after
-    library.omp_set_num_threads(count)
-    return 0 if mkl is None else int(mkl(count))
-
-
-@contextmanager
-def at_most(count: int) -> Iterator[None]:
-    """Lets operators of the calling thread use at most `count` threads in a block. Does nothing where
-    they use fewer, or where the number cannot be set."""
-    before = torch.get_num_threads()
-    if before <= count or not can_set():
-        yield
-        return
-    own = set_thread_count(count)
-    try:
-        yield
-    finally:
-        library, mkl = _library(), _mkl()
-        assert library is not None  # see `can_set`
-        library.omp_set_num_threads(before)
-        if mkl is not None:
-            mkl(own)
-
 
 KINDS = ("cuda", "hpu", "mps", "cpu")  # in order of preference
 QUANTIZATIONS = ("none", "int8")
@@ -138,7 +80,7 @@ class Device:
 
     @property
     def products(self) -> bool:
-        """Whether attention of few queries is faster as products of matrices (models.attention)."""
+        """Whether attention of few queries is faster as products of matrices (`models.modules.attend`)."""
         return self.kind == "cpu"
 
     @property
@@ -200,63 +142,6 @@ class Device:
         return Stopwatch(self)
 
 
-def keep_to_one_core() -> None:
-    """Runs tensor operators of this thread on one core from here on.
-
-    For threads other than an engine's. Each thread that runs operators in parallel keeps a team of
-    OpenMP threads for its lifetime. Where the teams together outnumber the cores, libgomp threads of all
-    teams sleep instead of spinning: an engine on two cores lost a sixth of its speed to waking them up.
-    """
-    if can_set():
-        set_thread_count(1)
-        return
-    from threadpoolctl import threadpool_limits
-
-    torch.get_num_threads()  # see `set_thread_count`
-    threadpool_limits(1, "openmp")
-
-
-def _free_host_memory(root: Path = Path("/")) -> int | None:
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        found = dict(line.split(":", 1) for line in lines)
-        free = int(found["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):  # not Linux
-        return None
-    group = root / "sys/fs/cgroup"
-    try:
-        limit = int((group / "memory.max").read_text())
-        usage = int((group / "memory.current").read_text())
-        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        # Pages of files that nobody has used lately are given up before the limit is reached.
-        return max(0, min(free, limit - usage + int(counts["inactive_file"])))
-    except (OSError, KeyError, ValueError):  # no control group, or "max": no limit
-        return free
-
-
-def hpu_is_lazy() -> bool:
-    """Whether the environment selects Gaudi's legacy lazy mode; eager is the default."""
-    return os.environ.get("PT_HPU_LAZY_MODE", "0") == "1"
-
-
-def available(kind: str) -> bool:
-    """Whether this machine has a device of `kind`."""
-    if kind == "cuda":
-        return torch.cuda.is_available()
-    if kind == "mps":
-        return torch.backends.mps.is_available()
-    if kind == "hpu":
-        return _hpu_available()
-    return kind == "cpu"
-
-
-def _hpu_available() -> bool:
-    if importlib.util.find_spec(_HABANA) is None:
-        return False
-    hpu: Any = importlib.import_module(f"{_HABANA}.torch").hpu
-    return bool(hpu.is_available())
-
-
 def choose(
     name: str | None = None, dtype: str | None = None, quantize: str | None = None
 ) -> Device:
@@ -281,30 +166,15 @@ def choose(
     return Device(kind, asked, number, int8=int8)
 
 
-def _int8(kind: str, quantize: str | None) -> bool:
-    if quantize not in (None, *QUANTIZATIONS):
-        raise DeviceError(f"unknown quantization {quantize!r}; known: {', '.join(QUANTIZATIONS)}")
-    if quantize == "int8" and kind != "cpu":
-        raise DeviceError(
-            f"int8 is computed on CPUs, not on {kind}; leave it out, or try --device cpu"
-        )
-    return quantize == "int8"
-
-
-def bfloat16_units() -> bool:
-    """Whether the processor, as the operating system shows it, multiplies bfloat16 numbers. Elsewhere
-    torch emulates it: a large product takes 3.6 times as long as in float32, an encoder 2.4 times."""
-    able = torch.cpu.get_capabilities()
-    return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16", "avx10_2", "bf16"))
-
-
-def _index(kind: str, text: str) -> int:
-    """The index of one of several devices. Raises DeviceError for one that does not exist."""
-    count = device_count(kind)
-    if not (text.isascii() and text.isdigit()) or int(text) >= count:
-        known = ", ".join([kind, *(f"{kind}:{i}" for i in range(count))])
-        raise DeviceError(f"this machine has no device {kind}:{text}; it has {known}")
-    return int(text)
+def available(kind: str) -> bool:
+    """Whether this machine has a device of `kind`."""
+    if kind == "cuda":
+        return torch.cuda.is_available()
+    if kind == "mps":
+        return torch.backends.mps.is_available()
+    if kind == "hpu":
+        return _hpu_available()
+    return kind == "cpu"
 
 
 def device_count(kind: str) -> int:
@@ -317,6 +187,37 @@ def device_count(kind: str) -> int:
     return 1
 
 
+def bfloat16_units() -> bool:
+    """Whether the processor, as the operating system shows it, multiplies bfloat16 numbers. Elsewhere
+    torch emulates it: a large product takes 3.6 times as long as in float32, an encoder 2.4 times."""
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16", "avx10_2", "bf16"))
+
+
+def hpu_is_lazy() -> bool:
+    """Whether the environment selects Gaudi's legacy lazy mode; eager is the default."""
+    return os.environ.get("PT_HPU_LAZY_MODE", "0") == "1"
+
+
+def _int8(kind: str, quantize: str | None) -> bool:
+    if quantize not in (None, *QUANTIZATIONS):
+        raise DeviceError(f"unknown quantization {quantize!r}; known: {', '.join(QUANTIZATIONS)}")
+    if quantize == "int8" and kind != "cpu":
+        raise DeviceError(
+            f"int8 is computed on CPUs, not on {kind}; leave it out, or try --device cpu"
+        )
+    return quantize == "int8"
+
+
+def _index(kind: str, text: str) -> int:
+    """The index of one of several devices. Raises DeviceError for one that does not exist."""
+    count = device_count(kind)
+    if not (text.isascii() and text.isdigit()) or int(text) >= count:
+        known = ", ".join([kind, *(f"{kind}:{i}" for i in range(count))])
+        raise DeviceError(f"this machine has no device {kind}:{text}; it has {known}")
+    return int(text)
+
+
 def _dtype(kind: str, name: str | None) -> torch.dtype:
     if name is None or name == "auto":
         return {"cuda": torch.float16, "hpu": torch.bfloat16}.get(kind, torch.float32)
@@ -325,21 +226,29 @@ def _dtype(kind: str, name: str | None) -> torch.dtype:
     return DTYPES[name]
 
 
-class _Current:
-    """Makes a device the current one, and restores the previous one afterwards."""
+def _hpu_available() -> bool:
+    if importlib.util.find_spec(_HABANA) is None:
+        return False
+    hpu: Any = importlib.import_module(f"{_HABANA}.torch").hpu
+    return bool(hpu.is_available())
 
-    def __init__(self, device: Device) -> None:
-        self._device, self._before = device, 0
 
-    def __enter__(self) -> None:
-        # The backend's own context manager is missing in some versions of Gaudi's package.
-        self._before = self._device.backend.current_device()
-        if self._before != self._device.index:
-            self._device.backend.set_device(self._device.index)
-
-    def __exit__(self, *_: object) -> None:
-        if self._before != self._device.index:
-            self._device.backend.set_device(self._before)
+def _free_host_memory(root: Path = Path("/")) -> int | None:
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        found = dict(line.split(":", 1) for line in lines)
+        free = int(found["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):  # not Linux
+        return None
+    group = root / "sys/fs/cgroup"
+    try:
+        limit = int((group / "memory.max").read_text())
+        usage = int((group / "memory.current").read_text())
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # Pages of files that nobody has used lately are given up before the limit is reached.
+        return max(0, min(free, limit - usage + int(counts["inactive_file"])))
+    except (OSError, KeyError, ValueError):  # no control group, or "max": no limit
+        return free
 
 
 class Stopwatch:
@@ -382,3 +291,92 @@ class Stopwatch:
                 self._total[stage] = self._total.get(stage, 0.0) + spent
             self._laps.clear()
         return dict(self._total)
+
+
+class _Current:
+    """Makes a device the current one, and restores the previous one afterwards."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._before = device, 0
+
+    def __enter__(self) -> None:
+        # The backend's own context manager is missing in some versions of Gaudi's package.
+        self._before = self._device.backend.current_device()
+        if self._before != self._device.index:
+            self._device.backend.set_device(self._device.index)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before != self._device.index:
+            self._device.backend.set_device(self._before)
+
+
+@contextmanager
+def at_most(count: int) -> Iterator[None]:
+    """Lets operators of the calling thread use at most `count` threads in a block. Does nothing where
+    they use fewer, or where the number cannot be set."""
+    before = torch.get_num_threads()
+    if before <= count or not can_set():
+        yield
+        return
+    own = set_thread_count(count)
+    try:
+        yield
+    finally:
+        library, mkl = _library(), _mkl()
+        assert library is not None  # see `can_set`
+        library.omp_set_num_threads(before)
+        if mkl is not None:
+            mkl(own)
+
+
+def keep_to_one_core() -> None:
+    """Runs tensor operators of this thread on one core from here on.
+
+    For threads other than an engine's. Each thread that runs operators in parallel keeps a team of
+    OpenMP threads for its lifetime. Where the teams together outnumber the cores, libgomp threads of all
+    teams sleep instead of spinning: an engine on two cores lost a sixth of its speed to waking them up.
+    """
+    if can_set():
+        set_thread_count(1)
+        return
+    from threadpoolctl import threadpool_limits
+
+    torch.get_num_threads()  # see `set_thread_count`
+    threadpool_limits(1, "openmp")
+
+
+def can_set() -> bool:
+    """Whether the number can be set for one thread."""
+    return _library() is not None
+
+
+def set_thread_count(count: int) -> int:
+    """Lets operators of the calling thread use `count` threads from here on; returns what its own MKL
+    setting was, 0 where it had none."""
+    library, mkl = _library(), _mkl()
+    if library is None:
+        raise RuntimeError("torch's OpenMP runtime has no number of threads for one thread")
+    torch.get_num_threads()  # torch sets the number at the thread's first operator: before, not after
+    library.omp_set_num_threads(count)
+    return 0 if mkl is None else int(mkl(count))
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """torch's library of CPU operators, through which the OpenMP runtime that it uses is found; None
+    where it has no such functions."""
+    name = {"nt": "torch_cpu.dll", "posix": "libtorch_cpu.so"}.get(os.name, "")
+    folder = Path(torch.__file__).parent / "lib"
+    for path in (folder / name, folder / "libtorch_cpu.dylib"):
+        with suppress(OSError, AttributeError):
+            library = ctypes.CDLL(str(path))
+            library.omp_set_num_threads.argtypes = [ctypes.c_int]
+            library.omp_set_num_threads.restype = None
+            return library
+    return None
+
+
+@cache
+def _mkl() -> ctypes._NamedFuncPointer | None:
+    library = _library()
+    return None if library is None else getattr(library, "MKL_Set_Num_Threads_Local", None)

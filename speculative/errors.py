@@ -1,4 +1,4 @@
-"""The errors of the core. Imports no torch.
+"""The errors of the core. Import is light.
 
 SpeculativeError
   RequestError     one request that cannot be served

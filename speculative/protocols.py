@@ -1,6 +1,6 @@
 """The roles of the core: model, drafter, logits processor, acceptance rule and schedule.
 
-Knows their methods and records; nothing of any implementation. Shapes: see `drafts`.
+Knows their methods and records; nothing of any implementation. Shapes: see `types`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What a caller asks of an engine and what comes back: requests, results and their options.
 
-Knows token ids; nothing of tensors, models or slots.
-
-Checks of the numbers in a request. Each raises RequestError with the name and the permitted values.
-
-Knows numbers and sequences; nothing of what they mean.
+Knows token ids; nothing of tensors, models or slots. Impossible numbers raise RequestError with their name
+and the permitted values: `check_*` are those checks, also for options of other parts.
 """
 
 from __future__ import annotations
@@ -23,6 +20,9 @@ ANY = float("inf")  # no upper bound, for numbers that are not stored in a tenso
 # Well inside the range of float32: a logit that overflows would give NaN.
 LARGEST = 1e6
 HOTTEST = 1e30
+
+Ranked = tuple[tuple[tuple[int, float], ...], ...]
+"""For each token of a text, the most likely ones there, with their log-probabilities."""
 
 
 def check_whole(
@@ -63,7 +63,7 @@ def check_text(name: str, value: Any) -> None:
 
 
 def check_in_vocabulary(name: str, values: Sequence[int], size: int) -> None:
-    """Checks that all `values`, which passed `tokens`, are below the vocabulary's `size`."""
+    """Checks that all `values`, which passed `check_tokens`, are below the vocabulary's `size`."""
     if values and max(values) >= size:
         raise RequestError(f"{name} holds token {max(values)}; the model has {size} tokens")
 
@@ -82,25 +82,6 @@ def _shown(value: object) -> str:
     except ValueError:  # an integer of more digits than Python prints
         return f"an {type(value).__name__} too long to print"
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-class Guarantee(Enum):
-    """How a result relates to plain decoding with the same target, processors and dtype."""
-
-    EXACT = "exact"  # same distribution, and the same tokens at temperature 0
-    GREEDY_ONLY = "greedy-only"  # the same tokens at temperature 0, no guarantee above it
-    LOSSY = "lossy"
-
-
-class Source(IntEnum):
-    """Where a token comes from."""
-
-    PROMPT = 0
-    ACCEPTED = 1  # drafted, and kept by the target
-    CORRECTION = 2  # the target's own token after a rejection
-    BONUS = 3  # the target's own token after full acceptance
-    PLAIN = 4  # the target's own token in a round without drafts
-    GUESSED = 5  # of the request's guess, and kept by the target
 
 
 @dataclass(frozen=True)
@@ -123,13 +104,11 @@ class Sampling:
         tiny = 5e-324  # the least number above 0
         check_real("top_p", self.top_p, tiny, 1, must="above 0, up to 1")
         check_real("min_p", self.min_p, 0, 1, must="from 0 to 1")
-        most = LARGEST
-        check_real(
-            "repetition", self.repetition, 1 / most, most, must=f"from {1 / most:g} to {most:g}"
-        )
+        bounds = f"from {1 / LARGEST:g} to {LARGEST:g}"
+        check_real("repetition", self.repetition, 1 / LARGEST, LARGEST, must=bounds)
         for name in ("presence", "frequency"):
-            bounds = f"a number from {-most:g} to {most:g}"
-            check_real(name, getattr(self, name), -most, most, must=bounds)
+            bounds = f"a number from {-LARGEST:g} to {LARGEST:g}"
+            check_real(name, getattr(self, name), -LARGEST, LARGEST, must=bounds)
 
     @property
     def bounded(self) -> bool:
@@ -138,35 +117,6 @@ class Sampling:
     @property
     def penalised(self) -> bool:
         return (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Mode:
-    """The features that a round computes. Static, so a part of its shape: unused ones cost nothing."""
-
-    sampling: bool = False  # a row is above temperature 0: drafts are drawn, with probabilities
-    bounded: bool = False  # a sampled row has top-k, top-p or min-p
-    penalised: bool = False  # a row has penalties
-    ranked: bool = False  # a row reports the most likely tokens of each position
-
-    def covers(self, other: Mode) -> bool:
-        """Whether rounds of this mode compute everything that those of the other do."""
-        return all(getattr(self, f.name) >= getattr(other, f.name) for f in fields(self))
-
-    def __or__(self, other: Mode) -> Mode:
-        """The smallest mode that covers both."""
-        return Mode(*(getattr(self, f.name) or getattr(other, f.name) for f in fields(self)))
-
-    @staticmethod
-    def of(requests: Iterable[Request]) -> Mode:
-        """The smallest mode that covers these requests."""
-        work = list(requests)
-        return Mode(
-            sampling=any(r.temperature > 0 for r in work),
-            bounded=any(r.temperature > 0 and r.sampling.bounded for r in work),
-            penalised=any(r.sampling.penalised for r in work),
-            ranked=any(r.ranks > 0 for r in work),
-        )
 
 
 @dataclass(frozen=True)
@@ -202,7 +152,7 @@ class Request:
     seed: int = 0
     gamma: int | None = None  # the most drafts per round; None: as the schedule chooses
     hint: tuple[int, ...] = ()  # text that the answer may repeat: a lookup drafter searches it too
-    guess: tuple[int, ...] = ()  # how the answer may begin: verified with the prompt, see below
+    guess: tuple[int, ...] = ()  # how the answer may begin: verified with the prompt, see above
     probe: Probe | None = None
     tag: Any = None  # the caller's own key
 
@@ -216,8 +166,7 @@ class Request:
             raise RequestError(
                 f"a guess is verified at temperature 0 only, and the temperature is {self.temperature}"
             )
-        most = HOTTEST
-        check_real("temperature", self.temperature, 0, most, must=f"from 0 to {most:g}")
+        check_real("temperature", self.temperature, 0, HOTTEST, must=f"from 0 to {HOTTEST:g}")
         check_whole("ranks", self.ranks, 0, ANY)
         for name in ("max_new_tokens", "gamma"):
             value = getattr(self, name)
@@ -228,8 +177,61 @@ class Request:
             raise RequestError(f"probe slot {self.probe.slot} is behind the prompt")
 
 
-Ranked = tuple[tuple[tuple[int, float], ...], ...]
-"""For each token of a text, the most likely ones there, with their log-probabilities."""
+@dataclass(frozen=True)
+class Mode:
+    """The features that a round computes. Static, so a part of its shape: unused ones cost nothing."""
+
+    sampling: bool = False  # a row is above temperature 0: drafts are drawn, with probabilities
+    bounded: bool = False  # a sampled row has top-k, top-p or min-p
+    penalised: bool = False  # a row has penalties
+    ranked: bool = False  # a row reports the most likely tokens of each position
+
+    def covers(self, other: Mode) -> bool:
+        """Whether rounds of this mode compute everything that those of the other do."""
+        return all(getattr(self, f.name) >= getattr(other, f.name) for f in fields(self))
+
+    def __or__(self, other: Mode) -> Mode:
+        """The smallest mode that covers both."""
+        return Mode(*(getattr(self, f.name) or getattr(other, f.name) for f in fields(self)))
+
+    @staticmethod
+    def of(requests: Iterable[Request]) -> Mode:
+        """The smallest mode that covers these requests."""
+        work = list(requests)
+        return Mode(
+            sampling=any(r.temperature > 0 for r in work),
+            bounded=any(r.temperature > 0 and r.sampling.bounded for r in work),
+            penalised=any(r.sampling.penalised for r in work),
+            ranked=any(r.ranks > 0 for r in work),
+        )
+
+
+class Guarantee(Enum):
+    """How a result relates to plain decoding with the same target, processors and dtype."""
+
+    EXACT = "exact"  # same distribution, and the same tokens at temperature 0
+    GREEDY_ONLY = "greedy-only"  # the same tokens at temperature 0, no guarantee above it
+    LOSSY = "lossy"
+
+
+class Source(IntEnum):
+    """Where a token comes from."""
+
+    PROMPT = 0
+    ACCEPTED = 1  # drafted, and kept by the target
+    CORRECTION = 2  # the target's own token after a rejection
+    BONUS = 3  # the target's own token after full acceptance
+    PLAIN = 4  # the target's own token in a round without drafts
+    GUESSED = 5  # of the request's guess, and kept by the target
+
+
+class Finish(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # the end-of-text token
+    LENGTH = "length"  # the budget, or the model's last position
+    CANCELLED = "cancelled"
+    FAILED = "failed"  # `Result.error` has the reason; the tokens are those written before
 
 
 @dataclass(frozen=True)
@@ -241,15 +243,6 @@ class Partial:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     ranked: Ranked
-
-
-class Finish(Enum):
-    """Why a sequence ended."""
-
-    STOP = "stop"  # the end-of-text token
-    LENGTH = "length"  # the budget, or the model's last position
-    CANCELLED = "cancelled"
-    FAILED = "failed"  # `Result.error` has the reason; the tokens are those written before
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,7 @@
-"""The device state of all rows: tokens, lengths, and how each row is sampled.
+"""The device state of all rows: tokens, lengths, how each row is sampled, and counters of all rounds.
 
-Knows tensors of fixed shapes; nothing of models, rounds or the host's records. Shapes: see `drafts`.
-
-The first rows of a batch as rows of their own, on the same memory.
-
-Knows tensors; nothing of slots or graphs.
-
-Counters on the device: what rounds drafted, accepted and emitted.
-
-A round adds to them without a host sync; the host reads them when it polls. Knows tensors only.
+Knows tensors of fixed shapes; nothing of models, rounds or the host's records. Rounds change it in place,
+without a host sync; the host reads it when it polls. Shapes: see `types`.
 """
 
 from __future__ import annotations
@@ -21,48 +14,6 @@ import torch
 from torch import Tensor
 
 from .requests import Mode, Request
-
-
-@dataclass(frozen=True)
-class SamplingRows:
-    """How each row is sampled: the temperature, the seed and the numbers of `Sampling`."""
-
-    temperature: Tensor  # [B] float32, 0 is greedy
-    seed: Tensor  # [B] int64, randomness is keyed by (seed, start of the round, slot)
-    top_k: Tensor  # [B] int64
-    top_p: Tensor  # [B] float32
-    min_p: Tensor  # [B] float32
-    repetition: Tensor  # [B] float32
-    presence: Tensor  # [B] float32
-    frequency: Tensor  # [B] float32
-
-    @staticmethod
-    def greedy(batch: int, device: torch.device) -> SamplingRows:
-        """Greedy rows without penalties."""
-
-        def zeros(dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(batch, dtype=dtype, device=device)
-
-        return SamplingRows(
-            temperature=zeros(),
-            seed=zeros(torch.int64),
-            top_k=zeros(torch.int64),
-            top_p=zeros() + 1,
-            min_p=zeros(),
-            repetition=zeros() + 1,
-            presence=zeros(),
-            frequency=zeros(),
-        )
-
-    def write(self, index: Tensor, requests: Sequence[Request]) -> None:
-        """Writes the settings of `requests` into the rows `index [K]`."""
-        for field in fields(self):
-            owner = "request" if field.name in ("temperature", "seed") else "sampling"
-            values = [
-                getattr(r if owner == "request" else r.sampling, field.name) for r in requests
-            ]
-            target: Tensor = getattr(self, field.name)
-            target[index] = torch.tensor(values, dtype=target.dtype, device=target.device)
 
 
 @dataclass
@@ -152,22 +103,69 @@ class Rows:
         return {name: value for name, value in values if isinstance(value, Tensor)}
 
 
+@dataclass(frozen=True)
+class SamplingRows:
+    """How each row is sampled: the temperature, the seed and the numbers of `Sampling`."""
+
+    temperature: Tensor  # [B] float32, 0 is greedy
+    seed: Tensor  # [B] int64, randomness is keyed by (seed, start of the round, slot)
+    top_k: Tensor  # [B] int64
+    top_p: Tensor  # [B] float32
+    min_p: Tensor  # [B] float32
+    repetition: Tensor  # [B] float32
+    presence: Tensor  # [B] float32
+    frequency: Tensor  # [B] float32
+
+    @staticmethod
+    def greedy(batch: int, device: torch.device) -> SamplingRows:
+        """Greedy rows without penalties."""
+
+        def zeros(dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(batch, dtype=dtype, device=device)
+
+        return SamplingRows(
+            temperature=zeros(),
+            seed=zeros(torch.int64),
+            top_k=zeros(torch.int64),
+            top_p=zeros() + 1,
+            min_p=zeros(),
+            repetition=zeros() + 1,
+            presence=zeros(),
+            frequency=zeros(),
+        )
+
+    def write(self, index: Tensor, requests: Sequence[Request]) -> None:
+        """Writes the settings of `requests` into the rows `index [K]`."""
+        for field in fields(self):
+            owner = "request" if field.name in ("temperature", "seed") else "sampling"
+            values = [
+                getattr(r if owner == "request" else r.sampling, field.name) for r in requests
+            ]
+            target: Tensor = getattr(self, field.name)
+            target[index] = torch.tensor(values, dtype=target.dtype, device=target.device)
+
+
 _Record = TypeVar("_Record", Rows, SamplingRows)
 
 
 def first_rows(rows: Rows, count: int, mode: Mode, reach: int) -> Rows:
     """Rows `0 .. count - 1` with a mode and a reach of their own. A round of them changes `rows`."""
-    view = _sliced(rows, count)
-    view.sampling, view.mode, view.reach = _sliced(rows.sampling, count), mode, reach
+    view = selected(rows, slice(count), mode)
+    view.reach = reach
     return view
 
 
-def _sliced(record: _Record, count: int) -> _Record:
-    values = {f.name: getattr(record, f.name) for f in fields(record)}
-    views: dict[str, Any] = {
-        name: value[:count] for name, value in values.items() if isinstance(value, Tensor)
-    }
-    return replace(record, **views)
+def selected(rows: Rows, index: Tensor | slice, mode: Mode) -> Rows:
+    """Some rows, with a mode of their own: a copy of those of a tensor, a view of those of a slice."""
+    some = _selected(rows, index)
+    some.sampling, some.mode = _selected(rows.sampling, index), mode
+    return some
+
+
+def _selected(record: _Record, index: Tensor | slice) -> _Record:
+    values: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(record)}
+    some: dict[str, Any] = {n: v[index] for n, v in values.items() if isinstance(v, Tensor)}
+    return replace(record, **some)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Statistics of decoding: counts, acceptance rates and seconds by stage.
 
-Knows numbers only; the counters on the device are `rounds.counters`.
+Knows numbers only; the counters on the device are `rows.Counters`. Import is light.
 """
 
 from __future__ import annotations

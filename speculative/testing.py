@@ -1,12 +1,9 @@
-"""Importable fakes for tests: a tiny model with a poisoned cache, and drafters with known outcomes.
+"""Importable fakes for tests: a tiny model, a drafter with known outcomes, and a reference decoder.
 
-Nothing here needs weights or transformers. `TinyModel` scores depend on every slot a query can see,
-and slots that were never written hold poison, so a cache or mask that is off by one changes the text.
-
-A slow reference decoder: one sequence at a time, no cache, no batch, no draft.
-
-Every forward reads the whole prefix. Tests compare the engine with it for every drafter and rule; the two
-share only the logits processors and, above temperature 0, the keyed noise.
+Nothing here needs weights or transformers. `TinyModel` scores depend on every slot a query can see, and slots
+that were never written hold poison, so a cache or mask that is off by one changes the text. `decode` is the
+reference: one sequence at a time, no cache, no batch, no draft. Tests compare the engine with it for every
+drafter and rule; the two share only the logits processors and, above temperature 0, the keyed noise.
 """
 
 from __future__ import annotations
@@ -26,6 +23,9 @@ from .rows import Rows
 from .types import Distribution, Draft, Prefilled, Prefix, Scores, Topology, Verdict
 
 POISON = 1e3
+
+Forward = Callable[[Tensor], Tensor]
+"""Token ids `[L]` -> logits `[L, V]` of the whole prefix."""
 
 
 class TinyModel:
@@ -188,9 +188,6 @@ class ScriptedDrafter:
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Does nothing: a script does not learn."""
-
-
-Forward = Callable[[Tensor], Tensor]  # token ids [L] -> logits [L, V] of the whole prefix
 
 
 @torch.inference_mode()

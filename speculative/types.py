@@ -85,18 +85,16 @@ class Scores:
     """One target forward over the pending token and the drafts."""
 
     logits: Tensor  # [B, N, V] float32, unprocessed
-    taps: Tensor | None = (
-        None  # [B, N, H, D] hidden states that enter the H tapped layers; see `Needs`
-    )
+    # [B, N, H, D] hidden states that enter the H tapped layers; see `Needs`
+    taps: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Prefilled:
     """One target forward over prompts."""
 
-    logits: (
-        Tensor  # [K, P, V] float32, [K, M, V] of M chosen positions, or [K, 0, V] where left out
-    )
+    # [K, P, V] float32, [K, M, V] of M chosen positions, or [K, 0, V] where left out
+    logits: Tensor
     taps: Tensor | None = None  # [K, P, H, D], as in `Scores`
 
 

@@ -1,14 +1,8 @@
-"""Admission: whether a request fits an engine, and how it enters a free slot.
+"""Admission: whether a request fits an engine, how it enters a free slot, and what a drafter has to read.
 
-Knows prompts, slots and the target's prefill; nothing of rounds or results.
-
-Lets a drafter read text that was written without it, in one launch for each piece.
-
-Knows rows, a drafter and captures; nothing of slots, backlogs or faults.
-
-Keeps a drafter up to date: prompts and text that it has not read, before it drafts.
-
-Knows the drafter and the backlog of the slots; nothing of schedules or results.
+A drafter reads prompts together, and text that was written without it in pieces of one size, before it
+drafts; a row on which that fails is decoded without drafts. Knows prompts, slots, the target's prefill and a
+drafter; nothing of rounds, schedules or results.
 """
 
 from __future__ import annotations
@@ -20,162 +14,27 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .. import requests as checks
 from ..device import Device
 from ..errors import RequestError
 from ..graphs.runner import Capture, Function
 from ..graphs.shapes import ShapeSet
 from ..graphs.snapshots import upload
 from ..protocols import Drafter, Processor
-from ..requests import Guarantee, Mode, Request
+from ..requests import Guarantee, Mode, Request, check_in_vocabulary
 from ..rounds.accept import RuleChoice
 from ..rounds.round import Parts, verify
 from ..rows import Rows, first_rows
-from . import context as faults
-from .context import EngineContext
+from .context import CATCH_UP, PREFILL, PROMPT, EngineContext
 from .slots import SlotState, failed
 
 PROMPT_BUCKETS = (4, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
-
-def check(request: Request, *, vocab: int, max_tokens: int, max_gamma: int, ranks: int) -> None:
-    """Raises `RequestError` for more than the model and the engine have."""
-    if len(request.prompt) > max_tokens:
-        raise RequestError(
-            f"the prompt has {len(request.prompt)} tokens; the model holds {max_tokens}"
-        )
-    checks.check_in_vocabulary("the prompt", request.prompt, vocab)
-    checks.check_in_vocabulary("the hint", request.hint, vocab)
-    checks.check_in_vocabulary("the guess", request.guess, vocab)
-    if request.probe is not None:
-        checks.check_in_vocabulary("the probe", request.probe.tokens, vocab)
-    if request.ranks > ranks:
-        raise RequestError(f"{request.ranks} ranked tokens; this engine keeps {ranks}")
-    if request.gamma is not None and request.gamma > max_gamma:
-        raise RequestError(f"gamma is {request.gamma}; this engine drafts {max_gamma} at most")
-
-
-def prompts(
-    rows: Sequence[int], requests: Sequence[Request], device: Device, max_tokens: int
-) -> tuple[Tensor, Tensor, list[Request]]:
-    """Rows `[K]`, right-padded prompts with their guesses `[K, P]`, and their requests. K and P are one of a
-    few sizes on a device with static shapes."""
-    rows, requests = list(rows), list(requests)
-    if device.static_shapes:
-        # Repeats the last row, which is then written twice with the same values.
-        padding = (1 << (len(rows) - 1).bit_length()) - len(rows)
-        rows, requests = rows + rows[-1:] * padding, requests + requests[-1:] * padding
-    fed = [(*r.prompt, *guess_of(r, max_tokens)) for r in requests]
-    padded = padded_to_bucket(fed, device, max_tokens)
-    place = device.torch
-    return upload(rows, torch.int64, place), upload(padded, torch.int64, place), requests
-
-
-def padded_to_bucket(texts: Sequence[Sequence[int]], device: Device, most: int) -> list[list[int]]:
-    """Texts with zeros behind them, all as long as the longest, or as the next bucket where shapes are
-    static."""
-    length = max(map(len, texts))
-    if device.static_shapes:
-        doubled = 1 << (length - 1).bit_length()  # behind the last bucket
-        length = min(next((b for b in PROMPT_BUCKETS if b >= length), doubled), most)
-    return [[*text, *[0] * (length - len(text))] for text in texts]
-
-
-def guess_of(request: Request, max_tokens: int) -> tuple[int, ...]:
-    """As much of a request's guess as a row of `max_tokens` can take, with the token that follows it. How
-    much the request's own limit leaves of it is decided where it is verified (`round.checked`)."""
-    return request.guess[: max(0, max_tokens - len(request.prompt) - 1)]
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """Prompts that a drafter has to read, with their guesses."""
-
-    rows: tuple[int, ...]
-    index: Tensor  # [K], the same rows; K may be more, see `prompts`
-    tokens: Tensor  # [K, P]
-    requests: Sequence[Request]  # K
-    taps: Tensor | None = None  # [K, P, H, D]
-
-    @classmethod
-    def of(cls, pending: Mapping[int, Request], device: Device, max_tokens: int) -> Prompts:
-        """Of requests by row."""
-        index, tokens, padded = prompts(list(pending), list(pending.values()), device, max_tokens)
-        return cls(tuple(pending), index, tokens, padded)
-
-    def alone(self) -> list[Prompts]:
-        """The same, one by one."""
-        return [
-            Prompts(
-                (row,),
-                self.index[i : i + 1],
-                self.tokens[i : i + 1],
-                self.requests[i : i + 1],
-                None if self.taps is None else self.taps[i : i + 1],
-            )
-            for i, row in enumerate(self.rows)
-        ]
-
+PIECE = 32
+"""Tokens of a row that a drafter reads at once of those written without it: one shape, and its logits
+take no more memory than those of a few rounds."""
 
 COMPUTED = ("logprobs", "sources", "ranked", "ranked_logprobs")
 """State of a row that rounds write before it is read; an admission sets the rest."""
-
-
-def write(
-    state: Rows, rows: Sequence[int], requests: Sequence[Request], limits: Sequence[int], gamma: int
-) -> None:
-    """Writes the requests into their rows, which stay inactive: a fault before their prompts have been
-    read must not leave active rows without a request."""
-    staged = Rows.empty(len(rows), state.scratch, torch.device("cpu"), state.ranks)
-    for i, request in enumerate(requests):
-        staged.tokens[i, : len(request.prompt)] = torch.tensor(request.prompt)
-    lengths = torch.tensor([len(r.prompt) for r in requests])
-    staged.lengths[:], staged.begin[:] = lengths, lengths
-    staged.limits[:] = torch.tensor(limits)
-    staged.gamma[:] = torch.tensor([gamma if r.gamma is None else r.gamma for r in requests])
-    staged.sampling.write(torch.arange(len(rows)), requests)
-    values, place = staged.tensors(), state.tokens.device
-    index = upload(rows, torch.int64, place)
-    for name, target in state.tensors().items():
-        if name not in COMPUTED:
-            target[index] = upload(values[name], target.dtype, place)
-
-
-@dataclass(frozen=True)
-class LogitNodes:
-    """Which positions of an admission have logits: those that requests probe, and those of guesses."""
-
-    requests: Sequence[Request]
-    guesses: Sequence[Sequence[int]]  # padded to one length; empty where no request has one
-    count: Sequence[int]  # how many tokens of each guess are meant
-
-    @classmethod
-    def of(cls, requests: Sequence[Request], device: Device, max_tokens: int) -> LogitNodes:
-        texts = [guess_of(r, max_tokens) for r in requests]
-        guesses = padded_to_bucket(texts, device, max_tokens) if any(texts) else []
-        return cls(requests, guesses, [len(text) for text in texts])
-
-    def positions(self, length: int) -> list[list[int]] | None:
-        """`[K, M]`, of prompts padded to `length`: the probe's position, then those that guesses are verified
-        at. None where there is nothing to read."""
-        if not self.guesses and all(r.probe is None for r in self.requests):
-            return None
-        width = len(self.guesses[0]) + 1 if self.guesses else 0
-        return [
-            [
-                0 if r.probe is None else r.probe.slot,
-                *(min(len(r.prompt) - 1 + i, length - 1) for i in range(width)),
-            ]
-            for r in self.requests
-        ]
-
-
-def probabilities(logits: Tensor, request: Request) -> Tensor | None:
-    """The probabilities of a request's probe `[tokens]`, from the logits `[V]` at its slot."""
-    if request.probe is None:
-        return None
-    chances = logits.float().softmax(-1)
-    return chances[upload(request.probe.tokens, torch.int64, logits.device)]
 
 
 class Admission:
@@ -197,13 +56,20 @@ class Admission:
     def check(self, request: Request) -> None:
         """Raises `RequestError` for a request that this engine cannot decode."""
         context, need = self._context, Mode.of([request])
-        check(
-            request,
-            vocab=context.target.vocab_size,
-            max_tokens=context.max_tokens,
-            max_gamma=context.max_gamma,
-            ranks=context.rows.ranks,
-        )
+        vocab, ranks, max_gamma = context.target.vocab_size, context.rows.ranks, context.max_gamma
+        if len(request.prompt) > context.max_tokens:
+            raise RequestError(
+                f"the prompt has {len(request.prompt)} tokens; the model holds {context.max_tokens}"
+            )
+        check_in_vocabulary("the prompt", request.prompt, vocab)
+        check_in_vocabulary("the hint", request.hint, vocab)
+        check_in_vocabulary("the guess", request.guess, vocab)
+        if request.probe is not None:
+            check_in_vocabulary("the probe", request.probe.tokens, vocab)
+        if request.ranks > ranks:
+            raise RequestError(f"{request.ranks} ranked tokens; this engine keeps {ranks}")
+        if request.gamma is not None and request.gamma > max_gamma:
+            raise RequestError(f"gamma is {request.gamma}; this engine drafts {max_gamma} at most")
         if request.guess and context.needs.prompt and context.drafting:
             raise RequestError(
                 "this engine's drafter reads the target's states of prompts; it does not take a guess"
@@ -219,11 +85,11 @@ class Admission:
         a failed result."""
         watch, log = self._context.watch, self._context.faults
         watch.start()
-        error = log.attempt(partial(self._prefill, chosen), faults.PREFILL)
+        error = log.attempt(partial(self._prefill, chosen), PREFILL)
         if error is not None:
             for row, state in chosen:
                 if len(chosen) > 1:
-                    error = log.attempt(partial(self._prefill, [(row, state)]), faults.PREFILL)
+                    error = log.attempt(partial(self._prefill, [(row, state)]), PREFILL)
                 if error is not None:
                     state.inbox.put(failed(state.request, error))
         watch.mark("prefill")
@@ -271,9 +137,89 @@ class Admission:
         return min(limit, len(request.prompt) + request.max_new_tokens)
 
 
-PIECE = 32
-"""Tokens of a row that a drafter reads at once of those written without it: one shape, and its logits
-take no more memory than those of a few rounds."""
+class DraftReader:
+    """Lets the drafter read what is in the backlog. A row on which that fails is decoded without drafts."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        drafter: Drafter,
+        shapes: ShapeSet,
+        capture: Capture | None = None,
+    ) -> None:
+        self._context, self._drafter, self._shapes = context, drafter, shapes
+        self._texts = CatchUp(context.rows, drafter, shapes, capture)
+
+    @classmethod
+    def of(
+        cls, context: EngineContext, shapes: ShapeSet, capture: Capture | None = None
+    ) -> DraftReader | None:
+        """The reader of an engine; None where nothing is ever drafted."""
+        if context.drafter is None or not context.drafting:
+            return None
+        return cls(context, context.drafter, shapes, capture)
+
+    def read(self) -> None:
+        """Reads all prompts and all text that the drafter lacks."""
+        backlog, device = self._context.slots.backlog, self._context.device
+        if backlog.prompts:
+            pending, max_tokens = backlog.take_prompts(), self._context.max_tokens
+            self._context.watch.start()
+            self.read_prompts(Prompts.of(pending, device, max_tokens))
+            self._context.watch.mark("prefill")
+        if backlog.tokens:
+            self._read_texts(backlog.take_tokens(self._context.slots.longest))
+
+    def warm_up(self) -> None:
+        """Captures the reading of text on free rows, where the schedule may leave text unread."""
+        if 0 in self._shapes.gammas:
+            self._texts.warm_up()
+
+    def read_prompts(self, prompts: Prompts) -> None:
+        """Reads the prompts together; one by one if that fails."""
+        log = self._context.faults
+        error = log.attempt(partial(self._admit, prompts), PROMPT)
+        if error is not None:
+            for one in prompts.alone():
+                if len(prompts.rows) > 1:
+                    error = log.attempt(partial(self._admit, one), PROMPT)
+                if error is not None:
+                    self._context.slots.stop_drafting(one.rows[0], error)
+
+    def _admit(self, prompts: Prompts) -> None:
+        self._drafter.admit(prompts.index, prompts.tokens, prompts.requests, prompts.taps)
+        self._context.counts.draft_forwards += self._drafter.forwards(1)
+        self._context.device.mark_step()
+
+    def _read_texts(self, tokens: int) -> None:
+        """Reads the last `tokens` of the drafting rows together; row by row if that fails. Waits for a
+        device without events, so that the time of the next rounds does not include it."""
+        slots, log, watch = self._context.slots, self._context.faults, self._context.watch
+        watch.start()
+        drafting = slots.drafting()
+        if drafting:
+            with slots.masked_to(drafting):
+                together = partial(self._catch_up, tokens, max(drafting) + 1)
+                error = log.attempt(together, CATCH_UP)
+            if error is not None:
+                self._read_alone(tokens, drafting)
+        if not self._context.device.events:
+            self._context.device.synchronize()
+        watch.mark("draft")
+
+    def _read_alone(self, tokens: int, rows: Sequence[int]) -> None:
+        """Reads the text of one row after the other, operator by operator."""
+        slots = self._context.slots
+        for row in rows:
+            read = partial(self._catch_up, tokens, row + 1, captured=False)
+            with slots.masked_to([row]):
+                error = self._context.faults.attempt(read, CATCH_UP)
+            if error is not None:
+                slots.stop_drafting(row, error)
+
+    def _catch_up(self, tokens: int, rows: int, *, captured: bool = True) -> None:
+        pieces = self._texts.read(tokens, rows, captured=captured)
+        self._context.counts.draft_forwards += pieces * self._drafter.forwards(1)
 
 
 class CatchUp:
@@ -331,86 +277,120 @@ class CatchUp:
         return read
 
 
-class DraftReader:
-    """Lets the drafter read what is in the backlog. A row on which that fails is decoded without drafts."""
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts that a drafter has to read, with their guesses."""
 
-    def __init__(
-        self,
-        context: EngineContext,
-        drafter: Drafter,
-        shapes: ShapeSet,
-        capture: Capture | None = None,
-    ) -> None:
-        self._context, self._drafter, self._shapes = context, drafter, shapes
-        self._texts = CatchUp(context.rows, drafter, shapes, capture)
+    rows: tuple[int, ...]
+    index: Tensor  # [K], the same rows; K may be more, see `prompts`
+    tokens: Tensor  # [K, P]
+    requests: Sequence[Request]  # K
+    taps: Tensor | None = None  # [K, P, H, D]
 
     @classmethod
-    def of(
-        cls, context: EngineContext, shapes: ShapeSet, capture: Capture | None = None
-    ) -> DraftReader | None:
-        """The reader of an engine; None where nothing is ever drafted."""
-        if context.drafter is None or not context.drafting:
+    def of(cls, pending: Mapping[int, Request], device: Device, max_tokens: int) -> Prompts:
+        """Of requests by row."""
+        index, tokens, padded = prompts(list(pending), list(pending.values()), device, max_tokens)
+        return cls(tuple(pending), index, tokens, padded)
+
+    def alone(self) -> list[Prompts]:
+        """The same, one by one."""
+        return [
+            Prompts(
+                (row,),
+                self.index[i : i + 1],
+                self.tokens[i : i + 1],
+                self.requests[i : i + 1],
+                None if self.taps is None else self.taps[i : i + 1],
+            )
+            for i, row in enumerate(self.rows)
+        ]
+
+
+@dataclass(frozen=True)
+class LogitNodes:
+    """Which positions of an admission have logits: those that requests probe, and those of guesses."""
+
+    requests: Sequence[Request]
+    guesses: Sequence[Sequence[int]]  # padded to one length; empty where no request has one
+    count: Sequence[int]  # how many tokens of each guess are meant
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], device: Device, max_tokens: int) -> LogitNodes:
+        texts = [guess_of(r, max_tokens) for r in requests]
+        guesses = padded_to_bucket(texts, device, max_tokens) if any(texts) else []
+        return cls(requests, guesses, [len(text) for text in texts])
+
+    def positions(self, length: int) -> list[list[int]] | None:
+        """`[K, M]`, of prompts padded to `length`: the probe's position, then those that guesses are verified
+        at. None where there is nothing to read."""
+        if not self.guesses and all(r.probe is None for r in self.requests):
             return None
-        return cls(context, context.drafter, shapes, capture)
+        width = len(self.guesses[0]) + 1 if self.guesses else 0
+        return [
+            [
+                0 if r.probe is None else r.probe.slot,
+                *(min(len(r.prompt) - 1 + i, length - 1) for i in range(width)),
+            ]
+            for r in self.requests
+        ]
 
-    def read(self) -> None:
-        """Reads all prompts and all text that the drafter lacks."""
-        backlog, device = self._context.slots.backlog, self._context.device
-        if backlog.prompts:
-            pending, max_tokens = backlog.take_prompts(), self._context.max_tokens
-            self._context.watch.start()
-            self.read_prompts(Prompts.of(pending, device, max_tokens))
-            self._context.watch.mark("prefill")
-        if backlog.tokens:
-            self._read_texts(backlog.take_tokens(self._context.slots.longest))
 
-    def warm_up(self) -> None:
-        """Captures the reading of text on free rows, where the schedule may leave text unread."""
-        if 0 in self._shapes.gammas:
-            self._texts.warm_up()
+def write(
+    state: Rows, rows: Sequence[int], requests: Sequence[Request], limits: Sequence[int], gamma: int
+) -> None:
+    """Writes the requests into their rows, which stay inactive: a fault before their prompts have been
+    read must not leave active rows without a request."""
+    staged = Rows.empty(len(rows), state.scratch, torch.device("cpu"), state.ranks)
+    for i, request in enumerate(requests):
+        staged.tokens[i, : len(request.prompt)] = torch.tensor(request.prompt)
+    lengths = torch.tensor([len(r.prompt) for r in requests])
+    staged.lengths[:], staged.begin[:] = lengths, lengths
+    staged.limits[:] = torch.tensor(limits)
+    staged.gamma[:] = torch.tensor([gamma if r.gamma is None else r.gamma for r in requests])
+    staged.sampling.write(torch.arange(len(rows)), requests)
+    values, place = staged.tensors(), state.tokens.device
+    index = upload(rows, torch.int64, place)
+    for name, target in state.tensors().items():
+        if name not in COMPUTED:
+            target[index] = upload(values[name], target.dtype, place)
 
-    def read_prompts(self, prompts: Prompts) -> None:
-        """Reads the prompts together; one by one if that fails."""
-        log = self._context.faults
-        error = log.attempt(partial(self._admit, prompts), faults.PROMPT)
-        if error is not None:
-            for one in prompts.alone():
-                if len(prompts.rows) > 1:
-                    error = log.attempt(partial(self._admit, one), faults.PROMPT)
-                if error is not None:
-                    self._context.slots.stop_drafting(one.rows[0], error)
 
-    def _admit(self, prompts: Prompts) -> None:
-        self._drafter.admit(prompts.index, prompts.tokens, prompts.requests, prompts.taps)
-        self._context.counts.draft_forwards += self._drafter.forwards(1)
-        self._context.device.mark_step()
+def prompts(
+    rows: Sequence[int], requests: Sequence[Request], device: Device, max_tokens: int
+) -> tuple[Tensor, Tensor, list[Request]]:
+    """Rows `[K]`, right-padded prompts with their guesses `[K, P]`, and their requests. K and P are one of a
+    few sizes on a device with static shapes."""
+    rows, requests = list(rows), list(requests)
+    if device.static_shapes:
+        # Repeats the last row, which is then written twice with the same values.
+        padding = (1 << (len(rows) - 1).bit_length()) - len(rows)
+        rows, requests = rows + rows[-1:] * padding, requests + requests[-1:] * padding
+    fed = [(*r.prompt, *guess_of(r, max_tokens)) for r in requests]
+    padded = padded_to_bucket(fed, device, max_tokens)
+    place = device.torch
+    return upload(rows, torch.int64, place), upload(padded, torch.int64, place), requests
 
-    def _read_texts(self, tokens: int) -> None:
-        """Reads the last `tokens` of the drafting rows together; row by row if that fails. Waits for a
-        device without events, so that the time of the next rounds does not include it."""
-        slots, log, watch = self._context.slots, self._context.faults, self._context.watch
-        watch.start()
-        drafting = slots.drafting()
-        if drafting:
-            with slots.masked_to(drafting):
-                together = partial(self._catch_up, tokens, max(drafting) + 1)
-                error = log.attempt(together, faults.CATCH_UP)
-            if error is not None:
-                self._read_alone(tokens, drafting)
-        if not self._context.device.events:
-            self._context.device.synchronize()
-        watch.mark("draft")
 
-    def _read_alone(self, tokens: int, rows: Sequence[int]) -> None:
-        """Reads the text of one row after the other, operator by operator."""
-        slots = self._context.slots
-        for row in rows:
-            read = partial(self._catch_up, tokens, row + 1, captured=False)
-            with slots.masked_to([row]):
-                error = self._context.faults.attempt(read, faults.CATCH_UP)
-            if error is not None:
-                slots.stop_drafting(row, error)
+def padded_to_bucket(texts: Sequence[Sequence[int]], device: Device, most: int) -> list[list[int]]:
+    """Texts with zeros behind them, all as long as the longest, or as the next bucket where shapes are
+    static."""
+    length = max(map(len, texts))
+    if device.static_shapes:
+        doubled = 1 << (length - 1).bit_length()  # behind the last bucket
+        length = min(next((b for b in PROMPT_BUCKETS if b >= length), doubled), most)
+    return [[*text, *[0] * (length - len(text))] for text in texts]
 
-    def _catch_up(self, tokens: int, rows: int, *, captured: bool = True) -> None:
-        pieces = self._texts.read(tokens, rows, captured=captured)
-        self._context.counts.draft_forwards += pieces * self._drafter.forwards(1)
+
+def guess_of(request: Request, max_tokens: int) -> tuple[int, ...]:
+    """As much of a request's guess as a row of `max_tokens` can take, with the token that follows it. How
+    much the request's own limit leaves of it is decided where it is verified (`round.checked`)."""
+    return request.guess[: max(0, max_tokens - len(request.prompt) - 1)]
+
+
+def probabilities(logits: Tensor, request: Request) -> Tensor | None:
+    """The probabilities of a request's probe `[tokens]`, from the logits `[V]` at its slot."""
+    if request.probe is None:
+        return None
+    chances = logits.float().softmax(-1)
+    return chances[upload(request.probe.tokens, torch.int64, logits.device)]

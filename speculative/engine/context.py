@@ -1,11 +1,9 @@
-"""What the parts of one engine share: device, models, slots, counts and faults.
+"""What the parts of one engine share: device, models, slots, counts and the log of faults.
 
-Knows how they are allocated; nothing of scheduling.
-
-Exceptions in models, drafters, processors, rules and schedules: their stage, and the log of them.
-
-A round changes committed state in its last stage only, so one that failed can be repeated row by row,
-with the others masked, until the row that causes the fault is known.
+Faults are exceptions in models, drafters, processors, rules and schedules; each is logged with its stage. A
+round changes committed state in its last stage only, so one that failed can be repeated row by row, with the
+others masked, until the row that causes the fault is known. Knows how memory is allocated; nothing of
+scheduling.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from .. import requests
 from ..device import Device, Stopwatch
 from ..errors import BrokenError, DecodingError
 from ..graphs.shapes import aligned
 from ..graphs.snapshots import StateReader
 from ..protocols import Drafter, Model, Needs, Processor
+from ..requests import check_whole
 from ..rows import Counters, Rows
 from ..stats import HostCounts, Stats
 from ..types import Prefix
@@ -51,125 +49,6 @@ KEPT = 16
 """The latest faults that an engine keeps for inspection."""
 
 _AFTER = {None: DRAFT, "draft": SCORE, "score": RULE, "rule": OBSERVE, "observe": COMMIT}
-
-
-class FaultLog:
-    """Counts faults, and keeps the latest."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.recent: deque[DecodingError] = deque(maxlen=KEPT)
-        self.count = 0
-
-    def record(self, stage: str, error: Exception) -> DecodingError:
-        """Logs `error`; returns it with its stage."""
-        found = fault(stage, error)
-        self.count += 1
-        self.recent.append(found)
-        return found
-
-    def handle(self, stage: str, error: Exception) -> DecodingError:
-        """Logs `error`. Raises what the device raises, if it has failed."""
-        found = self.record(stage, error)
-        self._device.synchronize()
-        return found
-
-    def attempt(self, action: Callable[[], object], stage: str) -> DecodingError | None:
-        """Calls `action`; returns the fault if it raises. Raises what the device raises, if it has
-        failed."""
-        try:
-            action()
-        except Exception as error:
-            return self.handle(stage, error)
-        return None
-
-
-def stage_after(ended: str | None) -> str:
-    """The stage of a round that follows the one that `ended` (see `rounds.round.run_round`)."""
-    return _AFTER.get(ended, ENGINE)
-
-
-def fault(stage: str, error: Exception) -> DecodingError:
-    """`error` with its stage, and with its traceback as text."""
-    release(error)
-    return DecodingError(stage, error)
-
-
-def release(error: BaseException | None) -> None:
-    """Replaces the tracebacks of an exception, and of those it arose from, by text notes. A traceback's
-    frames, and the frames that called them, keep the tensors of a batch alive as long as the
-    exception exists."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if error.__traceback__ is not None:
-            error.add_note("".join(traceback.format_tb(error.__traceback__)))
-            error.__traceback__ = None
-        if error.__cause__ is not None and error.__context__ is not error.__cause__:
-            release(error.__context__)
-        error = error.__cause__ or error.__context__
-
-
-@dataclass(frozen=True)
-class SingleRowProcessor:
-    """Applies a logits processor to one row; the logits of the others stay as they are.
-
-    Processors are given no mask, so one that fails on a row would fail in every round of the others.
-    """
-
-    processor: Processor
-    row: int
-    batch: int
-
-    def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
-        nodes = len(logits) // self.batch  # in a tree every node is a row
-        span = slice(self.row * nodes, (self.row + 1) * nodes)
-        own = Prefix(prefix.tokens[span], prefix.last[span], prefix.begin[span])
-        out = logits.clone()
-        out[span] = self.processor(logits[span], own)
-        return out
-
-
-class FaultBoundary:
-    """The last line of defence: what raises inside of it has failed for all requests in the slots.
-
-    `fail_all` ends them; where the device has failed too it returns the error that later requests get.
-    """
-
-    def __init__(self, device: Device, fail_all: Callable[[Exception], BrokenError | None]) -> None:
-        self._device, self._fail_all = device, fail_all
-        self.broken: BrokenError | None = None
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Runs its block on the device; does not raise."""
-        try:
-            with self._device.guard():
-                yield
-        except Exception as error:
-            self.broken = self._fail_all(error)
-
-    def check(self) -> None:
-        """Raises `BrokenError` once the device has failed."""
-        if self.broken is not None:
-            raise BrokenError(str(self.broken)) from self.broken.__cause__
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much an engine holds."""
-
-    batch: int
-    max_gamma: int
-    ranks: int
-    max_tokens: int | None  # of a row; None: the target's positions
-
-    def check(self, target: Model) -> None:
-        """Raises `RequestError` for impossible sizes."""
-        requests.check_whole("batch", self.batch, 1)
-        if self.max_tokens is not None:
-            requests.check_whole("max_tokens", self.max_tokens, 1)
-        requests.check_whole("ranks", self.ranks, 0, target.vocab_size)
 
 
 @dataclass(eq=False)
@@ -271,6 +150,23 @@ class EngineContext:
         )
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How much an engine holds."""
+
+    batch: int
+    max_gamma: int
+    ranks: int
+    max_tokens: int | None  # of a row; None: the target's positions
+
+    def check(self, target: Model) -> None:
+        """Raises `RequestError` for impossible sizes."""
+        check_whole("batch", self.batch, 1)
+        if self.max_tokens is not None:
+            check_whole("max_tokens", self.max_tokens, 1)
+        check_whole("ranks", self.ranks, 0, target.vocab_size)
+
+
 def check_drafter(
     drafter: Drafter | None, needs: Needs, target: Model, gamma: int, device: Device
 ) -> None:
@@ -289,3 +185,105 @@ def check_drafter(
             "a drafter that ends its drafts early has no static shape, which "
             f"{device.kind} needs; use confidence 0"
         )
+
+
+class FaultLog:
+    """Counts faults, and keeps the latest."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.recent: deque[DecodingError] = deque(maxlen=KEPT)
+        self.count = 0
+
+    def record(self, stage: str, error: Exception) -> DecodingError:
+        """Logs `error`; returns it with its stage."""
+        found = fault(stage, error)
+        self.count += 1
+        self.recent.append(found)
+        return found
+
+    def handle(self, stage: str, error: Exception) -> DecodingError:
+        """Logs `error`. Raises what the device raises, if it has failed."""
+        found = self.record(stage, error)
+        self._device.synchronize()
+        return found
+
+    def attempt(self, action: Callable[[], object], stage: str) -> DecodingError | None:
+        """Calls `action`; returns the fault if it raises. Raises what the device raises, if it has
+        failed."""
+        try:
+            action()
+        except Exception as error:
+            return self.handle(stage, error)
+        return None
+
+
+class FaultBoundary:
+    """The last line of defence: what raises inside of it has failed for all requests in the slots.
+
+    `fail_all` ends them; where the device has failed too it returns the error that later requests get.
+    """
+
+    def __init__(self, device: Device, fail_all: Callable[[Exception], BrokenError | None]) -> None:
+        self._device, self._fail_all = device, fail_all
+        self.broken: BrokenError | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Runs its block on the device; does not raise."""
+        try:
+            with self._device.guard():
+                yield
+        except Exception as error:
+            self.broken = self._fail_all(error)
+
+    def check(self) -> None:
+        """Raises `BrokenError` once the device has failed."""
+        if self.broken is not None:
+            raise BrokenError(str(self.broken)) from self.broken.__cause__
+
+
+@dataclass(frozen=True)
+class SingleRowProcessor:
+    """Applies a logits processor to one row; the logits of the others stay as they are.
+
+    Processors are given no mask, so one that fails on a row would fail in every round of the others.
+    """
+
+    processor: Processor
+    row: int
+    batch: int
+
+    def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
+        nodes = len(logits) // self.batch  # in a tree every node is a row
+        span = slice(self.row * nodes, (self.row + 1) * nodes)
+        own = Prefix(prefix.tokens[span], prefix.last[span], prefix.begin[span])
+        out = logits.clone()
+        out[span] = self.processor(logits[span], own)
+        return out
+
+
+def stage_after(ended: str | None) -> str:
+    """The stage of a round that follows the one that `ended` (see `rounds.round.run_round`)."""
+    return _AFTER.get(ended, ENGINE)
+
+
+def fault(stage: str, error: Exception) -> DecodingError:
+    """`error` with its stage, and with its traceback as text."""
+    release(error)
+    return DecodingError(stage, error)
+
+
+def release(error: BaseException | None) -> None:
+    """Replaces the tracebacks of an exception, and of those it arose from, by text notes. A traceback's
+    frames, and the frames that called them, keep the tensors of a batch alive as long as the
+    exception exists."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if error.__traceback__ is not None:
+            error.add_note("".join(traceback.format_tb(error.__traceback__)))
+            error.__traceback__ = None
+        if error.__cause__ is not None and error.__context__ is not error.__cause__:
+            release(error.__context__)
+        error = error.__cause__ or error.__context__

@@ -1,14 +1,8 @@
-"""What happens between rounds: admission, draft lengths, and the polls that end rows.
+"""What happens between rounds: admission, draft lengths, the polls that end rows, and their results.
 
-Knows requests, slots and a schedule; nothing of how a round runs.
-
-The rounds between two polls: how long drafts are, what they cost, and what the schedule is told.
-
-Knows a schedule, a clock and snapshots; nothing of requests or slots beyond who is in them.
-
-Results: what a slot has written, at its end and before it.
-
-Knows slots and results; nothing of models or rounds.
+`Scheduler` decides which requests are in the slots. `Pacing` has the rounds between two polls: how long
+drafts are, what they cost, and what the schedule is told. `ResultCollector` reads what a slot has written, at
+its end and before it. Knows requests, slots and a schedule; nothing of how a round runs.
 """
 
 from __future__ import annotations
@@ -25,222 +19,10 @@ from ..graphs.snapshots import Moment, RowRecord, Snapshot, SnapshotCopy
 from ..protocols import Poll, Processor, Schedule
 from ..requests import Finish, Mode, Partial, Ranked, Request, Result, Source
 from ..rounds.accept import RuleChoice
-from . import context
-from . import context as faults
 from .admission import Admission, DraftReader
-from .context import EngineContext, FaultLog
+from .context import ENGINE, RESULT, SCHEDULE, EngineContext, FaultLog
 from .schedule import Fixed
 from .slots import RequestQueue, SlotState, failed
-
-
-@dataclass(frozen=True)
-class Period:
-    """The rounds between two polls, and the snapshot after them."""
-
-    gamma: int
-    rounds: int
-    sampling: bool
-    disturbed: bool  # by a fault or a mixed round: its time is not that of its gamma
-    began: Moment | None  # None: it has not been started
-    began_s: float
-    copy: SnapshotCopy
-    states: list[SlotState | None]  # who was in the slots
-    grown: int  # see `Slots.grown`
-
-
-class Pacing:
-    """The rounds since the last poll. A period starts with `choose`, `end` closes it and `report` tells the
-    schedule."""
-
-    def __init__(
-        self, schedule: Schedule, log: FaultLog, clock: Callable[[], float], device: Device
-    ) -> None:
-        self.schedule, self._log, self._clock, self._device = schedule, log, clock, device
-        self.gamma = 0
-        self.rounds = 0  # since the last poll
-        self._sampling = False
-        self._began: Moment | None = None
-        self._began_s = 0.0
-        self._mixed = False  # a round was not uniform, so its time is not that of its gamma
-        self._faults = 0  # logged before this period
-        self._totals = (0, 0, 0)  # judged and accepted drafts and row rounds of earlier periods
-        self._reported_s = 0.0
-
-    def choose(self, *, sampling: bool) -> int:
-        """Starts a period: the schedule's gamma, or its smallest one where the schedule fails."""
-        self._sampling, buckets = sampling, self.schedule.buckets
-        self.gamma = min(buckets)
-        try:
-            chosen = self.schedule.choose(sampling=sampling)
-            if chosen not in buckets:
-                raise ValueError(f"gamma {chosen} is none of its {buckets}")
-            self.gamma = chosen
-        except Exception as error:
-            self._log.record(context.SCHEDULE, error)
-        return self.gamma
-
-    def start_clock(self) -> None:
-        """Starts to measure the rounds of the period."""
-        self._began, self._began_s = Moment(self._device), self._clock()
-
-    def count_round(self, *, uniform: bool) -> None:
-        """Counts a round; `uniform` where all rows run it together, with the chosen gamma."""
-        self.rounds += 1
-        self._mixed |= not uniform
-
-    def reset(self) -> None:
-        """Drops the period without a report."""
-        self.rounds = 0
-
-    def end(self, copy: SnapshotCopy, states: list[SlotState | None], grown: int) -> Period:
-        """Ends the period with a snapshot."""
-        disturbed = self._mixed or self._log.count != self._faults
-        ended = Period(
-            gamma=self.gamma,
-            rounds=self.rounds,
-            sampling=self._sampling,
-            disturbed=disturbed,
-            began=self._began,
-            began_s=self._began_s,
-            copy=copy,
-            states=states,
-            grown=grown,
-        )
-        self.rounds, self._mixed, self._faults = 0, False, self._log.count
-        return ended
-
-    def report(self, period: Period, snapshot: Snapshot) -> None:
-        """Reports a period to the schedule, unless it was disturbed."""
-        seconds = self._seconds(period)
-        totals = snapshot.judged, snapshot.accepted, snapshot.row_rounds
-        judged, accepted, row_rounds = (
-            now - before for now, before in zip(totals, self._totals, strict=True)
-        )
-        self._totals = totals
-        if period.disturbed or not period.rounds or isinstance(self.schedule, Fixed):
-            return
-        poll = Poll(
-            gamma=period.gamma,
-            rounds=period.rounds,
-            row_rounds=row_rounds,
-            judged=judged,
-            accepted=accepted,
-            seconds=seconds,
-            sampling=period.sampling,
-        )
-        try:
-            self.schedule.learn(poll)
-        except Exception as error:
-            self._log.record(context.SCHEDULE, error)
-
-    def _seconds(self, period: Period) -> float:
-        """The time of a period. Without events it is that until its snapshot arrives, from the arrival of the
-        one before it or the launch of its first round."""
-        now, before = self._clock(), self._reported_s
-        self._reported_s = now
-        if period.began is not None:
-            measured = period.began.seconds_to(period.copy.moment)
-            if measured is not None:
-                return measured
-        return now - max(period.began_s, before)
-
-
-class ResultCollector:
-    """Reads results from the rows, and delivers them to their inboxes."""
-
-    def __init__(self, context: EngineContext, rules: RuleChoice) -> None:
-        self._context, self._rules = context, rules
-        self.polled: Moment | None = None  # when the last snapshot that was read was taken
-
-    def end_inactive(
-        self, snapshot: Snapshot, before: list[SlotState | None], after: Moment | None = None
-    ) -> None:
-        """Ends the slots whose row was not active any more in a snapshot, taken at the moment `after` when
-        `before` were in the slots."""
-        for row, state in self._context.slots.occupied():
-            if state is before[row] and not snapshot.active[row]:
-                # A cancelled row may have stopped later than in the snapshot.
-                self._end(row, state, None if state.cancelled else after)
-
-    def fail(self, row: int, error: DecodingError) -> None:
-        """Ends a slot with an error; its result has what was written before."""
-        state = self._context.slots.states[row]
-        assert state is not None
-        state.error = error
-        self._end(row, state)
-        # What made it fail must not be read in rounds of the others.
-        self._context.rows.clear(row)
-
-    def _end(self, row: int, state: SlotState, after: Moment | None = None) -> None:
-        """Frees the slot and delivers its result."""
-        self._context.slots.vacate(row)
-        try:
-            result = self.collect(row, state, after)
-        except Exception as raised:
-            error = self._context.faults.record(faults.RESULT, raised)
-            result = failed(state.request, state.error or error)
-        state.inbox.put(result)
-
-    def collect(self, row: int, state: SlotState, after: Moment | None = None) -> Result:
-        """The result of a row that has ended by the moment `after`; None is now."""
-        context, request = self._context, state.request
-        begin, end = len(request.prompt), context.rows.scratch
-        if after is not None:
-            end = max(begin, context.slots.lengths[row])
-        record = context.reader.row(context.rows, row, begin, end, request.ranks, after)
-        return Result(
-            request=request,
-            tokens=tuple(record.tokens),
-            logprobs=tuple(record.logprobs),
-            sources=tuple(Source(s) for s in record.sources),
-            finish=self._finish(state, record.tokens),
-            rounds=record.rounds,
-            drafted=record.drafted,
-            accepted=record.accepted,
-            probe=() if state.probe is None else tuple(state.probe.tensor().tolist()),
-            ranked=ranked(record),
-            guarantee=self._rules.guarantee(sampling=request.temperature > 0),
-            error=state.error,
-            draft_error=state.draft_error,
-        )
-
-    def _finish(self, state: SlotState, tokens: list[int]) -> Finish:
-        if state.error is not None:
-            return Finish.FAILED
-        if state.cancelled:
-            return Finish.CANCELLED
-        stopped = bool(tokens) and tokens[-1] in self._context.ends
-        return Finish.STOP if stopped else Finish.LENGTH
-
-    def partials(self, known: Mapping[Any, int]) -> list[Partial]:
-        """What unfinished rows had written in the last poll; `known` has the tokens to skip of each, by
-        tag."""
-        context, partials = self._context, []
-        for row, state in context.slots.occupied():
-            if state.cancelled:
-                continue
-            request, begin = state.request, known.get(state.request.tag, 0)
-            start = len(request.prompt) + begin
-            end = max(start, context.slots.lengths[row])
-            record = context.reader.row(context.rows, row, start, end, request.ranks, self.polled)
-            partials.append(
-                Partial(
-                    request=request,
-                    begin=begin,
-                    tokens=tuple(record.tokens),
-                    logprobs=tuple(record.logprobs),
-                    ranked=ranked(record),
-                )
-            )
-        return partials
-
-
-def ranked(record: RowRecord) -> Ranked:
-    """The most likely tokens at each token of a row, with their log-probabilities."""
-    if not record.ranked or not record.ranked[0]:
-        return ()
-    pairs = zip(record.ranked, record.ranked_logprobs, strict=True)
-    return tuple(tuple(zip(*pair, strict=True)) for pair in pairs)
 
 
 class Scheduler:
@@ -329,7 +111,7 @@ class Scheduler:
         """Fails the requests in the slots, after a fault that cannot be isolated by row. If the device
         has failed, fails the waiting ones too; returns the error that later requests get."""
         context, slots = self._context, self._context.slots
-        slots.fail_all(context.faults.record(faults.ENGINE, error))
+        slots.fail_all(context.faults.record(ENGINE, error))
         self._forget()
         try:
             with context.device.guard():
@@ -392,3 +174,213 @@ class Scheduler:
         """Drops the period under way, and the snapshots that nobody needs."""
         self.pacing.reset()
         self._late.clear()
+
+
+class Pacing:
+    """The rounds since the last poll. A period starts with `choose`, `end` closes it and `report` tells the
+    schedule."""
+
+    def __init__(
+        self, schedule: Schedule, log: FaultLog, clock: Callable[[], float], device: Device
+    ) -> None:
+        self.schedule, self._log, self._clock, self._device = schedule, log, clock, device
+        self.gamma = 0
+        self.rounds = 0  # since the last poll
+        self._sampling = False
+        self._began: Moment | None = None
+        self._began_s = 0.0
+        self._mixed = False  # a round was not uniform, so its time is not that of its gamma
+        self._faults = 0  # logged before this period
+        self._totals = (0, 0, 0)  # judged and accepted drafts and row rounds of earlier periods
+        self._reported_s = 0.0
+
+    def choose(self, *, sampling: bool) -> int:
+        """Starts a period: the schedule's gamma, or its smallest one where the schedule fails."""
+        self._sampling, buckets = sampling, self.schedule.buckets
+        self.gamma = min(buckets)
+        try:
+            chosen = self.schedule.choose(sampling=sampling)
+            if chosen not in buckets:
+                raise ValueError(f"gamma {chosen} is none of its {buckets}")
+            self.gamma = chosen
+        except Exception as error:
+            self._log.record(SCHEDULE, error)
+        return self.gamma
+
+    def start_clock(self) -> None:
+        """Starts to measure the rounds of the period."""
+        self._began, self._began_s = Moment(self._device), self._clock()
+
+    def count_round(self, *, uniform: bool) -> None:
+        """Counts a round; `uniform` where all rows run it together, with the chosen gamma."""
+        self.rounds += 1
+        self._mixed |= not uniform
+
+    def reset(self) -> None:
+        """Drops the period without a report."""
+        self.rounds = 0
+
+    def end(self, copy: SnapshotCopy, states: list[SlotState | None], grown: int) -> Period:
+        """Ends the period with a snapshot."""
+        disturbed = self._mixed or self._log.count != self._faults
+        ended = Period(
+            gamma=self.gamma,
+            rounds=self.rounds,
+            sampling=self._sampling,
+            disturbed=disturbed,
+            began=self._began,
+            began_s=self._began_s,
+            copy=copy,
+            states=states,
+            grown=grown,
+        )
+        self.rounds, self._mixed, self._faults = 0, False, self._log.count
+        return ended
+
+    def report(self, period: Period, snapshot: Snapshot) -> None:
+        """Reports a period to the schedule, unless it was disturbed."""
+        seconds = self._seconds(period)
+        totals = snapshot.judged, snapshot.accepted, snapshot.row_rounds
+        judged, accepted, row_rounds = (
+            now - before for now, before in zip(totals, self._totals, strict=True)
+        )
+        self._totals = totals
+        if period.disturbed or not period.rounds or isinstance(self.schedule, Fixed):
+            return
+        poll = Poll(
+            gamma=period.gamma,
+            rounds=period.rounds,
+            row_rounds=row_rounds,
+            judged=judged,
+            accepted=accepted,
+            seconds=seconds,
+            sampling=period.sampling,
+        )
+        try:
+            self.schedule.learn(poll)
+        except Exception as error:
+            self._log.record(SCHEDULE, error)
+
+    def _seconds(self, period: Period) -> float:
+        """The time of a period. Without events it is that until its snapshot arrives, from the arrival of the
+        one before it or the launch of its first round."""
+        now, before = self._clock(), self._reported_s
+        self._reported_s = now
+        if period.began is not None:
+            measured = period.began.seconds_to(period.copy.moment)
+            if measured is not None:
+                return measured
+        return now - max(period.began_s, before)
+
+
+@dataclass(frozen=True)
+class Period:
+    """The rounds between two polls, and the snapshot after them."""
+
+    gamma: int
+    rounds: int
+    sampling: bool
+    disturbed: bool  # by a fault or a mixed round: its time is not that of its gamma
+    began: Moment | None  # None: it has not been started
+    began_s: float
+    copy: SnapshotCopy
+    states: list[SlotState | None]  # who was in the slots
+    grown: int  # see `Slots.grown`
+
+
+class ResultCollector:
+    """Reads results from the rows, and delivers them to their inboxes."""
+
+    def __init__(self, context: EngineContext, rules: RuleChoice) -> None:
+        self._context, self._rules = context, rules
+        self.polled: Moment | None = None  # when the last snapshot that was read was taken
+
+    def end_inactive(
+        self, snapshot: Snapshot, before: list[SlotState | None], after: Moment | None = None
+    ) -> None:
+        """Ends the slots whose row was not active any more in a snapshot, taken at the moment `after` when
+        `before` were in the slots."""
+        for row, state in self._context.slots.occupied():
+            if state is before[row] and not snapshot.active[row]:
+                # A cancelled row may have stopped later than in the snapshot.
+                self._end(row, state, None if state.cancelled else after)
+
+    def fail(self, row: int, error: DecodingError) -> None:
+        """Ends a slot with an error; its result has what was written before."""
+        state = self._context.slots.states[row]
+        assert state is not None
+        state.error = error
+        self._end(row, state)
+        # What made it fail must not be read in rounds of the others.
+        self._context.rows.clear(row)
+
+    def _end(self, row: int, state: SlotState, after: Moment | None = None) -> None:
+        """Frees the slot and delivers its result."""
+        self._context.slots.vacate(row)
+        try:
+            result = self.collect(row, state, after)
+        except Exception as raised:
+            error = self._context.faults.record(RESULT, raised)
+            result = failed(state.request, state.error or error)
+        state.inbox.put(result)
+
+    def collect(self, row: int, state: SlotState, after: Moment | None = None) -> Result:
+        """The result of a row that has ended by the moment `after`; None is now."""
+        context, request = self._context, state.request
+        begin, end = len(request.prompt), context.rows.scratch
+        if after is not None:
+            end = max(begin, context.slots.lengths[row])
+        record = context.reader.row(context.rows, row, begin, end, request.ranks, after)
+        return Result(
+            request=request,
+            tokens=tuple(record.tokens),
+            logprobs=tuple(record.logprobs),
+            sources=tuple(Source(s) for s in record.sources),
+            finish=self._finish(state, record.tokens),
+            rounds=record.rounds,
+            drafted=record.drafted,
+            accepted=record.accepted,
+            probe=() if state.probe is None else tuple(state.probe.tensor().tolist()),
+            ranked=ranked(record),
+            guarantee=self._rules.guarantee(sampling=request.temperature > 0),
+            error=state.error,
+            draft_error=state.draft_error,
+        )
+
+    def _finish(self, state: SlotState, tokens: list[int]) -> Finish:
+        if state.error is not None:
+            return Finish.FAILED
+        if state.cancelled:
+            return Finish.CANCELLED
+        stopped = bool(tokens) and tokens[-1] in self._context.ends
+        return Finish.STOP if stopped else Finish.LENGTH
+
+    def partials(self, known: Mapping[Any, int]) -> list[Partial]:
+        """What unfinished rows had written in the last poll; `known` has the tokens to skip of each, by
+        tag."""
+        context, partials = self._context, []
+        for row, state in context.slots.occupied():
+            if state.cancelled:
+                continue
+            request, begin = state.request, known.get(state.request.tag, 0)
+            start = len(request.prompt) + begin
+            end = max(start, context.slots.lengths[row])
+            record = context.reader.row(context.rows, row, start, end, request.ranks, self.polled)
+            partials.append(
+                Partial(
+                    request=request,
+                    begin=begin,
+                    tokens=tuple(record.tokens),
+                    logprobs=tuple(record.logprobs),
+                    ranked=ranked(record),
+                )
+            )
+        return partials
+
+
+def ranked(record: RowRecord) -> Ranked:
+    """The most likely tokens at each token of a row, with their log-probabilities."""
+    if not record.ranked or not record.ranked[0]:
+        return ()
+    pairs = zip(record.ranked, record.ranked_logprobs, strict=True)
+    return tuple(tuple(zip(*pair, strict=True)) for pair in pairs)

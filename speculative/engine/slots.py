@@ -1,10 +1,7 @@
 """The slots of the batch: device rows, the host's record of each, and the requests that wait for one.
 
-Knows which slot is free and what the drafter still has to read; nothing of models or rounds.
-
-Which results belong to which caller: inboxes, and `Run`, the results of one call of `Engine.run`.
-
-Knows requests and results; nothing of how they are decoded.
+Knows which slot is free, what the drafter still has to read, and which results belong to which caller (an
+`Inbox`; `Run` is one call of `Engine.run`); nothing of models or rounds.
 """
 
 from __future__ import annotations
@@ -21,215 +18,6 @@ from ..errors import DecodingError, RequestError, SpeculativeError
 from ..graphs.snapshots import HostCopy, upload
 from ..requests import Finish, Request, Result
 from ..rows import Rows
-
-
-@dataclass(eq=False)
-class Inbox:
-    """The results of one caller's requests, until the caller takes them."""
-
-    results: deque[Result] = field(default_factory=deque)
-    pending: int = 0  # requests without a result
-
-    def put(self, result: Result) -> None:
-        self.pending -= 1
-        self.results.append(result)
-
-    def take(self) -> list[Result]:
-        """Removes and returns the results."""
-        results = list(self.results)
-        self.results.clear()
-        return results
-
-
-class Host(Protocol):
-    """The methods of an engine that a run uses."""
-
-    @property
-    def free(self) -> int: ...
-
-    def submit(self, request: Request) -> None: ...
-
-    def step(self, inbox: Inbox) -> list[Result]: ...
-
-
-class Queue(Protocol):
-    """The methods of an engine's queue that a run uses."""
-
-    def turn_to(self, inbox: Inbox) -> None: ...
-
-    def abandon(self, inbox: Inbox) -> None: ...
-
-
-class Run(Iterator[Result]):
-    """The results of one call of `Engine.run`, as they end; none of other requests.
-
-    Requests that the caller submits to the engine between two results belong to the run too: one that
-    is tried again, or one that follows. Leaving the loop early (`break`, an exception, `close`) cancels
-    the remaining requests. A request that the engine refuses yields a failed result. If the iterable of
-    requests raises, the requests under way are decoded to their end first, then the exception is raised.
-    """
-
-    def __init__(self, engine: Host, queue: Queue, requests: Iterable[Request]) -> None:
-        self._inbox = Inbox()
-        self._results: deque[Result] = deque()  # to be returned
-        self._engine, self._queue = engine, queue
-        self._source: Iterator[Request] | None = iter(requests)
-        self._error: Exception | None = None
-        self._closed = False
-
-    def __next__(self) -> Result:
-        if self._closed:
-            raise StopIteration
-        try:
-            self._queue.turn_to(self._inbox)
-            self._results.extend(self._inbox.take())
-            while not self._results:
-                self._pull()
-                if self._results:
-                    break
-                if self._source is None and not self._inbox.pending:
-                    raise self._error or StopIteration
-                self._results.extend(self._engine.step(self._inbox))
-            return self._results.popleft()
-        except BaseException:
-            self.close()
-            raise
-
-    def _pull(self) -> None:
-        """Takes requests from the iterable while there are free slots."""
-        while self._source is not None and self._engine.free and not self._results:
-            try:
-                request = next(self._source)
-                if not isinstance(request, Request):
-                    raise TypeError(f"not a Request, but {type(request).__name__}: {request!r}")
-            except StopIteration:
-                self._source = None
-                return
-            except Exception as error:
-                self._source, self._error = None, error
-                return
-            try:
-                self._engine.submit(request)
-            except RequestError as error:
-                self._results.append(failed(request, error))
-
-    def close(self) -> None:
-        """Cancels the requests under way; does nothing after the end."""
-        if not self._closed:
-            self._closed, self._source = True, None
-            self._queue.abandon(self._inbox)
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):  # not built completely
-            self.close()  # perhaps on another thread, in the middle of a round
-
-
-def failed(request: Request, error: SpeculativeError) -> Result:
-    """A failed result without tokens."""
-    return Result(
-        request=request,
-        tokens=(),
-        logprobs=(),
-        sources=(),
-        finish=Finish.FAILED,
-        rounds=0,
-        drafted=0,
-        accepted=0,
-        error=error,
-    )
-
-
-@dataclass(eq=False)
-class SlotState:
-    """The host's record of an occupied slot, or of a request that waits for one."""
-
-    request: Request
-    inbox: Inbox
-    probe: HostCopy | None = None  # of the probe's probabilities
-    cancelled: bool = False
-    error: DecodingError | None = None
-    draft_error: DecodingError | None = None  # once set, the row is decoded without drafts
-
-
-class RequestQueue:
-    """Requests that wait for a slot, in order."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[SlotState] = deque()
-        self.own = Inbox()  # of requests outside of runs
-        self._current = self.own  # of the next request
-        self.abandoned: deque[Inbox] = deque()
-
-    def put(self, request: Request) -> None:
-        """Appends a request, which belongs to the current inbox."""
-        self.waiting.append(SlotState(request, self._current))
-        self._current.pending += 1
-
-    def take(self, count: int) -> list[SlotState]:
-        """Removes and returns the first requests, `count` at most."""
-        return [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
-
-    def remove(self, matches: Callable[[SlotState], bool]) -> int:
-        """Removes the requests that match, without results; returns how many there were."""
-        removed = [state for state in self.waiting if matches(state)]
-        for state in removed:
-            self.waiting.remove(state)
-            state.inbox.pending -= 1
-        return len(removed)
-
-    def fail_all(self, error: SpeculativeError) -> None:
-        """Gives all requests a failed result."""
-        for state in self.take(len(self.waiting)):
-            state.inbox.put(failed(state.request, error))
-
-    def turn_to(self, inbox: Inbox) -> None:
-        """Makes `inbox` the one that the next requests belong to."""
-        self._current = inbox
-
-    def abandon(self, inbox: Inbox) -> None:
-        """Marks an inbox whose requests are to be dropped in the next step. Safe on any thread."""
-        self.abandoned.append(inbox)
-
-    def take_abandoned(self) -> Iterator[Inbox]:
-        """Removes and returns the abandoned inboxes."""
-        while self.abandoned:
-            inbox = self.abandoned.popleft()
-            if self._current is inbox:
-                self._current = self.own
-            yield inbox
-
-
-@dataclass
-class DraftBacklog:
-    """What the drafter has not read yet. It reads only when it is about to draft, so a schedule that
-    does not draft costs nothing.
-
-    Invariant: `prompts` holds occupied slots only, and no row has more than `tokens` unread tokens
-    after its prompt. (The drafter feeds the last two tokens itself, and a round without drafts writes
-    one, so `tokens` is the number of such rounds since the last reading.)
-    """
-
-    prompts: dict[int, Request] = field(default_factory=dict)  # by row: its prefill is pending
-    tokens: int = 0
-
-    def take_prompts(self) -> dict[int, Request]:
-        """The pending prompts, which count as read from here on."""
-        prompts, self.prompts = self.prompts, {}
-        return prompts
-
-    def take_tokens(self, longest: int) -> int:
-        """How many of the last tokens of a row are unread, in rows of at most `longest`; they count as
-        read from here on."""
-        tokens, self.tokens = min(self.tokens, longest), 0
-        return tokens
-
-
-class Group(NamedTuple):
-    """Rows that run a round together."""
-
-    rows: list[int]
-    gamma: int
-    drafter: bool  # whether the drafter takes part: it proposes, or observes a round without drafts
 
 
 class Slots:
@@ -349,3 +137,212 @@ class Slots:
             yield
         finally:
             active |= resting
+
+
+@dataclass(eq=False)
+class SlotState:
+    """The host's record of an occupied slot, or of a request that waits for one."""
+
+    request: Request
+    inbox: Inbox
+    probe: HostCopy | None = None  # of the probe's probabilities
+    cancelled: bool = False
+    error: DecodingError | None = None
+    draft_error: DecodingError | None = None  # once set, the row is decoded without drafts
+
+
+class Group(NamedTuple):
+    """Rows that run a round together."""
+
+    rows: list[int]
+    gamma: int
+    drafter: bool  # whether the drafter takes part: it proposes, or observes a round without drafts
+
+
+@dataclass
+class DraftBacklog:
+    """What the drafter has not read yet. It reads only when it is about to draft, so a schedule that
+    does not draft costs nothing.
+
+    Invariant: `prompts` holds occupied slots only, and no row has more than `tokens` unread tokens
+    after its prompt. (The drafter feeds the last two tokens itself, and a round without drafts writes
+    one, so `tokens` is the number of such rounds since the last reading.)
+    """
+
+    prompts: dict[int, Request] = field(default_factory=dict)  # by row: its prefill is pending
+    tokens: int = 0
+
+    def take_prompts(self) -> dict[int, Request]:
+        """The pending prompts, which count as read from here on."""
+        prompts, self.prompts = self.prompts, {}
+        return prompts
+
+    def take_tokens(self, longest: int) -> int:
+        """How many of the last tokens of a row are unread, in rows of at most `longest`; they count as
+        read from here on."""
+        tokens, self.tokens = min(self.tokens, longest), 0
+        return tokens
+
+
+class RequestQueue:
+    """Requests that wait for a slot, in order."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[SlotState] = deque()
+        self.own = Inbox()  # of requests outside of runs
+        self._current = self.own  # of the next request
+        self.abandoned: deque[Inbox] = deque()
+
+    def put(self, request: Request) -> None:
+        """Appends a request, which belongs to the current inbox."""
+        self.waiting.append(SlotState(request, self._current))
+        self._current.pending += 1
+
+    def take(self, count: int) -> list[SlotState]:
+        """Removes and returns the first requests, `count` at most."""
+        return [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
+
+    def remove(self, matches: Callable[[SlotState], bool]) -> int:
+        """Removes the requests that match, without results; returns how many there were."""
+        removed = [state for state in self.waiting if matches(state)]
+        for state in removed:
+            self.waiting.remove(state)
+            state.inbox.pending -= 1
+        return len(removed)
+
+    def fail_all(self, error: SpeculativeError) -> None:
+        """Gives all requests a failed result."""
+        for state in self.take(len(self.waiting)):
+            state.inbox.put(failed(state.request, error))
+
+    def turn_to(self, inbox: Inbox) -> None:
+        """Makes `inbox` the one that the next requests belong to."""
+        self._current = inbox
+
+    def abandon(self, inbox: Inbox) -> None:
+        """Marks an inbox whose requests are to be dropped in the next step. Safe on any thread."""
+        self.abandoned.append(inbox)
+
+    def take_abandoned(self) -> Iterator[Inbox]:
+        """Removes and returns the abandoned inboxes."""
+        while self.abandoned:
+            inbox = self.abandoned.popleft()
+            if self._current is inbox:
+                self._current = self.own
+            yield inbox
+
+
+@dataclass(eq=False)
+class Inbox:
+    """The results of one caller's requests, until the caller takes them."""
+
+    results: deque[Result] = field(default_factory=deque)
+    pending: int = 0  # requests without a result
+
+    def put(self, result: Result) -> None:
+        self.pending -= 1
+        self.results.append(result)
+
+    def take(self) -> list[Result]:
+        """Removes and returns the results."""
+        results = list(self.results)
+        self.results.clear()
+        return results
+
+
+class Run(Iterator[Result]):
+    """The results of one call of `Engine.run`, as they end; none of other requests.
+
+    Requests that the caller submits to the engine between two results belong to the run too: one that
+    is tried again, or one that follows. Leaving the loop early (`break`, an exception, `close`) cancels
+    the remaining requests. A request that the engine refuses yields a failed result. If the iterable of
+    requests raises, the requests under way are decoded to their end first, then the exception is raised.
+    """
+
+    def __init__(self, engine: Host, queue: Queue, requests: Iterable[Request]) -> None:
+        self._inbox = Inbox()
+        self._results: deque[Result] = deque()  # to be returned
+        self._engine, self._queue = engine, queue
+        self._source: Iterator[Request] | None = iter(requests)
+        self._error: Exception | None = None
+        self._closed = False
+
+    def __next__(self) -> Result:
+        if self._closed:
+            raise StopIteration
+        try:
+            self._queue.turn_to(self._inbox)
+            self._results.extend(self._inbox.take())
+            while not self._results:
+                self._pull()
+                if self._results:
+                    break
+                if self._source is None and not self._inbox.pending:
+                    raise self._error or StopIteration
+                self._results.extend(self._engine.step(self._inbox))
+            return self._results.popleft()
+        except BaseException:
+            self.close()
+            raise
+
+    def _pull(self) -> None:
+        """Takes requests from the iterable while there are free slots."""
+        while self._source is not None and self._engine.free and not self._results:
+            try:
+                request = next(self._source)
+                if not isinstance(request, Request):
+                    raise TypeError(f"not a Request, but {type(request).__name__}: {request!r}")
+            except StopIteration:
+                self._source = None
+                return
+            except Exception as error:
+                self._source, self._error = None, error
+                return
+            try:
+                self._engine.submit(request)
+            except RequestError as error:
+                self._results.append(failed(request, error))
+
+    def close(self) -> None:
+        """Cancels the requests under way; does nothing after the end."""
+        if not self._closed:
+            self._closed, self._source = True, None
+            self._queue.abandon(self._inbox)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):  # not built completely
+            self.close()  # perhaps on another thread, in the middle of a round
+
+
+class Host(Protocol):
+    """The methods of an engine that a run uses."""
+
+    @property
+    def free(self) -> int: ...
+
+    def submit(self, request: Request) -> None: ...
+
+    def step(self, inbox: Inbox) -> list[Result]: ...
+
+
+class Queue(Protocol):
+    """The methods of an engine's queue that a run uses."""
+
+    def turn_to(self, inbox: Inbox) -> None: ...
+
+    def abandon(self, inbox: Inbox) -> None: ...
+
+
+def failed(request: Request, error: SpeculativeError) -> Result:
+    """A failed result without tokens."""
+    return Result(
+        request=request,
+        tokens=(),
+        logprobs=(),
+        sources=(),
+        finish=Finish.FAILED,
+        rounds=0,
+        drafted=0,
+        accepted=0,
+        error=error,
+    )

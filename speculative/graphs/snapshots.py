@@ -1,19 +1,12 @@
-"""What the host reads of the device: the state of all rows between rounds, and a row at its end.
+"""Transfers between host and device: the state of rows, what goes up, and work beside the rounds.
 
-Knows rows, counters and transfers; nothing of requests. Every read is one packed tensor: each copy costs a
-launch and a wait, whatever its size.
+torch's own copies of ordinary host memory wait until the device has finished everything before them: an
+admission would stop the device for the time that the host takes to prepare the next round. So on cuda copies
+go through pinned memory, on streams beside the rounds; elsewhere they are direct. Every read of state is one
+packed tensor: each copy costs a launch and a wait, whatever its size.
 
-Copies between host and device that stop neither of them.
-
-Knows tensors, streams and pinned memory; nothing of what the numbers mean. torch's own copies of ordinary
-host memory wait until the device has finished everything before them: an admission would stop the device for
-the time that the host takes to prepare the next round.
-
-Work beside the rounds: on cuda on a stream of its own, elsewhere at once.
-
-Knows streams and tensors; nothing of what is computed. An encoder multiplies large matrices while rounds wait
-for memory, so a device may do both; on the stream of the rounds the encoder would wait for those that are
-queued, and the next ones for the encoder.
+`SideStream` does the same for encoders, which multiply large matrices while rounds wait for memory: on the
+stream of the rounds each would wait for the other. Knows rows, counters and streams; nothing of requests.
 """
 
 from __future__ import annotations
@@ -29,76 +22,44 @@ from torch import Tensor
 from ..device import Device
 from ..rows import Counters, Rows
 
+COUNTS = 4
 
-def upload(values: Sequence[Any] | Tensor, dtype: torch.dtype, place: torch.device) -> Tensor:
-    """`values` as a tensor on the device. On cuda through pinned memory, which torch's allocator keeps until
-    the copy is done."""
-    host = values.to(dtype) if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
-    if place.type != "cuda":
-        return host.to(place)
-    return host.pin_memory().to(place, non_blocking=True)
+T = TypeVar("T")
 
 
-def pinned(tensor: Tensor) -> Tensor:
-    """Host memory for a copy of `tensor` that the device writes by itself."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-
-
-class Moment:
-    """A point in the device's work. Only cuda has an event for it: elsewhere there is one stream."""
-
-    def __init__(self, device: Device) -> None:
-        self.event: Any = None
-        if device.events:
-            self.event = torch.cuda.Event(enable_timing=True)
-            self.event.record()
-
-    def seconds_to(self, later: Moment) -> float | None:
-        """Seconds of the device's work between two moments that have passed; None without events."""
-        return None if self.event is None else float(self.event.elapsed_time(later.event)) / 1000
-
-
-class HostReader:
-    """Reads tensors of the device without waiting for work that was queued later.
-
-    On cuda it copies to pinned memory on a stream of its own. Elsewhere a read is direct. Two kinds of
-    reads that wait for different moments need two readers: a stream keeps their order.
-    """
+class StateReader:
+    """Reads the rows of an engine, late where the device has streams."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._stream: Any = None
+        # One for each kind: a row's read must not wait for snapshots that were taken after it had ended.
+        self._states, self._rows, self._others = (HostReader(device) for _ in range(3))
 
-    def read(self, make: Callable[[], Tensor], after: Moment | None = None) -> HostCopy:
-        """Starts to copy the tensor that `make` returns, as it is at the moment `after` (None: now).
-        What `make` reads must not be written from that moment on until the copy has been read."""
-        if self._device.kind != "cuda":
-            return HostCopy(make(), None)
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
-        moment = Moment(self._device) if after is None else after
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(moment.event)
-            tensor = make()
-            host = pinned(tensor)
-            host.copy_(tensor, non_blocking=True)
-            tensor.record_stream(self._stream)  # it may have been made on another one
-            done = torch.cuda.Event()
-            done.record()
-        return HostCopy(host, done)
+    def take(self, rows: Rows, counters: Counters) -> SnapshotCopy:
+        """Takes a snapshot, in the order of the device's work."""
+        packed = torch.cat(
+            [
+                rows.active,
+                rows.lengths,
+                counters.judged[None],
+                counters.row_rounds[None],
+                counters.accepted,
+            ]
+        )  # [2 B + 2 + G] int64
+        moment = Moment(self._device)
+        return SnapshotCopy(self._states.read(lambda: packed, moment), moment, rows.batch)
 
+    def copy(self, tensor: Tensor) -> HostCopy:
+        """Starts to copy a tensor that is not written any more."""
+        return self._others.read(lambda: tensor)
 
-class HostCopy:
-    """A tensor on its way to the host."""
-
-    def __init__(self, tensor: Tensor, done: Any) -> None:
-        self._tensor, self._done = tensor, done
-
-    def tensor(self) -> Tensor:
-        """The tensor on the host; waits for the copy alone."""
-        if self._done is not None:
-            self._done.synchronize()
-        return self._tensor.cpu()
+    def row(
+        self, rows: Rows, row: int, begin: int, end: int, ranks: int, after: Moment | None = None
+    ) -> RowRecord:
+        """Reads a row from slot `begin` on. The caller knows that nothing is written to the slots below
+        `end` after the moment `after`; None waits for everything queued."""
+        packed = self._rows.read(lambda: _packed(rows, row, slice(begin, end), ranks), after)
+        return _unpacked(packed.tensor(), begin, end, ranks)
 
 
 @dataclass(frozen=True)
@@ -147,44 +108,6 @@ class RowRecord:
     ranked_logprobs: list[list[float]]
 
 
-class StateReader:
-    """Reads the rows of an engine, late where the device has streams."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        # One for each kind: a row's read must not wait for snapshots that were taken after it had ended.
-        self._states, self._rows, self._others = (HostReader(device) for _ in range(3))
-
-    def take(self, rows: Rows, counters: Counters) -> SnapshotCopy:
-        """Takes a snapshot, in the order of the device's work."""
-        packed = torch.cat(
-            [
-                rows.active,
-                rows.lengths,
-                counters.judged[None],
-                counters.row_rounds[None],
-                counters.accepted,
-            ]
-        )  # [2 B + 2 + G] int64
-        moment = Moment(self._device)
-        return SnapshotCopy(self._states.read(lambda: packed, moment), moment, rows.batch)
-
-    def copy(self, tensor: Tensor) -> HostCopy:
-        """Starts to copy a tensor that is not written any more."""
-        return self._others.read(lambda: tensor)
-
-    def row(
-        self, rows: Rows, row: int, begin: int, end: int, ranks: int, after: Moment | None = None
-    ) -> RowRecord:
-        """Reads a row from slot `begin` on. The caller knows that nothing is written to the slots below
-        `end` after the moment `after`; None waits for everything queued."""
-        packed = self._rows.read(lambda: _packed(rows, row, slice(begin, end), ranks), after)
-        return _unpacked(packed.tensor(), begin, end, ranks)
-
-
-COUNTS = 4
-
-
 def _packed(rows: Rows, row: int, span: slice, ranks: int) -> Tensor:
     """`[4 + (3 + 2 R) M]` int64: counts, then tokens, sources, bits of log-probabilities, ranked ones."""
     each = slice(row, row + 1)
@@ -222,7 +145,75 @@ def _floats(bits: Tensor) -> Tensor:
     return bits.to(torch.int32).view(torch.float32)
 
 
-T = TypeVar("T")
+class HostReader:
+    """Reads tensors of the device without waiting for work that was queued later.
+
+    On cuda it copies to pinned memory on a stream of its own. Elsewhere a read is direct. Two kinds of
+    reads that wait for different moments need two readers: a stream keeps their order.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    def read(self, make: Callable[[], Tensor], after: Moment | None = None) -> HostCopy:
+        """Starts to copy the tensor that `make` returns, as it is at the moment `after` (None: now).
+        What `make` reads must not be written from that moment on until the copy has been read."""
+        if self._device.kind != "cuda":
+            return HostCopy(make(), None)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        moment = Moment(self._device) if after is None else after
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(moment.event)
+            tensor = make()
+            host = pinned(tensor)
+            host.copy_(tensor, non_blocking=True)
+            tensor.record_stream(self._stream)  # it may have been made on another one
+            done = torch.cuda.Event()
+            done.record()
+        return HostCopy(host, done)
+
+
+class HostCopy:
+    """A tensor on its way to the host."""
+
+    def __init__(self, tensor: Tensor, done: Any) -> None:
+        self._tensor, self._done = tensor, done
+
+    def tensor(self) -> Tensor:
+        """The tensor on the host; waits for the copy alone."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._tensor.cpu()
+
+
+class Moment:
+    """A point in the device's work. Only cuda has an event for it: elsewhere there is one stream."""
+
+    def __init__(self, device: Device) -> None:
+        self.event: Any = None
+        if device.events:
+            self.event = torch.cuda.Event(enable_timing=True)
+            self.event.record()
+
+    def seconds_to(self, later: Moment) -> float | None:
+        """Seconds of the device's work between two moments that have passed; None without events."""
+        return None if self.event is None else float(self.event.elapsed_time(later.event)) / 1000
+
+
+def upload(values: Sequence[Any] | Tensor, dtype: torch.dtype, place: torch.device) -> Tensor:
+    """`values` as a tensor on the device. On cuda through pinned memory, which torch's allocator keeps until
+    the copy is done."""
+    host = values.to(dtype) if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
+    if place.type != "cuda":
+        return host.to(place)
+    return host.pin_memory().to(place, non_blocking=True)
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """Host memory for a copy of `tensor` that the device writes by itself."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
 class SideStream:

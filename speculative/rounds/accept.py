@@ -1,22 +1,17 @@
 """Acceptance rules: how much of a draft is kept, and which token of the target follows.
 
-A policy turns logits into probabilities, one-hot at temperature 0, and a draft without `probs` is
-one-hot as well, so greedy decoding and lookup drafts are cases of the one general rule. Inside the
-rules `p` is the target and `q` the draft, as in the papers.
+A policy turns logits into probabilities, one-hot at temperature 0, and a draft without `probs` is one-hot as
+well, so greedy decoding and lookup drafts are cases of the one general rule. Inside the rules `p` is the
+target and `q` the draft, as in the papers.
 
-Uniform random numbers keyed by (seed, start of the round, slot, stream): each depends on nothing else.
-
-A sampled answer must not change with the rows that share its batch, which rules out a generator that
-is advanced by use. This is a counter-based hash instead: 32-bit integer mixing (C. Wellons' `lowbias32`)
-in int64 arithmetic, which every backend has, and no state.
-
-Why the start of the round is part of the key: a round that accepts only some of its drafts has already
-used the random numbers of the slots after them, and block verification decides by them. If the next
-round used them again it would condition on their outcome, and the text would no longer follow the
-target's distribution. A row commits at least one token per round, so no two of its rounds start at the
-same slot, and the start depends on the row's own text and drafts only.
-
-Which acceptance rule a round uses, and the guarantee that follows from it.
+Randomness is keyed by (seed, start of the round, slot, stream) and depends on nothing else: a sampled answer
+must not change with the rows that share its batch, which rules out a generator that is advanced by use. It is
+a counter-based hash: 32-bit integer mixing (C. Wellons' `lowbias32`) in int64 arithmetic, which every backend
+has, and no state. The start of the round is part of the key because a round that accepts only some of its
+drafts has already used the random numbers of the slots after them, and block verification decides by them. If
+the next round used them again it would condition on their outcome, and the text would no longer follow the
+target's distribution. A row commits at least one token per round, so no two of its rounds start at the same
+slot, and the start depends on the row's own text and drafts only.
 
 Knows rules and drafters; nothing of requests.
 """
@@ -45,69 +40,6 @@ class Stream(IntEnum):
     DRAFT = 1
     ACCEPT = 2
     EXTRA = 3
-
-
-def _mix(x: Tensor) -> Tensor:
-    x = (x ^ (x >> 16)) * 0x7FEB352D & _MASK
-    x = (x ^ (x >> 15)) * 0x846CA68B & _MASK
-    return x ^ (x >> 16)
-
-
-def uniform(seed: Tensor, start: Tensor, slot: Tensor, stream: Stream) -> Tensor:
-    """Numbers in [0, 1) with 24 random bits, float32.
-
-    `start` is the row's length when the round began, `slot` the place of the token to be decided. All
-    three tensors are int64 and broadcast.
-    """
-    key = _mix((seed & _MASK) ^ (0x9E3779B9 * int(stream) & _MASK))
-    key = _mix(key ^ ((seed >> 32) & _MASK))
-    key = _mix(key ^ _mix(start & _MASK))
-    key = _mix(key ^ _mix(slot & _MASK))
-    return (key >> 8).float() * (1.0 / (1 << 24))
-
-
-def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
-    """`[..., V]` with all mass on `tokens [...]`. torch's own function checks the values, which is a sync."""
-    return (tokens[..., None] == torch.arange(vocab, device=tokens.device)).to(dtype)
-
-
-def distribution(rows: Rows, logits: Tensor) -> Tensor:
-    """Probabilities `[B, N, V]` that rows sample from, of processed `logits`: temperature, then bounds."""
-    if not rows.mode.bounded:
-        return policy(logits, rows.sampling.temperature)
-    t = rows.sampling.temperature[:, None, None]
-    warm = bound(rows, logits / t.clamp_min(1e-6))
-    return torch.where(
-        t > 0, warm.softmax(-1), policy(logits, torch.zeros_like(rows.sampling.temperature))
-    )
-
-
-def policy(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Probabilities `[B, N, V]` of processed `logits`; `temperature [B]`, 0 puts all mass on the argmax."""
-    t = temperature[:, None, None]
-    greedy = one_hot(argmax(logits), logits.shape[-1], logits.dtype)
-    return torch.where(t > 0, (logits / t.clamp_min(1e-6)).softmax(-1), greedy)
-
-
-def draw(weights: Tensor, u: Tensor) -> Tensor:
-    """Index `[...]` drawn from unnormalised `weights [..., V]` by the inverse of their running sum.
-
-    Never a token of zero weight: its sum counts as 0, and what is drawn is the first token whose sum is above
-    0 and reaches `1 - u`, in (0, 1], of the largest. Neither a product that underflows nor a sum that a
-    device adds in blocks, and that is not monotonic in its last bit, can choose one. One weight must be
-    above 0.
-    """
-    mass = weights.cumsum(-1) * (weights > 0)
-    reached = mass >= (1 - u)[..., None] * mass.amax(-1, keepdim=True)
-    vocab = weights.shape[-1]
-    ids = torch.arange(vocab, device=weights.device)
-    return torch.where(reached & (mass > 0), ids, vocab - 1).amin(-1)
-
-
-def kept(matches: Tensor, valid: Tensor) -> Tensor:
-    """Length `[B]` of the accepted prefix of `matches [B, G]`; drafts from `valid [B]` on do not count."""
-    usable = torch.arange(matches.shape[1], device=matches.device) < valid[:, None]
-    return (matches & usable).long().cumprod(-1).sum(-1)
 
 
 class GreedyMatch:
@@ -211,12 +143,6 @@ class _Sampling:
         raise NotImplementedError
 
 
-def _at_drafts(draft: Draft, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Both probabilities `[B, G]` of the drafted tokens."""
-    x, gamma = draft.tokens[..., None], draft.tokens.shape[1]
-    return p[:, :gamma].gather(-1, x)[..., 0], q[:, :gamma].gather(-1, x)[..., 0]
-
-
 class TokenRejection(_Sampling):
     """Leviathan et al. 2023 (2211.17192), algorithm 1, one verdict per row; Chen et al. 2302.01318.
 
@@ -301,3 +227,72 @@ class RuleChoice:
         if self.drafter is None:
             return Distribution.ONE_HOT
         return self.drafter.distribution(sampling=sampling)
+
+
+def distribution(rows: Rows, logits: Tensor) -> Tensor:
+    """Probabilities `[B, N, V]` that rows sample from, of processed `logits`: temperature, then bounds."""
+    if not rows.mode.bounded:
+        return policy(logits, rows.sampling.temperature)
+    t = rows.sampling.temperature[:, None, None]
+    warm = bound(rows, logits / t.clamp_min(1e-6))
+    return torch.where(
+        t > 0, warm.softmax(-1), policy(logits, torch.zeros_like(rows.sampling.temperature))
+    )
+
+
+def policy(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Probabilities `[B, N, V]` of processed `logits`; `temperature [B]`, 0 puts all mass on the argmax."""
+    t = temperature[:, None, None]
+    greedy = one_hot(argmax(logits), logits.shape[-1], logits.dtype)
+    return torch.where(t > 0, (logits / t.clamp_min(1e-6)).softmax(-1), greedy)
+
+
+def draw(weights: Tensor, u: Tensor) -> Tensor:
+    """Index `[...]` drawn from unnormalised `weights [..., V]` by the inverse of their running sum.
+
+    Never a token of zero weight: its sum counts as 0, and what is drawn is the first token whose sum is above
+    0 and reaches `1 - u`, in (0, 1], of the largest. Neither a product that underflows nor a sum that a
+    device adds in blocks, and that is not monotonic in its last bit, can choose one. One weight must be
+    above 0.
+    """
+    mass = weights.cumsum(-1) * (weights > 0)
+    reached = mass >= (1 - u)[..., None] * mass.amax(-1, keepdim=True)
+    vocab = weights.shape[-1]
+    ids = torch.arange(vocab, device=weights.device)
+    return torch.where(reached & (mass > 0), ids, vocab - 1).amin(-1)
+
+
+def kept(matches: Tensor, valid: Tensor) -> Tensor:
+    """Length `[B]` of the accepted prefix of `matches [B, G]`; drafts from `valid [B]` on do not count."""
+    usable = torch.arange(matches.shape[1], device=matches.device) < valid[:, None]
+    return (matches & usable).long().cumprod(-1).sum(-1)
+
+
+def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
+    """`[..., V]` with all mass on `tokens [...]`. torch's own function checks the values, which is a sync."""
+    return (tokens[..., None] == torch.arange(vocab, device=tokens.device)).to(dtype)
+
+
+def _at_drafts(draft: Draft, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Both probabilities `[B, G]` of the drafted tokens."""
+    x, gamma = draft.tokens[..., None], draft.tokens.shape[1]
+    return p[:, :gamma].gather(-1, x)[..., 0], q[:, :gamma].gather(-1, x)[..., 0]
+
+
+def uniform(seed: Tensor, start: Tensor, slot: Tensor, stream: Stream) -> Tensor:
+    """Numbers in [0, 1) with 24 random bits, float32.
+
+    `start` is the row's length when the round began, `slot` the place of the token to be decided. All
+    three tensors are int64 and broadcast.
+    """
+    key = _mix((seed & _MASK) ^ (0x9E3779B9 * int(stream) & _MASK))
+    key = _mix(key ^ ((seed >> 32) & _MASK))
+    key = _mix(key ^ _mix(start & _MASK))
+    key = _mix(key ^ _mix(slot & _MASK))
+    return (key >> 8).float() * (1.0 / (1 << 24))
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ (x >> 16)) * 0x7FEB352D & _MASK
+    x = (x ^ (x >> 15)) * 0x846CA68B & _MASK
+    return x ^ (x >> 16)

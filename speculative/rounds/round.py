@@ -1,38 +1,37 @@
 """One round: draft -> score -> accept -> commit, the same for every row whatever it accepted.
 
-Pure tensor code on fixed shapes: no host sync, no data-dependent shape, no branch on a tensor. What
-differs between rows is data (`lengths`, `valid`, `num_accepted`), so one graph serves every state.
-With gamma = 0 there is no draft and the round is plain decoding.
+Pure tensor code on fixed shapes: no host sync, no data-dependent shape, no branch on a tensor. What differs
+between rows is data (`lengths`, `valid`, `num_accepted`), so one graph serves every state. With gamma = 0
+there is no draft and the round is plain decoding.
 
-From the target's logits to what the acceptance rule reads: processors, penalties and prefixes.
-
-A greedy round reads the best token of each position only; where the processors can say what they allow,
-it is found without processed logits (`choice`). All other rounds process the logits. Knows rows and
-processors; nothing of rules or drafters.
-
-Guesses: how answers may begin, verified together with their prompts.
-
-One forward over prompt and guess takes the place of the rounds that would have written the same tokens:
-greedy match at every position, under the logits processors, as in a round. The rows are a copy of those
-admitted, so nothing depends on the other rows. Knows rows and rounds; nothing of requests or slots.
+A greedy round reads the best token of each position only; where the processors can say what they allow, it is
+found without processed logits (`choice`). All other rounds process the logits. `verify` judges a guess, how
+an answer may begin, with the logits of its prompt: greedy match as in a round, in place of the rounds that
+would have written the same tokens. Knows rows, models and processors; nothing of requests or slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeGuard, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from ..protocols import AllowingProcessor, Drafter, Model, Processor, Rule
 from ..requests import Mode, Source
-from ..rows import Counters, Rows, SamplingRows
+from ..rows import Counters, Rows, selected
 from ..types import Chain, Draft, Prefix, Verdict
 from .accept import GreedyMatch
 from .choice import Choice, chooser
 from .sampling import penalise
+
+StageCallback = Callable[[str], None]
+"""Called with the name of the stage that has just ended."""
+
+KEPT = ("tokens", "lengths", "active", "logprobs", "sources", "ranked", "ranked_logprobs")
+"""State of a row that a guess changes. Rounds and drafts are not counted: there were none."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,166 @@ class Parts:
     rule: Rule
     processors: tuple[Processor, ...]
     eos: Tensor  # [E] token ids that end a row
+
+
+def run_round(
+    rows: Rows,
+    parts: Parts,
+    gamma: int,
+    counters: Counters,
+    stage_ended: StageCallback = lambda stage: None,
+) -> int:
+    """Runs one round of all rows, in place. `gamma` is a static number of drafts, 0 or more. Returns
+    how many tokens were drafted: fewer where the drafter ended early."""
+    if gamma == 0:
+        draft = no_draft(rows)
+    elif parts.drafter is None:
+        raise ValueError(f"gamma is {gamma}, but there is no drafter")
+    else:
+        draft = checked(rows, parts, parts.drafter.propose(rows, gamma), gamma)
+    stage_ended("draft")
+    tokens = torch.cat([rows.pending(), draft.tokens], dim=1)  # [B, N]
+    start = rows.lengths - 1
+    scores = parts.target.score(tokens, start, reach=rows.reach, topology=draft.topology)
+    judged, verdict = judge(rows, parts, draft, tokens, scores.logits, stage_ended)
+    stage_ended("rule")
+    if parts.drafter is not None and (gamma or parts.drafter.needs.always):
+        parts.drafter.observe(rows, draft, scores, verdict)
+    stage_ended("observe")
+    commit(rows, parts, draft, judged, verdict, counters)
+    stage_ended("accept")
+    return draft.tokens.shape[1]
+
+
+def judge(
+    rows: Rows,
+    parts: Parts,
+    draft: Draft,
+    tokens: Tensor,
+    logits: Tensor,
+    stage_ended: StageCallback = lambda stage: None,
+) -> tuple[Choice | Tensor, Verdict]:
+    """The verdict on a draft, from `logits [B, N, V]` of `tokens [B, N]`, and what it is about: processed
+    logits, or the choice of a greedy round."""
+    if reads_choice(rows, parts):
+        best = choice(rows, parts, draft, tokens, logits)
+        stage_ended("score")
+        return best, GreedyMatch().match(draft, best.tokens)
+    processed = process(rows, parts, draft, tokens, logits)  # [B, N, V]
+    stage_ended("score")
+    return processed, parts.rule(rows, draft, processed)
+
+
+def commit(
+    rows: Rows,
+    parts: Parts,
+    draft: Draft,
+    judged: Choice | Tensor,
+    verdict: Verdict,
+    counters: Counters,
+) -> None:
+    """Appends the accepted tokens, cut at end-of-text, and counts them. `judged` is what the verdict is
+    about: processed logits `[B, N, V]`, or the choice of a greedy round. The limits of rows are kept by
+    `checked`: a verdict accepts fewer tokens than an active row has room for."""
+    nodes = verdict.tokens.shape[1]
+    column = torch.arange(nodes, device=verdict.tokens.device)
+    accepted = verdict.num_accepted
+    count = accepted + 1
+    ends = is_end(verdict.tokens, parts.eos) & (column < count[:, None])
+    count = torch.minimum(count, torch.where(ends, column + 1, nodes).amin(1))
+    count = torch.where(rows.active, count, 0)  # [B] tokens to append
+    accepted = torch.minimum(accepted, count)
+
+    if verdict.path is not None:
+        parts.target.commit(rows.lengths - 1, verdict.path)
+    used = column < count[:, None]
+    slot = torch.where(used, rows.lengths[:, None] + column, rows.scratch)
+    _write_logprobs(rows, judged, verdict, slot)
+    drafted = draft.depth()
+    sources = _sources(drafted, verdict, column).to(rows.sources.dtype)
+    ended = (ends & used).any(1)
+    rows.tokens.scatter_(1, slot, verdict.tokens)
+    rows.sources.scatter_(1, slot, sources)
+
+    # Tokens after the lengths do not count: up to here a round that fails can be repeated.
+    rows.rounds += rows.active
+    rows.drafted += drafted
+    rows.accepted += accepted
+    counters.add(rows.active, drafted, accepted, count)
+    rows.lengths += count
+    rows.active &= ~ended & (rows.lengths < rows.limits)
+
+
+def checked(rows: Rows, parts: Parts, draft: Draft, gamma: int) -> Draft:
+    """The draft, with `valid` cut to the tokens that can be committed: this is where a row's limit is kept,
+    as no rule accepts more, and where tokens that the target does not have are left out. Raises `ValueError`
+    for a wrong shape."""
+    tokens, width = draft.tokens, draft.tokens.shape[1]
+    if width > gamma or tokens.shape[0] != rows.batch:
+        raise ValueError(
+            f"drafts of shape {tuple(tokens.shape)}; need [{rows.batch}, up to {gamma}]"
+        )
+    if width == 0:  # a drafter that proposes nothing for any row
+        return no_draft(rows)
+    valid, known = draft.valid, (tokens >= 0) & (tokens < parts.target.vocab_size)
+    room = rows.limits - rows.lengths - 1  # the last token is the target's
+    most = torch.minimum(rows.gamma, room)
+    if draft.topology is not None:
+        # Nodes of one depth compete for one token, so limits are depths.
+        for node, depth in enumerate(draft.topology.depths):
+            valid = torch.where(most < depth, valid.clamp_max(node - 1), valid)
+    else:
+        valid = torch.minimum(valid, most)
+        # Nothing after an end-of-text can be committed, nor from a token on that the target does not
+        # have. In a tree an end-of-text ends only its own branch.
+        column = torch.arange(width, device=valid.device)
+        ends = is_end(tokens, parts.eos)
+        count = torch.where(known, torch.where(ends, column + 1, width), column)
+        valid = torch.minimum(valid, count.amin(1))
+    valid = torch.where(rows.active, valid, 0).clamp_min(0)
+    # The target reads drafts that do not count too, and an unknown token makes it fail; on a GPU the process
+    # cannot recover from that.
+    return Draft(torch.where(known, tokens, 0), valid, draft.probs, draft.topology)
+
+
+def no_draft(rows: Rows) -> Draft:
+    """A draft of no tokens: the round is plain decoding."""
+    none = torch.zeros_like(rows.lengths)
+    return Draft(tokens=none[:, None][:, :0], valid=none)
+
+
+def is_end(tokens: Tensor, eos: Tensor) -> Tensor:
+    """True where a token of `tokens [B, M]` is one of `eos [E]`."""
+    return (tokens[..., None] == eos).any(-1)
+
+
+def verify(
+    rows: Rows,
+    index: Tensor,
+    parts: Parts,
+    guess: Tensor,
+    count: Tensor,
+    logits: Tensor,
+    mode: Mode,
+) -> None:
+    """Appends to the rows `index [K]` the longest beginning of `guess [K, G]` that the target writes too, and
+    the token that it writes next. The rows are at temperature 0 and hold their prompts. `count [K]` tokens of
+    a guess are meant; a row with none is left alone, and the others become active. `logits [K, G + 1, V]`
+    follow the prompt's last token and each one of the guess."""
+    some = selected(rows, index, mode)
+    some.active = (count > 0) & (some.lengths < some.limits)
+    some.gamma = torch.full_like(some.gamma, guess.shape[1])
+    greedy = replace(parts, drafter=None, rule=GreedyMatch())
+    draft = checked(some, greedy, Draft(guess, count), guess.shape[1])
+    tokens = torch.cat([some.pending(), draft.tokens], dim=1)
+    judged, verdict = judge(some, greedy, draft, tokens, logits)
+    commit(some, greedy, draft, judged, verdict, Counters.zeros(guess.shape[1], index.device))
+    some.sources = _guess_sources(some, rows.lengths[index])
+    meant = count > 0
+    for name in KEPT:
+        old, new = getattr(rows, name), getattr(some, name)
+        shown = meant.view(-1, *[1] * (new.dim() - 1))
+        old[index] = torch.where(shown, new, old[index])
 
 
 def reads_choice(rows: Rows, parts: Parts) -> bool:
@@ -112,135 +271,6 @@ def _node_prefixes(rows: Rows, draft: Draft) -> Prefix:
     )
 
 
-StageCallback = Callable[[str], None]  # called with the name of the stage that has just ended
-
-
-def run_round(
-    rows: Rows,
-    parts: Parts,
-    gamma: int,
-    counters: Counters,
-    stage_ended: StageCallback = lambda stage: None,
-) -> int:
-    """Runs one round of all rows, in place. `gamma` is a static number of drafts, 0 or more. Returns
-    how many tokens were drafted: fewer where the drafter ended early."""
-    if gamma == 0:
-        draft = no_draft(rows)
-    elif parts.drafter is None:
-        raise ValueError(f"gamma is {gamma}, but there is no drafter")
-    else:
-        draft = checked(rows, parts, parts.drafter.propose(rows, gamma), gamma)
-    stage_ended("draft")
-    tokens = torch.cat([rows.pending(), draft.tokens], dim=1)  # [B, N]
-    start = rows.lengths - 1
-    scores = parts.target.score(tokens, start, reach=rows.reach, topology=draft.topology)
-    judged, verdict = judge(rows, parts, draft, tokens, scores.logits, stage_ended)
-    stage_ended("rule")
-    if parts.drafter is not None and (gamma or parts.drafter.needs.always):
-        parts.drafter.observe(rows, draft, scores, verdict)
-    stage_ended("observe")
-    commit(rows, parts, draft, judged, verdict, counters)
-    stage_ended("accept")
-    return draft.tokens.shape[1]
-
-
-def judge(
-    rows: Rows,
-    parts: Parts,
-    draft: Draft,
-    tokens: Tensor,
-    logits: Tensor,
-    stage_ended: StageCallback = lambda stage: None,
-) -> tuple[Choice | Tensor, Verdict]:
-    """The verdict on a draft, from `logits [B, N, V]` of `tokens [B, N]`, and what it is about: processed
-    logits, or the choice of a greedy round."""
-    if reads_choice(rows, parts):
-        best = choice(rows, parts, draft, tokens, logits)
-        stage_ended("score")
-        return best, GreedyMatch().match(draft, best.tokens)
-    processed = process(rows, parts, draft, tokens, logits)  # [B, N, V]
-    stage_ended("score")
-    return processed, parts.rule(rows, draft, processed)
-
-
-def no_draft(rows: Rows) -> Draft:
-    """A draft of no tokens: the round is plain decoding."""
-    none = torch.zeros_like(rows.lengths)
-    return Draft(tokens=none[:, None][:, :0], valid=none)
-
-
-def checked(rows: Rows, parts: Parts, draft: Draft, gamma: int) -> Draft:
-    """The draft, with `valid` cut to the tokens that can be committed: this is where a row's limit is kept,
-    as no rule accepts more, and where tokens that the target does not have are left out. Raises `ValueError`
-    for a wrong shape."""
-    tokens, width = draft.tokens, draft.tokens.shape[1]
-    if width > gamma or tokens.shape[0] != rows.batch:
-        raise ValueError(
-            f"drafts of shape {tuple(tokens.shape)}; need [{rows.batch}, up to {gamma}]"
-        )
-    if width == 0:  # a drafter that proposes nothing for any row
-        return no_draft(rows)
-    valid, known = draft.valid, (tokens >= 0) & (tokens < parts.target.vocab_size)
-    room = rows.limits - rows.lengths - 1  # the last token is the target's
-    most = torch.minimum(rows.gamma, room)
-    if draft.topology is not None:
-        # Nodes of one depth compete for one token, so limits are depths.
-        for node, depth in enumerate(draft.topology.depths):
-            valid = torch.where(most < depth, valid.clamp_max(node - 1), valid)
-    else:
-        valid = torch.minimum(valid, most)
-        # Nothing after an end-of-text can be committed, nor from a token on that the target does not
-        # have. In a tree an end-of-text ends only its own branch.
-        column = torch.arange(width, device=valid.device)
-        ends = is_end(tokens, parts.eos)
-        count = torch.where(known, torch.where(ends, column + 1, width), column)
-        valid = torch.minimum(valid, count.amin(1))
-    valid = torch.where(rows.active, valid, 0).clamp_min(0)
-    # The target reads drafts that do not count too, and an unknown token makes it fail; on a GPU the process
-    # cannot recover from that.
-    return Draft(torch.where(known, tokens, 0), valid, draft.probs, draft.topology)
-
-
-def commit(
-    rows: Rows,
-    parts: Parts,
-    draft: Draft,
-    judged: Choice | Tensor,
-    verdict: Verdict,
-    counters: Counters,
-) -> None:
-    """Appends the accepted tokens, cut at end-of-text, and counts them. `judged` is what the verdict is
-    about: processed logits `[B, N, V]`, or the choice of a greedy round. The limits of rows are kept by
-    `checked`: a verdict accepts fewer tokens than an active row has room for."""
-    nodes = verdict.tokens.shape[1]
-    column = torch.arange(nodes, device=verdict.tokens.device)
-    accepted = verdict.num_accepted
-    count = accepted + 1
-    ends = is_end(verdict.tokens, parts.eos) & (column < count[:, None])
-    count = torch.minimum(count, torch.where(ends, column + 1, nodes).amin(1))
-    count = torch.where(rows.active, count, 0)  # [B] tokens to append
-    accepted = torch.minimum(accepted, count)
-
-    if verdict.path is not None:
-        parts.target.commit(rows.lengths - 1, verdict.path)
-    used = column < count[:, None]
-    slot = torch.where(used, rows.lengths[:, None] + column, rows.scratch)
-    _write_logprobs(rows, judged, verdict, slot)
-    drafted = draft.depth()
-    sources = _sources(drafted, verdict, column).to(rows.sources.dtype)
-    ended = (ends & used).any(1)
-    rows.tokens.scatter_(1, slot, verdict.tokens)
-    rows.sources.scatter_(1, slot, sources)
-
-    # Tokens after the lengths do not count: up to here a round that fails can be repeated.
-    rows.rounds += rows.active
-    rows.drafted += drafted
-    rows.accepted += accepted
-    counters.add(rows.active, drafted, accepted, count)
-    rows.lengths += count
-    rows.active &= ~ended & (rows.lengths < rows.limits)
-
-
 def _write_logprobs(rows: Rows, judged: Choice | Tensor, verdict: Verdict, slot: Tensor) -> None:
     """Writes the tokens' log-probabilities, and the likeliest tokens beside them, to `slot [B, N]`."""
     path = verdict.path
@@ -265,47 +295,6 @@ def _sources(drafted: Tensor, verdict: Verdict, column: Tensor) -> Tensor:
     return torch.where(column < verdict.num_accepted[:, None], Source.ACCEPTED, extra[:, None])
 
 
-def is_end(tokens: Tensor, eos: Tensor) -> Tensor:
-    """True where a token of `tokens [B, M]` is one of `eos [E]`."""
-    return (tokens[..., None] == eos).any(-1)
-
-
-KEPT = ("tokens", "lengths", "active", "logprobs", "sources", "ranked", "ranked_logprobs")
-"""State of a row that a guess changes. Rounds and drafts are not counted: there were none."""
-
-_Record = TypeVar("_Record", Rows, SamplingRows)
-
-
-def verify(
-    rows: Rows,
-    index: Tensor,
-    parts: Parts,
-    guess: Tensor,
-    count: Tensor,
-    logits: Tensor,
-    mode: Mode,
-) -> None:
-    """Appends to the rows `index [K]` the longest beginning of `guess [K, G]` that the target writes too, and
-    the token that it writes next. The rows are at temperature 0 and hold their prompts. `count [K]` tokens of
-    a guess are meant; a row with none is left alone, and the others become active. `logits [K, G + 1, V]`
-    follow the prompt's last token and each one of the guess."""
-    some = _selected(rows, index)
-    some.sampling, some.mode = _selected(rows.sampling, index), mode
-    some.active = (count > 0) & (some.lengths < some.limits)
-    some.gamma = torch.full_like(some.gamma, guess.shape[1])
-    greedy = replace(parts, drafter=None, rule=GreedyMatch())
-    draft = checked(some, greedy, Draft(guess, count), guess.shape[1])
-    tokens = torch.cat([some.pending(), draft.tokens], dim=1)
-    judged, verdict = judge(some, greedy, draft, tokens, logits)
-    commit(some, greedy, draft, judged, verdict, Counters.zeros(guess.shape[1], index.device))
-    some.sources = _guess_sources(some, rows.lengths[index])
-    meant = count > 0
-    for name in KEPT:
-        old, new = getattr(rows, name), getattr(some, name)
-        shown = meant.view(-1, *[1] * (new.dim() - 1))
-        old[index] = torch.where(shown, new, old[index])
-
-
 def _guess_sources(rows: Rows, begin: Tensor) -> Tensor:
     """Sources `[K, T]` of tokens written from slot `begin [K]` on: the last one is the target's own."""
     slots = torch.arange(rows.sources.shape[1], device=begin.device)
@@ -314,10 +303,3 @@ def _guess_sources(rows: Rows, begin: Tensor) -> Tensor:
     own = (slots == last) & (last >= begin[:, None]) & ~guessed
     sources = torch.where(guessed, int(Source.GUESSED), rows.sources)
     return torch.where(own, int(Source.PLAIN), sources).to(rows.sources.dtype)
-
-
-def _selected(record: _Record, index: Tensor) -> _Record:
-    """A copy of some rows."""
-    values: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(record)}
-    tensors: dict[str, Any] = {n: v[index] for n, v in values.items() if isinstance(v, Tensor)}
-    return replace(record, **tensors)
