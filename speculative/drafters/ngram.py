@@ -24,8 +24,9 @@ class NgramDrafter:
     """Proposes the continuation of the longest, then latest, earlier match of `longest` to 1 tokens.
 
     `hint_slots` bounds the hint; a longer one keeps its last tokens. With `early` a greedy round is as wide
-    as its longest match, and plain decoding without one: this reads the device, which costs nothing on a CPU
-    but cannot be captured on a GPU. Rounds with sampled rows keep their width: draws depend on it.
+    as its longest match, and plain decoding where less than half of the rows have one: this reads the
+    device, which costs nothing on a CPU but cannot be captured on a GPU. Rounds with sampled rows keep
+    their width: draws depend on it.
     """
 
     def __init__(
@@ -99,7 +100,10 @@ class NgramDrafter:
         usable = ((tokens != _EMPTY) & (take < end[:, None])).long().cumprod(1)
         valid = torch.where((best > 0) & rows.active, usable.sum(1), 0)
         if self.early and not rows.mode.sampling:
-            tokens = tokens[:, : int(valid.amax())]
+            # All rows are scored at this width: with few matches it costs more than it can gain.
+            matching = 2 * (valid > 0).sum() >= rows.active.sum()
+            tokens = tokens[:, : int(torch.where(matching, valid.amax(), 0))]
+            valid = valid.clamp_max(tokens.shape[1])
         return Draft(tokens=tokens.clamp_min(0), valid=valid)
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:

@@ -48,3 +48,13 @@ def test_a_round_is_as_wide_as_its_longest_match(early: bool) -> None:
     else:
         assert set(model.widths) == {1 + GAMMA}
     assert engine.stats.accepted == 2
+
+
+def test_a_match_of_one_row_in_three_does_not_widen_the_round() -> None:
+    model = Counting()
+    drafter = NgramDrafter(hint_slots=1, early=True)
+    engine = Engine(model, drafter, batch=3, eos=(), schedule=Fixed(GAMMA))
+    prompts = ((1,), (1,), (1, 2, 3, 9, 1))
+    work = [Request(p, max_new_tokens=8, tag=i) for i, p in enumerate(prompts)]
+    assert {r.tokens for r in engine.run(work)} == {(2, 3, 4, 5, 6, 7, 8, 9)}
+    assert set(model.widths) == {1} and engine.stats.drafted == 0
