@@ -13,7 +13,6 @@ not know HTTP. May be called from any thread that runs no event loop.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,32 +24,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .errors import ApiError
 from .jobs.blobs import BlobDraft
-from .jobs.database import Database, Tx
+from .jobs.database import Tx
 from .jobs.shares import StorageShares
 from .jobs.store import Store
 from .jobs.tables import META
 from .settings import Settings
 
 Purpose = Literal["batch", "user_data", "batch_output"]
-
-
 UploadPurpose = Literal["batch", "user_data"]
 """What clients may upload: the requests of a batch, and audio. `batch_output` is written by the server."""
 
-
 Order = Literal["asc", "desc"]
 
-
 ID = re.compile(r"file-[0-9a-f]{32}")
-
 
 ROLE = "content"
 """The role of the reference from a file to its blob."""
 
-
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
 """The bounds of `expires_after`, as at OpenAI."""
-
 
 FILES = sa.Table(
     "forescribe_files",
@@ -68,20 +60,25 @@ FILES = sa.Table(
 
 
 class Files:
-    """The files of one job database."""
+    """The files of one job database: rows, and contents as blobs."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self.settings, self.store = settings, store
-        self.table = FileTable(store.database, store.now)
         self.shares = StorageShares(settings, store)
 
     def check_count(self, owner: str) -> None:
         """Raises ApiError if the owner may have no further file: `too_many_files`,
         `storage_quota_exceeded`."""
-        if self.table.count(owner) >= self.settings.max_files_per_key:
+        if self.count(owner) >= self.settings.max_files_per_key:
             text = f"there are {self.settings.max_files_per_key} files already, the maximum; delete some"
             raise ApiError("too_many_files", text)
         self.shares.check(owner)
+
+    def count(self, owner: str) -> int:
+        """How many files the owner has, those of the server included."""
+        query = sa.select(sa.func.count()).where(FILES.c.tenant == owner, self._alive())
+        with self.store.database.engine.connect() as tx:
+            return int(tx.execute(query).scalar_one())
 
     def add(
         self,
@@ -111,21 +108,40 @@ class Files:
 
     def insert(self, tx: Tx, file: StoredFile, blob: str) -> None:
         """Insert a file whose content is committed. Raises IntegrityError if it exists."""
-        self.table.insert(tx, file)
+        row: dict[str, object] = {"id": file.id, "tenant": file.owner, "purpose": file.purpose}
+        row |= {"filename": file.filename, "size": file.size}
+        row |= {"created_at": file.created_at, "expires_at": file.expires_at}
+        tx.execute(sa.insert(FILES).values(**row))
         self.store.references.put(tx, file.id, ROLE, blob, owner=file.owner, size=file.size)
 
     def get(self, id: str, owner: str) -> StoredFile:
         """Raises ApiError `file_not_found`."""
-        file = self.table.get(id, owner) if ID.fullmatch(id) else None
-        if file is None:
-            raise ApiError("file_not_found", "there is no such file")
-        return file
+        if ID.fullmatch(id):
+            with self.store.database.engine.connect() as tx:
+                file = self._select(tx, id, owner)
+            if file is not None:
+                return file
+        raise ApiError("file_not_found", "there is no such file")
 
     def page(
         self, owner: str, limit: int, after: str | None, order: Order, purpose: str | None
     ) -> tuple[list[StoredFile], bool]:
-        """The owner's files by time of creation, and whether there are more."""
-        return self.table.page(owner, limit, after, order, purpose)
+        """Up to `limit` files in order of creation, following file `after`; and whether there are more."""
+        query = sa.select(FILES).where(FILES.c.tenant == owner, self._alive())
+        if purpose is not None:
+            query = query.where(FILES.c.purpose == purpose)
+        columns = (FILES.c.created_at, FILES.c.id)
+        with self.store.database.engine.connect() as tx:
+            if after is not None:
+                last = self._select(tx, after, owner)
+                if last is None:
+                    return [], False
+                key = sa.tuple_(*columns)
+                place = sa.tuple_(sa.literal(last.created_at), sa.literal(last.id))
+                query = query.where(key > place if order == "asc" else key < place)
+            query = query.order_by(*(c.asc() if order == "asc" else c.desc() for c in columns))
+            files = [_file(row) for row in tx.execute(query.limit(limit + 1))]
+        return files[:limit], len(files) > limit
 
     def blob(self, id: str, owner: str) -> str:
         """The name of the content's blob. Raises ApiError `file_not_found`."""
@@ -156,10 +172,21 @@ class Files:
 
     def erase_expired(self) -> int:
         """Delete the files that have expired, and return their number."""
-        expired = self.table.expired()
+        query = sa.select(FILES.c.id).where(FILES.c.expires_at <= self.store.now())
+        with self.store.database.engine.connect() as tx:
+            expired = list(tx.execute(query).scalars())
         for id in expired:
             self._erase(id)
         return len(expired)
+
+    def _select(self, tx: Tx, id: str, owner: str) -> StoredFile | None:
+        """The file; None if it does not exist, has expired or belongs to another owner."""
+        query = sa.select(FILES).where(FILES.c.id == id, FILES.c.tenant == owner, self._alive())
+        row = tx.execute(query).one_or_none()
+        return None if row is None else _file(row)
+
+    def _alive(self) -> sa.ColumnElement[bool]:
+        return FILES.c.expires_at.is_(None) | (FILES.c.expires_at > self.store.now())
 
     def _erase(self, id: str) -> None:
         self.store.references.drop_all(id, sa.delete(FILES).where(FILES.c.id == id))
@@ -176,9 +203,6 @@ class StoredFile:
     size: int  # bytes
     created_at: float
     expires_at: float | None
-
-    def expired(self, now: float) -> bool:
-        return self.expires_at is not None and now >= self.expires_at
 
     def view(self) -> FileObject:
         """The file's JSON for clients."""
@@ -229,74 +253,6 @@ class FileForm(BaseModel):
 
     purpose: UploadPurpose
     expires_after: ExpiresAfter | None = None
-
-
-class FileTable:
-    """The rows of files in one database; `now` gives the time in Unix seconds."""
-
-    def __init__(self, database: Database, now: Callable[[], float]) -> None:
-        self._database, self._now = database, now
-
-    def insert(self, tx: Tx, file: StoredFile) -> None:
-        """Raises IntegrityError if there is a file with this id."""
-        tx.execute(
-            sa.insert(FILES).values(
-                id=file.id,
-                tenant=file.owner,
-                purpose=file.purpose,
-                filename=file.filename,
-                size=file.size,
-                created_at=file.created_at,
-                expires_at=file.expires_at,
-            )
-        )
-
-    def get(self, id: str, owner: str | None = None) -> StoredFile | None:
-        """The file; None if it does not exist, has expired or belongs to another owner."""
-        with self._database.engine.connect() as tx:
-            return self.get_in(tx, id, owner)
-
-    def get_in(self, tx: Tx, id: str, owner: str | None = None) -> StoredFile | None:
-        """As `get`, within a transaction."""
-        query = sa.select(FILES).where(FILES.c.id == id, self._alive())
-        if owner is not None:
-            query = query.where(FILES.c.tenant == owner)
-        row = tx.execute(query).one_or_none()
-        return None if row is None else _file(row)
-
-    def page(
-        self, owner: str, limit: int, after: str | None, order: Order, purpose: str | None
-    ) -> tuple[list[StoredFile], bool]:
-        """Up to `limit` files in order of creation, following file `after`; and whether there are more."""
-        query = sa.select(FILES).where(FILES.c.tenant == owner, self._alive())
-        if purpose is not None:
-            query = query.where(FILES.c.purpose == purpose)
-        key = sa.tuple_(FILES.c.created_at, FILES.c.id)
-        with self._database.engine.connect() as tx:
-            if after is not None:
-                last = self.get_in(tx, after, owner)
-                if last is None:
-                    return [], False
-                place = sa.tuple_(sa.literal(last.created_at), sa.literal(last.id))
-                query = query.where(key > place if order == "asc" else key < place)
-            columns = (FILES.c.created_at, FILES.c.id)
-            query = query.order_by(*(c.asc() if order == "asc" else c.desc() for c in columns))
-            files = [_file(row) for row in tx.execute(query.limit(limit + 1))]
-        return files[:limit], len(files) > limit
-
-    def count(self, owner: str) -> int:
-        """How many files the owner has, those of the server included."""
-        query = sa.select(sa.func.count()).where(FILES.c.tenant == owner, self._alive())
-        with self._database.engine.connect() as tx:
-            return int(tx.execute(query).scalar_one())
-
-    def expired(self) -> list[str]:
-        query = sa.select(FILES.c.id).where(FILES.c.expires_at <= self._now())
-        with self._database.engine.connect() as tx:
-            return list(tx.execute(query).scalars())
-
-    def _alive(self) -> sa.ColumnElement[bool]:
-        return FILES.c.expires_at.is_(None) | (FILES.c.expires_at > self._now())
 
 
 def new_id() -> str:

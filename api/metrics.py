@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 
 
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1200.0, 3600.0)
-
-
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
-
 
 ENGINE_COUNTS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -54,10 +51,8 @@ ENGINE_COUNTS: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Counters of the engine: their names in its statistics, and their help."""
 
-
 WHOLE_DATABASE = "of the whole database, so all its processes show the same"
 """In the help of such a gauge: a dashboard takes the maximum over processes, not the sum."""
-
 
 WAIT_S = 2.0
 """How long to wait for one value."""

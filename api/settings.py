@@ -32,8 +32,6 @@ from .access.addresses import checked_hosts, checked_origins
 from .access.keys import Count, Rights, Seconds
 
 PREFIX = "FORESCRIBE_"
-
-
 OTHER_PREFIXES = (
     "FORESCRIBE_TEST_",
     "FORESCRIBE_COMPILE",
@@ -45,7 +43,6 @@ OTHER_PREFIXES = (
 )
 """Prefixes of variables that the test suite and `diarize` read, which are not settings."""
 
-
 OPENAI_NAMES = (
     "whisper-1",
     "gpt-transcribe",
@@ -56,9 +53,7 @@ OPENAI_NAMES = (
 )
 """Names that unmodified clients send; they all mean the loaded model."""
 
-
 NO_DIARIZER = "none"
-
 
 Rate = Annotated[float, Field(gt=0)]
 

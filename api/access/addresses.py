@@ -25,19 +25,15 @@ import httpx
 PORTS = {"http": 80, "https": 443}
 """Those that may be called on public addresses, by scheme."""
 
-
 MAX_LENGTH = 2048
 """Characters of a URL, which is stored with its job."""
-
 
 ANY = "*"
 """Every host, or every origin, in the settings."""
 
-
 GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 """All IPv6 addresses that are assigned globally; NAT64, segment routing (5f00::/16), discard and local
 addresses are outside."""
-
 
 NOT_PUBLIC = tuple(
     map(
@@ -58,19 +54,12 @@ NOT_PUBLIC = tuple(
 )
 """Networks that `is_global` accepts in some versions of Python, although they are not public."""
 
-
 _LABEL = re.compile(r"[a-z0-9_-]{1,63}")
 
-
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]]+)(?::([0-9]{0,5}))?")
-
-
 _ORIGIN = re.compile(r"(https?)://([^\s/?#@]+)")
 
-
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -105,15 +94,15 @@ def may_call(address: Address, port: int, allowed: Sequence[Network]) -> bool:
     plain = _unmapped(address)
     if any(plain in network for network in allowed if network.version == plain.version):
         return True
-    return port in PORTS.values() and _public(plain)
+    return port in PORTS.values() and public(plain)
 
 
-def public(address: str) -> bool:
-    """Whether the text is a public address: the same machine for everyone on the internet."""
-    try:
-        return _public(ipaddress.ip_address(address))
-    except ValueError:
-        return False
+def public(address: Address) -> bool:
+    """Whether an address is the same machine for everyone on the internet."""
+    plain = _unmapped(address)
+    excluded = any(plain in network for network in NOT_PUBLIC if network.version == plain.version)
+    assigned = plain.version == 4 or plain in GLOBAL_UNICAST
+    return plain.is_global and assigned and not plain.is_multicast and not excluded
 
 
 def literal(host: str) -> Address | None:
@@ -230,13 +219,6 @@ def _resolvable(name: str) -> bool:
     except (httpx.InvalidURL, UnicodeError):
         return False
     return len(encoded) <= 253 and all(_LABEL.fullmatch(label) for label in encoded.split("."))
-
-
-def _public(address: Address) -> bool:
-    plain = _unmapped(address)
-    excluded = any(plain in network for network in NOT_PUBLIC if network.version == plain.version)
-    assigned = plain.version == 4 or plain in GLOBAL_UNICAST
-    return plain.is_global and assigned and not plain.is_multicast and not excluded
 
 
 def _unmapped(address: Address) -> Address:

@@ -43,29 +43,22 @@ from .keys import Rights
 IPV6_BITS = 64
 """A line of IPv6 gives its owner that many bits of addresses, so all of them are one client."""
 
-
 STEPS = 60
 """In which a window slides, so that memory does not grow with use."""
 
-
 ROUNDING = 1e-6
 
-
 MAX_RETRY_AFTER_S = 600
-
 
 SLOW_RATE = 16 << 10
 """Bytes per second: audio of 128 kbit/s that is sent as fast as it is spoken. A body that comes faster is
 never dropped for another."""
 
-
 LIMITED = frozenset({"audio", "endpoints", "text", "jobs"})
 """Tags of the routes that count against limits, if they are posted to."""
 
-
 NAMES = ("requests", "audio-seconds", "tokens")
 """The kinds of limits, as the headers call them."""
-
 
 HEADERS = tuple(
     f"x-ratelimit-{what}-{name}" for name in NAMES for what in ("limit", "remaining", "reset")

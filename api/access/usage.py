@@ -44,9 +44,7 @@ UNITS: Mapping[str, str] = MappingProxyType(
 )
 """What is counted, and its name in messages."""
 
-
 ROUNDING = 1e-6
-
 
 USAGE = sa.Table(
     "forescribe_usage",

@@ -40,18 +40,13 @@ from .table import Endpoint
 
 AUDIO = ("file", "file_url")
 
-
 PAUSES_S: Sequence[float] = (1.0, 4.0)
 """Pauses between the attempts to fetch a recording from a server that does not answer well."""
-
 
 MAX_LENGTH = 2**60
 """The largest Content-Length that is read as a number."""
 
-
 Key = Annotated[str, Field(min_length=1, max_length=64)]
-
-
 Value = Annotated[str, Field(max_length=512)]
 
 

@@ -49,18 +49,14 @@ from .table import (
 TICK_S = 0.5
 """Seconds between passes while nothing happens."""
 
-
 RETENTION_TICK_S = 60.0
 """Between two looks at what has expired."""
-
 
 SUBMITTERS = 4
 """Lines that are fetched and decoded at a time; the decoders themselves are limited by `readers`."""
 
-
 REST_S = 10.0
 """Longest pause of a batch after a line had to wait: each attempt fetches and decodes its recording again."""
-
 
 MAX_FAULTS = 3
 """Exceptions that are nobody's mistake, until a line is given up."""
@@ -186,14 +182,8 @@ class Batches:
             raise ApiError("file_too_large", text, param="input_file_id")
 
     def _created_by(self, owner: str, key: IdempotencyKey) -> Batch | None:
-        row = self.store.keys.get(owner, key.text)
-        if row is None:
-            return None
-        fingerprint, id = row
-        if fingerprint != key.fingerprint:
-            text = "this Idempotency-Key was used for another request before"
-            raise ApiError("idempotency_key_reused", text)
-        return self.table.get(id, owner)
+        id = self.store.keys.get(owner, key.text, key.fingerprint)
+        return None if id is None else self.table.get(id, owner)
 
     def _erase_expired(self) -> None:
         """Erase files whose time is over, and batches as jobs are erased; once a minute."""

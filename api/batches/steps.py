@@ -53,24 +53,18 @@ from .table import Batch, BatchError, BatchState, BatchTable, LineError, LineRow
 MAX_ERRORS = 100
 """Errors that are told of one file."""
 
-
 MAX_LINE_BYTES = 16 << 20
 """Four voices of 10 s fit in, as base64."""
 
-
 MAX_ID_LENGTH = 512
-
 
 INPUT = "input"
 """The role of the reference from a batch to the blob of its input, which outlives the client's file."""
 
-
 FAULT = LineError("internal_error", "the server failed")
-
 
 PAGE = 1000
 """Lines that are read from the database at a time."""
-
 
 UNDONE: Mapping[str, tuple[str, str]] = MappingProxyType(
     {

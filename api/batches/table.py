@@ -31,23 +31,15 @@ BatchState = Literal[
     "cancelling",
     "cancelled",
 ]
-
-
 LineState = Literal["pending", "submitted", "succeeded", "failed", "cancelled", "expired"]
 """`submitted`: the line's job exists. The last four are final."""
 
-
 UNFINISHED: tuple[BatchState, ...] = ("validating", "in_progress", "finalizing", "cancelling")
-
-
 OPEN_LINES: tuple[LineState, ...] = ("pending", "submitted")
-
 
 Endpoint = Literal["/v1/audio/transcriptions", "/v1/audio/translations"]
 
-
 WINDOW_S = 24 * 3600.0
-
 
 TIMES = (
     "in_progress_at",
@@ -60,12 +52,9 @@ TIMES = (
 )
 """When a batch entered each state: `<state>_at`."""
 
-
 ROWS_PER_STATEMENT = 500
 
-
 ID = re.compile(r"batch_[0-9a-f]{32}")
-
 
 BATCHES = sa.Table(
     "forescribe_batches",
@@ -88,7 +77,6 @@ BATCHES = sa.Table(
     sa.Column("executor", sa.String),  # the process that works on it
     sa.Index("forescribe_batches_of", "tenant", "created_at", "id"),
 )
-
 
 LINES = sa.Table(
     "forescribe_batch_lines",
@@ -153,11 +141,9 @@ class BatchTable:
             batches = [_batch(row) for row in tx.execute(query)]
         return batches[:limit], len(batches) > limit
 
-    def unfinished(self, owner: str | None = None) -> list[Batch]:
+    def unfinished(self) -> list[Batch]:
         """Batches that have not ended, the oldest first."""
         query = sa.select(BATCHES).where(BATCHES.c.state.in_(UNFINISHED))
-        if owner is not None:
-            query = query.where(BATCHES.c.tenant == owner)
         with self._database.engine.connect() as tx:
             return [_batch(row) for row in tx.execute(query.order_by(BATCHES.c.created_at))]
 

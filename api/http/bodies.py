@@ -34,24 +34,18 @@ from ..errors import ApiError
 MAX_DEPTH = 32
 """Levels of nesting. The contracts here need at most five."""
 
-
 MAX_MARKS = 150_000
 """Commas and opening brackets in a text, a bound of the number of its values: a prompt of tokens for a
 context of 131,072 fits. Five million empty lists took 11 s, in which no other request was answered."""
 
-
 MAX_BYTES = 64 << 10
 """Of a body with a few fields."""
 
-
 HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "private, no-store"}
-
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
-
 
 T = TypeVar("T")
 

@@ -38,27 +38,20 @@ from ..metrics import Metrics
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
-
 HEADER = "x-request-id"
 
-
 WORD = re.compile(r"[A-Za-z0-9._-]{1,128}")
-
 
 UNKNOWN = "unknown"
 """The route of a request that has none."""
 
-
 UNLOGGED = frozenset({"/health", "/ready", "/metrics"})
 """Routes that are requested every few seconds by machines: they are counted, but not logged."""
-
 
 CURRENT: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the current request, for log lines about it."""
 
-
 log = logging.getLogger("forescribe.api")
-
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 

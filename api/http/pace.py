@@ -28,14 +28,11 @@ HEAD_S = 20.0
 """Seconds from the start of a connection, or the end of the previous answer, to the end of a request's head.
 Between two requests uvicorn's own limit is shorter."""
 
-
 YOUNG_S = 2.0
 """How long a body may take to begin before its rate is known."""
 
-
 SILENT_S = 5.0
 """After so long without a byte a body counts as stalled, however fast it was before."""
-
 
 Clock = Callable[[], float]
 

@@ -57,28 +57,20 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 """How often a job that waits for its turn or for the engine looks whether it goes on."""
 
-
 RELEASE_S = 10.0
 """How long to wait for the engine's round and the reader's block in which a recording is cancelled."""
 
-
 STORAGE = frozenset({"storage_full", "unwritable_output"})
-
-
 AWAY = frozenset({"storage_unavailable", "storage_denied"})
 """Codes of object storage that does not answer, throttles, or does not accept the credentials (any more)."""
-
 
 MIN_FREE_BYTES = 4 << 20
 """With less a disk counts as full, whatever the settings say."""
 
-
 AWAY_S = 1.0
 """Seconds between checks of a database or a disk that is away."""
 
-
 log = logging.getLogger("forescribe.api")
-
 
 T = TypeVar("T")
 

@@ -35,7 +35,6 @@ from forescribe.asr.errors import OutputError
 
 NAME = re.compile(r"[0-9a-f]{64}")
 
-
 PIECE = 1 << 20
 """Bytes that are copied at a time."""
 

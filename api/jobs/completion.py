@@ -50,19 +50,12 @@ SCHEDULE_S: Sequence[float] = (
 )
 """Seconds before each attempt."""
 
-
 TIMEOUT_S = 20.0
-
-
 JITTER = 0.1
 """Waits are longer by up to this share, so that the callbacks of an outage are not all made at once."""
 
-
 SECRET_PREFIX = "whsec_"
-
-
 MIN_SECRET_BYTES = 16
-
 
 Answer = Literal["delivered", "gone", "failed"]
 

@@ -31,10 +31,8 @@ from .tables import KEYS, META, TURNS, create_tables
 
 Tx = sa.Connection
 
-
 CHECKPOINT_TRIES = 100
 """Attempts to truncate SQLite's log, 50 ms apart: every reader delays it."""
-
 
 PROBES: Mapping[str, str] = MappingProxyType(
     {
@@ -50,14 +48,10 @@ PROBES: Mapping[str, str] = MappingProxyType(
 defaults a statement would wait 15 minutes for a server that a partition hides, and a silent connection two
 hours. The query of the URL takes precedence."""
 
-
 _AWAY = frozenset({"25006", "57P01", "57P02", "57P03", "53300"})
 """PostgreSQL's codes: read only, shutting down, crashed, starting, too many connections."""
 
-
 _FULL = ("SQLITE_FULL", "53100")
-
-
 _UNWRITABLE = ("SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_CANTOPEN")
 
 

@@ -22,51 +22,31 @@ from .tables import WorkItem, item_prefix
 from .workflows import Pending, Workflow
 
 NAME = "forescribe"
-
-
 VERSION = "jobs-1"
 """The version of the workflows; DBOS does not run work of another version. It is a constant, because by
 default every edit of the source makes a new version. Change it with the order of a workflow's steps or the
 meaning of their answers; `adopt` then takes over what is queued."""
 
-
 QUEUES: Mapping[str, str] = {"transcribe": "jobs", "diarize": "jobs", "webhook": "webhooks"}
-
-
 ALL_QUEUES = ("jobs", "webhooks")
-
-
 WEBHOOKS = ("webhooks",)
-
-
 CALLBACKS = 16
 """Concurrent callbacks: a receiver that hangs occupies one of them for 20 s."""
-
 
 QUEUED = ("ENQUEUED", "DELAYED")
 """DBOS's states of work that no process has begun."""
 
-
 VALUES_PER_STATEMENT = 1000
 """SQLite accepts 32,766."""
 
-
 POLL_S = 0.2
-
-
 PRIORITY = 5
 """A row without a priority would come before all others."""
 
-
 _workflows: Mapping[str, Workflow] = {}
-
-
 _steps: Callable[..., Any] | None = None
-
-
 _running: Counter[str] = Counter()
 """Executions by id: DBOS runs a workflow again that was resumed, beside one that has not noticed yet."""
-
 
 _lock = threading.Lock()
 

@@ -41,10 +41,8 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
 
-
 IDENTITY = "identity"
 """The object whose content tells this store from others."""
-
 
 IDLE_S = 60.0
 """How long a copy is kept after its last use: a browser plays a recording by many requests."""

@@ -37,38 +37,29 @@ if TYPE_CHECKING:
 DEAD_AFTER_S = 10.0
 """Without a heartbeat."""
 
-
 STUCK_AFTER_S = 60.0
 """For work whose executor is alive but does not know it."""
-
 
 CHECK_S = 60.0
 """Between two checks of all unfinished work, by one process for all."""
 
-
 ASK_S = 5.0
 """How often a process asks whether the next check is its own."""
-
 
 RESTARTS = 200
 """Jobs that are restarted in one tick: heartbeats wait for them."""
 
-
 MAX_CRASHES = 5
 """Processes that may die while only this job is exposed (`api.jobs.active`), before the job fails."""
-
 
 MAX_DEATHS = 20
 """The same with other exposed work, which may have caused them."""
 
-
 WATCH_S = 12.0
 """How long to watch a heartbeat that may be that of a dead process; longer than `DEAD_AFTER_S`."""
 
-
 LOOK_S = 0.5
 """Between two looks at the heartbeats."""
-
 
 PATIENCE: Mapping[str, Any] = {"attempts": 5, "longest_s": 5.0, "total_s": 30.0}
 """Of requests to object storage: clients wait for some of them, and jobs wait on after them anyway."""
@@ -239,9 +230,8 @@ def open_store(settings: Settings, folder: Path) -> Store:
 def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectBlobs:
     """The blobs at a URL. Raises UsageError if it cannot be used, CapacityError if it does not answer."""
     try:
+        from forescribe.asr.storage import stores
         from forescribe.asr.storage.locations import Location
-        from forescribe.asr.storage.stores import Retries
-        from forescribe.asr.storage.stores import open_store as open_objects_at
     except ModuleNotFoundError as error:
         raise UsageError(
             f"blobs_url needs {error.name}: {how_to_install('serve', 's3')}"
@@ -249,7 +239,7 @@ def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectBlobs:
     from .object_blobs import ObjectBlobs
 
     try:
-        store = open_objects_at(Location.parse(url), retries=Retries(**PATIENCE))
+        store = stores.open_store(Location.parse(url), retries=stores.Retries(**PATIENCE))
         blobs = ObjectBlobs(store, folder / "objects", cache_bytes)
         blobs.probe()
     except StorageError as error:

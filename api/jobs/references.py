@@ -33,10 +33,8 @@ ORPHAN_S = 3600.0
 """Age of an object without a reference at which `sweep_objects` takes it for one that a dead process left. A
 younger one may be on its way into the database; if it takes longer, it is stored again."""
 
-
 REMEMBERED_S = 30 * 24 * 3600.0
 """How long the mark of a deleted blob is kept."""
-
 
 BATCH = 500
 """Names in one statement."""
@@ -134,9 +132,8 @@ class References:
         states = self._marks.states(listed)
         late = {name for name in listed if states.get(name) == "gone"}  # delayed in the network
         for name in (listed - states.keys()) | set(self._marks.abandoned()):
-            with (
-                self._database.transaction() as tx
-            ):  # one each: locks are held briefly, in no order
+            # One transaction each: locks are held briefly, in no order.
+            with self._database.transaction() as tx:
                 late |= set(self._marks.condemn(tx, [name]))
         self._delete(late)
         self._marks.forget()

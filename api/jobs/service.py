@@ -44,22 +44,17 @@ from .workflows import WORKFLOWS, CallStep, JobEngine, Workflow
 DRAFT_S = 3600.0
 """A draft of a blob that was not written to for so long has lost its writer."""
 
-
 PERIOD_S = 30.0
 """Between two turns of retention, by whichever process takes them."""
-
 
 SWEEP_S = 3600.0
 """Between two listings of object storage."""
 
-
 RELEASE_S = 10.0
 """How long running work may take to let go of a job."""
 
-
 TICK_S = 1.0
 """Between two checks of the work in progress."""
-
 
 RETENTION_TICK_S = 60.0
 """Between two looks at what has expired."""
@@ -185,9 +180,8 @@ class Jobs:
             self.ending()
             self.active.stop()
             for thread in self._threads:
-                if (
-                    thread.is_alive()
-                ):  # retention may wait for object storage: the next process does it
+                if thread.is_alive():
+                    # Retention may wait for object storage: the next process does it.
                     thread.join(RELEASE_S)
             wait_until(lambda: not self.engine.running(), RELEASE_S)
             self.engine.stop()

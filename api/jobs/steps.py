@@ -43,14 +43,11 @@ if TYPE_CHECKING:
 TRANSCRIPTS = frozenset({"spoken", "result"})
 """Roles of blobs that are transcripts: without speakers, and the result."""
 
-
 PAUSES_S: Sequence[float] = (0.5, 1.0, 2.0)
 """Pauses between the attempts of a step whose error may pass."""
 
-
 TEMPORARY = frozenset({"internal_error", "overloaded", "unwritable_output", "storage_full"})
 """Codes of errors that may pass."""
-
 
 USES_ENGINE = frozenset({"group", "assemble"})
 """Steps that wait for the engine that all jobs share."""
@@ -116,11 +113,8 @@ class Steps:
     def _attempt(self, step: str, job: str, run: int, *args: int, retrying: bool) -> Any:
         tracing = self.active.serving.tracing
         place = None if self.traces is None else self.traces.place(job)
-        with tracing.span(f"job {step}", parent=place, job=job, run=run):
-            return self._execute(step, job, run, *args, retrying=retrying)
-
-    def _execute(self, step: str, job: str, run: int, *args: int, retrying: bool) -> Any:
-        with self._one_at_a_time(job) if retrying and step in USES_ENGINE else nullcontext():
+        alone = self._one_at_a_time(job) if retrying and step in USES_ENGINE else nullcontext()
+        with tracing.span(f"job {step}", parent=place, job=job, run=run), alone:
             return self.outages.wait_for_database(job, lambda: self._steps[step](job, run, *args))
 
     def _may_retry(self, job: str, pauses: Iterator[float], *, temporary: bool) -> bool:

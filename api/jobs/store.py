@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from forescribe.asr.errors import OutputError, StorageError
 
+from ..errors import ApiError
 from .blobs import Blobs, BlobStore
 from .database import Database, Turns, Tx, not_before
 from .references import References
@@ -382,18 +383,22 @@ class CrashRecords:
 
 
 class IdempotencyKeys:
-    """Which job a client's key has created, in one database; `now` gives the time in Unix seconds. A
+    """Which job or batch a client's key has created, in one database; `now` gives the time in Unix seconds. A
     fingerprint of the request tells whether it is the same."""
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database, self._now = database, now
 
-    def get(self, owner: str, key: str) -> tuple[str, str] | None:
-        """The fingerprint and the job of a key; None if it is new."""
+    def get(self, owner: str, key: str, fingerprint: str) -> str | None:
+        """The id that a key has created; None if it is new. Raises ApiError `idempotency_key_reused` if it
+        was used for another request."""
         query = sa.select(KEYS).where(KEYS.c.tenant == owner, KEYS.c.key == key)
         with self._database.engine.connect() as tx:
             row = tx.execute(query).one_or_none()
-        return None if row is None else (row.fingerprint, row.job)
+        if row is not None and row.fingerprint != fingerprint:
+            text = "this Idempotency-Key was used for another request before"
+            raise ApiError("idempotency_key_reused", text)
+        return None if row is None else str(row.job)
 
     def insert(self, tx: Tx, owner: str, key: str, fingerprint: str, job: str) -> None:
         """Raises IntegrityError if the owner has used the key before."""

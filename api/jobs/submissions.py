@@ -49,10 +49,8 @@ SHOWN = (
 )
 """Fields of the request that the job's JSON repeats."""
 
-
 MAX_URL, MAX_SECRET, MAX_UPLOAD_ID = 2048, 512, 64
 """Characters of what is stored in a job's row."""
-
 
 RETRY_S = 5
 """When a client whose first request is still in progress had better try again."""
@@ -187,14 +185,8 @@ class Submissions:
 
     def created_by(self, owner: str, key: IdempotencyKey) -> Job | None:
         """The job that this key has created. Raises ApiError if it was used for another request."""
-        row = self.store.keys.get(owner, key.text)
-        if row is None:
-            return None
-        fingerprint, id = row
-        if fingerprint != key.fingerprint:
-            text = "this Idempotency-Key was used for another request before"
-            raise ApiError("idempotency_key_reused", text)
-        return self.store.jobs.get(id, owner)
+        id = self.store.keys.get(owner, key.text, key.fingerprint)
+        return None if id is None else self.store.jobs.get(id, owner)
 
     async def _length_s(self, draft: BlobDraft) -> float:
         """Raises ApiError for audio that cannot be decoded or is too long."""

@@ -13,34 +13,22 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-
-
 Kind = Literal["transcribe", "diarize"]
 """What a run of a job does: everything, or only the speakers."""
 
-
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "cancelled"})
-
-
 UNFINISHED: frozenset[State] = frozenset({"queued", "running"})
-
-
 CallbackState = Literal["pending", "delivered", "failed", "gone"]
 
-
 EntryKind = Literal["state", "progress", "segment"]
-
 
 MAX_TEXT = 1000
 """Characters of a text in a row: the message of an error or a warning, a prompt."""
 
-
 MAX_ITEMS = 20
 """Warnings of a row, and elements of a list of its options."""
 
-
 META = sa.MetaData()
-
 
 JOBS = sa.Table(
     "forescribe_jobs",
@@ -69,7 +57,6 @@ JOBS = sa.Table(
     sa.Index("forescribe_jobs_state", "state"),
 )
 
-
 REFERENCES = sa.Table(
     "forescribe_refs",
     META,
@@ -82,7 +69,6 @@ REFERENCES = sa.Table(
     sa.Index("forescribe_refs_of", "tenant", "blob", "size"),
 )
 
-
 ENTRIES = sa.Table(
     "forescribe_entries",
     META,
@@ -91,7 +77,6 @@ ENTRIES = sa.Table(
     sa.Column("kind", sa.String, nullable=False),
     sa.Column("data", sa.Text, nullable=False),
 )
-
 
 KEYS = sa.Table(
     "forescribe_idempotency",
@@ -103,7 +88,6 @@ KEYS = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
 )
 
-
 WORKERS = sa.Table(
     "forescribe_workers",
     META,
@@ -112,7 +96,6 @@ WORKERS = sa.Table(
     sa.Column("work", sa.Text, nullable=False),
     sa.Column("place", sa.String),  # where its blobs are; NULL: an earlier version
 )
-
 
 EXPOSED = sa.Table(
     "forescribe_exposed",
@@ -123,7 +106,6 @@ EXPOSED = sa.Table(
     sa.Column("deaths", sa.Integer, nullable=False),  # of such processes, since it last progressed
 )
 
-
 BLOBS = sa.Table(
     "forescribe_blobs",
     META,
@@ -132,7 +114,6 @@ BLOBS = sa.Table(
     sa.Column("at", sa.Float, nullable=False),  # of the last change
 )
 """Blobs in object storage (`api.jobs.references`)."""
-
 
 UPLOADS = sa.Table(
     "forescribe_uploads",
@@ -150,7 +131,6 @@ UPLOADS = sa.Table(
 )
 """Resumable uploads to object storage (`api.uploads.shared`)."""
 
-
 TURNS = sa.Table(
     "forescribe_turns",
     META,
@@ -158,7 +138,6 @@ TURNS = sa.Table(
     sa.Column("at", sa.Float, nullable=False),
 )
 """When a task that one process does for all was begun last (`api.jobs.database.Turns`)."""
-
 
 ADDED = (
     (JOBS, "warnings", "TEXT"),

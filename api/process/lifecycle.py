@@ -23,10 +23,8 @@ State = Literal["loading", "ready", "draining", "stopped", "broken", "failed"]
 """`draining` begins at the signal, before work is refused; `broken` is an engine that hangs, `failed` one
 that could not be loaded or has ended: then the process ends."""
 
-
 STALLED = 70
 """The exit status of a process whose model hangs (EX_SOFTWARE of sysexits.h)."""
-
 
 log = logging.getLogger("forescribe.api")
 

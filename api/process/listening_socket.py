@@ -1,4 +1,4 @@
-"""The listening socket, bound before slow imports, so that a port in use is reported at once."""
+"""The listening socket, bound before slow imports: a port in use is reported at once. Import is light."""
 
 from __future__ import annotations
 

@@ -31,19 +31,15 @@ LASTING = 2
 """The exit status if another start would end the same way, as for a usage error; `api.process.workers` does
 not restart such a worker."""
 
-
 PASSING = 75
 """The exit status if it may not (EX_TEMPFAIL of sysexits.h): no memory, no network, a full disk, a fault of
 the device."""
 
-
 PROGRESS_S = 15.0
 """Seconds between two log lines during a load."""
 
-
 POLL_S = 0.1
 """How often a thread that waits for another load looks whether the process ends."""
-
 
 _UNREACHED = frozenset(
     {
@@ -54,20 +50,15 @@ _UNREACHED = frozenset(
         "LocalEntryNotFoundError",
     }
 )
-
-
 _ANSWERED = frozenset({"RepositoryNotFoundError", "HFValidationError", "OfflineModeIsEnabled"})
 """Network errors by class name (of Python, httpx and the hub): those that pass, and those among them that
 only other settings cure."""
-
 
 _SCARCE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
 )
 
-
 log = logging.getLogger("forescribe.api")
-
 
 T = TypeVar("T")
 

@@ -48,10 +48,8 @@ if TYPE_CHECKING:
 BY_SUPERVISOR = ("device", "workers")
 """Settings that a worker is given by its supervisor."""
 
-
 GRACE_S = 5
 """Seconds for the last answers after decoding has ended."""
-
 
 POLL_S = 1.0
 """How often a worker looks whether jobs are open, if it is to end without any."""

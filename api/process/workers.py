@@ -39,14 +39,11 @@ from .server import GRACE_S, configure_logs, serve
 
 log = logging.getLogger("forescribe.api")
 
-
 POLL_S = 0.5
 """How often the supervisor checks whether it is to stop."""
 
-
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 """Before a worker that died young is restarted; the wait doubles each time."""
-
 
 STABLE_AFTER_S = 60.0
 """A worker that ran for so long did not die because of its start."""
@@ -127,9 +124,8 @@ def work(
     source: SettingsSource | None = None,
 ) -> None:
     """The main function of a worker's process."""
-    signal.signal(
-        signal.SIGHUP, signal.SIG_IGN
-    )  # until it can reload: it reads the file at its start
+    # Until it can reload; it reads the file at its start.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, daemon=True).start()
     try:
         settings = Settings(**given)

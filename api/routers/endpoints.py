@@ -20,7 +20,6 @@ from ..speech.upload import admitted, all_parts, while_connected
 
 router = APIRouter(tags=["endpoints"])
 
-
 FORM: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -68,9 +67,8 @@ async def predict(
             cleanup.callback(stream.cancel)
             await all_parts(request, stream)
             outcome = stream.outcome
-            assert (
-                outcome is not None and outcome.transcript is not None
-            )  # a failure was raised before
+            # A failure was raised before.
+            assert outcome is not None and outcome.transcript is not None
             transcript, spoken = outcome.transcript, None
             if diarization is not None:
                 spoken = await while_connected(

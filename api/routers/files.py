@@ -22,10 +22,7 @@ from ..uploads.multipart import Received, receive_form
 from .jobs import JobsDep
 
 MAX_LABEL_LENGTH = 255
-
-
 UNNAMED = "file"
-
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 

@@ -43,23 +43,15 @@ from .operations import check_model
 POLL_S = 0.25
 """Seconds between reads of the log. Other processes write to it too, so there is no notification."""
 
-
 MAX_KEY_LENGTH = 255
-
-
 MAX_LABEL_LENGTH = 255
-
-
 MAX_SPEAKERS = 100
-
 
 ResultFormat = Literal[
     "json", "text", "srt", "vtt", "tsv", "verbose_json", "diarized_json", "rttm", "transcript"
 ]
 
-
 _ID = re.compile(r"job_[0-9a-f]{32}")
-
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

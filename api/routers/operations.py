@@ -40,28 +40,21 @@ if TYPE_CHECKING:
 FRESH_S = 1.0
 """How long the result of a check is used."""
 
-
 WAIT_S = 2.0
 """How long a probe waits for the disks and the database."""
-
 
 SCRATCH_SHARE = 8
 """The part of `min_free_bytes`, one in so many, that the disk for uploads needs. Jobs and files are refused
 below all of it, often on the same disk, so that the rest is left for transcriptions."""
 
-
 DAYS = 31
 """How many days of usage are listed."""
 
-
 health_router = APIRouter(tags=["health"])
-
 
 metrics_router = APIRouter(tags=["operations"])
 
-
 models_router = APIRouter(prefix="/v1/models", tags=["models"])
-
 
 usage_router = APIRouter(prefix="/v1/usage", tags=["usage"])
 

@@ -24,15 +24,11 @@ from starlette.responses import PlainTextResponse, Response
 
 router = APIRouter(include_in_schema=False)
 
-
 docs_router = APIRouter(include_in_schema=False, tags=["docs"])
-
 
 INDEX = "index.html"
 
-
 TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -48,9 +44,7 @@ HEADERS = {
     "Vary": "Accept",
 }
 
-
 DOCS_TYPES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
-
 
 DOCS_HEADERS = {
     # Swagger UI sets styles inline, and its icons are data.
@@ -62,7 +56,6 @@ DOCS_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -79,7 +72,6 @@ PAGE = """<!doctype html>
 </body>
 </html>
 """
-
 
 START = """SwaggerUIBundle({
   url: "openapi.json",

@@ -45,10 +45,8 @@ UNKNOWN = "unknown"
 """The language of a recording without speech, and the speaker of a segment without one: the contract requires
 a string."""
 
-
 STEPS_PER_S = 50
 """Positions of Whisper's encoder per second, which usage counts as audio tokens."""
-
 
 SPECULATION = (
     "rounds",
@@ -62,23 +60,18 @@ SPECULATION = (
 )
 """The statistics of a transcript that `verbose_json` contains."""
 
-
 FILES: Mapping[str, tuple[files.Render, str]] = MappingProxyType(
     {"srt": (files.srt, "text/plain"), "vtt": (files.vtt, "text/vtt")}
 )
 """Subtitles with their media types. SubRip has no registered one; clients of OpenAI's API take any."""
 
-
 PING_S = 15.0
 """Proxies close a connection that is silent for a minute."""
 
-
 PING = b": ping\n\n"
-
 
 NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Without them a proxy may hold events back until it has enough."""
-
 
 Assign = Callable[[Transcript], Awaitable[Transcript]]
 

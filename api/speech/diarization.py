@@ -23,7 +23,7 @@ from itertools import count
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, TypeVar
 
-from forescribe.asr.audio.fork_server import Bounds as Limits
+from forescribe.asr.audio import fork_server
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.formats.transcript import Transcript
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
         Diarizer,
         Engine,
         Samples,
-    )
-    from forescribe.diarize.diarizer import (
-        StageHook as Hook,
+        StageHook,
     )
     from forescribe.diarize.known_speakers import KnownSpeaker
 
@@ -51,7 +49,6 @@ REFERENCE_S = (2.0, 10.0)
 
 TOLERANCE_S = 0.1
 """For the delay of codecs."""
-
 
 T = TypeVar("T")
 
@@ -72,7 +69,7 @@ class Speakers:
         return self._loaded().engine
 
     def diarize(
-        self, samples: Samples, bounds: Bounds | None = None, hook: Hook | None = None
+        self, samples: Samples, bounds: Bounds | None = None, hook: StageHook | None = None
     ) -> Diarization:
         from forescribe.diarize.diarizer import ignore_progress
 
@@ -104,7 +101,7 @@ class Speakers:
 
         try:
             shortest, longest = REFERENCE_S
-            limits = Limits(max_s=10 * longest, wall_s=60, cpu_s=60)
+            limits = fork_server.Bounds(max_s=10 * longest, wall_s=60, cpu_s=60)
             with closing(
                 self._decoders.decode(_decoded(reference), limits, name=name)
             ) as decoded_file:

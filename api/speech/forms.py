@@ -27,33 +27,24 @@ from ..settings import Settings
 from .serving import Serving
 
 Value = str | list[str] | dict[str, Any]
-
-
 Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
-
 
 MAX_HINT = 1_000_000
 """Characters of a hint: more than a day of speech."""
 
-
 MAX_PROMPT = 100_000
 """Characters of a prompt, of which a model reads the last 223 tokens."""
-
 
 MAX_LISTED, MAX_NAME = 1000, 1000
 """Entries of a list, and characters of one."""
 
-
 MAX_SPEAKER_NAME = 255
 """Characters of a speaker's name, which labels every line of a result."""
-
 
 HYSTERESIS = 0.15
 """How far below the onset threshold speech ends (silero-vad's default)."""
 
-
 Entry = Annotated[str, Field(max_length=MAX_NAME)]
-
 
 ARRAYS = frozenset(
     {
@@ -65,13 +56,9 @@ ARRAYS = frozenset(
         "known_speaker_references",
     }
 )
-
-
 OBJECTS = frozenset({"chunking_strategy", "expires_after"})
 
-
 _NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
-
 
 FormT = TypeVar("FormT", bound=BaseModel)
 

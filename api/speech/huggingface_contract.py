@@ -3,7 +3,8 @@
     {"speakers": [...], "chunks": [{"timestamp": [0.0, 4.2], "text": " ..."}], "text": "..."}
 
 Everything that the contract accepts is accepted: values as text, unknown names (with a warning), and
-options that make no difference here. Does not know HTTP."""
+options that make no difference here. Does not know HTTP. Import is light.
+"""
 
 from __future__ import annotations
 

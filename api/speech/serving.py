@@ -60,14 +60,11 @@ if TYPE_CHECKING:
 TRACED = ("windows", "tokens", "drafted", "accepted", "rounds")
 """Figures of a transcript that its span has as attributes."""
 
-
 SPEECH_MODEL = "the speech model"
 """What log lines call it."""
 
-
 NAME = "file"
 """What messages call the upload: the name of its field, never the client's name for it."""
-
 
 log = logging.getLogger("forescribe.api")
 

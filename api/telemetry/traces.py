@@ -36,10 +36,8 @@ NO_TELEMETRY: TelemetryConfig = {
 }
 """For FastAPI's own telemetry, which records the messages of exceptions: they may contain anything."""
 
-
 MAX_KNOWN = 10_000
 """Places that are kept in memory."""
-
 
 TRACES = sa.Table(
     "forescribe_traces",

@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 MAX_BODY = 8 << 20
 """Bytes. A prompt that fills the longest context has a few hundred thousand."""
 
-
 MAX_TEXTS = 128
 """Texts in one request."""
 
-
 Json = dict[str, Any]
-
 
 Prompt = str | list[int] | list[dict[str, str]]  # a text, tokens, or a conversation
 
@@ -41,7 +38,6 @@ def _as_list(value: Any) -> Any:
 
 
 Stop = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
-
 
 Ids = list[Annotated[int, Field(ge=0, lt=2**31)]]
 

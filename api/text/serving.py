@@ -35,10 +35,8 @@ if TYPE_CHECKING:
 
 State = Literal["off", "loading", "ready", "stopped", "broken", "failed"]
 
-
 TEXT_MODEL = "the text model"
 """What log lines call it."""
-
 
 log = logging.getLogger("forescribe.api")
 

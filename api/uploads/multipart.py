@@ -27,7 +27,6 @@ FIELDS = 64
 FIELD_BYTES = 16 << 20
 """Bytes of all fields together, which are kept in memory. Four voices of 10 s fit in, as base64."""
 
-
 _EXTENDED = re.compile(rb"(?i);\s*filename\*\s*=\s*(?:utf-8|iso-8859-1)'[^']*'([^;\s]*)")
 """The extended form of a file name (RFC 5987)."""
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 PIECE_BYTES = 16 << 20
 """At most so many bytes are lost when a process dies."""
 
-
 ROLE = "piece"
 """Of the references from an upload to its objects."""
 

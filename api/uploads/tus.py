@@ -36,14 +36,11 @@ from ..settings import Settings
 
 ID = re.compile(r"up_[0-9a-f]{32}")
 
-
 PIECE = 1 << 20
 """Bytes that are read at a time."""
 
-
 SYNC_BYTES = 16 << 20
 """At most so many bytes are lost in a power failure."""
-
 
 RETRY_S = 60
 """When a client with too many uploads had better try again: others of its uploads may be jobs by then."""

@@ -6,7 +6,7 @@ balancer: any replica gets any request, and what fails is sent to the other one.
 while replicas die.
 
 A kill of a process that does jobs costs at most one group of each of its C jobs. Each of these jobs is then a
-suspect (`api.jobs.execution.crash_tracking`), which is decoded alone and displaces the groups of the at most
+suspect (`api.jobs.active`), which is decoded alone and displaces the groups of the at most
 C - 1 other jobs in the process where it lands. The two are counted apart, by the process that began a group.
 """
 

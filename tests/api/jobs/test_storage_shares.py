@@ -64,7 +64,7 @@ def test_what_comes_together_does_not_exceed_the_share_together(store) -> None:
     for thread in threads:
         thread.join()
     assert sorted(results) == ["kept"] * 2 + ["storage_quota_exceeded"] * 10
-    assert files.shares.stored_bytes("one") == 200 and files.table.count("one") == 2
+    assert files.shares.stored_bytes("one") == 200 and files.count("one") == 2
     assert len(list(store.blobs.names())) == 2  # what was refused is not on the disk
 
 

@@ -50,11 +50,11 @@ def test_a_key_belongs_to_one_job_of_one_owner(store) -> None:
     with store.transaction() as tx:
         store.keys.insert(tx, "team", "k", "print", "a")
         store.keys.insert(tx, "press", "k", "print", "b")
-    assert store.keys.get("team", "k") == ("print", "a")
+    assert store.keys.get("team", "k", "print") == "a"
     with pytest.raises(IntegrityError), store.transaction() as tx:
         store.keys.insert(tx, "team", "k", "other", "b")
     store.keys.delete_before(1001.0)
-    assert store.keys.get("team", "k") is None
+    assert store.keys.get("team", "k", "print") is None
 
 
 def test_an_earlier_run_writes_nothing_and_every_transition_is_logged(store) -> None:
