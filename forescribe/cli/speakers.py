@@ -1,6 +1,6 @@
 """`forescribe speakers`: enrol people by their voices, list and remove them.
 
-Knows the options and messages; voices are compared and stored by `forescribe.diarize.people`.
+Knows the options and messages; voices are compared and stored by `forescribe.diarize.known_speakers`.
 """
 
 from __future__ import annotations
