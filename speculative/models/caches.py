@@ -18,8 +18,8 @@ methods. Every admission overwrites the whole strip of its row, so nothing of an
                 Projections of encoder states are written where they stay, without a copy.
     Natural     keys and values [B, H, S, d], torch's fused attention: every other device and dtype.
 
-Native kernels read `SelfCaches` and `cross_caches`, whose layout only they know. Knows slots and layouts;
-nothing of masks or models.
+Native kernels read `SelfCaches`, which lie as in every engine, `[B, H, T, d]` per layer, and `cross_caches`,
+whose layout only they know. Knows slots and layouts; nothing of masks or models.
 """
 
 from __future__ import annotations

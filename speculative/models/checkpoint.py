@@ -1,26 +1,18 @@
-"""The files of a model's folder: what is missing, which of them is damaged, and what contradicts the weights.
+"""The files of a model's folder: what is missing, damaged or contradicts the weights, and how to load.
 
 The loaders' own messages rarely name the file, and they build what a configuration claims before they read
-the weights: a million layers take minutes, a wide one all memory. Knows file formats; import is light.
+the weights: a million layers take minutes, a wide one all memory.
 
-A lock that allows one load of weights at a time in a process.
+A process loads one model at a time (`loading`). transformers 5 changes global state while it builds a model,
+and restores it afterwards: `PreTrainedModel.tie_weights` becomes a no-op (`initialization.no_tie_weights`),
+torch's default dtype becomes the checkpoint's (`local_torch_dtype`), and `torch.nn.init.*` and
+`torch.linspace` are replaced. Of two loads that overlap, the one that ends last restores the other's no-op
+permanently: from then on no model of the process has its output layer tied, and each load fails with "its
+weights lack proj_out.weight". Parameters created meanwhile have the wrong dtype. So every load takes this
+lock: speech and text models, their drafts, tokenizers, diarizers, voice activity.
 
-    with loading():                        # or @loading() on a function
-        model = kind.from_pretrained(folder)
-
-transformers 5 changes global state while it builds a model, and restores it afterwards:
-`PreTrainedModel.tie_weights` becomes a no-op (`initialization.no_tie_weights`), torch's default dtype
-becomes the checkpoint's (`local_torch_dtype`), and `torch.nn.init.*` and `torch.linspace` are replaced. Of
-two loads that overlap, the one that ends last restores the other's no-op permanently: from then on no
-model of the process has its output layer tied, and each load fails with "its weights lack
-proj_out.weight". Parameters created meanwhile have the wrong dtype. So every load takes this lock: speech
-and text models, their drafts, tokenizers, diarizers, voice activity. Knows none of them.
-
-Loading weights with transformers, without its progress bars and tables.
-
-Checkpoints that were published in a quantised form: which library reads them.
-
-Knows the names of transformers' quantisation methods and the packages that they need; loads nothing.
+Checkpoints that were published in a quantised form need further packages (`check_library`). Knows file
+formats and the names of transformers' quantisation methods. Import is light.
 """
 
 from __future__ import annotations
@@ -41,7 +33,7 @@ from ..errors import LoadError
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 CONFIG, GENERATION = "config.json", "generation_config.json"
 SCALE = "_scale"
-"""What the name of a tensor's scales ends with: `quantized.stored_int8`."""
+"""What the name of a tensor's scales ends with, see `quantized`."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of a folder's tensors by name."""
@@ -52,11 +44,26 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 UNSTORED = 1 << 26
 """Numbers that a model may have besides its weights, at most: tables of positions and masks."""
 
+PACKAGES = {
+    "torchao": {"torchao": "torchao"},
+    "compressed-tensors": {"compressed_tensors": "compressed-tensors"},
+    "gptq": {"optimum": "optimum", "gptqmodel": "gptqmodel"},
+    "awq": {"gptqmodel": "gptqmodel"},
+    "bitsandbytes": {"bitsandbytes": "bitsandbytes"},
+}
+"""By method of a `quantization_config`: the modules that read it, with the names to install."""
+
+GGUF = {".gguf": "a .gguf of llama.cpp"}
+"""Single files that hold a language model, by suffix, with what they are."""
+
+_one = threading.RLock()
+"""Reentrant: a load may be part of another."""
+
 
 def missing(folder: Path) -> str | None:
     """What a folder lacks of a configuration and all files of its weights; None where nothing."""
-    if not (folder / "config.json").is_file():
-        return "config.json"
+    if not (folder / CONFIG).is_file():
+        return CONFIG
     for name in WEIGHTS:
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():
@@ -64,17 +71,6 @@ def missing(folder: Path) -> str | None:
         if index.is_file():
             return _missing_shard(folder, index)
     return "weights"
-
-
-def _missing_shard(folder: Path, index: Path) -> str | None:
-    try:
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        lost = [shard for shard in shards if not (folder / shard).is_file()]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"readable {index.name}"
-    if not lost and shards:
-        return None
-    return f"{lost[0]}, which {index.name} names" if lost else f"weights: {index.name} names none"
 
 
 def damaged(folder: Path) -> str | None:
@@ -114,6 +110,18 @@ def shapes_in(folder: Path) -> Shapes:
     return shapes
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """A folder's safetensors files, in the order of their names."""
+    index = folder / f"{WEIGHTS[0]}.index.json"
+    if (folder / WEIGHTS[0]).is_file():
+        return [folder / WEIGHTS[0]]
+    if index.is_file():
+        weight_map = _object(index).get("weight_map")
+        names = weight_map.values() if isinstance(weight_map, dict) else ()
+        return [folder / name for name in sorted({str(name) for name in names})]
+    return sorted(folder.glob("*.safetensors"))
+
+
 def integer_weights(folder: Path) -> tuple[bool, str | None]:
     """Whether a folder's safetensors files hold weights of 8-bit integers with scales, and what is wrong
     where a weight or bias holds integers without. Nothing is wrong where the files cannot be read."""
@@ -138,34 +146,6 @@ def integer_weights(folder: Path) -> tuple[bool, str | None]:
             )
         scaled = True
     return scaled, None
-
-
-def check_complete(report: Mapping[str, Any]) -> None:
-    """Raise ValueError that names a weight that is missing, or of another shape, by transformers' report of
-    loading: it is filled with random numbers."""
-    absent = sorted(report["missing_keys"])
-    mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
-    if absent:
-        raise ValueError(f"its weights lack {absent[0]} ({len(absent)} in all)")
-    if mismatched:
-        raise ValueError(f"{mismatched[0]} has another shape than its config.json says")
-
-
-def _causal_mask(shape: Sequence[int]) -> bool:
-    """Whether a tensor may be a mask that GPT-Neo and GPT-NeoX store, as bytes, under the name of a bias."""
-    return len(shape) == 4 and shape[0] == shape[1] == 1 and shape[2] == shape[3]
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """A folder's safetensors files, in the order of their names."""
-    index = folder / f"{WEIGHTS[0]}.index.json"
-    if (folder / WEIGHTS[0]).is_file():
-        return [folder / WEIGHTS[0]]
-    if index.is_file():
-        weight_map = _object(index).get("weight_map")
-        names = weight_map.values() if isinstance(weight_map, dict) else ()
-        return [folder / name for name in sorted({str(name) for name in names})]
-    return sorted(folder.glob("*.safetensors"))
 
 
 def miscounted(folder: Path, shapes: Shapes, parts: Mapping[str, str]) -> str | None:
@@ -238,40 +218,20 @@ def strange_id(folder: Path, vocab_size: int, used: Mapping[str, Iterable[str]])
     return None
 
 
-def _ids(value: Any) -> Iterator[Any]:
-    """The ids of a setting: one, several, or by name; of a pair of place and token, as forced tokens are
-    given, the token."""
-    if isinstance(value, list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _ids(item[1] if isinstance(item, list) and len(item) == 2 else item)
-    elif value is not None:
-        yield value
-
-
-def _whole(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """A JSON file's object; empty where there is none, or none that can be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:150]
-
-
-_one = threading.RLock()
-"""Reentrant: a load may be part of another."""
+def check_complete(report: Mapping[str, Any]) -> None:
+    """Raise ValueError that names a weight that is missing, or of another shape, by transformers' report of
+    loading: it is filled with random numbers."""
+    absent = sorted(report["missing_keys"])
+    mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
+    if absent:
+        raise ValueError(f"its weights lack {absent[0]} ({len(absent)} in all)")
+    if mismatched:
+        raise ValueError(f"{mismatched[0]} has another shape than its config.json says")
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Waits until no other thread loads."""
+    """Waits until no other thread loads; also `@loading()` on a function."""
     with _one:
         yield
 
@@ -290,19 +250,6 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-PACKAGES = {
-    "torchao": {"torchao": "torchao"},
-    "compressed-tensors": {"compressed_tensors": "compressed-tensors"},
-    "gptq": {"optimum": "optimum", "gptqmodel": "gptqmodel"},
-    "awq": {"gptqmodel": "gptqmodel"},
-    "bitsandbytes": {"bitsandbytes": "bitsandbytes"},
-}
-"""By method of a `quantization_config`: the modules that read it, with the names to install."""
-
-GGUF = {".gguf": "a .gguf of llama.cpp"}
-"""Single files that hold a language model, by suffix, with what they are."""
 
 
 def method_of(config: Any) -> str | None:
@@ -351,3 +298,46 @@ def inexact(method: str, problem: str) -> LoadError:
         "activations are rounded too; take a form that rounds weights alone, or the plain weights with "
         "--quantize int8"
     )
+
+
+def _missing_shard(folder: Path, index: Path) -> str | None:
+    try:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        lost = [shard for shard in shards if not (folder / shard).is_file()]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"readable {index.name}"
+    if not lost and shards:
+        return None
+    return f"{lost[0]}, which {index.name} names" if lost else f"weights: {index.name} names none"
+
+
+def _causal_mask(shape: Sequence[int]) -> bool:
+    """Whether a tensor may be a mask that GPT-Neo and GPT-NeoX store, as bytes, under the name of a bias."""
+    return len(shape) == 4 and shape[0] == shape[1] == 1 and shape[2] == shape[3]
+
+
+def _ids(value: Any) -> Iterator[Any]:
+    """The ids of a setting: one, several, or by name; of a pair of place and token, as forced tokens are
+    given, the token."""
+    if isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _ids(item[1] if isinstance(item, list) and len(item) == 2 else item)
+    elif value is not None:
+        yield value
+
+
+def _whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON file's object; empty where there is none, or none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:150]

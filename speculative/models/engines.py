@@ -1,29 +1,15 @@
 """Which engine runs a model's forward: the names, and how one is chosen.
 
     modules  transformers' own modules: every family, and the reference of the others
-    lean     short functions over the same weights (`models/lean`): Whisper and Llama-like models
+    lean     short functions over the same weights (`lean`): Whisper and Llama-like models
     native   compiled kernels over the same weights (`native/`): both on CPUs, where they were compiled
 
 All engines compute the same tokens in float32. The choice is made once, before a model decodes; adapters have
 the name in `engine`, and a warning is logged where `auto` had to take the next one. A target in 8-bit
-integers runs on the native engine alone (`int8_engine`).
-
-The engines that run causal LMs, in order of preference.
-
-Knows the adapters and when each can run a model; nothing of how they compute.
-
-The engines that run Whisper's decoder, in order of preference.
-
-Knows the adapters and when each can run a model; nothing of how they compute.
-
-What runs Whisper's encoder: transformers' modules, or native kernels where they ran the decoder too.
-
-Knows when the native form can be used, and compares its states with the modules' when a model is loaded;
-nothing of how they compute.
-
-The number format of a draft, which may differ from its target's: it changes no token, only speed.
-
-Knows devices and whether the native kernels can be used; nothing of models.
+integers runs on the native engine alone (`int8_engine`). Whisper's encoder is native where the decoder is and
+its states agree with the modules'. A draft may have another number format than its target (`draft_device`):
+that changes no token, only speed. Knows the adapters and when each can run a model; nothing of how they
+compute.
 """
 
 from __future__ import annotations
@@ -61,6 +47,12 @@ log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 
+POSITIONS = 60
+"""Positions of the window that is compared: more than the kernels take at a time, few beside 1,500."""
+BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Root mean square of the difference at any position, as a share of the states' spread. Rounding differs by
+1e-6 to 1e-5 in float32, and by 0.02 to 0.03 in bfloat16."""
+
 
 class ModelEngine(StrEnum):
     """What runs a model's forward; `AUTO` takes the fastest one that has a form of the model."""
@@ -78,6 +70,150 @@ class ModelEngine(StrEnum):
         except ValueError:
             known = ", ".join(cls)
             raise LoadError(f"there is no engine {name!r}; known: {known}") from None
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one engine runs a family: why it cannot run a model (None if it can), and its adapter."""
+
+    engine: ModelEngine
+    gap: Callable[[Any], str | None]
+    adapter: Callable[..., SlotModel]
+
+
+def native_gap(model: Any) -> str | None:
+    """Why a Whisper has no native form here: its weights are read as those of the lean one."""
+    return whisper_gap(model) or unsupported(model)
+
+
+WHISPER_FORMS = (
+    Form(ModelEngine.NATIVE, native_gap, NativeWhisperDecoder),
+    Form(ModelEngine.LEAN, whisper_gap, LeanWhisperDecoder),
+    Form(ModelEngine.MODULES, lambda model: None, WhisperDecoder),
+)
+
+CAUSAL_FORMS = (
+    Form(ModelEngine.NATIVE, native_causal_gap, NativeCausalDecoder),
+    Form(ModelEngine.LEAN, causal_gap, LeanCausalDecoder),
+    Form(ModelEngine.MODULES, lambda model: None, CausalDecoder),
+)
+
+
+def whisper_decoder(
+    model: Any,
+    pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
+    *,
+    sources: int | None = None,
+    engine: ModelEngine = ModelEngine.AUTO,
+    stored: torch.dtype | None = None,
+    listed: Sequence[int] | None = None,
+) -> SlotModel:
+    """The decoder of a Whisper model on an engine; arguments as `WhisperDecoder`. Native kernels store
+    weights and caches in `stored`, by default the model's dtype. Raises LoadError for an engine that cannot
+    run it."""
+
+    def make(form: Form) -> SlotModel:
+        if form.engine is ModelEngine.NATIVE and stored is torch.bfloat16:
+            return NativeWhisperDecoder(
+                model, pick, sources=sources, storage="bfloat16", listed=listed
+            )
+        return form.adapter(model, pick, sources=sources, listed=listed)
+
+    return build(WHISPER_FORMS, model, engine, make)
+
+
+def causal_decoder(
+    model: Any,
+    positions: int | None = None,
+    vocab: int | None = None,
+    *,
+    engine: ModelEngine = ModelEngine.AUTO,
+    stored: torch.dtype | None = None,
+    listed: Sequence[int] | None = None,
+) -> SlotModel:
+    """A causal LM on an engine; arguments and errors as `CausalModel`. Native kernels store weights and
+    caches in `stored`, by default the model's dtype. The first decoder of a model compares itself with the
+    model's plain forward."""
+
+    def make(form: Form) -> SlotModel:
+        if form.engine is ModelEngine.NATIVE:
+            try:
+                return form.adapter(model, positions, vocab, stored=stored, listed=listed)
+            except LoadError:
+                forget(model)
+                raise
+        return form.adapter(model, positions, vocab, listed=listed)
+
+    return build(CAUSAL_FORMS, model, engine, make)
+
+
+def checked_whisper_engine(
+    model: Any, asked: ModelEngine = ModelEngine.AUTO, *, draft: bool = False
+) -> ModelEngine:
+    """The engine that runs a Whisper, after a comparison with the model's plain forward. Raises LoadError
+    where the engine that was asked for, or every engine, would compute other logits, and for a target in
+    8-bit integers as `int8_engine`; a `draft` may be computed by any engine."""
+    if is_int8(model) and not draft:
+        asked = int8_engine(asked, native_gap(model))
+
+    def compare(form: Form) -> ModelEngine:
+        problem = adapter_difference(model, partial(form.adapter, model))
+        if problem is not None:
+            forget(model)
+            raise LoadError(problem)
+        return form.engine
+
+    return build(WHISPER_FORMS, model, asked, compare)
+
+
+def checked_causal_engine(
+    model: Any,
+    asked: ModelEngine = ModelEngine.AUTO,
+    *,
+    stored: torch.dtype | None = None,
+    draft: bool = False,
+) -> ModelEngine:
+    """The engine that runs a causal LM, after a comparison with the model's plain forward; `stored` as of
+    `causal_decoder`. Raises LoadError as `CausalModel`, and for a target in 8-bit integers as `int8_engine`;
+    a `draft` may be computed by any engine."""
+    if is_int8(model) and not draft:
+        asked = int8_engine(asked, native_causal_gap(model))
+    return ModelEngine(causal_decoder(model, engine=asked, stored=stored).engine)
+
+
+def native_encoder(model: Any, engine: ModelEngine, asked: ModelEngine) -> NativeEncoder | None:
+    """The native encoder of a Whisper whose decoder runs on `engine`; None where its modules encode: on the
+    other engines, and where `auto` was `asked` and the native states differ or there are no such kernels.
+    Raises LoadError where `native` was asked for and cannot encode."""
+    encoder = encoder_of(model)
+    if engine is not ModelEngine.NATIVE or encoder is None:
+        return None
+    problem = encoder_gap(encoder) or unsupported_encoder(encoder)
+    if problem is None:
+        native = NativeEncoder(encoder)
+        problem = difference(encoder, native)
+        if problem is None:
+            return native
+    if asked is ModelEngine.NATIVE:
+        raise LoadError(f"the native engine has no form of this encoder: {problem}")
+    log.warning("encoder of engine modules instead of native: %s", problem)
+    return None
+
+
+def draft_device(target: Device, name: str | None, engine: ModelEngine) -> Device:
+    """The device of a target's draft, in the number format `name`: a dtype, or `int8` for matrices of 8-bit
+    integers in a draft that is otherwise in the format of `auto`.
+
+    None and `auto` take bfloat16 beside float32 where the processor multiplies bfloat16 and native kernels
+    run the draft, which halves what a draft reads from memory; the target's format elsewhere. Raises
+    DeviceError for an unknown name.
+    """
+    if name not in (None, "auto", "int8"):
+        return choose(target.name, name)
+    native = engine in (ModelEngine.AUTO, ModelEngine.NATIVE) and missing() is None
+    halved = target.kind == "cpu" and target.stored is torch.float32 and bfloat16_units()
+    dtype = "bfloat16" if native and halved else str(target.stored).removeprefix("torch.")
+    return choose(target.name, dtype, name if name == "int8" else "none")
 
 
 def int8_engine(asked: ModelEngine, gap: str | None = None) -> ModelEngine:
@@ -102,15 +238,6 @@ def int8_engine(asked: ModelEngine, gap: str | None = None) -> ModelEngine:
             "leave out --quantize, or take --dtype bfloat16"
         )
     return ModelEngine.NATIVE
-
-
-@dataclass(frozen=True)
-class Form:
-    """How one engine runs a family: why it cannot run a model (None if it can), and its adapter."""
-
-    engine: ModelEngine
-    gap: Callable[[Any], str | None]
-    adapter: Callable[..., SlotModel]
 
 
 def build(
@@ -144,133 +271,6 @@ def _made(form: Form, kind: str, make: Callable[[Form], Made]) -> Made:
     return made
 
 
-CAUSAL_FORMS = (
-    Form(ModelEngine.NATIVE, native_causal_gap, NativeCausalDecoder),
-    Form(ModelEngine.LEAN, causal_gap, LeanCausalDecoder),
-    Form(ModelEngine.MODULES, lambda model: None, CausalDecoder),
-)
-
-
-def causal_decoder(
-    model: Any,
-    positions: int | None = None,
-    vocab: int | None = None,
-    *,
-    engine: ModelEngine = ModelEngine.AUTO,
-    stored: torch.dtype | None = None,
-    listed: Sequence[int] | None = None,
-) -> SlotModel:
-    """A causal LM on an engine; arguments and errors as `causal_model.CausalModel`. Native kernels store
-    weights and caches in `stored`, by default the model's dtype. The first decoder
-    of a model compares itself with the model's plain forward."""
-
-    def make(form: Form) -> SlotModel:
-        if form.engine is ModelEngine.NATIVE:
-            try:
-                return form.adapter(model, positions, vocab, stored=stored, listed=listed)
-            except LoadError:
-                forget(model)
-                raise
-        return form.adapter(model, positions, vocab, listed=listed)
-
-    return build(CAUSAL_FORMS, model, engine, make)
-
-
-def checked_causal_engine(
-    model: Any,
-    asked: ModelEngine = ModelEngine.AUTO,
-    *,
-    stored: torch.dtype | None = None,
-    draft: bool = False,
-) -> ModelEngine:
-    """The engine that runs a causal LM, after a comparison with the model's plain forward; `stored` as of
-    `causal_decoder`. Raises LoadError as `CausalModel`, and for a target in 8-bit integers as `int8_engine`;
-    a `draft` may be computed by any engine."""
-    if is_int8(model) and not draft:
-        asked = int8_engine(asked, native_causal_gap(model))
-    return ModelEngine(causal_decoder(model, engine=asked, stored=stored).engine)
-
-
-def native_gap(model: Any) -> str | None:
-    """Why a Whisper has no native form here: its weights are read as those of the lean one."""
-    return whisper_gap(model) or unsupported(model)
-
-
-WHISPER_FORMS = (
-    Form(ModelEngine.NATIVE, native_gap, NativeWhisperDecoder),
-    Form(ModelEngine.LEAN, whisper_gap, LeanWhisperDecoder),
-    Form(ModelEngine.MODULES, lambda model: None, WhisperDecoder),
-)
-
-
-def whisper_decoder(
-    model: Any,
-    pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
-    *,
-    sources: int | None = None,
-    engine: ModelEngine = ModelEngine.AUTO,
-    stored: torch.dtype | None = None,
-    listed: Sequence[int] | None = None,
-) -> SlotModel:
-    """The decoder of a Whisper model on an engine; arguments as `WhisperDecoder`. Native kernels store
-    weights and caches in `stored`, by default the model's dtype. Raises LoadError
-    for an engine that cannot run it."""
-
-    def make(form: Form) -> SlotModel:
-        if form.engine is ModelEngine.NATIVE and stored is torch.bfloat16:
-            return NativeWhisperDecoder(
-                model, pick, sources=sources, storage="bfloat16", listed=listed
-            )
-        return form.adapter(model, pick, sources=sources, listed=listed)
-
-    return build(WHISPER_FORMS, model, engine, make)
-
-
-def checked_whisper_engine(
-    model: Any, asked: ModelEngine = ModelEngine.AUTO, *, draft: bool = False
-) -> ModelEngine:
-    """The engine that runs a Whisper, after a comparison with the model's plain forward. Raises LoadError
-    where the engine that was asked for, or every engine, would compute other logits, and for a target in
-    8-bit integers as `int8_engine`; a `draft` may be computed by any engine."""
-    if is_int8(model) and not draft:
-        asked = int8_engine(asked, native_gap(model))
-
-    def compare(form: Form) -> ModelEngine:
-        problem = adapter_difference(model, partial(form.adapter, model))
-        if problem is not None:
-            forget(model)
-            raise LoadError(problem)
-        return form.engine
-
-    return build(WHISPER_FORMS, model, asked, compare)
-
-
-POSITIONS = 60
-"""Positions of the window that is compared: more than the kernels take at a time, few beside 1,500."""
-BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Root mean square of the difference at any position, as a share of the states' spread. Rounding differs by
-1e-6 to 1e-5 in float32, and by 0.02 to 0.03 in bfloat16."""
-
-
-def native_encoder(model: Any, engine: ModelEngine, asked: ModelEngine) -> NativeEncoder | None:
-    """The native encoder of a Whisper whose decoder runs on `engine`; None where its modules encode: on the
-    other engines, and where `auto` was `asked` and the native states differ or there are no such kernels.
-    Raises LoadError where `native` was asked for and cannot encode."""
-    encoder = encoder_of(model)
-    if engine is not ModelEngine.NATIVE or encoder is None:
-        return None
-    problem = encoder_gap(encoder) or unsupported_encoder(encoder)
-    if problem is None:
-        native = NativeEncoder(encoder)
-        problem = difference(encoder, native)
-        if problem is None:
-            return native
-    if asked is ModelEngine.NATIVE:
-        raise LoadError(f"the native engine has no form of this encoder: {problem}")
-    log.warning("encoder of engine modules instead of native: %s", problem)
-    return None
-
-
 @torch.inference_mode()
 def difference(encoder: Any, native: NativeEncoder) -> str | None:
     """How native states of a short window differ from the modules'; None where only rounding differs."""
@@ -298,19 +298,3 @@ def shortened(encoder: Any, positions: int) -> Any:
     rows = encoder.embed_positions.weight.detach()[:positions]
     short.embed_positions = torch.nn.Embedding.from_pretrained(rows)
     return short
-
-
-def draft_device(target: Device, name: str | None, engine: ModelEngine) -> Device:
-    """The device of a target's draft, in the number format `name`: a dtype, or `int8` for matrices of 8-bit
-    integers in a draft that is otherwise in the format of `auto`.
-
-    None and `auto` take bfloat16 beside float32 where the processor multiplies bfloat16 and native kernels
-    run the draft, which halves what a draft reads from memory; the target's format elsewhere. Raises
-    DeviceError for an unknown name.
-    """
-    if name not in (None, "auto", "int8"):
-        return choose(target.name, name)
-    native = engine in (ModelEngine.AUTO, ModelEngine.NATIVE) and missing() is None
-    halved = target.kind == "cpu" and target.stored is torch.float32 and bfloat16_units()
-    dtype = "bfloat16" if native and halved else str(target.stored).removeprefix("torch.")
-    return choose(target.name, dtype, name if name == "int8" else "none")

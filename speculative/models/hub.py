@@ -1,14 +1,11 @@
-"""Model names: a local folder or a Hugging Face hub id, to a folder on this machine.
+"""Model names: a local folder, a Hugging Face hub id or a bundled model, to a folder on this machine.
 
-A folder is taken as it is; an id comes from the hub's cache, and is downloaded only where it is not
-there. Without a network that fails within seconds, with one line that says what to do.
+A folder is taken as it is; an id comes from the hub's cache, and is downloaded only where it is not there.
+Without a network that fails within seconds, with one line that says what to do. The bundled models are `demo`
+and `text`, each with its `-draft`; `bundled/README.md` describes them.
 
-Knows no family of models: a `Family` says which files to download and what a folder must contain.
-Import is light: the hub's client is loaded where it is used, torch and transformers never.
-
-The folders of the models that ship with the package: `demo` and `text`, each with its `-draft`.
-
-Knows where they are, nothing else; `bundled/README.md` describes them.
+Knows no family of models: a `Family` says which files to download and what a folder must contain. Import is
+light: the hub's client is loaded where it is used, torch and transformers never.
 """
 
 from __future__ import annotations
@@ -30,6 +27,18 @@ Role = Literal["model", "draft"]
 CONNECT_S = 5.0
 """Seconds to wait for the hub: without a network, its client would retry for minutes."""
 
+FORMATS = {
+    ".pt": "a file of openai-whisper or another program of PyTorch's",
+    ".bin": "a file of weights of whisper.cpp, or of PyTorch without its folder",
+    ".gguf": "a GGUF file of llama.cpp",
+    ".safetensors": "a file of weights without its folder",
+    ".onnx": "a file of ONNX",
+}
+"""What a file is by its name, for messages."""
+
+FOLDER = Path(__file__).resolve().parents[2] / "bundled"
+"""The bundled models: next to `speculative/`, both in a checkout and in a wheel."""
+
 
 class HubError(LoadError):
     """A model that is not on this machine and cannot be downloaded, or a folder that is not complete."""
@@ -44,34 +53,8 @@ class Family:
     presets: str = ""  # where its presets are listed
     alternatives: Mapping[Role, str] = field(default_factory=dict)  # to a model that is not there
     missing: Callable[[Path], str | None] = missing  # what a folder lacks; None: nothing
-    files: tuple[
-        str, ...
-    ] = ()  # suffixes of single files that hold a model, and are taken as they are
-
-
-def local(name: str | Path) -> Path:
-    """As a path; `~` is the home folder. Never raises, whatever a user has typed."""
-    return Path(os.path.expanduser(name))
-
-
-def find(name: str | Path, lacks: Callable[[Path], str | None] = missing) -> Path | None:
-    """The folder of `name` if it is on this machine and `lacks` nothing.
-
-    Never uses the network; a half-finished download does not count.
-    """
-    folder = local(name)
-    if os.path.isdir(folder):
-        return folder if lacks(folder) is None else None
-    if isinstance(name, Path) or not _is_hub_id(name):
-        return None
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        snapshot = Path(snapshot_download(name, local_files_only=True))
-    except (HFValidationError, LocalEntryNotFoundError):
-        return None
-    return snapshot if lacks(snapshot) is None else None
+    # suffixes of single files that hold a model, and are taken as they are
+    files: tuple[str, ...] = ()
 
 
 def locate(name: str | Path, family: Family, *, role: Role = "model", network: bool = True) -> Path:
@@ -108,6 +91,26 @@ def locate(name: str | Path, family: Family, *, role: Role = "model", network: b
     return _download(name, family, role)
 
 
+def find(name: str | Path, lacks: Callable[[Path], str | None] = missing) -> Path | None:
+    """The folder of `name` if it is on this machine and `lacks` nothing.
+
+    Never uses the network; a half-finished download does not count.
+    """
+    folder = local(name)
+    if os.path.isdir(folder):
+        return folder if lacks(folder) is None else None
+    if isinstance(name, Path) or not _is_hub_id(name):
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        snapshot = Path(snapshot_download(name, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+    return snapshot if lacks(snapshot) is None else None
+
+
 def folder_or_hub_id(
     name: str, role: Role, presets: Iterable[str], files: Mapping[str, str] = NO_FILES
 ) -> str | Path:
@@ -132,14 +135,52 @@ def folder_or_hub_id(
     return name
 
 
-FORMATS = {
-    ".pt": "a file of openai-whisper or another program of PyTorch's",
-    ".bin": "a file of weights of whisper.cpp, or of PyTorch without its folder",
-    ".gguf": "a GGUF file of llama.cpp",
-    ".safetensors": "a file of weights without its folder",
-    ".onnx": "a file of ONNX",
-}
-"""What a file is by its name, for messages."""
+def local(name: str | Path) -> Path:
+    """As a path; `~` is the home folder. Never raises, whatever a user has typed."""
+    return Path(os.path.expanduser(name))
+
+
+def names() -> list[str]:
+    """The bundled models, sorted."""
+    return sorted(config.parent.name for config in FOLDER.glob("*/config.json"))
+
+
+def path(name: str) -> Path:
+    """The folder of a bundled model; an unknown name is refused with the known ones."""
+    if name not in names():
+        raise ValueError(f"no bundled model {name!r}; known: {', '.join(names())}")
+    return FOLDER / name
+
+
+@dataclass(frozen=True)
+class Download:
+    """What a hub id would download: files with their sizes in bytes, and the licence that its card states."""
+
+    files: Mapping[str, int]
+    licence: str | None
+
+
+def would_download(name: str, family: Family) -> Download:
+    """What `locate` would download of a repository. Raises HubError where the hub cannot be asked."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils._paths import filter_repo_objects
+
+    try:
+        info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
+    except Exception as error:  # offline, unknown, private: each transport has its own class
+        why = " ".join(str(error).split())[:120] or type(error).__name__
+        raise HubError(f"the hub does not say what {name} would download ({why})") from error
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    wanted: dict[str, int] = {}
+    # As `_download`: the next ones only where no weights have come.
+    for patterns in family.patterns:
+        names = filter_repo_objects(sizes, allow_patterns=list(patterns))
+        wanted |= {name: sizes[name] for name in names}
+        if any(name.endswith((".safetensors", ".bin")) for name in wanted):
+            break
+    card = info.card_data
+    licence = None if card is None else getattr(card, "license", None)
+    return Download(wanted, licence if isinstance(licence, str) else None)
 
 
 def _is_hub_id(name: str) -> bool:
@@ -180,57 +221,9 @@ def _download(name: str, family: Family, role: Role) -> Path:
     raise HubError(f"--{role} {name}: the repository holds no weights that can be loaded")
 
 
-@dataclass(frozen=True)
-class Download:
-    """What a hub id would download: files with their sizes in bytes, and the licence that its card states."""
-
-    files: Mapping[str, int]
-    licence: str | None
-
-
-def would_download(name: str, family: Family) -> Download:
-    """What `locate` would download of a repository. Raises HubError where the hub cannot be asked."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.utils._paths import filter_repo_objects
-
-    try:
-        info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
-    except Exception as error:  # offline, unknown, private: each transport has its own class
-        why = " ".join(str(error).split())[:120] or type(error).__name__
-        raise HubError(f"the hub does not say what {name} would download ({why})") from error
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    wanted: dict[str, int] = {}
-    for (
-        patterns
-    ) in family.patterns:  # as `_download`: the next ones only where no weights have come
-        names = filter_repo_objects(sizes, allow_patterns=list(patterns))
-        wanted |= {name: sizes[name] for name in names}
-        if any(name.endswith((".safetensors", ".bin")) for name in wanted):
-            break
-    card = info.card_data
-    licence = None if card is None else getattr(card, "license", None)
-    return Download(wanted, licence if isinstance(licence, str) else None)
-
-
 def _absent(name: str, family: Family, role: Role, why: str) -> str:
     advice = f", {family.alternatives[role]}" if role in family.alternatives else ""
     return (
         f"{name} is not in the model cache and {why}: run `hf download {name}` with a network, "
         f"or give a local folder to --{role}{advice}"
     )
-
-
-# Next to `speculative/`, both in a checkout and in a wheel.
-FOLDER = Path(__file__).resolve().parents[2] / "bundled"
-
-
-def names() -> list[str]:
-    """The bundled models, sorted."""
-    return sorted(config.parent.name for config in FOLDER.glob("*/config.json"))
-
-
-def path(name: str) -> Path:
-    """The folder of a bundled model; an unknown name is refused with the known ones."""
-    if name not in names():
-        raise ValueError(f"no bundled model {name!r}; known: {', '.join(names())}")
-    return FOLDER / name

@@ -1,15 +1,13 @@
-"""Whisper's decoder as one function over plain tensors, under the core's `Model` protocol.
+"""Whisper's decoder and Llama-like decoders as functions over plain tensors.
 
-It computes what transformers' modules compute, with a quarter of their operators: one product for query, key
-and value, one mask for all layers, keys of encoder states in the layout of the product, no cache objects.
+They compute what transformers' modules compute. Whisper's takes a quarter of their operators: one product for
+query, key and value, one mask for all layers, keys of encoder states in the layout of the product, no cache
+objects. The Llama-like one has RMS norms, rotary positions, grouped queries, a gated feed-forward; biases,
+norms of queries and keys, sliding windows and layers without positions where a model has them. One product
+gives query, key and value, one the two halves of the feed-forward; angles come from a table. The queries that
+share a key are rows of one product, so no key is repeated. `coverage` says which models have these forms.
+
 Shapes depend on the batch, the number of tokens and `reach` only, so a forward can be captured as a graph.
-
-Llama-like decoders as one function over plain tensors, under the core's `Model` protocol.
-
-RMS norms, rotary positions, grouped queries, a gated feed-forward; biases, norms of queries and keys, sliding
-windows and layers without positions where a model has them. One product gives query, key and value, one the
-two halves of the feed-forward; angles come from a table. The queries that share a key are rows of one
-product, so no key is repeated. `coverage.causal_gap` says which models have this form.
 """
 
 from __future__ import annotations
@@ -36,9 +34,13 @@ SelfAttention = Callable[[int, Tensor], Tensor]
 CrossAttention = Callable[[int, Tensor], Tensor]
 """Reads the encoder states of a layer: `[B, N, H, d]` -> `[B N, D]`."""
 
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Writes and reads a layer: layer, queries `[B, K, G N, d]`, keys and values `[2, B, K, N, d]`, mask
+`[B, 1, G N, R]` -> `[B, K, G N, d]`."""
+
 
 class LeanWhisperDecoder(SlotModel):
-    """The decoder of a Whisper model. Arguments as `models.whisper_decoder.WhisperDecoder`."""
+    """The decoder of a Whisper model. Arguments as `modules.WhisperDecoder`."""
 
     engine = "lean"
 
@@ -210,11 +212,6 @@ class WhisperCache:
         return attend
 
 
-Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Writes and reads a layer: layer, queries `[B, K, G N, d]`, keys and values `[2, B, K, N, d]`, mask
-`[B, 1, G N, R]` -> `[B, K, G N, d]`."""
-
-
 class LeanCausalDecoder(CausalModel):
     """A Llama-like causal LM; arguments and errors as `CausalModel`."""
 
@@ -294,10 +291,8 @@ class LeanCausalDecoder(CausalModel):
     def _cached(self, at: Places, reach: int) -> Attention:
         """Attention of a forward at these places, which reads below `reach`."""
         cache = self._allocated()
-        index, readable = (
-            cache.index(at.slots),
-            cache.readable(len(at.slots), reach, at.slots.shape[1]),
-        )
+        rows, nodes = at.slots.shape
+        index, readable = cache.index(at.slots), cache.readable(rows, reach, nodes)
 
         def attend(layer: int, queries: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
             cache.write(layer, index, kv)
@@ -348,9 +343,8 @@ class LeanCausalDecoder(CausalModel):
             plain = rms_norm(asked, asked.shape[3:], None, weights.eps) * layer.qk_norm
         if layer.rotary:
             cos, sin = angles
-            turned = plain.roll(
-                weights.head_size // 2, -1
-            )  # sin carries the sign of the first half
+            # sin carries the sign of the first half
+            turned = plain.roll(weights.head_size // 2, -1)
             torch.mul(plain, cos, out=asked)
             asked.addcmul_(turned, sin)
         elif plain is not asked:

@@ -1,30 +1,22 @@
-"""Whisper under the core's `Model` protocol, over unmodified transformers classes.
+"""Whisper and text LLMs under the core's `Model` protocol, over unmodified transformers classes.
 
 `WhisperForConditionalGeneration` (OpenAI's and distil-whisper's checkpoints) and the decoder-only
-`WhisperForCausalLM` both hold the same decoder. A request's encoder states are the encoder's output for
-its window; the cross-attention keys and values are computed once, when the request is admitted.
+`WhisperForCausalLM` both hold the same decoder. A request's encoder states are the encoder's output for its
+window; the cross-attention keys and values are computed once, when the request is admitted.
 
-The hidden states inside a transformers model, read while it runs.
+Llama, Qwen, Gemma, Mistral, GPT-2 and every other decoder whose attention is full, a sliding window or in
+chunks: the mask alone determines what a layer reads, so families need no code of their own. A window saves no
+memory here, as the cache holds all positions, but the tokens are exact.
 
-transformers' own `output_hidden_states` leaves hooks in a model for good, which other adapters of the same
-model refuse; those here last as long as one forward. Knows modules; nothing of any family.
+Tapped states are read by hooks that last as long as one forward: transformers' own `output_hidden_states`
+leaves hooks in a model for good, which other adapters of the same model refuse.
 
-Text LLMs under the core's `Model` protocol, over unmodified transformers classes.
-
-Llama, Qwen, Gemma, Mistral, GPT-2 and every other decoder whose attention is full, a sliding window or
-in chunks: the mask alone determines what a layer reads, so families need no code of their own. A window
-saves no memory here, as the cache holds all positions, but the tokens are exact.
-
-What a configuration does not contain is tested on the model itself: see `speculative.models.agreement`.
-
-Attention of a few queries over many keys as two matrix products, for CPUs.
-
-A round of speculation asks G + 1 queries of 1,500 encoder positions. PyTorch's fused CPU
-kernel is made for many queries: on two cores, with four heads of 64, six queries took 1.7 ms in
-it (eight layers) and 1.0 ms as products; one query took the same in both. So scoring a draft
-costs less relative to a plain step, on which the gain of speculation depends. GPUs keep their own kernels.
-
-transformers looks such a function up by name, so the models stay unmodified.
+On CPUs attention of a few queries over many keys is two matrix products (`use_products`). A round of
+speculation asks G + 1 queries of 1,500 encoder positions. PyTorch's fused CPU kernel is made for many
+queries: on two cores, with four heads of 64, six queries took 1.7 ms in it (eight layers) and 1.0 ms as
+products; one query took the same in both. So scoring a draft costs less relative to a plain step, on which
+the gain of speculation depends. GPUs keep their own kernels. transformers looks such a function up by name,
+so the models stay unmodified.
 """
 
 from __future__ import annotations
@@ -50,42 +42,12 @@ from .quantized import is_int8
 from .slot_model import ModuleModel, SlotModel
 from .weights import cut, with_cut_head
 
+NAME = "products"
+FEW, MANY = 16, 512  # queries at most, keys at least
+EXACT = frozenset({torch.float32, torch.float64})  # below, the fused kernel sums in float32 itself
+
 States = dict[int, Tensor]
 """By layer, the states `[B, N, D]` that enter it."""
-
-
-def layers_of(decoder: nn.Module, count: int) -> nn.ModuleList:
-    """The list of a decoder's layers, whatever its name. Raises LoadError where there is no such list, or
-    more than one."""
-    found = [m for m in decoder.children() if isinstance(m, nn.ModuleList) and len(m) == count]
-    if len(found) != 1:
-        name = type(decoder).__name__
-        raise LoadError(f"{name} has no single list of its {count} layers, so none can be tapped")
-    return found[0]
-
-
-@contextmanager
-def reading(
-    layers: nn.ModuleList, taps: tuple[int, ...], head: nn.Module | None = None
-) -> Iterator[States]:
-    """Notes the states that enter the tapped layers in the forward that is run meanwhile. Layer -1 is what
-    the `head` reads; without one it is left to the caller."""
-    states: States = {}
-
-    def note(index: int) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            state = args[0] if args else kwargs["hidden_states"]
-            states[index] = torch.as_tensor(state)
-
-        return hook
-
-    with ExitStack() as stack:
-        for index in taps:
-            module = layers[index] if index >= 0 else head
-            if module is not None:
-                handle = module.register_forward_pre_hook(note(index), with_kwargs=True)
-                stack.callback(handle.remove)
-        yield states
 
 
 class WhisperDecoder(ModuleModel):
@@ -163,78 +125,6 @@ class WhisperDecoder(ModuleModel):
         return Scores(self.head(states[-1]), self.tapped(states))
 
 
-@torch.inference_mode()
-def adapter_difference(model: Any, adapter: Callable[..., SlotModel]) -> str | None:
-    """A description of where an adapter of the model, made by `adapter(sources=...)`, differs from the
-    model's own decoder, None where it does not. Call it before attention is replaced. See
-    `speculative.models.agreement`."""
-    sources = 8  # the positions of a window would cost as much as an encoder's pass
-    decoder, modules, head = adapter(sources=sources), model.model.decoder, model.proj_out
-    if decoder.max_positions < LENGTH:
-        return f"it has {decoder.max_positions} positions, fewer than {LENGTH}"
-    reading = Reading.of(decoder.vocab_size, LENGTH, decoder.device)
-    generator = torch.Generator().manual_seed(1)
-    states = torch.randn((ROWS, sources, model.config.d_model), generator=generator)
-    states = states.to(decoder.device, decoder.dtype)
-
-    def plain() -> Tensor:
-        hidden = modules(
-            input_ids=reading.tokens, encoder_hidden_states=states, use_cache=False
-        ).last_hidden_state
-        logits: Tensor = head(hidden)
-        return logits.float()
-
-    logits = plain()
-    if not bool(logits.isfinite().any(-1).all()):
-        return f"its logits are no numbers in {str(decoder.dtype).removeprefix('torch.')}"
-    close = Closeness.of(
-        decoder.dtype, modules.get_input_embeddings(), plain, int8=is_int8(modules)
-    )
-    where = difference(decoder, logits, reading, close, list(states))
-    if where is not None:
-        return f"logits behind {where} are not those of its plain forward"
-    if decoder.invariant and is_int8(modules):
-        where = dependence(decoder, reading, list(states))
-    return where and f"in 8-bit integers its logits of {where}"
-
-
-def decoder_only(config: Any) -> bool:
-    """Whether a folder with this configuration holds a `WhisperForCausalLM`: a draft, never a target."""
-    return "WhisperForCausalLM" in (config.architectures or [])
-
-
-def encoder_of(model: Any) -> Any:
-    """The encoder of a `WhisperForConditionalGeneration`; None for the decoder-only class."""
-    return getattr(model.model, "encoder", None)
-
-
-def same_encoder(model: Any, other: Any, *stored: torch.dtype) -> bool:
-    """True where both encoders hold equal weights, so that one's output serves both; else False. Weights that
-    were rounded to different dtypes, `stored`, are compared after rounding both to each of them.
-
-    Compared tensor by tensor, never assumed from names: a fine-tuned encoder of the same shape would
-    silently cost acceptance.
-    """
-    encoder, second = encoder_of(model), encoder_of(other)
-    if encoder is None or second is None:
-        return second is None
-    weights, others = encoder.state_dict(), second.state_dict()
-    return weights.keys() == others.keys() and all(
-        weights[name].shape == others[name].shape
-        and torch.equal(_rounded(weights[name], stored), _rounded(others[name], stored))
-        for name in weights
-    )
-
-
-def _rounded(weight: Tensor, stored: Sequence[torch.dtype]) -> Tensor:
-    """A weight rounded to every dtype in turn; itself where they are one."""
-    if len(set(stored)) < 2:
-        return weight
-    for dtype in stored:
-        weight = weight.to(dtype)
-    return weight
-
-
 class CausalDecoder(CausalModel, ModuleModel):
     """A causal LM that runs transformers' modules; see `CausalModel`.
 
@@ -308,36 +198,73 @@ class CausalDecoder(CausalModel, ModuleModel):
 
 
 @torch.inference_mode()
-def _shapes(model: Any, name: str) -> list[LayerShape]:
-    """Heads and sizes of each layer's keys and values, from those of one token: configurations define them
-    in a dozen ways."""
-    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-    refusal = LoadError(f"{name}: its layers do not cache plain keys and values")
-    try:
-        cache = model(input_ids=token, use_cache=True).past_key_values
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
-    except Exception as error:
-        line = " ".join(str(error).split())[:150]
-        raise LoadError(
-            f"{name} keeps no keys and values that a cache could hold ({type(error).__name__}: {line})"
-        ) from error
-    shapes = []
-    for layer in cache.layers if isinstance(cache, DynamicCache) else ():
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
-            raise refusal
-        if keys.dim() != 4 or keys.shape[:3] != values.shape[:3] or keys.shape[2] != 1:
-            raise refusal
-        shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3]))
-    if not shapes:
-        raise refusal
-    return shapes
+def adapter_difference(model: Any, adapter: Callable[..., SlotModel]) -> str | None:
+    """A description of where an adapter of the model, made by `adapter(sources=...)`, differs from the
+    model's own decoder, None where it does not. Call it before attention is replaced. See
+    `speculative.models.agreement`."""
+    sources = 8  # the positions of a window would cost as much as an encoder's pass
+    decoder, modules, head = adapter(sources=sources), model.model.decoder, model.proj_out
+    if decoder.max_positions < LENGTH:
+        return f"it has {decoder.max_positions} positions, fewer than {LENGTH}"
+    reading = Reading.of(decoder.vocab_size, LENGTH, decoder.device)
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn((ROWS, sources, model.config.d_model), generator=generator)
+    states = states.to(decoder.device, decoder.dtype)
+
+    def plain() -> Tensor:
+        hidden = modules(
+            input_ids=reading.tokens, encoder_hidden_states=states, use_cache=False
+        ).last_hidden_state
+        logits: Tensor = head(hidden)
+        return logits.float()
+
+    logits = plain()
+    if not bool(logits.isfinite().any(-1).all()):
+        return f"its logits are no numbers in {str(decoder.dtype).removeprefix('torch.')}"
+    close = Closeness.of(
+        decoder.dtype, modules.get_input_embeddings(), plain, int8=is_int8(modules)
+    )
+    where = difference(decoder, logits, reading, close, list(states))
+    if where is not None:
+        return f"logits behind {where} are not those of its plain forward"
+    if decoder.invariant and is_int8(modules):
+        where = dependence(decoder, reading, list(states))
+    return where and f"in 8-bit integers its logits of {where}"
 
 
-NAME = "products"
-FEW, MANY = 16, 512  # queries at most, keys at least
-EXACT = frozenset({torch.float32, torch.float64})  # below, the fused kernel sums in float32 itself
+def decoder_only(config: Any) -> bool:
+    """Whether a folder with this configuration holds a `WhisperForCausalLM`: a draft, never a target."""
+    return "WhisperForCausalLM" in (config.architectures or [])
+
+
+def encoder_of(model: Any) -> Any:
+    """The encoder of a `WhisperForConditionalGeneration`; None for the decoder-only class."""
+    return getattr(model.model, "encoder", None)
+
+
+def same_encoder(model: Any, other: Any, *stored: torch.dtype) -> bool:
+    """True where both encoders hold equal weights, so that one's output serves both; else False. Weights that
+    were rounded to different dtypes, `stored`, are compared after rounding both to each of them.
+
+    Compared tensor by tensor, never assumed from names: a fine-tuned encoder of the same shape would
+    silently cost acceptance.
+    """
+    encoder, second = encoder_of(model), encoder_of(other)
+    if encoder is None or second is None:
+        return second is None
+    weights, others = encoder.state_dict(), second.state_dict()
+    return weights.keys() == others.keys() and all(
+        weights[name].shape == others[name].shape
+        and torch.equal(_rounded(weights[name], stored), _rounded(others[name], stored))
+        for name in weights
+    )
+
+
+def use_products(model: Any) -> None:
+    """Makes a transformers model compute all attention with `attend`."""
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
 
 
 def attend(
@@ -368,8 +295,72 @@ def attend(
     return torch.matmul(scores.softmax(-1), value).transpose(1, 2).contiguous(), None
 
 
-def use_products(model: Any) -> None:
-    """Makes a transformers model compute all attention with `attend`."""
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+@contextmanager
+def reading(
+    layers: nn.ModuleList, taps: tuple[int, ...], head: nn.Module | None = None
+) -> Iterator[States]:
+    """Notes the states that enter the tapped layers in the forward that is run meanwhile. Layer -1 is what
+    the `head` reads; without one it is left to the caller."""
+    states: States = {}
+
+    def note(index: int) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            state = args[0] if args else kwargs["hidden_states"]
+            states[index] = torch.as_tensor(state)
+
+        return hook
+
+    with ExitStack() as stack:
+        for index in taps:
+            module = layers[index] if index >= 0 else head
+            if module is not None:
+                handle = module.register_forward_pre_hook(note(index), with_kwargs=True)
+                stack.callback(handle.remove)
+        yield states
+
+
+def layers_of(decoder: nn.Module, count: int) -> nn.ModuleList:
+    """The list of a decoder's layers, whatever its name. Raises LoadError where there is no such list, or
+    more than one."""
+    found = [m for m in decoder.children() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if len(found) != 1:
+        name = type(decoder).__name__
+        raise LoadError(f"{name} has no single list of its {count} layers, so none can be tapped")
+    return found[0]
+
+
+@torch.inference_mode()
+def _shapes(model: Any, name: str) -> list[LayerShape]:
+    """Heads and sizes of each layer's keys and values, from those of one token: configurations define them
+    in a dozen ways."""
+    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    refusal = LoadError(f"{name}: its layers do not cache plain keys and values")
+    try:
+        cache = model(input_ids=token, use_cache=True).past_key_values
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        line = " ".join(str(error).split())[:150]
+        raise LoadError(
+            f"{name} keeps no keys and values that a cache could hold ({type(error).__name__}: {line})"
+        ) from error
+    shapes = []
+    for layer in cache.layers if isinstance(cache, DynamicCache) else ():
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
+            raise refusal
+        if keys.dim() != 4 or keys.shape[:3] != values.shape[:3] or keys.shape[2] != 1:
+            raise refusal
+        shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3]))
+    if not shapes:
+        raise refusal
+    return shapes
+
+
+def _rounded(weight: Tensor, stored: Sequence[torch.dtype]) -> Tensor:
+    """A weight rounded to every dtype in turn; itself where they are one."""
+    if len(set(stored)) < 2:
+        return weight
+    for dtype in stored:
+        weight = weight.to(dtype)
+    return weight

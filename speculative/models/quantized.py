@@ -1,25 +1,19 @@
-"""Projections of 8-bit integers as modules, and models made of them.
-
-Knows `torch.nn.Linear` and where Whisper's and causal models' projections are; nothing of engines.
-
-Products with matrices of 8-bit integers, over torch operators: the arithmetic that all engines share.
+"""Matrices of 8-bit integers: models that compute with them, and folders that store them.
 
     w[n, k] = scale[n] q[n, k]       scale[n] = max |w[n]| / 127
     x[r, k] ~ s[r] i[r, k]           s[r]     = max |x[r]| / 127
 
-An output is `(sum over k of q[n, k] i[r, k]) (s[r] scale[n])`. Sums are exact 32-bit integers, so a row's
-output has the same bits at every batch size, number of tokens and number of threads. One scale for all rows,
-as in torch's dynamic quantisation, would make a row depend on the rows beside it, its own drafts included.
+An output is `(sum over k of q[n, k] i[r, k]) (s[r] scale[n])`, the arithmetic that all engines share. Sums
+are exact 32-bit integers, so a row's output has the same bits at every batch size, number of tokens and
+number of threads. One scale for all rows, as in torch's dynamic quantisation, would make a row depend on the
+rows beside it, its own drafts included.
 
-Weights that are stored as 8-bit integers with a scale for each row, read as floats.
+Folders hold a tensor as `<name>` (int8, `[N, ...]`) and `<name>_scale` (float, `[N]`), as the bundled models
+do: half of float16's bytes. Decoding uses the floats, in the number format of the device; `--quantize int8`
+rounds a projection to the same integers again. The folder of a draft may also leave out the embeddings, which
+are its target's.
 
-    <name>        int8  [N, ...]
-    <name>_scale  float [N]        w[n] = scale[n] q[n]      scale[n] = max |w[n]| / 127
-
-The bundled models are stored this way: half of float16's bytes. Decoding uses the floats, in the
-number format of the device; `--quantize int8` rounds a projection to the same integers again.
-
-The folder of a draft may also leave out the embeddings, which are its target's.
+Knows `torch.nn.Linear` and where Whisper's and causal models' projections are; nothing of engines.
 """
 
 from __future__ import annotations
@@ -50,30 +44,33 @@ LARGEST = 127
 NOTHING = 2.0**-100
 """Rows of smaller magnitude count as zeros: 127 divided by it must be a number."""
 
-
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`weight [N, K]` as int8 `[N, K]` and the scale of each output, float32 `[N]`."""
-    return rounded(weight.detach().float())
+BORROWED = ("model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight")
+"""Weights that a Whisper draft has from its target where its own files lack them: `distill` keeps them."""
 
 
-def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows `[R, K]` of float32 as int8, to the nearest (even at ties), and their scales `[R]`."""
-    top = rows.abs().amax(1, keepdim=True)
-    zero = top < NOTHING
-    factor = (LARGEST / top).masked_fill(zero, 0.0)
-    scale = (top / LARGEST).masked_fill(zero, 0.0)
-    return (rows * factor).round().to(torch.int8), scale[:, 0]
+def quantize_whisper(model: Any) -> None:
+    """Rounds the decoder of a Whisper and its head to int8, in place. The encoder and the projections of its
+    states to keys and values keep their format: they run once for a window."""
+    for layer in model.model.decoder.layers:
+        cross = (layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)
+        _quantize(layer, keep=cross)
+    _quantize(model, only=(model.proj_out,))
 
 
-def int8_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """`x [..., K]` times `weight [N, K]` of int8, in the dtype of `x`: `[..., N]`. K is 2 or more: torch's
-    product of integers leaves its result unwritten where it is 1."""
-    integers, rows = rounded(x.reshape(-1, x.shape[-1]).float())
-    sums: Tensor = torch._int_mm(integers, weight.t())
-    out = sums.float() * (rows[:, None] * scale)
-    if bias is not None:
-        out = out + bias.float()
-    return out.to(x.dtype).view(*x.shape[:-1], -1)
+def quantize_causal(model: Any) -> None:
+    """Rounds all projections of a causal LM and its head to int8, in place; embeddings keep their format.
+    Raises LoadError for a model without layers of `torch.nn.Linear`."""
+    if not any(type(module) is torch.nn.Linear for module in model.base_model.modules()):
+        kind = model.config.model_type
+        raise LoadError(
+            f"--quantize int8 needs projections of torch.nn.Linear, and {kind} has none"
+        )
+    _quantize(model)
+
+
+def is_int8(model: Any) -> bool:
+    """Whether a model's projections are 8-bit integers."""
+    return any(isinstance(module, Int8Linear) for module in model.modules())
 
 
 class Int8Linear(torch.nn.Module):
@@ -105,86 +102,29 @@ class Int8Linear(torch.nn.Module):
         return int8_product(x, self.weight, self.scale, self.bias)
 
 
-def is_int8(model: Any) -> bool:
-    """Whether a model's projections are 8-bit integers."""
-    return any(isinstance(module, Int8Linear) for module in model.modules())
+def int8_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """`x [..., K]` times `weight [N, K]` of int8, in the dtype of `x`: `[..., N]`. K is 2 or more: torch's
+    product of integers leaves its result unwritten where it is 1."""
+    integers, rows = rounded(x.reshape(-1, x.shape[-1]).float())
+    sums: Tensor = torch._int_mm(integers, weight.t())
+    out = sums.float() * (rows[:, None] * scale)
+    if bias is not None:
+        out = out + bias.float()
+    return out.to(x.dtype).view(*x.shape[:-1], -1)
 
 
-def quantize_whisper(model: Any) -> None:
-    """Rounds the decoder of a Whisper and its head to int8, in place. The encoder and the projections of its
-    states to keys and values keep their format: they run once for a window."""
-    for layer in model.model.decoder.layers:
-        cross = (layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)
-        _quantize(layer, keep=cross)
-    _quantize(model, only=(model.proj_out,))
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`weight [N, K]` as int8 `[N, K]` and the scale of each output, float32 `[N]`."""
+    return rounded(weight.detach().float())
 
 
-def quantize_causal(model: Any) -> None:
-    """Rounds all projections of a causal LM and its head to int8, in place; embeddings keep their format.
-    Raises LoadError for a model without layers of `torch.nn.Linear`."""
-    if not any(type(module) is torch.nn.Linear for module in model.base_model.modules()):
-        kind = model.config.model_type
-        raise LoadError(
-            f"--quantize int8 needs projections of torch.nn.Linear, and {kind} has none"
-        )
-    _quantize(model)
-
-
-def _quantize(
-    root: torch.nn.Module,
-    *,
-    keep: tuple[torch.nn.Module, ...] = (),
-    only: tuple[torch.nn.Module, ...] = (),
-) -> None:
-    for parent in list(root.modules()):
-        for name, child in parent.named_children():
-            wanted = not only or any(child is each for each in only)
-            if (
-                type(child) is torch.nn.Linear
-                and wanted
-                and not any(child is each for each in keep)
-            ):
-                setattr(parent, name, Int8Linear.of(child))
-
-
-BORROWED = ("model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight")
-"""Weights that a Whisper draft has from its target where its own files lack them: `distill` keeps them."""
-
-
-def float_weights(folder: Path, lent: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The tensors of a folder's safetensors files by name, those of integers as float32; of `lent` those that
-    the files lack.
-
-    Raises ValueError as `floats` does, and what safetensors raises for damaged files.
-    """
-    from safetensors.torch import load_file
-
-    stored: dict[str, Tensor] = {}
-    for path in weight_files(folder):
-        stored |= load_file(path)
-    return {**(lent or {}), **floats(stored)}
-
-
-def floats(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What stored tensors stand for: those of integers as float32, the others as they are.
-
-    Raises ValueError for integers without scales, and for scales of another length.
-    """
-    weights = {}
-    for name, tensor in stored.items():
-        scale = stored.get(name + SCALE)
-        if tensor.dtype is torch.int8:
-            if scale is None:
-                raise ValueError(f"its tensor {name} is of type I8 without scales")
-            if scale.shape != tensor.shape[:1]:
-                raise ValueError(
-                    f"{name} has {len(tensor)} rows, and its scales are {list(scale.shape)}"
-                )
-            tensor = tensor.float().mul_(scale.float().view(-1, *[1] * (tensor.dim() - 1)))
-        elif name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
-            continue
-        weights[name] = tensor
-    return weights
+def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows `[R, K]` of float32 as int8, to the nearest (even at ties), and their scales `[R]`."""
+    top = rows.abs().amax(1, keepdim=True)
+    zero = top < NOTHING
+    factor = (LARGEST / top).masked_fill(zero, 0.0)
+    scale = (top / LARGEST).masked_fill(zero, 0.0)
+    return (rows * factor).round().to(torch.int8), scale[:, 0]
 
 
 def float_model(
@@ -222,14 +162,40 @@ def float_model(
     return model
 
 
-def _class_of(kind: Any, config: Any) -> tuple[Any, Any]:
-    """The class, with its own configuration, that one of transformers' Auto classes chooses: these take
-    folders alone."""
-    if not hasattr(kind, "from_config"):
-        return kind, config
-    with torch.device("meta"), quiet():
-        model = kind.from_config(copy.deepcopy(config))
-    return type(model), model.config
+def float_weights(folder: Path, lent: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The tensors of a folder's safetensors files by name, those of integers as float32; of `lent` those that
+    the files lack.
+
+    Raises ValueError as `floats` does, and what safetensors raises for damaged files.
+    """
+    from safetensors.torch import load_file
+
+    stored: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        stored |= load_file(path)
+    return {**(lent or {}), **floats(stored)}
+
+
+def floats(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What stored tensors stand for: those of integers as float32, the others as they are.
+
+    Raises ValueError for integers without scales, and for scales of another length.
+    """
+    weights = {}
+    for name, tensor in stored.items():
+        scale = stored.get(name + SCALE)
+        if tensor.dtype is torch.int8:
+            if scale is None:
+                raise ValueError(f"its tensor {name} is of type I8 without scales")
+            if scale.shape != tensor.shape[:1]:
+                raise ValueError(
+                    f"{name} has {len(tensor)} rows, and its scales are {list(scale.shape)}"
+                )
+            tensor = tensor.float().mul_(scale.float().view(-1, *[1] * (tensor.dim() - 1)))
+        elif name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
+            continue
+        weights[name] = tensor
+    return weights
 
 
 def stored_int8(weights: Mapping[str, Tensor], halves: Collection[str] = ()) -> dict[str, Tensor]:
@@ -269,3 +235,30 @@ def as_floats(folder: Path, out: Path, lent: Path | None = None) -> Path:
     (out / CONFIG).write_text(json.dumps(config | {"dtype": "float32"}), encoding="utf-8")
     save_file(weights, out / "model.safetensors", {"format": "pt"})
     return out
+
+
+def _quantize(
+    root: torch.nn.Module,
+    *,
+    keep: tuple[torch.nn.Module, ...] = (),
+    only: tuple[torch.nn.Module, ...] = (),
+) -> None:
+    for parent in list(root.modules()):
+        for name, child in parent.named_children():
+            wanted = not only or any(child is each for each in only)
+            if (
+                type(child) is torch.nn.Linear
+                and wanted
+                and not any(child is each for each in keep)
+            ):
+                setattr(parent, name, Int8Linear.of(child))
+
+
+def _class_of(kind: Any, config: Any) -> tuple[Any, Any]:
+    """The class, with its own configuration, that one of transformers' Auto classes chooses: these take
+    folders alone."""
+    if not hasattr(kind, "from_config"):
+        return kind, config
+    with torch.device("meta"), quiet():
+        model = kind.from_config(copy.deepcopy(config))
+    return type(model), model.config

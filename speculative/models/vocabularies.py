@@ -1,12 +1,9 @@
-"""A draft under its target's token ids.
+"""A draft of another vocabulary under its target's token ids.
 
 A `MappedVocabulary` is a `Model` of the target's vocabulary around a model of another one: ids are translated
-on their way in, logits and drafted ids on their way out, by lookups of fixed shape. What has no partner has
-the logit -inf and is never drafted. Knows a `TokenMap` and an adapter; nothing of families of models.
-
-TokenMap: which token of a draft stands for which token of its target.
-
-Knows ids; nothing of texts, tokenizers, tensors or models.
+on their way in, logits and drafted ids on their way out, by lookups of fixed shape. A `TokenMap` says which
+token stands for which; what has no partner has the logit -inf and is never drafted. Knows ids and an adapter;
+nothing of texts, tokenizers or families of models.
 """
 
 from __future__ import annotations
@@ -26,68 +23,18 @@ from ..types import Prefilled, Scores, Topology
 NONE = -1
 """In place of a target id: the draft's token has no partner."""
 
-
-@dataclass(frozen=True)
-class TokenMap:
-    """The ids of a target with V tokens and of a draft with W.
-
-    `to_draft [V]` says how the draft reads each target token: every one can be read, if only as a token that
-    stands in for it. `to_target [W]` says which target token a drafted one proposes, `NONE` where the target
-    has no such token: it is never drafted. Partners are pairs: `to_draft[to_target[d]] == d`.
-
-    Raises ValueError for ids outside of the vocabularies, and for a token with two partners.
-    """
-
-    to_draft: tuple[int, ...]
-    to_target: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        V, W = len(self.to_draft), len(self.to_target)
-        if not V or not W:
-            raise ValueError(f"vocabularies of {V} and {W} tokens")
-        if not all(0 <= draft < W for draft in self.to_draft):
-            raise ValueError(f"a target token is read as a token outside of the draft's {W}")
-        for draft, target in enumerate(self.to_target):
-            if target == NONE:
-                continue
-            if not 0 <= target < V:
-                raise ValueError(f"draft token {draft} is target token {target} of {V}")
-            if self.to_draft[target] != draft:
-                raise ValueError(
-                    f"draft token {draft} is target token {target}, which is read as "
-                    f"{self.to_draft[target]}"
-                )
-        if not self.partners:
-            raise ValueError("no token of the draft has a partner")
-
-    @cached_property
-    def partners(self) -> tuple[int, ...]:
-        """The draft's tokens that have a partner, ascending: all that it may propose."""
-        return tuple(d for d, target in enumerate(self.to_target) if target != NONE)
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether both vocabularies are the same."""
-        whole = tuple(range(len(self.to_draft)))
-        return self.to_draft == whole and self.to_target == whole
-
-    def proposed(self, listed: Collection[int] | None) -> tuple[int, ...] | None:
-        """The draft's tokens that its head needs, ascending: those of `listed` (None: all) with a partner;
-        None where these are all of its tokens. Raises ValueError where none is left."""
-        if listed is None:
-            return None if len(self.partners) == len(self.to_target) else self.partners
-        known = frozenset(listed)
-        kept = tuple(d for d in self.partners if d in known)
-        if not kept:
-            raise ValueError("no token of the list has a partner")
-        return kept
+Head = Sequence[int] | None
+"""The only tokens, in the draft's ids, that its head has; None: all."""
 
 
-class HeadedModel(Model, Protocol):
-    """A model on a device whose head may have some tokens only: a `SlotModel` is one."""
-
-    device: torch.device
-    listed: Tensor | None
+def mapped(
+    build: Callable[[Head], HeadedModel], token_map: TokenMap, listed: Head = None
+) -> MappedVocabulary:
+    """A draft under its target's ids: `build` makes the adapter of the draft with a head of these tokens.
+    `listed` are the only ones, in the draft's ids, that it proposes."""
+    inner = build(token_map.proposed(listed))
+    kind = MappedGreedyVocabulary if hasattr(inner, "draft_greedy") else MappedVocabulary
+    return kind(inner, token_map)
 
 
 class MappedVocabulary:
@@ -199,15 +146,64 @@ class MappedGreedyVocabulary(MappedVocabulary):
         return cast(GreedyModel, self.inner).choose(logits, allowed)
 
 
-Head = Sequence[int] | None
-"""The only tokens, in the draft's ids, that its head has; None: all."""
+@dataclass(frozen=True)
+class TokenMap:
+    """The ids of a target with V tokens and of a draft with W.
+
+    `to_draft [V]` says how the draft reads each target token: every one can be read, if only as a token that
+    stands in for it. `to_target [W]` says which target token a drafted one proposes, `NONE` where the target
+    has no such token: it is never drafted. Partners are pairs: `to_draft[to_target[d]] == d`.
+
+    Raises ValueError for ids outside of the vocabularies, and for a token with two partners.
+    """
+
+    to_draft: tuple[int, ...]
+    to_target: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        V, W = len(self.to_draft), len(self.to_target)
+        if not V or not W:
+            raise ValueError(f"vocabularies of {V} and {W} tokens")
+        if not all(0 <= draft < W for draft in self.to_draft):
+            raise ValueError(f"a target token is read as a token outside of the draft's {W}")
+        for draft, target in enumerate(self.to_target):
+            if target == NONE:
+                continue
+            if not 0 <= target < V:
+                raise ValueError(f"draft token {draft} is target token {target} of {V}")
+            if self.to_draft[target] != draft:
+                raise ValueError(
+                    f"draft token {draft} is target token {target}, which is read as "
+                    f"{self.to_draft[target]}"
+                )
+        if not self.partners:
+            raise ValueError("no token of the draft has a partner")
+
+    @cached_property
+    def partners(self) -> tuple[int, ...]:
+        """The draft's tokens that have a partner, ascending: all that it may propose."""
+        return tuple(d for d, target in enumerate(self.to_target) if target != NONE)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether both vocabularies are the same."""
+        whole = tuple(range(len(self.to_draft)))
+        return self.to_draft == whole and self.to_target == whole
+
+    def proposed(self, listed: Collection[int] | None) -> tuple[int, ...] | None:
+        """The draft's tokens that its head needs, ascending: those of `listed` (None: all) with a partner;
+        None where these are all of its tokens. Raises ValueError where none is left."""
+        if listed is None:
+            return None if len(self.partners) == len(self.to_target) else self.partners
+        known = frozenset(listed)
+        kept = tuple(d for d in self.partners if d in known)
+        if not kept:
+            raise ValueError("no token of the list has a partner")
+        return kept
 
 
-def mapped(
-    build: Callable[[Head], HeadedModel], token_map: TokenMap, listed: Head = None
-) -> MappedVocabulary:
-    """A draft under its target's ids: `build` makes the adapter of the draft with a head of these tokens.
-    `listed` are the only ones, in the draft's ids, that it proposes."""
-    inner = build(token_map.proposed(listed))
-    kind = MappedGreedyVocabulary if hasattr(inner, "draft_greedy") else MappedVocabulary
-    return kind(inner, token_map)
+class HeadedModel(Model, Protocol):
+    """A model on a device whose head may have some tokens only: a `SlotModel` is one."""
+
+    device: torch.device
+    listed: Tensor | None

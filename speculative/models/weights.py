@@ -1,24 +1,13 @@
-"""The weights of a decoder as plain tensors, read from an unmodified transformers model.
+"""The weights of decoders and of Whisper's encoder as plain tensors, read from transformers' modules.
 
-Projections that read the same input are one matrix. Nothing here computes: the lean decoders do, and
-native kernels pack these records.
+Projections that read the same input are one matrix, and a draft's head may have the rows of some tokens alone
+(`cut`): a draft is only a guess, so a head without the rare tokens changes no text. (Frequency-ranked drafts:
+Zhao et al. 2025, 2502.14856.) Nothing here computes but `Linear`: the lean decoders do, and native kernels
+pack these records.
 
 Letters: D width, H heads, K heads of keys and values, d size of a head, F inner width, L layers, P positions,
-V vocabulary. A matrix is `[out, in]`, as `torch.nn.functional.linear` takes it.
-
-Projections and norms of transformers' modules as plain tensors; several projections as one matrix.
-
-Knows `torch.nn.Linear`, its form of 8-bit integers and modules with a weight; nothing of any model.
-
-The weights of Whisper's encoder as plain tensors, read from an unmodified transformers model.
-
-Letters: D width, F inner width, M mel bins, S positions of a window. A matrix is `[out, in]`.
-
-A draft's output head cut to a list of tokens.
-
-A draft is only a guess, so a head without the rare tokens changes no text: tokens without a row are never
-proposed. (Frequency-ranked drafts: Zhao et al. 2025, 2502.14856.) Knows heads; nothing of where a list
-comes from.
+V vocabulary; of the encoder M mel bins, S positions of a window. A matrix is `[out, in]`, as
+`torch.nn.functional.linear` takes it.
 """
 
 from __future__ import annotations
@@ -64,86 +53,6 @@ class Linear:
         return Linear(self.weight[outputs], *rest)
 
 
-def norm_of(module: Any) -> Norm:
-    """The weights of a normalisation."""
-    return Norm(*_tensors(module))
-
-
-def linear_of(module: Any) -> Linear:
-    """The weights of a `torch.nn.Linear`, or of its form in int8."""
-    scale = getattr(module, "scale", None)
-    return Linear(*_tensors(module), None if scale is None else scale.detach())
-
-
-def _tensors(module: Any) -> tuple[Tensor, Tensor | None]:
-    bias = getattr(module, "bias", None)
-    return module.weight.detach(), None if bias is None else bias.detach()
-
-
-def fused(modules: Sequence[Any], scales: Sequence[float] | None = None) -> Linear:
-    """Projections of one input as one matrix, each multiplied by its scale; a missing bias is zero where
-    another has one.
-
-    The modules' own weights become parts of that matrix, equal as before, so that no second copy remains:
-    query, key, value and feed-forward are most of a model. Only those with a scale are kept apart. In int8
-    it is a part of the outputs' scales.
-    """
-    factors = scales or [1.0] * len(modules)
-    parts = [linear_of(module) for module in modules]
-    own = [p.scale * s for p, s in zip(parts, factors, strict=True) if p.scale is not None]
-    if len(own) == len(parts):
-        scales = None
-    weight = _joined([part.weight for part in parts]) if scales is None else None
-    if weight is None:
-        scaled = [p.weight if own else p.weight * s for p, s in zip(parts, factors, strict=True)]
-        weight = torch.cat(scaled)
-        for module, view, factor in zip(
-            modules, weight.split([*map(_rows, parts)]), factors, strict=True
-        ):
-            if own or factor == 1:
-                module.weight.data = view
-    joined = torch.cat(own) if own else None
-    if all(p.bias is None for p in parts):
-        return Linear(weight, None, joined)
-    like = next(p.bias for p in parts if p.bias is not None)
-    biases = [
-        like.new_zeros(_rows(p)) if p.bias is None else p.bias * s
-        for p, s in zip(parts, factors, strict=True)
-    ]
-    return Linear(weight, torch.cat(biases), joined)
-
-
-def _rows(part: Linear) -> int:
-    return len(part.weight)
-
-
-def _joined(weights: Sequence[Tensor]) -> Tensor | None:
-    """The matrix that these are consecutive parts of, as an earlier call has left them, or None."""
-    first, end = weights[0], weights[0].data_ptr()
-    for weight in weights:
-        same = weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not same or weight.data_ptr() != end or not weight.is_contiguous():
-            return None
-        end += weight.numel() * weight.element_size()
-    rows = sum(map(len, weights))
-    return first.as_strided((rows, first.shape[1]), first.stride(), first.storage_offset())
-
-
-@dataclass(frozen=True, eq=False)
-class WhisperLayer:
-    """One layer of Whisper's decoder. Both query projections contain attention's scale, `d ** -0.5`."""
-
-    self_norm: Norm
-    qkv: Linear  # [3 D, D]; the keys' bias is zero
-    out: Linear  # [D, D]
-    cross_norm: Norm
-    cross_q: Linear  # [D, D]
-    cross_out: Linear  # [D, D]
-    ffn_norm: Norm
-    up: Linear  # [F, D]
-    down: Linear  # [D, F]
-
-
 @dataclass(frozen=True, eq=False)
 class WhisperWeights:
     """A Whisper decoder. `cross_kv` gives the cross-attention keys and values of all layers in one product:
@@ -187,20 +96,18 @@ class WhisperWeights:
 
 
 @dataclass(frozen=True, eq=False)
-class CausalLayer:
-    """One layer of a Llama-like decoder."""
+class WhisperLayer:
+    """One layer of Whisper's decoder. Both query projections contain attention's scale, `d ** -0.5`."""
 
-    input_norm: Norm
-    qkv: Linear  # [(H + 2 K) d, D]
-    q_norm: Norm | None  # [d], of every head, before the rotation
-    k_norm: Norm | None
-    qk_norm: Tensor | None  # [H + K, d], both for all heads
-    out: Linear  # [D, H d]
-    post_norm: Norm
-    gate_up: Linear  # [2 F, D]
+    self_norm: Norm
+    qkv: Linear  # [3 D, D]; the keys' bias is zero
+    out: Linear  # [D, D]
+    cross_norm: Norm
+    cross_q: Linear  # [D, D]
+    cross_out: Linear  # [D, D]
+    ffn_norm: Norm
+    up: Linear  # [F, D]
     down: Linear  # [D, F]
-    window: int | None  # a query reads this many positions, itself included; None: all
-    rotary: bool  # False: this layer knows no positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,6 +161,177 @@ class CausalWeights:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class CausalLayer:
+    """One layer of a Llama-like decoder."""
+
+    input_norm: Norm
+    qkv: Linear  # [(H + 2 K) d, D]
+    q_norm: Norm | None  # [d], of every head, before the rotation
+    k_norm: Norm | None
+    qk_norm: Tensor | None  # [H + K, d], both for all heads
+    out: Linear  # [D, H d]
+    post_norm: Norm
+    gate_up: Linear  # [2 F, D]
+    down: Linear  # [D, F]
+    window: int | None  # a query reads this many positions, itself included; None: all
+    rotary: bool  # False: this layer knows no positions
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderWeights:
+    """A Whisper encoder. Convolutions read three frames at a time."""
+
+    conv1: Linear  # [D, M, 3]
+    conv2: Linear  # [D, D, 3]
+    positions: Tensor  # [S, D]
+    layers: tuple[EncoderLayer, ...]
+    norm: Norm
+    heads: int
+    activation: str  # transformers' name of the layers' activation
+    eps: float  # of every layer norm
+
+    @property
+    def width(self) -> int:
+        return self.positions.shape[1]
+
+    @property
+    def mels(self) -> int:
+        return self.conv1.weight.shape[1]
+
+    @classmethod
+    def of(cls, encoder: Any) -> EncoderWeights:
+        """The weights of a `WhisperEncoder`, which shares them; only queries are copies."""
+        return cls(
+            conv1=linear_of(encoder.conv1),
+            conv2=linear_of(encoder.conv2),
+            positions=encoder.embed_positions.weight.detach(),
+            layers=tuple(_encoder_layer(layer) for layer in encoder.layers),
+            norm=norm_of(encoder.layer_norm),
+            heads=encoder.config.encoder_attention_heads,
+            activation=encoder.config.activation_function,
+            eps=encoder.layer_norm.eps,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderLayer:
+    """One layer. The query projection contains attention's scale, `d ** -0.5`."""
+
+    attention_norm: Norm
+    query: Linear  # [D, D], as the next three
+    key: Linear
+    value: Linear
+    out: Linear
+    ffn_norm: Norm
+    up: Linear  # [F, D]
+    down: Linear  # [D, F]
+
+
+def norm_of(module: Any) -> Norm:
+    """The weights of a normalisation."""
+    return Norm(*_tensors(module))
+
+
+def linear_of(module: Any) -> Linear:
+    """The weights of a `torch.nn.Linear`, or of its form in int8."""
+    scale = getattr(module, "scale", None)
+    return Linear(*_tensors(module), None if scale is None else scale.detach())
+
+
+def fused(modules: Sequence[Any], scales: Sequence[float] | None = None) -> Linear:
+    """Projections of one input as one matrix, each multiplied by its scale; a missing bias is zero where
+    another has one.
+
+    The modules' own weights become parts of that matrix, equal as before, so that no second copy remains:
+    query, key, value and feed-forward are most of a model. Only those with a scale are kept apart. In int8
+    it is a part of the outputs' scales.
+    """
+    factors = scales or [1.0] * len(modules)
+    parts = [linear_of(module) for module in modules]
+    own = [p.scale * s for p, s in zip(parts, factors, strict=True) if p.scale is not None]
+    if len(own) == len(parts):
+        scales = None
+    weight = _joined([part.weight for part in parts]) if scales is None else None
+    if weight is None:
+        scaled = [p.weight if own else p.weight * s for p, s in zip(parts, factors, strict=True)]
+        weight = torch.cat(scaled)
+        for module, view, factor in zip(
+            modules, weight.split([*map(_rows, parts)]), factors, strict=True
+        ):
+            if own or factor == 1:
+                module.weight.data = view
+    joined = torch.cat(own) if own else None
+    if all(p.bias is None for p in parts):
+        return Linear(weight, None, joined)
+    like = next(p.bias for p in parts if p.bias is not None)
+    biases = [
+        like.new_zeros(_rows(p)) if p.bias is None else p.bias * s
+        for p, s in zip(parts, factors, strict=True)
+    ]
+    return Linear(weight, torch.cat(biases), joined)
+
+
+def rows_of(linear: Linear, tokens: Tensor | None) -> Linear:
+    """The rows of these tokens `[C]`; None: all."""
+    if tokens is None:
+        return linear
+    return linear.rows(tokens)
+
+
+def cut(head: torch.nn.Linear | Int8Linear, tokens: Tensor | None) -> torch.nn.Module:
+    """A head with the rows of these tokens `[C]`; None: the head itself."""
+    if tokens is None:
+        return head
+    if isinstance(head, Int8Linear):
+        return head.rows(tokens)
+    with torch.device("meta"):
+        made = torch.nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
+    made.weight = torch.nn.Parameter(head.weight.detach()[tokens], requires_grad=False)
+    if head.bias is not None:
+        made.bias = torch.nn.Parameter(head.bias.detach()[tokens], requires_grad=False)
+    return made
+
+
+def with_cut_head(model: Any, tokens: Tensor | None) -> Any:
+    """A copy of a transformers model that shares all weights but its head, which has the rows of these
+    tokens `[C]`; None: the model itself. Raises LoadError for a head that is no plain matrix."""
+    if tokens is None:
+        return model
+    head = model.get_output_embeddings()
+    names = [name for name, module in model.named_children() if module is head]
+    if type(head) not in (torch.nn.Linear, Int8Linear) or len(names) != 1:
+        raise LoadError(
+            f"{model.config.model_type}: its head is a {type(head).__name__}, which cannot be cut to a "
+            "list of tokens; draft without the list"
+        )
+    made = copy.copy(model)
+    made._modules = dict(model._modules)
+    setattr(made, names[0], cut(head, tokens))
+    return made
+
+
+def _tensors(module: Any) -> tuple[Tensor, Tensor | None]:
+    bias = getattr(module, "bias", None)
+    return module.weight.detach(), None if bias is None else bias.detach()
+
+
+def _rows(part: Linear) -> int:
+    return len(part.weight)
+
+
+def _joined(weights: Sequence[Tensor]) -> Tensor | None:
+    """The matrix that these are consecutive parts of, as an earlier call has left them, or None."""
+    first, end = weights[0], weights[0].data_ptr()
+    for weight in weights:
+        same = weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or weight.data_ptr() != end or not weight.is_contiguous():
+            return None
+        end += weight.numel() * weight.element_size()
+    rows = sum(map(len, weights))
+    return first.as_strided((rows, first.shape[1]), first.stride(), first.storage_offset())
+
+
 def _whisper_layer(layer: Any) -> WhisperLayer:
     attention, cross = layer.self_attn, layer.encoder_attn
     scale = attention.scaling
@@ -302,57 +380,7 @@ def _of_all_heads(q_norm: Norm | None, k_norm: Norm | None, config: Any) -> Tens
     return torch.cat([queries, k_norm.weight.expand(config.num_key_value_heads, -1)])
 
 
-@dataclass(frozen=True, eq=False)
-class EncoderLayer:
-    """One layer. The query projection contains attention's scale, `d ** -0.5`."""
-
-    attention_norm: Norm
-    query: Linear  # [D, D], as the next three
-    key: Linear
-    value: Linear
-    out: Linear
-    ffn_norm: Norm
-    up: Linear  # [F, D]
-    down: Linear  # [D, F]
-
-
-@dataclass(frozen=True, eq=False)
-class EncoderWeights:
-    """A Whisper encoder. Convolutions read three frames at a time."""
-
-    conv1: Linear  # [D, M, 3]
-    conv2: Linear  # [D, D, 3]
-    positions: Tensor  # [S, D]
-    layers: tuple[EncoderLayer, ...]
-    norm: Norm
-    heads: int
-    activation: str  # transformers' name of the layers' activation
-    eps: float  # of every layer norm
-
-    @property
-    def width(self) -> int:
-        return self.positions.shape[1]
-
-    @property
-    def mels(self) -> int:
-        return self.conv1.weight.shape[1]
-
-    @classmethod
-    def of(cls, encoder: Any) -> EncoderWeights:
-        """The weights of a `WhisperEncoder`, which shares them; only queries are copies."""
-        return cls(
-            conv1=linear_of(encoder.conv1),
-            conv2=linear_of(encoder.conv2),
-            positions=encoder.embed_positions.weight.detach(),
-            layers=tuple(_layer(layer) for layer in encoder.layers),
-            norm=norm_of(encoder.layer_norm),
-            heads=encoder.config.encoder_attention_heads,
-            activation=encoder.config.activation_function,
-            eps=encoder.layer_norm.eps,
-        )
-
-
-def _layer(layer: Any) -> EncoderLayer:
+def _encoder_layer(layer: Any) -> EncoderLayer:
     attention = layer.self_attn
     query, scale = linear_of(attention.q_proj), attention.scaling
     return EncoderLayer(
@@ -365,42 +393,3 @@ def _layer(layer: Any) -> EncoderLayer:
         up=linear_of(layer.fc1),
         down=linear_of(layer.fc2),
     )
-
-
-def rows_of(linear: Linear, tokens: Tensor | None) -> Linear:
-    """The rows of these tokens `[C]`; None: all."""
-    if tokens is None:
-        return linear
-    return linear.rows(tokens)
-
-
-def cut(head: torch.nn.Linear | Int8Linear, tokens: Tensor | None) -> torch.nn.Module:
-    """A head with the rows of these tokens `[C]`; None: the head itself."""
-    if tokens is None:
-        return head
-    if isinstance(head, Int8Linear):
-        return head.rows(tokens)
-    with torch.device("meta"):
-        made = torch.nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
-    made.weight = torch.nn.Parameter(head.weight.detach()[tokens], requires_grad=False)
-    if head.bias is not None:
-        made.bias = torch.nn.Parameter(head.bias.detach()[tokens], requires_grad=False)
-    return made
-
-
-def with_cut_head(model: Any, tokens: Tensor | None) -> Any:
-    """A copy of a transformers model that shares all weights but its head, which has the rows of these
-    tokens `[C]`; None: the model itself. Raises LoadError for a head that is no plain matrix."""
-    if tokens is None:
-        return model
-    head = model.get_output_embeddings()
-    names = [name for name, module in model.named_children() if module is head]
-    if type(head) not in (torch.nn.Linear, Int8Linear) or len(names) != 1:
-        raise LoadError(
-            f"{model.config.model_type}: its head is a {type(head).__name__}, which cannot be cut to a "
-            "list of tokens; draft without the list"
-        )
-    made = copy.copy(model)
-    made._modules = dict(model._modules)
-    setattr(made, names[0], cut(head, tokens))
-    return made

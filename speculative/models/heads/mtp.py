@@ -1,12 +1,10 @@
-"""MTP layers of targets that are not Llama-like (DeepSeek-V3, GLM-4.5): a layer of the target's own class.
+"""MTP layers in their target's own checkpoint: `model.layers.{L + k}` of DeepSeek-V3.
 
-transformers knows how such checkpoints name their layers and pack their experts, and builds and loads them.
-Knows transformers' MTP model; nothing of drafting.
-
-MTP layers of a Llama-like target, in the target's own checkpoint: `model.layers.{L + k}` of DeepSeek-V3.
-
-Their first layer is applied again on its own output for every further draft, and the tensors of further
-ones are not read. Knows names; nothing of drafting.
+Of a Llama-like target the layer is read by its names (`mtp_head`). Of others (DeepSeek-V3, GLM-4.5) it is a
+layer of the target's own class (`mtp_module_head`): transformers knows how such checkpoints name their layers
+and pack their experts, and builds and loads them. The first layer is applied again on its own output for
+every further draft, and further ones are not used. Knows names and transformers' MTP model; nothing of
+drafting.
 """
 
 from __future__ import annotations
@@ -25,6 +23,51 @@ from .records import LAST, ChainHead, LeanBody, ModuleBody, Output, Taps, Target
 from .tensors import PublishedTensors, form_of, layer_config, take_layer
 
 
+def mtp_head(
+    raw: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetShape, name: str
+) -> ChainHead:
+    """The record of the first MTP layer in the tensors of a target's checkpoint; `raw` is the target's
+    configuration. Raises LoadError, with what does not fit, by name."""
+    prefix = mtp_prefix(target)
+    own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    if not mtp_layers(raw) or not own:
+        raise LoadError(
+            f"{name} has no MTP layer: no num_nextn_predict_layers in its configuration, or no tensors "
+            f"{prefix}*"
+        )
+    found = PublishedTensors(own, name)
+    config = layer_config(raw, name)
+    width, form = config.hidden_size, form_of(config, name)
+    # Copies of the target's embeddings and output layer, which are shared here.
+    for shared in ("embed_tokens.weight", "shared_head.head.weight"):
+        found.take_if(shared, target.vocab, width)
+    input_norm = found.take("input_layernorm.weight", width)
+    layer = take_layer(found, "", config, form, inputs=width, input_norm=input_norm, window=None)
+    head = ChainHead(
+        family="MTP",
+        taps=Taps((LAST,), form.eps),
+        embed_norm=found.take("enorm.weight", width),
+        feature_norm=found.take("hnorm.weight", width),
+        body=LeanBody((layer,), form),
+        output=Output(found.take("shared_head.norm.weight", width), form.eps),
+        join=found.linear("eh_proj", width, 2 * width),
+        feeds_normed=True,
+    )
+    found.finish()
+    return head
+
+
+def mtp_layers(raw: Mapping[str, Any]) -> int:
+    """How many MTP layers a target's configuration promises."""
+    found = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers", 0))
+    return found if type(found) is int and found > 0 else 0
+
+
+def mtp_prefix(target: TargetShape) -> str:
+    """The beginning of the names of the first layer's tensors."""
+    return f"model.layers.{target.layers}."
+
+
 def mtp_module_head(target: Any, names: Collection[str], name: str) -> ChainHead:
     """The record of the first MTP layer in the checkpoint that `target`, a causal LM of transformers, was
     loaded from; `names` are its tensors. Raises LoadError where there is none, or where it is no
@@ -36,9 +79,8 @@ def mtp_module_head(target: Any, names: Collection[str], name: str) -> ChainHead
             f"{name} has layers of {', '.join(sorted(kinds))}: an MTP layer beside them is not supported, as "
             "recurrent state cannot be rolled back"
         )
-    count = getattr(config, "num_mtp_layers", None) or getattr(
-        config, "num_nextn_predict_layers", None
-    )
+    keys = ("num_mtp_layers", "num_nextn_predict_layers")
+    count = next((found for key in keys if (found := getattr(config, key, None))), None)
     if not count and any(n.startswith("mtp.") for n in names):
         count = 1  # Qwen's configurations do not say
     if not count:
@@ -76,6 +118,15 @@ def published_layers(target: Any) -> Any:
         del target._keys_to_ignore_on_load_unexpected
 
 
+def effective(norm: Any, width: int, eps: float, target: Any) -> Tensor:
+    """What an RMS norm multiplies by: the weight, or 1 + w in Qwen's and Gemma's. It is the norm of ones,
+    which are normal already."""
+    ones = torch.ones(width, device=target.device, dtype=torch.float32)
+    found: Tensor = norm.float()(ones) * (1 + eps) ** 0.5
+    norm.to(target.dtype)
+    return found.to(target.dtype)
+
+
 def _head(made: Any, target: Any, name: str) -> ChainHead:
     layer, config = made.layers[0], target.config.get_text_config()
     if not made.use_post_norm or getattr(made.config, "mtp_hidden_states_first", False):
@@ -96,15 +147,6 @@ def _head(made: Any, target: Any, name: str) -> ChainHead:
     )
 
 
-def effective(norm: Any, width: int, eps: float, target: Any) -> Tensor:
-    """What an RMS norm multiplies by: the weight, or 1 + w in Qwen's and Gemma's. It is the norm of ones,
-    which are normal already."""
-    ones = torch.ones(width, device=target.device, dtype=torch.float32)
-    found: Tensor = norm.float()(ones) * (1 + eps) ** 0.5
-    norm.to(target.dtype)
-    return found.to(target.dtype)
-
-
 def _shape(block: Any, made: Any, name: str) -> LayerShape:
     """The keys and values of a layer, from those of one token."""
     cache = DynamicCache()
@@ -121,48 +163,3 @@ def _shape(block: Any, made: Any, name: str) -> LayerShape:
     if not isinstance(keys, Tensor) or not isinstance(values, Tensor) or keys.dim() != 4:
         raise LoadError(f"{name}: its MTP layer keeps no plain keys and values")
     return LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
-
-
-def mtp_layers(raw: Mapping[str, Any]) -> int:
-    """How many MTP layers a target's configuration promises."""
-    found = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers", 0))
-    return found if type(found) is int and found > 0 else 0
-
-
-def mtp_prefix(target: TargetShape) -> str:
-    """The beginning of the names of the first layer's tensors."""
-    return f"model.layers.{target.layers}."
-
-
-def mtp_head(
-    raw: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetShape, name: str
-) -> ChainHead:
-    """The record of the first MTP layer in the tensors of a target's checkpoint; `raw` is the target's
-    configuration. Raises LoadError, with what does not fit, by name."""
-    prefix = mtp_prefix(target)
-    own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    if not mtp_layers(raw) or not own:
-        raise LoadError(
-            f"{name} has no MTP layer: no num_nextn_predict_layers in its configuration, or no tensors "
-            f"{prefix}*"
-        )
-    found = PublishedTensors(own, name)
-    config = layer_config(raw, name)
-    width, form = config.hidden_size, form_of(config, name)
-    # Copies of the target's embeddings and output layer, which are shared here.
-    for shared in ("embed_tokens.weight", "shared_head.head.weight"):
-        found.take_if(shared, target.vocab, width)
-    input_norm = found.take("input_layernorm.weight", width)
-    layer = take_layer(found, "", config, form, inputs=width, input_norm=input_norm, window=None)
-    head = ChainHead(
-        family="MTP",
-        taps=Taps((LAST,), form.eps),
-        embed_norm=found.take("enorm.weight", width),
-        feature_norm=found.take("hnorm.weight", width),
-        body=LeanBody((layer,), form),
-        output=Output(found.take("shared_head.norm.weight", width), form.eps),
-        join=found.linear("eh_proj", width, 2 * width),
-        feeds_normed=True,
-    )
-    found.finish()
-    return head

@@ -1,13 +1,13 @@
 """The records of a head: what EAGLE-3, MTP and DFlash loaders make, and what drafters and trainers run.
 
-Letters besides those of `speculative.drafts`: H width of the head, n taps, U tokens that the head proposes,
-d size of an attention head. A chain head reads, at position t, the state of token t and the embedding of
-token t + 1, and predicts token t + 2. A block head predicts G tokens after the pending one in one pass.
+A chain head reads, at position t, the state of token t and the embedding of token t + 1, and predicts token t
++ 2. A block head predicts G tokens after the pending one in one pass. Their layers are functions over plain
+tensors, or a layer of the target's own class; both keep keys and values in a cache of transformers'
+interface, as the adapters of targets do: slots of rows in decoding, growing ones in training. Knows tensors;
+nothing of files, rows or drafts.
 
-The layers of a head: as functions over plain tensors, or a layer of the target's own class.
-
-Both keep keys and values in a cache of transformers' interface, as the adapters of targets do: slots of rows
-in decoding, growing ones in training. Knows layers; nothing of taps, tokens or drafts.
+Letters besides those of `speculative.types`: H width of the head, n taps, U tokens that the head proposes, d
+size of an attention head, I width of a layer's input, R slots that are read.
 """
 
 from __future__ import annotations
@@ -24,6 +24,138 @@ from ...errors import LoadError
 from ..module_cache import LayerShape, window_mask
 from ..weights import Linear
 
+LAST = -1
+"""The tap behind the target's final norm."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChainHead:
+    """EAGLE-3, or an MTP layer: the input of position t joins the embedding of token t + 1 with feature t.
+
+    EAGLE-3's first layer reads both side by side, `[2 H]`, and its residual is the feature; MTP projects
+    them to `[H]` by `join`, which is input and residual of an ordinary layer.
+    """
+
+    family: str  # for people
+    taps: Taps
+    embed_norm: Tensor  # [E], E the width of embeddings
+    feature_norm: Tensor  # [H]
+    body: Body
+    output: Output
+    join: Linear | None = None  # [H, E + H]
+    residual_normed: bool = False  # norm_before_residual
+    feeds_normed: bool = False  # norm_output: the next feature is the state behind the norm
+    embedding: Tensor | None = None  # [V, E]; None: the target's
+
+    def step(self, embedded: Tensor, feature: Tensor, run: Run) -> Tensor:
+        """The states `[B, N, H]` of positions with these embeddings and features."""
+        eps = self.output.eps
+        left = rms_norm(embedded, embedded.shape[-1:], self.embed_norm, eps)
+        right = rms_norm(feature, feature.shape[-1:], self.feature_norm, eps)
+        x = torch.cat([left, right], -1)
+        if self.join is not None:
+            x = linear(x, self.join.weight, self.join.bias)
+            return self.body(x, x, run.positions, run.mask, run.cache)
+        residual = right if self.residual_normed else feature
+        return self.body(x, residual, run.positions, run.mask, run.cache)
+
+    def next_feature(self, states: Tensor) -> Tensor:
+        """What a draft step reads in place of a target's state, from the states before it."""
+        return self.output.normed(states) if self.feeds_normed else states
+
+
+@dataclass(frozen=True, eq=False)
+class BlockHead:
+    """DFlash: the target's states of committed tokens are keys and values of every layer; queries are the
+    pending token and `block - 1` masks."""
+
+    family: str
+    taps: Taps
+    body: LeanBody
+    output: Output
+    mask_token: int
+    block: int
+    embedding: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.block < 2:
+            raise LoadError(f"a block of {self.block} drafts nothing")
+
+
+Head = ChainHead | BlockHead
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """The sizes of the target that a head must fit; `name` is for messages."""
+
+    name: str
+    width: int
+    layers: int
+    vocab: int
+
+
+@dataclass(frozen=True, eq=False)
+class Taps:
+    """How the target's states become the feature of a position: taps `[..., n, D]` to `[..., H]`.
+
+    The norms are one for each tap, or one for all of them together, or none. Without a projection the only
+    tap is the feature.
+    """
+
+    layers: tuple[int, ...]  # states entering these layers of the target, or LAST
+    eps: float
+    norms: tuple[Tensor, ...] = ()  # [D] each, or one of [n D]
+    project: Linear | None = None  # [H, n D]
+    after: Tensor | None = None  # [H], a norm of the projected feature
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise LoadError("the head reads no hidden states")
+        if self.project is None and len(self.layers) > 1:
+            raise LoadError("several taps need a projection")
+
+    def feature(self, taps: Tensor) -> Tensor:
+        """The features `[..., H]` of taps `[..., n, D]`."""
+        if len(self.norms) > 1:
+            width = taps.shape[-1:]
+            parts = [
+                rms_norm(taps[..., i, :], width, w, self.eps) for i, w in enumerate(self.norms)
+            ]
+            x = torch.cat(parts, -1)
+        else:
+            x = taps.flatten(-2)
+            if self.norms:
+                x = rms_norm(x, x.shape[-1:], self.norms[0], self.eps)
+        if self.project is not None:
+            x = linear(x, self.project.weight, self.project.bias)
+        return x if self.after is None else rms_norm(x, x.shape[-1:], self.after, self.eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """From the last layer to logits: a norm, and an output layer of its own or the target's.
+
+    `ids` are the token ids of the own output layer's rows; None: row i is token i.
+    """
+
+    norm: Tensor  # [H]
+    eps: float
+    head: Linear | None = None  # [U, H]; None: the target's
+    ids: Tensor | None = None  # [U] int64
+
+    def normed(self, states: Tensor) -> Tensor:
+        return rms_norm(states, states.shape[-1:], self.norm, self.eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Where the positions of a pass are, what they read and where keys and values are kept."""
+
+    positions: Tensor  # [B, N]
+    mask: Tensor  # [B, 1, N, R], additive
+    cache: Any
+
 
 class Body(Protocol):
     """The layers of a head."""
@@ -37,35 +169,6 @@ class Body(Protocol):
     ) -> Tensor:
         """States `[B, N, H]` of `inputs [B, N, I]` at `positions [B, N]`; the first layer adds to
         `residual [B, N, H]`. `mask [B, 1, N, R]` is additive."""
-
-
-@dataclass(frozen=True, eq=False)
-class LeanLayer:
-    """One layer of Llama's or Qwen 3's form."""
-
-    input_norm: Tensor | None  # None: its input is normalised already
-    query: Linear  # [heads d, I]
-    key_value: Linear  # [2 kv_heads d, I]
-    query_norm: Tensor | None  # [d], of every head, before the rotation
-    key_norm: Tensor | None
-    out: Linear  # [H, heads d]
-    post_norm: Tensor
-    gate_up: Linear  # [2 F, H]
-    down: Linear  # [H, F]
-    window: int | None = None  # a query reads this many positions, itself included; None: all
-
-
-@dataclass(frozen=True, eq=False)
-class LeanForm:
-    """What the layers of a body have in common."""
-
-    heads: int
-    kv_heads: int
-    head_size: int
-    eps: float
-    activation: str  # transformers' name of it
-    inv_freq: Tensor  # [d / 2] float32
-    rotary_scale: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +247,35 @@ class LeanBody:
 
 
 @dataclass(frozen=True, eq=False)
+class LeanLayer:
+    """One layer of Llama's or Qwen 3's form."""
+
+    input_norm: Tensor | None  # None: its input is normalised already
+    query: Linear  # [heads d, I]
+    key_value: Linear  # [2 kv_heads d, I]
+    query_norm: Tensor | None  # [d], of every head, before the rotation
+    key_norm: Tensor | None
+    out: Linear  # [H, heads d]
+    post_norm: Tensor
+    gate_up: Linear  # [2 F, H]
+    down: Linear  # [H, F]
+    window: int | None = None  # a query reads this many positions, itself included; None: all
+
+
+@dataclass(frozen=True, eq=False)
+class LeanForm:
+    """What the layers of a body have in common."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    eps: float
+    activation: str  # transformers' name of it
+    inv_freq: Tensor  # [d / 2] float32
+    rotary_scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
 class ModuleBody:
     """One decoder layer of transformers, of the target's own class: whatever attention and experts it has.
 
@@ -180,136 +312,3 @@ def _rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = angles
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat([-second, first], -1) * sin
-
-
-LAST = -1
-"""The tap behind the target's final norm."""
-
-
-@dataclass(frozen=True)
-class TargetShape:
-    """The sizes of the target that a head must fit; `name` is for messages."""
-
-    name: str
-    width: int
-    layers: int
-    vocab: int
-
-
-@dataclass(frozen=True, eq=False)
-class Taps:
-    """How the target's states become the feature of a position: taps `[..., n, D]` to `[..., H]`.
-
-    The norms are one for each tap, or one for all of them together, or none. Without a projection the only
-    tap is the feature.
-    """
-
-    layers: tuple[int, ...]  # states entering these layers of the target, or LAST
-    eps: float
-    norms: tuple[Tensor, ...] = ()  # [D] each, or one of [n D]
-    project: Linear | None = None  # [H, n D]
-    after: Tensor | None = None  # [H], a norm of the projected feature
-
-    def __post_init__(self) -> None:
-        if not self.layers:
-            raise LoadError("the head reads no hidden states")
-        if self.project is None and len(self.layers) > 1:
-            raise LoadError("several taps need a projection")
-
-    def feature(self, taps: Tensor) -> Tensor:
-        """The features `[..., H]` of taps `[..., n, D]`."""
-        if len(self.norms) > 1:
-            width = taps.shape[-1:]
-            parts = [
-                rms_norm(taps[..., i, :], width, w, self.eps) for i, w in enumerate(self.norms)
-            ]
-            x = torch.cat(parts, -1)
-        else:
-            x = taps.flatten(-2)
-            if self.norms:
-                x = rms_norm(x, x.shape[-1:], self.norms[0], self.eps)
-        if self.project is not None:
-            x = linear(x, self.project.weight, self.project.bias)
-        return x if self.after is None else rms_norm(x, x.shape[-1:], self.after, self.eps)
-
-
-@dataclass(frozen=True, eq=False)
-class Output:
-    """From the last layer to logits: a norm, and an output layer of its own or the target's.
-
-    `ids` are the token ids of the own output layer's rows; None: row i is token i.
-    """
-
-    norm: Tensor  # [H]
-    eps: float
-    head: Linear | None = None  # [U, H]; None: the target's
-    ids: Tensor | None = None  # [U] int64
-
-    def normed(self, states: Tensor) -> Tensor:
-        return rms_norm(states, states.shape[-1:], self.norm, self.eps)
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """Where the positions of a pass are, what they read and where keys and values are kept."""
-
-    positions: Tensor  # [B, N]
-    mask: Tensor  # [B, 1, N, R], additive
-    cache: Any
-
-
-@dataclass(frozen=True, eq=False)
-class ChainHead:
-    """EAGLE-3, or an MTP layer: the input of position t joins the embedding of token t + 1 with feature t.
-
-    EAGLE-3's first layer reads both side by side, `[2 H]`, and its residual is the feature; MTP projects
-    them to `[H]` by `join`, which is input and residual of an ordinary layer.
-    """
-
-    family: str  # for people
-    taps: Taps
-    embed_norm: Tensor  # [E], E the width of embeddings
-    feature_norm: Tensor  # [H]
-    body: Body
-    output: Output
-    join: Linear | None = None  # [H, E + H]
-    residual_normed: bool = False  # norm_before_residual
-    feeds_normed: bool = False  # norm_output: the next feature is the state behind the norm
-    embedding: Tensor | None = None  # [V, E]; None: the target's
-
-    def step(self, embedded: Tensor, feature: Tensor, run: Run) -> Tensor:
-        """The states `[B, N, H]` of positions with these embeddings and features."""
-        eps = self.output.eps
-        left = rms_norm(embedded, embedded.shape[-1:], self.embed_norm, eps)
-        right = rms_norm(feature, feature.shape[-1:], self.feature_norm, eps)
-        x = torch.cat([left, right], -1)
-        if self.join is not None:
-            x = linear(x, self.join.weight, self.join.bias)
-            return self.body(x, x, run.positions, run.mask, run.cache)
-        residual = right if self.residual_normed else feature
-        return self.body(x, residual, run.positions, run.mask, run.cache)
-
-    def next_feature(self, states: Tensor) -> Tensor:
-        """What a draft step reads in place of a target's state, from the states before it."""
-        return self.output.normed(states) if self.feeds_normed else states
-
-
-@dataclass(frozen=True, eq=False)
-class BlockHead:
-    """DFlash: the target's states of committed tokens are keys and values of every layer; queries are the
-    pending token and `block - 1` masks."""
-
-    family: str
-    taps: Taps
-    body: LeanBody
-    output: Output
-    mask_token: int
-    block: int
-    embedding: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        if self.block < 2:
-            raise LoadError(f"a block of {self.block} drafts nothing")
-
-
-Head = ChainHead | BlockHead

@@ -1,12 +1,10 @@
-"""Takes the tensors of a published head by name, with the shape that its configuration promises.
-
-What is missing, has another shape, or is left over is refused by name: a head that is half understood would
-draft badly without a word. Also the layers that heads of all families share. Knows names and shapes.
-
-The files of a head's folder: its configuration and its tensors, read without trusting them.
+"""The files of a head's folder, and its tensors by name and shape, read without trusting them.
 
 A folder may come from anywhere: nothing in it is executed, and a file that is damaged, too large or names
-other folders is refused with its name. Knows file formats; nothing of heads.
+other folders is refused with its name. A tensor that is missing, has another shape than the configuration
+promises, or is left over is refused by name: a head that is half understood would draft badly without a word.
+Also the layers that heads of all families share. Knows file formats, names and shapes; nothing of how a head
+computes.
 """
 
 from __future__ import annotations
@@ -20,11 +18,10 @@ import torch
 from torch import Tensor
 
 from ...errors import LoadError, load_cause
+from ..checkpoint import CONFIG, WEIGHTS
+from ..coverage import FIXED_ROTATIONS
 from ..weights import Linear
 from .records import LeanForm, LeanLayer, Output, TargetShape
-
-ROPES = {"default", "linear", "llama3", "yarn"}
-"""Rotary positions whose frequencies do not depend on the length of a text."""
 
 SIZES = (
     "hidden_size",
@@ -34,6 +31,10 @@ SIZES = (
     "vocab_size",
 )
 LARGEST_SIZE = 1 << 24
+
+SAFETENSORS, PICKLE = WEIGHTS
+LARGEST_JSON = 64 << 20
+"""Bytes; the index of a large model's files has a few megabytes."""
 
 
 class PublishedTensors:
@@ -133,7 +134,7 @@ def form_of(config: Any, name: str) -> LeanForm:
 
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
-    if kind not in ROPES:
+    if kind not in FIXED_ROTATIONS:
         raise LoadError(f"{name}: rotary positions of type {kind!r} are not supported")
     rotary = LlamaRotaryEmbedding(config)
     inv_freq = rotary.inv_freq.float()
@@ -234,40 +235,6 @@ def take_output(
     return Output(norm, eps, head, ids)
 
 
-def _ids(tensors: PublishedTensors, size: int, vocab: int) -> Tensor:
-    """The token ids `[U]` of the output layer's rows."""
-    name = tensors.name
-    marks = tensors.take_integers("t2d").bool() if "t2d" in tensors else None
-    if marks is not None and (len(marks) != vocab or int(marks.sum()) != size):
-        raise LoadError(
-            f"{name}: t2d marks {int(marks.sum())} of {len(marks)} tokens, and the head has {size} of "
-            f"{vocab}"
-        )
-    if "d2t" not in tensors:
-        if size != vocab:
-            raise LoadError(f"{name} proposes {size} of {vocab} tokens and lacks the tensor d2t")
-        return torch.arange(size)
-    offsets = tensors.take_integers("d2t").long()
-    if len(offsets) != size:
-        raise LoadError(f"{name}: d2t has {len(offsets)} entries for {size} rows")
-    ids = torch.arange(size) + offsets
-    if bool((ids < 0).any()) or bool((ids >= vocab).any()) or len(ids.unique()) != size:
-        raise LoadError(f"{name}: d2t leads outside the vocabulary of {vocab}, or twice to a token")
-    if marks is not None and not bool(marks[ids].all()):
-        raise LoadError(f"{name}: d2t and t2d name different tokens")
-    return ids
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-CONFIG = "config.json"
-SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
-LARGEST_JSON = 64 << 20
-"""Bytes; the index of a large model's files has a few megabytes."""
-
-
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a folder. Raises LoadError with the file's name."""
     return _json(folder / CONFIG)
@@ -304,6 +271,34 @@ def tensor_names(folder: Path) -> set[str]:
             return set(file.keys())
     except Exception as error:  # safetensors has an error class for every kind of damage
         raise LoadError(f"{folder / SAFETENSORS} is damaged: {_line(error)}") from error
+
+
+def _ids(tensors: PublishedTensors, size: int, vocab: int) -> Tensor:
+    """The token ids `[U]` of the output layer's rows."""
+    name = tensors.name
+    marks = tensors.take_integers("t2d").bool() if "t2d" in tensors else None
+    if marks is not None and (len(marks) != vocab or int(marks.sum()) != size):
+        raise LoadError(
+            f"{name}: t2d marks {int(marks.sum())} of {len(marks)} tokens, and the head has {size} of "
+            f"{vocab}"
+        )
+    if "d2t" not in tensors:
+        if size != vocab:
+            raise LoadError(f"{name} proposes {size} of {vocab} tokens and lacks the tensor d2t")
+        return torch.arange(size)
+    offsets = tensors.take_integers("d2t").long()
+    if len(offsets) != size:
+        raise LoadError(f"{name}: d2t has {len(offsets)} entries for {size} rows")
+    ids = torch.arange(size) + offsets
+    if bool((ids < 0).any()) or bool((ids >= vocab).any()) or len(ids.unique()) != size:
+        raise LoadError(f"{name}: d2t leads outside the vocabulary of {vocab}, or twice to a token")
+    if marks is not None and not bool(marks[ids].all()):
+        raise LoadError(f"{name}: d2t and t2d name different tokens")
+    return ids
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _json(path: Path) -> dict[str, Any]:

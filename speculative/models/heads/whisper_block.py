@@ -3,13 +3,10 @@
 DFlash (arXiv 2602.06036) for an encoder-decoder: the target's states of committed tokens are projected into
 the head's keys and values, the block reads them, itself in both directions, and the target's encoder states
 by cross-attention of its own. Here query i predicts token i + 1 behind the pending one, so that the pending
-token's query begins as an ordinary draft's. Knows tensors; nothing of rows or files.
+token's query begins as an ordinary draft's. Its folder has config.json with its sizes and model.safetensors
+with its tensors. Knows tensors and files; nothing of rows.
 
-Letters besides those of `speculative.drafts`: n taps, Q queries of a block, S encoder states, h heads of d.
-
-The folder of a Whisper block head: config.json with its sizes, model.safetensors with its tensors.
-
-Knows files; nothing of how a head computes.
+Letters besides those of `speculative.types`: n taps, Q queries of a block, S encoder states, h heads of d.
 """
 
 from __future__ import annotations
@@ -25,6 +22,12 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from ...errors import LoadError
+from ..checkpoint import CONFIG
+
+MODEL_TYPE = "forescribe_whisper_block"
+"""The `model_type` of config.json, which no class of transformers has."""
+
+WEIGHTS = "model.safetensors"
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values, `[B, h, T, d]` each."""
@@ -173,22 +176,6 @@ class WhisperBlock:
         return layer_norm(x, x.shape[-1:], weight, bias)
 
 
-def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention `[B, h, Q, d]`. On a CPU few queries read many keys: in bfloat16 two products take about half
-    the time of the fused kernel (docs/methods/block-drafter.md)."""
-    if query.device.type != "cpu" or query.requires_grad:
-        return scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-    scores = (query * query.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
-    found: Tensor = (scores if mask is None else scores + mask).softmax(-1) @ values
-    return found
-
-
-MODEL_TYPE = "forescribe_whisper_block"
-"""The `model_type` of config.json, which no class of transformers has."""
-
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-
-
 def is_block(folder: Path) -> bool:
     """Whether a folder says that it holds a block head."""
     try:
@@ -243,3 +230,13 @@ def _shape(config: dict[str, Any]) -> BlockShape:
     if not all(type(number) is int for number in numbers):
         raise LoadError("the block head's config.json has sizes that are no whole numbers")
     return BlockShape(**values, taps=tuple(taps))
+
+
+def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention `[B, h, Q, d]`. On a CPU few queries read many keys: in bfloat16 two products take about half
+    the time of the fused kernel (docs/methods/block-drafter.md)."""
+    if query.device.type != "cpu" or query.requires_grad:
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+    scores = (query * query.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
+    found: Tensor = (scores if mask is None else scores + mask).softmax(-1) @ values
+    return found
