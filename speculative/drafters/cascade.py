@@ -3,16 +3,9 @@
 Free drafts take part in three ways. Where they are good enough a row takes them *instead* of the model's, and
 no forward of the model is run if all rows do; or *before* the model's, which goes on where they end, as at
 the end of a sentence. Otherwise they go on *behind* the model's drafts: scoring another position is cheap.
-All is decided by measurement: how often tokens of each source are kept, in each row, and what the model's
-forwards and the target's positions cost. Knows rows and drafters; nothing of where scripts come from.
-
-Free drafts: proposals of sources that cost nothing, merged by row.
-
-Knows drafters and chances; nothing of models or prices.
-
-Trust: how often the tokens of each source were kept, per row, as tensors.
-
-Knows counts; nothing of drafters. Shapes: S sources, the rest as in `drafts`.
+All is decided by measurement: how often tokens of each source are kept, in each row (`Trust`), and what the
+model's forwards and the target's positions cost (`worth`). Knows rows and drafters; nothing of where scripts
+come from. Shapes: S sources, the rest as in `types`.
 """
 
 from __future__ import annotations
@@ -32,55 +25,6 @@ from .model_drafter import ModelDrafter
 from .script import ScriptDrafter
 from .worth import Shape, Worth, believed_tokens
 
-
-@dataclass(frozen=True)
-class FreeDrafts:
-    """Proposals of the free sources, merged by row."""
-
-    tokens: Tensor  # [B, G]
-    valid: Tensor  # [B]
-    source: Tensor  # [B] number of the source
-    chance: Tensor  # [B] that a token is kept
-
-
-def proposed(
-    sources: Sequence[Drafter],
-    rows: Rows,
-    gamma: int,
-    chances: Tensor,
-    first: int,
-    *,
-    learnt: bool = True,
-) -> FreeDrafts:
-    """Drafts of the likeliest source that has any, by row; of the first one where nothing `learnt` is to
-    count. `chances` `[S, B]` are those of the sources, which are numbered from `first`."""
-    found: FreeDrafts | None = None
-    for number, (drafter, chance) in enumerate(zip(sources, chances, strict=True), start=first):
-        draft = drafter.propose(rows, gamma)
-        if found is None:
-            source = torch.full_like(draft.valid, number)
-            found = FreeDrafts(draft.tokens, draft.valid, source, chance)
-            continue
-        better = (chance > found.chance) & learnt
-        takes = (draft.valid > 0) & ((found.valid == 0) | better)
-        found = FreeDrafts(
-            torch.where(takes[:, None], draft.tokens, found.tokens),
-            torch.where(takes, draft.valid, found.valid),
-            torch.where(takes, number, found.source),
-            torch.where(takes, chance, found.chance),
-        )
-    assert found is not None
-    return found
-
-
-def after(rows: Rows, drafts: Tensor, count: Tensor) -> Rows:
-    """The rows as they are if the first `count` `[B]` of their drafts `[B, W]` are kept."""
-    column = torch.arange(drafts.shape[1], device=drafts.device)
-    slot = torch.where(column < count[:, None], rows.lengths[:, None] + column, rows.scratch)
-    tokens = rows.tokens.scatter(1, slot.clamp_max(rows.scratch), drafts)
-    return replace(rows, tokens=tokens, lengths=(rows.lengths + count).clamp_max(rows.scratch))
-
-
 DECAY = 0.9
 """Weight of a row's earlier rounds in each new one: about ten rounds are remembered."""
 
@@ -92,58 +36,6 @@ SHARED_WORTH = 4.0
 
 PRIOR_KEPT, PRIOR_TRIED = 2.0, 4.0
 """Assumed at first: half of the tokens are kept."""
-
-
-class Trust:
-    """The chance that a token of each source is kept, given that those before it were `[S, B]`."""
-
-    def __init__(self, sources: int, batch: int, device: torch.device) -> None:
-        self._kept = torch.zeros(sources, batch, device=device)
-        self._tried = torch.zeros(sources, batch, device=device)
-        self._shared = torch.tensor([PRIOR_KEPT, PRIOR_TRIED], device=device).repeat(sources, 1)
-
-    def reset(self, rows: Tensor) -> None:
-        """Forgets what was learnt on these rows alone."""
-        self._kept[:, rows] = 0
-        self._tried[:, rows] = 0
-
-    def chances(self, batch: int) -> Tensor:
-        """`[S, B]` of the first `batch` rows, above 0 and below 1."""
-        shared = (self._shared[:, :1] + 0.5) / (self._shared[:, 1:] + 1)
-        kept = self._kept[:, :batch] + SHARED_WORTH * shared
-        return kept / (self._tried[:, :batch] + SHARED_WORTH)
-
-    def learn(self, source: int, kept: Tensor, tried: Tensor) -> None:
-        """Counts of one round `[B]`: tokens of the source that were judged, and kept."""
-        batch, some = len(kept), tried > 0
-        for total, new in ((self._kept[source], kept), (self._tried[source], tried)):
-            total[:batch] = torch.where(some, DECAY * total[:batch] + new, total[:batch])
-        sums = torch.stack([kept.sum(), tried.sum()]).to(self._shared.dtype)
-        shared = self._shared[source]
-        shared.copy_(torch.where(some.any(), SHARED_DECAY * shared + sums, shared))
-
-
-@dataclass(frozen=True)
-class SourceCounts:
-    """What one source has proposed, and how much of it was kept. A token that follows a rejected one was not
-    judged, and does not count."""
-
-    judged: int
-    kept: int
-
-
-@dataclass
-class _Round:
-    """What `observe` must know of the proposal before it."""
-
-    lead: FreeDrafts  # what the free sources proposed in the place of the model's drafts
-    tail: FreeDrafts | None
-    led: Tensor  # [B] rows that took free drafts alone
-    taken: Tensor | None  # [B] free drafts before the model's; None: the model drafted first
-    width: int  # drafts of the model; 0 where it did not run
-    ended: float  # when the proposal was complete
-    spent: float  # seconds of the whole proposal
-    whole: int  # drafts submitted
 
 
 class Cascade:
@@ -197,14 +89,12 @@ class Cascade:
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         for drafter in self._drafters:
             drafter.allocate(batch, slots, device)
-        sources = (
-            2 * len(self.free) + 1
-        )  # in the place of the model's drafts, behind them, the model
+        # in the place of the model's drafts, behind them, the model
+        sources = 2 * len(self.free) + 1
         self._trust = Trust(sources, batch, device)
         self._counts = torch.zeros(sources, 2, dtype=torch.int64, device=device)
-        self._read = torch.zeros(
-            batch, dtype=torch.int64, device=device
-        )  # slots the model has read
+        # [B] slots the model has read
+        self._read = torch.zeros(batch, dtype=torch.int64, device=device)
 
     def forwards(self, gamma: int) -> int:
         """Those of a round in which the model drafts all."""
@@ -348,8 +238,26 @@ class Cascade:
         return model.propose(rows, gamma)
 
     def _proposed(self, rows: Rows, gamma: int, first: int, *, learnt: bool = True) -> FreeDrafts:
+        """Drafts of the likeliest free source that has any, by row; of the first one where nothing `learnt`
+        is to count. The sources are numbered from `first`."""
         chances = self._trust.chances(rows.batch)[first : first + len(self.free)]
-        return proposed(self.free, rows, gamma, chances, first, learnt=learnt)
+        found: FreeDrafts | None = None
+        for number, (drafter, chance) in enumerate(zip(self.free, chances, strict=True), first):
+            draft = drafter.propose(rows, gamma)
+            if found is None:
+                source = torch.full_like(draft.valid, number)
+                found = FreeDrafts(draft.tokens, draft.valid, source, chance)
+                continue
+            better = (chance > found.chance) & learnt
+            takes = (draft.valid > 0) & ((found.valid == 0) | better)
+            found = FreeDrafts(
+                torch.where(takes[:, None], draft.tokens, found.tokens),
+                torch.where(takes, draft.valid, found.valid),
+                torch.where(takes, number, found.source),
+                torch.where(takes, chance, found.chance),
+            )
+        assert found is not None
+        return found
 
     def _better(self, lead: FreeDrafts, drafted: int) -> Tensor:
         """Rows whose free drafts are likelier to be kept than `drafted` ones of the model `[B]`."""
@@ -414,3 +322,73 @@ class Cascade:
         )
         known = self._read[: rows.batch]
         known.copy_(torch.where(rows.active, read, known))
+
+
+@dataclass(frozen=True)
+class SourceCounts:
+    """What one source has proposed, and how much of it was kept. A token that follows a rejected one was not
+    judged, and does not count."""
+
+    judged: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class FreeDrafts:
+    """Proposals of the free sources, merged by row."""
+
+    tokens: Tensor  # [B, G]
+    valid: Tensor  # [B]
+    source: Tensor  # [B] number of the source
+    chance: Tensor  # [B] that a token is kept
+
+
+@dataclass
+class _Round:
+    """What `observe` must know of the proposal before it."""
+
+    lead: FreeDrafts  # what the free sources proposed in the place of the model's drafts
+    tail: FreeDrafts | None
+    led: Tensor  # [B] rows that took free drafts alone
+    taken: Tensor | None  # [B] free drafts before the model's; None: the model drafted first
+    width: int  # drafts of the model; 0 where it did not run
+    ended: float  # when the proposal was complete
+    spent: float  # seconds of the whole proposal
+    whole: int  # drafts submitted
+
+
+def after(rows: Rows, drafts: Tensor, count: Tensor) -> Rows:
+    """The rows as they are if the first `count` `[B]` of their drafts `[B, W]` are kept."""
+    column = torch.arange(drafts.shape[1], device=drafts.device)
+    slot = torch.where(column < count[:, None], rows.lengths[:, None] + column, rows.scratch)
+    tokens = rows.tokens.scatter(1, slot.clamp_max(rows.scratch), drafts)
+    return replace(rows, tokens=tokens, lengths=(rows.lengths + count).clamp_max(rows.scratch))
+
+
+class Trust:
+    """The chance that a token of each source is kept, given that those before it were `[S, B]`."""
+
+    def __init__(self, sources: int, batch: int, device: torch.device) -> None:
+        self._kept = torch.zeros(sources, batch, device=device)
+        self._tried = torch.zeros(sources, batch, device=device)
+        self._shared = torch.tensor([PRIOR_KEPT, PRIOR_TRIED], device=device).repeat(sources, 1)
+
+    def reset(self, rows: Tensor) -> None:
+        """Forgets what was learnt on these rows alone."""
+        self._kept[:, rows] = 0
+        self._tried[:, rows] = 0
+
+    def chances(self, batch: int) -> Tensor:
+        """`[S, B]` of the first `batch` rows, above 0 and below 1."""
+        shared = (self._shared[:, :1] + 0.5) / (self._shared[:, 1:] + 1)
+        kept = self._kept[:, :batch] + SHARED_WORTH * shared
+        return kept / (self._tried[:, :batch] + SHARED_WORTH)
+
+    def learn(self, source: int, kept: Tensor, tried: Tensor) -> None:
+        """Counts of one round `[B]`: tokens of the source that were judged, and kept."""
+        batch, some = len(kept), tried > 0
+        for total, new in ((self._kept[source], kept), (self._tried[source], tried)):
+            total[:batch] = torch.where(some, DECAY * total[:batch] + new, total[:batch])
+        sums = torch.stack([kept.sum(), tried.sum()]).to(self._shared.dtype)
+        shared = self._shared[source]
+        shared.copy_(torch.where(some.any(), SHARED_DECAY * shared + sums, shared))

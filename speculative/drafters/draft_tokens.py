@@ -1,11 +1,11 @@
 """The lists of tokens that a draft may propose, in files beside its weights.
 
-A draft whose folder has `draft_tokens.json` gets an output head of these tokens alone (`models.cut_head`),
+A draft whose folder has `draft_tokens.json` gets an output head of these tokens alone (`models.weights.cut`),
 which makes each drafted token cheaper and changes no text: what the list lacks is decoded by the target.
 `draft_tokens.fr.json` is a list for French. Where the language is known when the draft is loaded, its head
 has that list; else it has the union of all: a head is one matrix that all rows of a batch share, and a list
 for each row would gather as many matrices in every forward.
-`forescribe draft-head` makes the files. Knows counts and files; no texts, no models and no torch.
+`forescribe draft-head` makes the files. Knows counts and files; no texts and no models. Import is light.
 """
 
 from __future__ import annotations

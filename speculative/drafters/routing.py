@@ -77,9 +77,8 @@ class RoutingDrafter:
             own = [place for place, route in enumerate(routes) if route == index]
             if not own:
                 continue
-            if (
-                not self._skips
-            ):  # as many as a power of two, as the admission: the last one is read twice
+            if not self._skips:
+                # As many as a power of two, as the admission: the last one is read twice.
                 own += own[-1:] * ((1 << (len(own) - 1).bit_length()) - len(own))
             at = upload(own, torch.int64, rows.device)
             drafter.admit(rows[at], tokens[at], [requests[place] for place in own], None)

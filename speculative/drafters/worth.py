@@ -1,11 +1,8 @@
 """Worth: which drafts of a cascade pay, from the times and verdicts of past rounds.
 
-For devices where reading a number costs nothing. Knows seconds and chances; nothing of where drafts come
-from.
-
-Prices: what a drafted token and a scored position cost, from the times of past rounds.
-
-For devices that have finished when a call returns. Knows seconds; nothing of tokens.
+What a drafted token and a scored position cost is learnt from the times of past rounds (`Line`). For devices
+that have finished when a call returns, and where reading a number costs nothing. Knows seconds and chances;
+nothing of where drafts come from.
 """
 
 from __future__ import annotations
@@ -27,72 +24,12 @@ FREE_SHARE = 0.02
 LEAST = 1e-9
 """Seconds that everything takes, however coarse the clock is."""
 
-
-class Line:
-    """Seconds as a straight line over a size, by least squares over the past rounds."""
-
-    def __init__(self) -> None:
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        self.rounds = 0
-
-    def learn(self, size: int, seconds: float) -> None:
-        if self.rounds > 3:
-            seconds = min(seconds, OUTLIER * self.at(size))
-        self.rounds += 1
-        for name, value in (
-            ("_weight", 1.0),
-            ("_x", size),
-            ("_y", seconds),
-            ("_xx", size * size),
-            ("_xy", size * seconds),
-        ):
-            setattr(self, name, DECAY * getattr(self, name) + value)
-
-    @property
-    def slope(self) -> float:
-        """Seconds that one more costs; at least a small share of the mean."""
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        spread = self._xx / self._weight - mean_x * mean_x
-        least = FREE_SHARE * mean_y
-        if spread < 0.1:
-            return least
-        slope = (self._xy / self._weight - mean_x * mean_y) / spread
-        return min(max(slope, least), mean_y / max(mean_x, 1.0))
-
-    def at(self, size: float) -> float:
-        """Seconds of this size."""
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        return max(mean_y + self.slope * (size - mean_x), FREE_SHARE * mean_y, LEAST)
-
-
-class Mean:
-    """A running mean."""
-
-    def __init__(self) -> None:
-        self._sum = self._weight = 0.0
-
-    def learn(self, value: float) -> None:
-        self._sum, self._weight = DECAY * self._sum + value, DECAY * self._weight + 1
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._weight if self._weight else 0.0
-
-
 MEASURED_FIRST = 4
 """Rounds with the model's drafts before anything is decided by prices."""
 
 PROBE_EVERY = 16
 """Rounds after which something is tried although it would not pay, to know what it brings: free drafts behind
 the model's, and the model's where free ones were taken."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Free drafts of a round, the `lead`, and the drafts of the model behind them; 0 and 0: not worth it."""
-
-    lead: int = 0
-    model: int = 0
 
 
 class Worth:
@@ -181,7 +118,66 @@ class Worth:
         return self._tokens.value * rows / self._seconds.value
 
 
+@dataclass(frozen=True)
+class Shape:
+    """Free drafts of a round, the `lead`, and the drafts of the model behind them; 0 and 0: not worth it."""
+
+    lead: int = 0
+    model: int = 0
+
+
 def believed_tokens(chances: Tensor, valid: Tensor, width: int) -> Tensor:
     """The chance that each of `width` drafts and all before it are kept `[b, G]`."""
     column = torch.arange(width, device=valid.device)
     return torch.where(column < valid[:, None], chances[:, None] ** (column + 1), 0.0)
+
+
+class Line:
+    """Seconds as a straight line over a size, by least squares over the past rounds."""
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self.rounds = 0
+
+    def learn(self, size: int, seconds: float) -> None:
+        if self.rounds > 3:
+            seconds = min(seconds, OUTLIER * self.at(size))
+        self.rounds += 1
+        for name, value in (
+            ("_weight", 1.0),
+            ("_x", size),
+            ("_y", seconds),
+            ("_xx", size * size),
+            ("_xy", size * seconds),
+        ):
+            setattr(self, name, DECAY * getattr(self, name) + value)
+
+    @property
+    def slope(self) -> float:
+        """Seconds that one more costs; at least a small share of the mean."""
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        spread = self._xx / self._weight - mean_x * mean_x
+        least = FREE_SHARE * mean_y
+        if spread < 0.1:
+            return least
+        slope = (self._xy / self._weight - mean_x * mean_y) / spread
+        return min(max(slope, least), mean_y / max(mean_x, 1.0))
+
+    def at(self, size: float) -> float:
+        """Seconds of this size."""
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        return max(mean_y + self.slope * (size - mean_x), FREE_SHARE * mean_y, LEAST)
+
+
+class Mean:
+    """A running mean."""
+
+    def __init__(self) -> None:
+        self._sum = self._weight = 0.0
+
+    def learn(self, value: float) -> None:
+        self._sum, self._weight = DECAY * self._sum + value, DECAY * self._weight + 1
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._weight if self._weight else 0.0

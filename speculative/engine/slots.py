@@ -259,7 +259,7 @@ class Run(Iterator[Result]):
     requests raises, the requests under way are decoded to their end first, then the exception is raised.
     """
 
-    def __init__(self, engine: Host, queue: Queue, requests: Iterable[Request]) -> None:
+    def __init__(self, engine: Host, queue: RequestQueue, requests: Iterable[Request]) -> None:
         self._inbox = Inbox()
         self._results: deque[Result] = deque()  # to be returned
         self._engine, self._queue = engine, queue
@@ -323,14 +323,6 @@ class Host(Protocol):
     def submit(self, request: Request) -> None: ...
 
     def step(self, inbox: Inbox) -> list[Result]: ...
-
-
-class Queue(Protocol):
-    """The methods of an engine's queue that a run uses."""
-
-    def turn_to(self, inbox: Inbox) -> None: ...
-
-    def abandon(self, inbox: Inbox) -> None: ...
 
 
 def failed(request: Request, error: SpeculativeError) -> Result:
