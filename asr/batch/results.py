@@ -13,11 +13,12 @@ Knows outputs, manifest and records; nothing of how recordings are transcribed.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ForescribeError, OutputError
 from ..formats.transcript import Transcript
@@ -43,69 +44,78 @@ class RecordingResult:
     files: tuple[Path | Location, ...] = ()
 
 
-class Writer(Protocol):
-    """Results and records of one output, as a `Batch` needs them. Its methods raise nothing: an error in
-    writing becomes the result's error.
+class Writer(ABC):
+    """Writes the results and records of one output, as a `Batch` needs them. Its methods raise nothing: an
+    error in writing becomes the result's error.
 
     Attributes:
         in_background: whether `finished` takes long enough, and is safe, to be called from other threads.
     """
 
-    in_background: bool
+    in_background: ClassVar[bool]
 
+    def __init__(self, settings: str) -> None:
+        self.settings = settings
+
+    @abstractmethod
     def is_known(self, source: Source) -> bool:
         """Whether there is a result of the recording, whatever it was made from."""
-        ...
 
+    @abstractmethod
     def is_done(self, source: Source) -> bool:
         """Whether its results hold what would be written again, as far as is known without fetching it."""
-        ...
 
+    @abstractmethod
     def is_unchanged(self, source: Source, content: str) -> bool:
         """Whether its results were made from bytes with this hash, with the same settings."""
-        ...
 
+    @abstractmethod
     def files(self, source: Source) -> list[Path | Location]:
         """The files of its results; none on stdout."""
-        ...
 
+    @abstractmethod
     def finished(self, source: Source, outcome: Outcome, content: str | None) -> RecordingResult:
         """Write the files and the record of an outcome. `content` is the hash of the recording's bytes, None
         if it cannot be resumed."""
-        ...
 
+    @abstractmethod
     def failed(self, source: Source, error: ForescribeError) -> RecordingResult:
         """Write the record of a recording that was not transcribed."""
-        ...
 
-    def skipped(self, source: Source) -> RecordingResult:
-        """The result of a recording that is up to date; nothing is written."""
-        ...
-
+    @abstractmethod
     def confirmed(self, source: Source) -> RecordingResult:
         """The result of a recording that was found unchanged after it was fetched: its record gets the new
         version."""
-        ...
 
+    @abstractmethod
     def cancelled(self, sources: Iterable[Source]) -> list[RecordingResult]:
         """Results of recordings that will not be transcribed in this run."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """After the last result."""
-        ...
+
+    def skipped(self, source: Source) -> RecordingResult:
+        """The result of a recording that is up to date; nothing is written."""
+        return RecordingResult(
+            self._record(source, status="skipped"), files=tuple(self.files(source))
+        )
+
+    @abstractmethod
+    def _record(self, source: Source, **fields: Any) -> Record: ...
+
+    def _mark(self, content: str) -> str:
+        return str(Fingerprint(content, self.settings))
 
 
-class ResultWriter:
-    """Writes the results of one run to a folder or stdout."""
+class ResultWriter(Writer):
+    """For a folder or stdout."""
 
     in_background = False
 
     def __init__(self, outputs: Outputs, settings: str) -> None:
-        self.outputs, self.settings = outputs, settings
-
-    def files(self, source: Source) -> list[Path | Location]:
-        return [*self._paths(source)]
+        super().__init__(settings)
+        self.outputs = outputs
 
     def is_known(self, source: Source) -> bool:
         manifest = self.outputs.manifest
@@ -129,6 +139,9 @@ class ResultWriter:
     def is_unchanged(self, source: Source, content: str) -> bool:
         return self._prints(source) == {self._mark(content)}
 
+    def files(self, source: Source) -> list[Path | Location]:
+        return [*self._paths(source)]
+
     def finished(self, source: Source, outcome: Outcome, content: str | None) -> RecordingResult:
         mark = self._mark(content) if content else None
         return self._write(source, outcome.transcript, outcome.error, outcome.wall_s, mark)
@@ -146,14 +159,18 @@ class ResultWriter:
             self._append([record])
         return self.skipped(source)
 
+    def cancelled(self, sources: Iterable[Source]) -> list[RecordingResult]:
+        records = [self._record(source, status="cancelled") for source in sources]
+        if records:
+            with suppress(OutputError), self._locked():
+                self._append(records)
+        return [RecordingResult(record) for record in records]
+
     def close(self) -> None:
         """Every record has been appended."""
 
     def _paths(self, source: Source) -> list[Path]:
         return [] if source.error is not None else self.outputs.files(source.path)
-
-    def _mark(self, content: str) -> str:
-        return str(Fingerprint(content, self.settings))
 
     def _prints(self, source: Source) -> set[str | None]:
         """The fingerprints of the files, by file: the last record alone may be of a run with other formats.
@@ -162,18 +179,6 @@ class ResultWriter:
         if manifest is None or not files or not all(map(os.path.isfile, files)):
             return {None}
         return {manifest.fingerprint(manifest.relative(file)) for file in files}
-
-    def skipped(self, source: Source) -> RecordingResult:
-        return RecordingResult(
-            self._record(source, status="skipped"), files=tuple(self._paths(source))
-        )
-
-    def cancelled(self, sources: Iterable[Source]) -> list[RecordingResult]:
-        records = [self._record(source, status="cancelled") for source in sources]
-        if records:
-            with suppress(OutputError), self._locked():
-                self._append(records)
-        return [RecordingResult(record) for record in records]
 
     def _write(
         self,
@@ -247,14 +252,14 @@ class ResultWriter:
             self.outputs.manifest.append(records)
 
 
-class RecordedWriter:
-    """Writes the results of a run whose `RecordedOutputs.begin` was called, or of one that was joined."""
+class RecordedWriter(Writer):
+    """For a run whose `RecordedOutputs.begin` was called, or one that was joined."""
 
     in_background = True
 
     def __init__(self, outputs: RecordedOutputs, settings: str) -> None:
-        self.outputs, self.settings = outputs, settings
-        self.records = outputs.records
+        super().__init__(settings)
+        self.outputs, self.records = outputs, outputs.records
 
     def is_known(self, source: Source) -> bool:
         return self.outputs.stands(source) is not None
@@ -273,7 +278,7 @@ class RecordedWriter:
         return stored is not None and stored.record.fingerprint == self._mark(content)
 
     def files(self, source: Source) -> list[Path | Location]:
-        return [*self._locations(source)]
+        return [] if source.error is not None else [*self.outputs.files(source.path)]
 
     def finished(self, source: Source, outcome: Outcome, content: str | None) -> RecordingResult:
         mark = self._mark(content) if content else None
@@ -293,12 +298,8 @@ class RecordedWriter:
         return RecordingResult(record, transcript, error, tuple(files))
 
     def failed(self, source: Source, error: ForescribeError) -> RecordingResult:
-        record, error_ = self._recorded(source, result_fields(None, error, 0.0), error)
-        return RecordingResult(record, None, error_)
-
-    def skipped(self, source: Source) -> RecordingResult:
-        record = self._record(source, {"status": "skipped"})
-        return RecordingResult(record, files=tuple(self._locations(source)))
+        record, _ = self._recorded(source, result_fields(None, error, 0.0), error)
+        return RecordingResult(record, None, error)
 
     def confirmed(self, source: Source) -> RecordingResult:
         stored = self.outputs.known[identity(source.path)]
@@ -308,9 +309,7 @@ class RecordedWriter:
 
     def cancelled(self, sources: Iterable[Source]) -> list[RecordingResult]:
         """Nothing is recorded: what has no record will be done."""
-        return [
-            RecordingResult(self._record(source, {"status": "cancelled"})) for source in sources
-        ]
+        return [RecordingResult(self._record(source, status="cancelled")) for source in sources]
 
     def close(self) -> None:
         """Merge the records, for readers who want one file; they are the truth without it."""
@@ -318,13 +317,7 @@ class RecordedWriter:
             with suppress(ForescribeError):
                 self.records.merge()
 
-    def _locations(self, source: Source) -> list[Location]:
-        return [] if source.error is not None else self.outputs.files(source.path)
-
-    def _mark(self, content: str) -> str:
-        return str(Fingerprint(content, self.settings))
-
-    def _record(self, source: Source, fields: dict[str, Any]) -> Record:
+    def _record(self, source: Source, **fields: Any) -> Record:
         key = identity(source.path)
         stored = self.outputs.known.get(key)
         attempt = (stored.record.attempt if stored else 0) + (
@@ -340,12 +333,12 @@ class RecordedWriter:
         worker: str | None = None,
     ) -> tuple[Record, ForescribeError | None]:
         """Create the record; without one, the recording fails here and is done again by the next run."""
-        record = self._record(source, fields)
+        record = self._record(source, **fields)
         seen = self.outputs.known.get(record.source)
         generation = seen.generation if seen else 0
         try:
             self.records.create(record, seen=generation, version=source.version, worker=worker)
         except ForescribeError as refused:
             if error is None:
-                return self._record(source, result_fields(None, refused, 0.0)), refused
+                return self._record(source, **result_fields(None, refused, 0.0)), refused
         return record, error
