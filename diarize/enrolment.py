@@ -40,11 +40,6 @@ def extract_voice(
     return require_enough_speech(Voice(name, found.vector, found.samples), where, least_s)
 
 
-def read_clip(source: Input) -> Samples:
-    """Read a recording of one person. Raises AudioError."""
-    return read_audio(source)
-
-
 def read_speaker_audio(source: Input, transcript: Path, speaker: str) -> Samples:
     """Read what `speaker` says in a recording, without overlapped words.
 

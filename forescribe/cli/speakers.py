@@ -59,15 +59,16 @@ class EnrolOptions:
 def add(**values: Any) -> None:
     """Enrol a person, or add clips to an enrolled one."""
     options = EnrolOptions(**values)
+    from forescribe.asr.audio.reading import read_audio
     from forescribe.diarize.engines.registry import load
-    from forescribe.diarize.enrolment import extract_voice, read_clip, read_speaker_audio
+    from forescribe.diarize.enrolment import extract_voice, read_speaker_audio
     from forescribe.diarize.known_speakers import LEAST_S, KnownSpeakers
 
     engine, store = load(options.diarizer, device=options.device), KnownSpeakers()
     voices = []
     for source in options.audio:
         if options.transcript is None:
-            samples = read_clip(source)
+            samples = read_audio(source)
         else:
             samples = read_speaker_audio(source, options.transcript, options.speaker or "")
         voices.append(
