@@ -36,6 +36,7 @@ from forescribe.speculative.models.quantized import BORROWED, float_model, quant
 from forescribe.speculative.native.encoder import NativeEncoder
 
 from ..errors import CapacityError, ModelError, out_of_memory
+from .conversion.converting import origin
 from .presets import as_ids
 
 _ENDS = ("eos_token_id", "decoder_start_token_id")
@@ -90,7 +91,7 @@ def read_model(
         model = read_weights(kind, folder, config, device.stored, target)
     except Exception as error:  # safetensors, pickle and configurations raise various errors
         raise ModelError(
-            f"--{role} {folder} cannot be loaded as a Whisper model: "
+            f"--{role} {origin(folder)} cannot be loaded as a Whisper model: "
             f"{damaged(folder) or _line(error)}"
         ) from error
     model = _placed(model, folder, role, device)
@@ -118,7 +119,7 @@ def _supported(folder: Path, role: Role, choose: Callable[[], ModelEngine]) -> M
     try:
         return choose()
     except LoadError as error:
-        raise ModelError(f"--{role} {folder} is not supported: {error}") from error
+        raise ModelError(f"--{role} {origin(folder)} is not supported: {error}") from error
 
 
 def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
@@ -129,7 +130,7 @@ def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
         if not out_of_memory(error):
             raise
         raise CapacityError(
-            f"{device.name} has no room for the weights of --{role} {folder}: free some, or take a "
+            f"{device.name} has no room for the weights of --{role} {origin(folder)}: free some, or take a "
             "smaller model or --dtype float16"
         ) from error
 
@@ -145,7 +146,7 @@ def read_tokenizer(folder: Path, config: Any) -> Any:
             raise ValueError("it lacks tokenizer.json, or vocab.json with merges.txt")
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
         raise ModelError(
-            f"{folder} has no usable tokenizer: {damaged(folder) or _line(error)}"
+            f"{origin(folder)} has no usable tokenizer: {damaged(folder) or _line(error)}"
         ) from error
     return tokenizer
 
@@ -160,14 +161,14 @@ def read_extractor(folder: Path, config: Any) -> Any:
         extractor = WhisperFeatureExtractor.from_pretrained(folder)
     except Exception as error:
         raise ModelError(
-            f"{folder} has no usable features: {damaged(folder) or _line(error)}"
+            f"{origin(folder)} has no usable features: {damaged(folder) or _line(error)}"
         ) from error
     made = (extractor.feature_size, extractor.nb_max_frames)
     read = (config.num_mel_bins, 2 * config.max_source_positions)
     if made != read:
         raise ModelError(
-            f"{folder} has no usable features: its feature extractor makes {made[0]} mel bins of {made[1]} "
-            f"frames, its encoder reads {read[0]} of {read[1]}"
+            f"{origin(folder)} has no usable features: its feature extractor makes {made[0]} mel bins of "
+            f"{made[1]} frames, its encoder reads {read[0]} of {read[1]}"
         )
     return extractor
 

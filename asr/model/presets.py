@@ -16,7 +16,9 @@ nor transformers.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,7 +76,8 @@ WHISPER = hub.Family(
 
 def locate(name: str | Path, *, role: Role = "model", network: bool = True) -> Path:
     """The folder of a Whisper model, downloaded or converted if necessary; see `hub.locate` and
-    `conversion`. Raises ModelError."""
+    `conversion`. Raises ModelError, and CapacityError where a conversion needs more memory than there is."""
+    _check_path(name, role)
     try:
         found = hub.locate(name, WHISPER, role=role, network=network)
     except HubError as error:
@@ -84,6 +87,34 @@ def locate(name: str | Path, *, role: Role = "model", network: bool = True) -> P
     if found.is_file():
         return openai_formats.converted(found, network=network)
     return ctranslate2.usable(found)
+
+
+def _check_path(name: str | Path, role: Role) -> None:
+    """Raises ModelError, with the reason, for what is at a path and can hold no Whisper model."""
+    strange = _strange(local(name))
+    if strange is not None:
+        raise ModelError(f"--{role} {name} is {strange}")
+
+
+def _strange(path: Path) -> str | None:
+    """What a path is, if it is there and neither a folder nor a file that may be Whisper's."""
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError:  # a zero byte
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "a link that leads back to itself"
+        if error.errno == errno.EACCES:
+            return "in a folder that you may not open"
+        return (
+            f"a link to {os.readlink(path)}, which is not there" if os.path.islink(path) else None
+        )
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        return "a pipe, a socket or a device: give a file or a folder"
+    if stat.S_ISREG(mode) and path.suffix.lower() == ".gguf":
+        return openai_formats.OTHERS[b"GGUF"]
+    return None
 
 
 @contextmanager
@@ -356,6 +387,7 @@ def _folder_or_id(name: str) -> str | Path:
 
 
 def _name(name: str, role: Role) -> str | Path:
+    _check_path(name, role)
     if not os.path.exists(local(name)):
         if (file := caches.find_file(name)) is not None:
             return file

@@ -13,7 +13,6 @@ Format: OpenNMT/CTranslate2, `python/ctranslate2/specs/model_spec.py` (binary ve
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 from forescribe.speculative.models.checkpoint import missing
 
 from ...errors import ModelError
-from .converting import MappedFile, Settings, convert_once, write_model
+from .converting import (
+    Content,
+    MappedFile,
+    Settings,
+    Source,
+    check_text_tokens,
+    convert_once,
+    described,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,8 +43,8 @@ KINDS = {0: "<f4", 1: "i1", 2: "<i2", 3: "<i4", 4: "<f2"}
 LONGEST = 1 << 16
 """More names than this are a damaged file."""
 
-HEAD = 64
-"""Width of an attention head in all of Whisper's sizes."""
+TOKENIZER, CONFIG, FEATURES = "tokenizer.json", "config.json", "preprocessor_config.json"
+"""What is read beside the weights; the last need not be there."""
 
 
 def is_ctranslate2(folder: Path) -> bool:
@@ -48,7 +55,7 @@ def is_ctranslate2(folder: Path) -> bool:
 def lacks(folder: Path) -> str | None:
     """What a folder lacks of a Whisper model in either form; None where nothing."""
     if is_ctranslate2(folder):
-        return None if (folder / "tokenizer.json").is_file() else "tokenizer.json"
+        return None if (folder / TOKENIZER).is_file() else TOKENIZER
     return missing(folder)
 
 
@@ -58,13 +65,14 @@ def usable(folder: Path) -> Path:
 
 
 def converted(folder: Path) -> Path:
-    """The conversion of a CTranslate2 folder; made once, again where the weights have changed.
+    """The conversion of a CTranslate2 folder; made once, again where one of its files has changed.
 
-    Raises ModelError for weights that are damaged, not complete, rounded to integers, or not Whisper's.
+    Raises ModelError for weights that are damaged, not complete, rounded to integers, or not Whisper's; for a
+    cache that cannot be written, see `convert_once`.
     """
-    return convert_once(
-        folder / WEIGHTS, folder.resolve().name, "CTranslate2", partial(_convert, folder)
-    )
+    beside = tuple(folder / name for name in (TOKENIZER, CONFIG, FEATURES))
+    source = Source(folder / WEIGHTS, folder.resolve().name, "CTranslate2", beside)
+    return convert_once(source, partial(_read, folder))
 
 
 def read_variables(path: Path) -> dict[str, NDArray[Any]]:
@@ -155,25 +163,16 @@ def _layers(variables: Variables, side: str) -> int:
     return len({part[1] for part in parts if part[1].removeprefix("layer_").isdigit()})
 
 
-def _convert(folder: Path, out: Path) -> None:
-    """Write the Hugging Face folder of a CTranslate2 folder."""
+def _read(folder: Path) -> Content:
+    """The content of a CTranslate2 folder, under Hugging Face's names."""
     import torch
 
     state = {
         name: torch.from_numpy(values.copy())
         for name, values in state_of(read_variables(folder / WEIGHTS)).items()
     }
-    tokens = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    ours = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    heads = len(state["model.encoder.conv1.weight"]) // HEAD
-    settings = Settings(
-        tokens={token["content"]: token["id"] for token in tokens["added_tokens"]},
-        heads=(heads, heads),
-        suppress=ours.get("suppress_ids"),
-        begin_suppress=ours.get("suppress_ids_begin"),
-        alignment_heads=ours.get("alignment_heads"),
-    )
-    write_model(out, state, settings)
+    settings = _settings(folder, len(state["model.decoder.embed_tokens.weight"]))
+    files = described(state, settings)
     tokenizer = {
         **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "<|endoftext|>"),
         "tokenizer_class": "WhisperTokenizer",
@@ -181,7 +180,43 @@ def _convert(folder: Path, out: Path) -> None:
         "add_prefix_space": False,
         "errors": "replace",
     }
-    (out / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=1), encoding="utf-8")
-    for name in ("tokenizer.json", "preprocessor_config.json"):
+    files["tokenizer_config.json"] = json.dumps(tokenizer, indent=1).encode()
+    for name in (TOKENIZER, FEATURES):
         if (folder / name).is_file():
-            shutil.copyfile(folder / name, out / name)
+            files[name] = (folder / name).read_bytes()
+    return Content(state, files)
+
+
+def _settings(folder: Path, size: int) -> Settings:
+    """What the files beside the weights say of a model with `size` tokens. Raises ModelError for a file that
+    is damaged, and for another model's tokenizer."""
+    ours = _object(folder / CONFIG)
+    try:
+        added = _object(folder / TOKENIZER)["added_tokens"]
+        tokens = {str(token["content"]): int(token["id"]) for token in added}
+        end = tokens["<|endoftext|>"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"its {TOKENIZER} is none of Whisper's (no {error})") from error
+    check_text_tokens(size, end, f"its {TOKENIZER}")
+    if max(tokens.values()) >= size:
+        raise ModelError(
+            f"its {TOKENIZER} has the token {max(tokens.values())}, its weights have {size} tokens: take the "
+            "tokenizer of the same model"
+        )
+    return Settings(
+        tokens,
+        ours.get("suppress_ids"),
+        ours.get("suppress_ids_begin"),
+        ours.get("alignment_heads"),
+    )
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ModelError that names it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"the {path.name} beside it is damaged ({error})") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"the {path.name} beside it holds no settings")
+    return found

@@ -24,14 +24,24 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError
 from ...installing import how_to_install
-from .converting import ENGLISH_ONLY, MappedFile, Settings, convert_once, write_model
+from .converting import (
+    Content,
+    MappedFile,
+    Settings,
+    Source,
+    convert_once,
+    described,
+    heads_of,
+)
 from .openai_models import (
+    BESIDE,
+    LONGEST,
     PUBLISHED,
     Published,
     Vocabulary,
     base_vocabulary,
     from_ranks,
-    write_tokenizer,
+    tokenizer_of,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +60,7 @@ OTHERS = {
 }
 """What a file is by its first bytes, where it is none of the two formats."""
 
-LONGEST = 1 << 20
+MOST = 1 << 20
 """More layers, tokens or bytes of a name than this are a damaged file."""
 
 QUANTISED = 1000
@@ -74,7 +84,7 @@ class Dimensions:
 
     def __post_init__(self) -> None:
         for name, size in vars(self).items():
-            if not isinstance(size, int) or not 0 < size <= LONGEST:
+            if not isinstance(size, int) or not 0 < size <= MOST:
                 raise ValueError(f"it says {name} {size!r:.40}")
         if max(self.n_audio_layer, self.n_text_layer) > 1000:
             raise ValueError(f"it says {self.n_audio_layer} and {self.n_text_layer} layers")
@@ -83,8 +93,16 @@ class Dimensions:
                 f"its encoder has {self.n_audio_state} numbers for a position, its decoder "
                 f"{self.n_text_state}; Whisper has as many in both"
             )
-        if self.n_audio_state % self.n_audio_head or self.n_text_state % self.n_text_head:
-            raise ValueError("its numbers of attention heads do not divide its states")
+
+    def check_heads(self) -> None:
+        """Raises ValueError for numbers of attention heads that Whisper cannot have: no tensor tells them."""
+        heads = heads_of(self.n_audio_state)
+        for name in ("n_audio_head", "n_text_head"):
+            if getattr(self, name) != heads:
+                raise ValueError(
+                    f"it says {name} {getattr(self, name)}; Whisper's states of {self.n_audio_state} numbers "
+                    f"have {heads} heads"
+                )
 
     def tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """Each tensor's name in OpenAI's files, its name in transformers, and its shape."""
@@ -140,10 +158,11 @@ UNUSED = frozenset(
 
 
 def converted(file: Path, *, network: bool = True) -> Path:
-    """The conversion of a file, made once, again where it has changed. `network` allows the download of the
-    vocabulary that a `.pt` lacks.
+    """The conversion of a file, made once, again where it has changed, or the tokenizer.json beside a `.pt`.
+    `network` allows the download of the vocabulary that a `.pt` lacks.
 
-    Raises ModelError for a file that is damaged, not complete, of another format or model than its name says.
+    Raises ModelError for a file that is damaged, not complete, of another format or model than its name says;
+    for a cache that cannot be written, see `convert_once`.
     """
     try:
         with file.open("rb") as opened:
@@ -151,12 +170,12 @@ def converted(file: Path, *, network: bool = True) -> Path:
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error}") from error
     if head == MAGIC.to_bytes(4, "little"):
-        return convert_once(file, file.stem, "whisper.cpp", partial(_convert_ggml, file))
+        return convert_once(Source(file, file.stem, "whisper.cpp"), partial(_read_ggml, file))
     if head in OTHERS:
         raise ModelError(f"{file} is {OTHERS[head]}")
     if head[:2] in (b"PK", b"\x80\x02"):  # torch's archive, and the pickle that preceded it
-        convert = partial(_convert_pt, file, head[:2], network=network)
-        return convert_once(file, file.stem, "OpenAI", convert)
+        source = Source(file, file.stem, "OpenAI", (file.with_name(BESIDE),))
+        return convert_once(source, partial(_read_pt, file, head[:2], network=network))
     raise ModelError(
         f"{file} is no file of weights that can be read: neither whisper.cpp's (ggml-*.bin) nor "
         "openai-whisper's (.pt)"
@@ -171,7 +190,7 @@ def published(file: Path) -> tuple[str, Published] | None:
     return None if found is None else (name, found)
 
 
-def _convert_ggml(path: Path, out: Path) -> None:
+def _read_ggml(path: Path) -> Content:
     import torch
 
     known = published(path)
@@ -182,17 +201,18 @@ def _convert_ggml(path: Path, out: Path) -> None:
         log.warning("%s is not the file that whisper.cpp publishes under this name", path)
     file = MappedFile(path)
     dimensions = read_dimensions(file)
+    dimensions.check_heads()
     _check_filters(file, dimensions)
     ranks = [
         file.take(file.count("i", LONGEST, "bytes of a token")).tobytes()
-        for _ in range(file.count("i", LONGEST, "tokens"))
+        for _ in range(file.count("i", dimensions.n_vocab, "tokens"))
     ]
     if ranks[-1:] == [b"<|endoftext|>"]:
         ranks.pop()  # of conversions of a vocab.json
     vocabulary = from_ranks(ranks)
     arrays = read_tensors(file, dimensions)
     state = {name: torch.from_numpy(values.copy()) for name, values in arrays.items()}
-    _write(out, state, dimensions, vocabulary, known)
+    return _content(state, dimensions, vocabulary, known)
 
 
 def read_dimensions(file: MappedFile) -> Dimensions:
@@ -211,7 +231,7 @@ def _check_filters(file: MappedFile, dimensions: Dimensions) -> None:
     from transformers import WhisperFeatureExtractor
 
     bands, width = file.number("i"), file.number("i")
-    if bands != dimensions.n_mels or not 0 < width <= LONGEST:
+    if bands != dimensions.n_mels or not 0 < width <= MOST:
         raise ValueError(f"it has filters of {bands} mel bands of {width} frequencies")
     filters = file.take(4 * bands * width).view("<f4").reshape(bands, width)
     ours = WhisperFeatureExtractor(feature_size=bands).mel_filters.T
@@ -229,7 +249,7 @@ def read_tensors(file: MappedFile, dimensions: Dimensions) -> dict[str, NDArray[
     state: dict[str, NDArray[Any]] = {}
     while not file.ended:
         ranks = file.count("i", 4, "dimensions of a tensor")
-        length, kind = file.count("i", LONGEST, "bytes of a name"), file.number("i")
+        length, kind = file.count("i", MOST, "bytes of a name"), file.number("i")
         shape = tuple(file.number("i") for _ in range(ranks))[::-1]
         name = file.take(length).tobytes().decode()
         if name not in wanted and name not in UNUSED:
@@ -276,7 +296,7 @@ def _numbers(file: MappedFile, name: str, kind: int, shape: tuple[int, ...]) -> 
     return values
 
 
-def _convert_pt(path: Path, head: bytes, out: Path, *, network: bool) -> None:
+def _read_pt(path: Path, head: bytes, *, network: bool) -> Content:
     import torch
 
     known = published(path)
@@ -288,6 +308,8 @@ def _convert_pt(path: Path, head: bytes, out: Path, *, network: bool) -> None:
     archive = zipfile.is_zipfile(path)
     if not archive and head == b"PK":
         raise ValueError("the list of its parts is missing, which is at the end")
+    if archive and known is None:
+        _check_parts(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
     if not isinstance(content, dict) or not {"dims", "model_state_dict"} <= content.keys():
         raise ModelError(
@@ -295,6 +317,7 @@ def _convert_pt(path: Path, head: bytes, out: Path, *, network: bool) -> None:
             "transformers need the folder that they are in"
         )
     dimensions = Dimensions(**content["dims"])
+    dimensions.check_heads()
     weights: dict[str, Tensor] = content["model_state_dict"]
     state = {}
     for name, ours, shape in dimensions.tensors():
@@ -309,9 +332,22 @@ def _convert_pt(path: Path, head: bytes, out: Path, *, network: bool) -> None:
     strange = weights.keys() - {name for name, _, _ in dimensions.tensors()} - UNUSED
     if strange:
         raise ValueError(f"it has the tensor {min(strange)[:80]!r}, which is not Whisper's")
-    english = dimensions.n_vocab == ENGLISH_ONLY
-    vocabulary = base_vocabulary(path, english=english, network=network)
-    _write(out, state, dimensions, vocabulary, known)
+    vocabulary, place = base_vocabulary(path, dimensions.n_vocab, network=network)
+    read = () if place == path.with_name(BESIDE) else (place,)
+    return _content(state, dimensions, vocabulary, known, read)
+
+
+def _check_parts(path: Path) -> None:
+    """Raises ValueError where a part of a torch archive differs from its checksum, which torch ignores."""
+    with zipfile.ZipFile(path) as archive:
+        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+            raise ValueError("its parts are compressed, as torch never stores them")
+        checked = any(
+            part.CRC for part in archive.infolist()
+        )  # torch can be told to leave them out
+        different = archive.testzip() if checked else None
+    if different is not None:
+        raise ValueError(f"the checksum of its part {different!r:.80} is wrong")
 
 
 def _digest(path: Path, kind: str) -> str:
@@ -319,23 +355,22 @@ def _digest(path: Path, kind: str) -> str:
         return hashlib.file_digest(file, kind).hexdigest()
 
 
-def _write(
-    out: Path,
+def _content(
     state: Mapping[str, Tensor],
     dimensions: Dimensions,
     vocabulary: Vocabulary,
     known: tuple[str, Published] | None,
-) -> None:
-    tokenizer = write_tokenizer(out, vocabulary, dimensions.n_vocab, dimensions.n_text_ctx)
+    read: tuple[Path, ...] = (),
+) -> Content:
+    tokenizer, ids = tokenizer_of(vocabulary, dimensions.n_vocab, dimensions.n_text_ctx)
     heads = known[1].alignment_heads if known else ()
     inside = all(
         layer < dimensions.n_text_layer and head < dimensions.n_text_head for layer, head in heads
     )
     settings = Settings(
-        tokens=tokenizer,
-        heads=(dimensions.n_audio_head, dimensions.n_text_head),
-        suppress=vocabulary.suppressed(tokenizer),
-        begin_suppress=vocabulary.suppressed_at_begin(tokenizer),
+        tokens=ids,
+        suppress=vocabulary.suppressed(ids),
+        begin_suppress=vocabulary.suppressed_at_begin(ids),
         alignment_heads=heads if heads and inside else None,
     )
-    write_model(out, state, settings)
+    return Content(state, described(state, settings), tokenizer, read)

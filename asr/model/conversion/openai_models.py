@@ -19,10 +19,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forescribe.speculative.models.hub import CONNECT_S
 
 from ...errors import ModelError
+from .converting import ENGLISH_ONLY, check_text_tokens
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,19 @@ PUBLISHED: Mapping[str, Published] = {
 SIZES = {True: 50256, False: 50257}
 """Text tokens by whether the model is for English alone."""
 
+EMPTY = 50256
+"""The only text token without bytes: the end of GPT-2's texts, of which the models for all languages have
+kept the place."""
+
+LONGEST, ALL = 1 << 10, 1 << 21
+"""Bytes of the longest text token and of all: Whisper's are eight times smaller. The merges of longer ones
+take too long to find."""
+
 STEPS = 1501
 """Timestamps, from 0 to 30 s in steps of 20 ms."""
+
+BESIDE = "tokenizer.json"
+"""What is read beside weights that come without text tokens."""
 
 CONTROLS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
 HELD_BACK = ("startoftranscript", *CONTROLS[:-1])
@@ -167,7 +180,7 @@ class Vocabulary:
 
 def from_ranks(tokens: Sequence[bytes]) -> Vocabulary:
     """The vocabulary of tokens in their order. Raises ValueError for a token that no merge of earlier ones
-    makes."""
+    makes, that is empty, or far longer than Whisper's."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     letters = bytes_to_unicode()
@@ -179,38 +192,50 @@ def from_ranks(tokens: Sequence[bytes]) -> Vocabulary:
     none = len(ranks)
     if len(ranks) != len(tokens):
         raise ValueError("a token is there twice")
+    if sum(map(len, tokens)) > ALL:
+        raise ValueError(f"its tokens have more than {ALL} bytes")
     merges = []
     for rank, token in enumerate(tokens):
+        if len(token) > LONGEST or not (token or rank == EMPTY):
+            raise ValueError(f"its token {rank} has {len(token)} bytes")
         if len(token) < 2:
             continue
         parts = [token[i : i + 1] for i in range(len(token))]
+        pairs = [ranks.get(a + b, none) for a, b in zip(parts, parts[1:], strict=False)]
         while len(parts) > 2:
-            pairs = [ranks.get(a + b, none) for a, b in zip(parts, parts[1:], strict=False)]
             first = min(pairs)
             if first >= rank:
                 break
             at = pairs.index(first)
             parts[at : at + 2] = [tokens[first]]
+            del pairs[at]
+            for i in range(max(0, at - 1), min(at + 1, len(pairs))):
+                pairs[i] = ranks.get(parts[i] + parts[i + 1], none)
         if len(parts) != 2 or any(ranks.get(part, none) >= rank for part in parts):
             raise ValueError(f"its token {rank} {token[:40]!r} is not made of earlier ones")
         merges.append((name(parts[0]), name(parts[1])))
     return Vocabulary({name(token): rank for token, rank in ranks.items()}, merges)
 
 
-def base_vocabulary(weights: Path, *, english: bool, network: bool) -> Vocabulary:
-    """The text tokens for weights that come without: of a tokenizer.json beside them, of an installed
-    openai-whisper, of a Whisper in the Hugging Face cache, or downloaded.
+def base_vocabulary(weights: Path, size: int, *, network: bool) -> tuple[Vocabulary, Path]:
+    """The text tokens for weights that come without, and the file that they are from: a tokenizer.json beside
+    them, of an installed openai-whisper, of a Whisper in the Hugging Face cache, or downloaded. `size` is the
+    number of the model's tokens.
 
-    Raises ModelError where there are none.
+    Raises ModelError where there are none, or another model's.
     """
+    english = size == ENGLISH_ONLY
     for path in _places(weights, english=english, network=network):
-        if path.suffix == ".tiktoken":
-            lines = path.read_bytes().splitlines()
-            return from_ranks([base64.b64decode(line.split()[0]) for line in lines if line])
-        model = json.loads(path.read_text(encoding="utf-8"))["model"]
-        ids = {name: i for name, i in model["vocab"].items() if name != "<|endoftext|>"}
-        pairs = (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
-        return Vocabulary(ids, [(first, second) for first, second in pairs])
+        try:
+            found = _vocabulary_in(path)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            reason = " ".join(str(error).split())[:150]
+            raise ModelError(
+                f"its tokens are read from {path}, which is damaged or no tokenizer of Whisper's "
+                f"({type(error).__name__}: {reason})"
+            ) from error
+        check_text_tokens(size, len(found.ids), str(path))
+        return found, path
     holder = HOLDERS[english][0]
     raise ModelError(
         "it holds no vocabulary, and none of Whisper's is on this machine: run "
@@ -218,11 +243,21 @@ def base_vocabulary(weights: Path, *, english: bool, network: bool) -> Vocabular
     )
 
 
+def _vocabulary_in(path: Path) -> Vocabulary:
+    if path.suffix == ".tiktoken":
+        lines = path.read_bytes().splitlines()
+        return from_ranks([base64.b64decode(line.split()[0]) for line in lines if line])
+    model = json.loads(path.read_text(encoding="utf-8"))["model"]
+    ids = {name: i for name, i in model["vocab"].items() if name != "<|endoftext|>"}
+    pairs = (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
+    return Vocabulary(ids, [(first, second) for first, second in pairs])
+
+
 def _places(weights: Path, *, english: bool, network: bool) -> Iterator[Path]:
     """Files that hold the text tokens, from the nearest on."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    beside = weights.with_name("tokenizer.json")
+    beside = weights.with_name(BESIDE)
     if beside.is_file():
         yield beside
     package = importlib.util.find_spec("whisper")  # found, not imported
@@ -256,12 +291,14 @@ def special_tokens(size: int, text_tokens: int) -> list[str]:
     return [f"<|{name}|>" for name in names]
 
 
-def write_tokenizer(
-    out: Path, vocabulary: Vocabulary, size: int, positions: int
-) -> Mapping[str, int]:
-    """Write the tokenizer of a model with `size` tokens; its special tokens with their ids."""
+def tokenizer_of(
+    vocabulary: Vocabulary, size: int, positions: int
+) -> tuple[Any, Mapping[str, int]]:
+    """The tokenizer of a model with `size` tokens, and the ids of its special tokens. Raises ValueError, and
+    ModelError for another number of text tokens than such a model has."""
     from transformers import AddedToken, WhisperTokenizer
 
+    check_text_tokens(size, len(vocabulary.ids), "it")
     names = special_tokens(size, len(vocabulary.ids))
     tokenizer = WhisperTokenizer(
         vocab=dict(vocabulary.ids), merges=list(vocabulary.merges), model_max_length=positions
@@ -274,5 +311,4 @@ def write_tokenizer(
     ids = {name: known[name] for name in names}
     if list(ids.values()) != list(range(len(vocabulary.ids), len(vocabulary.ids) + len(names))):
         raise ValueError("its special tokens do not follow its text tokens")
-    tokenizer.save_pretrained(out)
-    return ids
+    return tokenizer, ids

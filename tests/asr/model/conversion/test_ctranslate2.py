@@ -27,7 +27,7 @@ def original(tmp_path_factory) -> Path:
 @pytest.fixture
 def folder(original, tmp_path, monkeypatch) -> Path:
     """The original as a CTranslate2 folder."""
-    monkeypatch.setattr(ctranslate2, "HEAD", 8)  # two heads of the tiny model's 16
+    monkeypatch.setattr(converting, "HEAD", 8)  # two heads of the tiny model's 16
     out = tmp_path / "faster-whisper"
     write(original, out)
     return out
@@ -115,7 +115,7 @@ def pack(
 def test_a_conversion_holds_the_numbers_of_the_original(
     original, tmp_path, monkeypatch, kind
 ) -> None:
-    monkeypatch.setattr(ctranslate2, "HEAD", 8)
+    monkeypatch.setattr(converting, "HEAD", 8)
     write(original, tmp_path / "made", kind)
     ours = WhisperForConditionalGeneration.from_pretrained(
         usable(tmp_path / "made"), dtype=torch.float32
@@ -140,6 +140,55 @@ def test_a_folder_is_converted_once_and_again_when_its_weights_change(folder, ca
     weights = folder / "model.bin"
     weights.write_bytes(weights.read_bytes() + b"\0")
     assert locate(folder) != first
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "preprocessor_config.json"])
+def test_a_change_of_a_file_beside_the_weights_is_noticed(folder, original, name) -> None:
+    first = locate(folder)
+    changed = folder / name
+    changed.write_text((changed if changed.exists() else original / name).read_text() + " ")
+    second = locate(folder)
+    assert second != first and locate(folder) == second
+    if name != "config.json":  # which says other things there than in the conversion
+        assert (second / name).read_bytes() == changed.read_bytes()
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_numbers_that_are_not_finite_are_refused(folder, value) -> None:
+    variables = {n: v.copy() for n, v in read_variables(folder / "model.bin").items()}
+    variables.pop("decoder/projection/weight")
+    variables["encoder/conv1/bias"][3] = value
+    pack(folder / "model.bin", variables)
+    with pytest.raises(ModelError, match=r"encoder\.conv1\.bias holds numbers that are not finite"):
+        converted(folder)
+
+
+def test_the_tokenizer_of_another_model_is_refused(folder, monkeypatch) -> None:
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    size, end = 1768, 256  # of the folder
+    monkeypatch.setattr(converting, "TEXT_TOKENS", {size: end + 1})
+    with pytest.raises(ModelError, match="its tokenizer.json has 256 text tokens, .* has 257"):
+        converted(folder)
+    monkeypatch.setattr(converting, "TEXT_TOKENS", {})
+    content["added_tokens"][-1]["id"] = size
+    path.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="has the token 1768, its weights have 1768 tokens"):
+        converted(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("tokenizer.json", "{}", "tokenizer.json is none of Whisper's"),
+        ("tokenizer.json", "no json", "the tokenizer.json beside it is damaged"),
+        ("config.json", "[]", "the config.json beside it holds no settings"),
+    ],
+)
+def test_a_damaged_file_beside_the_weights_is_named(folder, name, text, message) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(ModelError, match=message):
+        converted(folder)
 
 
 def test_a_hugging_face_folder_is_taken_as_it_is(original) -> None:

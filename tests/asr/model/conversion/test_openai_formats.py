@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import shutil
 import struct
+import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -16,43 +19,23 @@ from transformers import WhisperTokenizer
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ModelError
-from forescribe.asr.model.conversion import openai_formats, openai_models
+from forescribe.asr.model.conversion import converting, openai_formats, openai_models
 from forescribe.asr.model.conversion.ctranslate2 import usable as converted_folder
 from forescribe.asr.model.conversion.openai_formats import converted, published
-from forescribe.asr.model.conversion.openai_models import PUBLISHED, Published, from_ranks
+from forescribe.asr.model.conversion.openai_models import (
+    PUBLISHED,
+    Published,
+    from_ranks,
+    special_tokens,
+)
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair, locate
 from forescribe.speculative.device import choose
-from tests.asr.model import folders
 from tests.asr.model.conversion import openai_files
 from tests.asr.model.conversion.openai_files import tokens_of, write_ggml, write_pt
-from tests.real import model, voice
+from tests.real import BASE, TINY, model, voice
 
 CPU = choose("cpu")
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory) -> Path:
-    """Wide enough for blocks of 32 numbers, its languages the first ones of Whisper's."""
-    return make_original(tmp_path_factory, 32)
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory) -> Path:
-    """Wide enough for the blocks of 256 numbers that K-quants have."""
-    return make_original(tmp_path_factory, 256)
-
-
-def make_original(tmp_path_factory: pytest.TempPathFactory, width: int) -> Path:
-    patch = pytest.MonkeyPatch()
-    patch.setattr(folders, "CODES", ("en", "zh", "de"))
-    patch.setattr(
-        folders, "SPECIALS", tuple(openai_models.special_tokens(256 + 2 + 3 + 6 + 1501, 256))
-    )
-    sizes = {"d_model": width, "encoder_ffn_dim": 4 * width, "decoder_ffn_dim": 4 * width}
-    made = folders.write(tmp_path_factory.mktemp("original") / "whisper", **sizes)
-    patch.undo()
-    return made
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -202,11 +185,17 @@ def test_a_file_that_is_cut_off_is_refused(original, tmp_path, cache, kind, shar
         ({"dims": {"n_text_layer": 2**30}}, "says n_text_layer 1073741824"),
         ({"dims": {"n_text_layer": 3}}, "ends without decoder.blocks.2"),
         ({"dims": {"n_text_state": 64}}, "encoder has 32 numbers for a position, its decoder 64"),
-        ({"dims": {"n_text_head": 7}}, "do not divide"),
+        (
+            {"dims": {"n_text_head": 7}},
+            "says n_text_head 7; Whisper's states of 32 numbers have 2 heads",
+        ),
+        ({"dims": {"n_audio_head": 1}}, "says n_audio_head 1; .* have 2 heads"),
         ({"dims": {"n_audio_ctx": 1499}}, r"has the shape \[1500, 32\], not \[1499, 32\]"),
         ({"dims": {"n_vocab": 1769}}, r"decoder.token_embedding.weight has the shape"),
         ({"tokens": [b"a", b"b", b"cd"]}, "token 2 b'cd' is not made of earlier ones"),
         ({"tokens": [b"a", b"a"]}, "a token is there twice"),
+        ({"tokens": [b"a", b"", b"b"]}, "token 1 has 0 bytes"),
+        ({"tokens": [bytes([i % 256, i // 256]) for i in range(2000)]}, "claims 2000 tokens"),
         ({"tokens": [b"a", b"b"]}, "1768 tokens, 2 of them of text"),
         (
             {"tensors": {"encoder.extra": np.zeros((2, 2))}},
@@ -222,6 +211,109 @@ def test_what_is_not_whisper_is_refused_with_the_reason(
     with pytest.raises(ModelError, match=message):
         converted(write_ggml(original, tmp_path / "ggml-mine.bin", **changes))
     assert list(cache.iterdir()) == []
+
+
+def test_a_long_token_takes_no_long_time(original, tmp_path) -> None:
+    tokens = [*tokens_of(original)[:-1], b"a" * 900_000]
+    start = time.process_time()
+    with pytest.raises(ModelError, match="claims 900000 bytes of a token"):
+        converted(write_ggml(original, tmp_path / "ggml-mine.bin", tokens=tokens))
+    many = [bytes([i]) for i in range(256)] + [b"a" * (2 + i) for i in range(1023)]
+    assert len(from_ranks(many).merges) == 1023
+    with pytest.raises(ValueError, match="more than 2097152 bytes"):
+        from_ranks(many[:256] + [bytes([i % 256, i // 256]) * 512 for i in range(3000)])
+    assert time.process_time() - start < 20
+
+
+@pytest.mark.parametrize("found", [255, 257])
+def test_a_vocabulary_has_as_many_text_tokens_as_its_model_needs(
+    original, tmp_path, monkeypatch, found
+) -> None:
+    """One more or less, and all special tokens are others."""
+    monkeypatch.setattr(converting, "TEXT_TOKENS", {1768: 256})
+    tokens = [*tokens_of(original), b"ab"][:found]
+    with pytest.raises(ModelError, match=rf"it has {found} text tokens, .* 1768 tokens has 256"):
+        converted(write_ggml(original, tmp_path / "ggml-mine.bin", tokens=tokens))
+    monkeypatch.setattr(converting, "TEXT_TOKENS", {1768: found})
+    shutil.copy(original / "tokenizer.json", tmp_path)
+    with pytest.raises(ModelError, match=rf"tokenizer.json has 256 text tokens, .* has {found}"):
+        converted(write_pt(original, tmp_path / "mine.pt"))
+
+
+def test_one_token_may_be_empty() -> None:
+    """That of the models for all languages, at the end of their text tokens."""
+    tokens = [bytes([i]) for i in range(256)]
+    pairs = [bytes([i // 256, i % 256]) for i in range(50_000)]
+    assert from_ranks([*tokens, *pairs, b""]).ids[""] == 50256
+    with pytest.raises(ValueError, match="its token 50255 has 0 bytes"):
+        from_ranks([*tokens, *pairs[:-1], b""])
+
+
+def test_openai_models_have_the_text_tokens_of_their_sizes() -> None:
+    for size, count in converting.TEXT_TOKENS.items():
+        assert len(special_tokens(size, count)) == size - count - 1501
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "no json", "[1]", '{"model": {"vocab": {}, "merges": [1]}}']
+)
+def test_a_tokenizer_that_cannot_be_read_is_named(original, tmp_path, text) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(
+        ModelError, match=r"tokens are read from \S*tokenizer.json, which is damaged"
+    ):
+        converted(write_pt(original, tmp_path / "mine.pt"))
+
+
+def test_damage_within_an_archive_is_found_by_its_checksums(original, tmp_path) -> None:
+    shutil.copy(original / "tokenizer.json", tmp_path)
+    file = write_pt(original, tmp_path / "mine.pt")
+    data = bytearray(file.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 4000] = bytes(4000)  # finite numbers
+    file.write_bytes(data)
+    with pytest.raises(ModelError, match=r"mine\.pt is damaged, .* the checksum of its part"):
+        converted(file)
+
+
+def test_an_archive_without_checksums_is_taken(original, tmp_path) -> None:
+    shutil.copy(original / "tokenizer.json", tmp_path)
+    torch.serialization.set_crc32_options(False)
+    try:
+        file = write_pt(original, tmp_path / "mine.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert converting.complete(converted(file))
+
+
+def test_an_archive_with_compressed_parts_is_refused(original, tmp_path) -> None:
+    file = write_pt(original, tmp_path / "stored.pt")
+    packed = tmp_path / "packed.pt"
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for part in old.infolist():
+            new.writestr(part.filename, old.read(part))
+    with pytest.raises(ModelError, match="its parts are compressed"):
+        converted(packed)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", ["f16", "f32", "archive", "pickle"])
+def test_numbers_that_are_not_finite_are_refused(original, tmp_path, kind, value) -> None:
+    state = openai_files.state_of(original)
+    name = "encoder.blocks.0.attn_ln.bias"
+    state[name] = torch.full_like(state[name], float(value))
+    if kind.startswith("f"):
+        tensors = {name: tensor.numpy() for name, tensor in state.items()}
+        file = write_ggml(original, tmp_path / "ggml-mine.bin", kind, tensors=tensors)
+    else:
+        shutil.copy(original / "tokenizer.json", tmp_path)
+        file = tmp_path / "mine.pt"
+        content = {"dims": openai_files.dims_of(original), "model_state_dict": state}
+        torch.save(content, file, _use_new_zipfile_serialization=kind == "archive")
+    with pytest.raises(
+        ModelError, match="self_attn_layer_norm.bias holds numbers that are not fin"
+    ):
+        converted(file)
 
 
 def test_sizes_that_no_file_holds_allocate_nothing(original, tmp_path) -> None:
@@ -327,6 +419,35 @@ def test_a_pt_takes_the_tokens_of_an_installed_openai_whisper(
     assert WhisperTokenizer.from_pretrained(made).get_vocab() == theirs
 
 
+def test_a_change_of_the_tokens_is_noticed_wherever_they_are(
+    original, tmp_path, monkeypatch
+) -> None:
+    """Beside the weights, and elsewhere: there, a file may also go away."""
+    beside, elsewhere = tmp_path / "tokenizer.json", tmp_path / "cached" / "tokenizer.json"
+    elsewhere.parent.mkdir()
+    shutil.copy(original / "tokenizer.json", elsewhere)
+    monkeypatch.setattr(openai_models.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache",
+        lambda *names: str(elsewhere) if elsewhere.exists() else None,
+    )
+    file = write_pt(original, tmp_path / "mine.pt")
+    plain = converted(file, network=False)
+    stamp = (plain / "model.safetensors").stat().st_mtime_ns
+    elsewhere.write_text(elsewhere.read_text() + " ")
+    assert converted(file, network=False) == plain
+    assert (plain / "model.safetensors").stat().st_mtime_ns > stamp
+    elsewhere.unlink()
+    assert converted(file, network=False) == plain
+    shutil.copy(original / "tokenizer.json", beside)
+    first = converted(file, network=False)
+    beside.write_text(beside.read_text() + " ")
+    second = converted(file, network=False)
+    assert len({plain, first, second}) == 3
+    beside.unlink()
+    assert converted(file, network=False) == plain
+
+
 def test_merges_are_found_from_the_order_of_tokens() -> None:
     tokens = [b"a", b"b", b"c", b"ab", b"abc", b"ca", b"cab"]
     assert from_ranks(tokens).merges == [("a", "b"), ("ab", "c"), ("c", "a"), ("c", "ab")]
@@ -360,6 +481,18 @@ def test_published_weights_are_the_same_in_every_form(tmp_path, form) -> None:
     ]
     for key in ("suppress_tokens", "begin_suppress_tokens", "lang_to_id", "is_multilingual"):
         assert settings[0].get(key) == settings[1].get(key), key
+
+
+@pytest.mark.weights
+def test_the_tokenizer_of_another_published_model_is_refused(tmp_path) -> None:
+    file = write_pt(converted_folder(model(TINY)), tmp_path / "mine.pt")
+    shutil.copy(model(BASE) / "tokenizer.json", tmp_path)
+    with pytest.raises(ModelError, match="has 50257 text tokens, .* 51864 tokens has 50256"):
+        converted(file)
+    folder = shutil.copytree(model(TINY), tmp_path / "faster", symlinks=True)
+    shutil.copy(model(BASE) / "tokenizer.json", folder)
+    with pytest.raises(ModelError, match=r"its tokenizer.json has 50257 text tokens"):
+        converted_folder(folder)
 
 
 @pytest.mark.weights
