@@ -30,9 +30,10 @@ from ..formats.transcript_parts import State
 from ..model.special_tokens import SpecialTokens
 from ..segment.windows import Run, VoiceRuns, within
 from ..sessions.submission import Call
+from .answers import Extent
 from .context import encode_features
 from .options import Decoded
-from .recording import Extent, RecordingState, WindowTag, internal
+from .recording import RecordingState, WindowTag, internal
 from .windows import language_in, pauses_for, prompt_room, settled_language
 
 FRAMES_PER_STEP = 2

@@ -31,35 +31,37 @@ from ..model.loading import EncoderStates, Whisper
 from ..model.special_tokens import AUTO, CANNOT_TRANSLATE, language_code
 from ..segment.windows import Window
 from ..words.borders import Pause, pauses
+from .answers import (
+    Attempt,
+    Extent,
+    accounted,
+    attempt_of,
+    decoded_of,
+    failed_window,
+    rest_of,
+    segments_of,
+    text_of,
+    timed_segments,
+    whole_window,
+)
 from .context import DecodingContext, EncodedWindow, Ended, Fault
 from .drafting import SCRIPT_SLOTS
 from .options import Decoded, Guards, Judgement, Options, Outcome
 from .recording import (
     DOUBTFUL,
-    Attempt,
-    Extent,
     RecordingState,
     WindowTag,
-    accounted,
-    attempt_of,
     coverage,
-    decoded_of,
     doubtful,
     dropped,
     failed,
-    failed_window,
     fault,
     in_order,
     mixed,
-    rest_of,
-    segments_of,
     stats,
-    text_of,
-    timed_segments,
     uncertain,
     undrafted,
     untimed,
-    whole_window,
     wordless,
 )
 from .word_timer import WordTimer

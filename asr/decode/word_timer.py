@@ -19,9 +19,10 @@ from ..words import splitting
 from ..words.borders import assemble_words, within
 from ..words.splitting import Stretch
 from ..words.timing import TokenTimes, Utterance, token_times
+from .answers import texts_of
 from .context import apply_each
 from .options import Decoded, PhaseTimes
-from .recording import RecordingState, WindowTag, texts_of
+from .recording import RecordingState, WindowTag
 
 Waiting = tuple[WindowTag, Decoded]
 """A window whose words are not timed yet; it holds its encoder states."""

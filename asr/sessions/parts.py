@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from ..decode.answers import text_of, timed_segments
 from ..decode.context import DecodingContext
 from ..decode.options import Decoded, Follows, Hook, Partial, Progress
-from ..decode.recording import RecordingState, text_of, timed_segments
+from ..decode.recording import RecordingState
 from ..formats.transcript_parts import Segment
 from ..model.loading import Whisper
 from ..model.vocabulary import bytes_of

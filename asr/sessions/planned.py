@@ -17,9 +17,10 @@ from typing import Any
 from forescribe.speculative.requests import Finish, Guarantee, Request, Result, Source
 
 from ..audio.inputs import Input
+from ..decode.answers import timed_segments
 from ..decode.context import DecodingContext
 from ..decode.options import Decoded, Options
-from ..decode.recording import RecordingState, in_order, timed_segments
+from ..decode.recording import RecordingState, in_order
 from ..decode.windows import WindowDecoder
 from ..formats.transcript_parts import Segment, Word
 from ..segment.cut_plan import Plan, planned_windows

@@ -26,9 +26,10 @@ from forescribe.speculative.requests import Request
 
 from ..audio.inputs import Input
 from ..audio.reading import Open, Recording, Samples, open_audio
+from ..decode.answers import Extent, whole_window
 from ..decode.context import DecodingContext, EncodedWindow, Ended, encode_windows
 from ..decode.options import Decoded, Hook, Options, Outcome, PhaseTimes
-from ..decode.recording import Extent, RecordingState, WindowTag, in_order, internal, whole_window
+from ..decode.recording import RecordingState, WindowTag, in_order, internal
 from ..decode.windows import BoundOptions, WindowDecoder, bind, language_in, outcome_of, pauses_for
 from ..decode.word_timer import WordTimer
 from ..errors import CapacityError, ForescribeError, UsageError

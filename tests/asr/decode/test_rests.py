@@ -14,8 +14,7 @@ import pytest
 import soundfile
 
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.decode.context import Ended, IsolatedEngine
-from forescribe.asr.decode.recording import (
+from forescribe.asr.decode.answers import (
     LEAST,
     MOST_PARTS,
     REPEATED,
@@ -23,6 +22,7 @@ from forescribe.asr.decode.recording import (
     _first_gap,
     accounted,
 )
+from forescribe.asr.decode.context import Ended, IsolatedEngine
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.sessions.planned import Group
 from forescribe.asr.sessions.session import Session

@@ -1,0 +1,395 @@
+"""What the engine returned for a window: judged, as segments of text, and as far as it goes.
+
+An answer becomes a `Decoded`. What it leaves of its window becomes the next part of the window (`rest_of`),
+and voice for which no words were written is counted (`accounted`). Knows guards, timestamps and text; nothing
+of engines or word times.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from forescribe.speculative.requests import Finish, Request, Result
+
+from ..formats.transcript_parts import (
+    SAMPLE_RATE,
+    Segment,
+    State,
+    Word,
+)
+from ..model.loading import EncoderStates, Whisper
+from ..segment.windows import Run, Window, total, within
+from ..words.splitting import Stretch, compression_ratio, mean_logprob, split_words, stretches
+from ..words.timing import Utterance, token_times
+from .context import DecodingContext
+from .options import Decoded, Guards, Judgement, Options
+from .recording import RecordingState, WindowTag, reason_of
+
+NOT_FINITE = "the model's numbers are not finite"
+
+LEAST = round(0.5 * SAMPLE_RATE)
+"""Samples of voice that are worth another pass of the encoder, and without words worth a warning: the edges
+of words reach over timestamps by less."""
+
+LONGEST = round(0.7 * SAMPLE_RATE)
+"""Samples that the last token may last. The attention gives it what follows where there is no end of text:
+2.1 s too much in whisper-base's first segment of a reader, 0.1 s at the ends of whole windows."""
+
+SLOW = (round(1.5 * SAMPLE_RATE), round(0.25 * SAMPLE_RATE))
+"""Samples of voice that a segment may hold, once and for every token, before its timestamps are checked.
+Published models close a segment behind words that they did not write: whisper-base gave 18 tokens 23.5 s and
+left out 18 s of speech. In 55 minutes of human readers 19 of 176 windows are checked, for 5 % of the time."""
+
+LONG, STRETCHED = round(1.0 * SAMPLE_RATE), round(1.8 * SAMPLE_RATE)
+"""Samples of voice that few tokens last, and none: the attention gives a token the speech beside it that was
+not written. Of 8,097 words of human readers by whisper-base 17 last longer than 1 s, and the longest, a year,
+1.66 s."""
+
+MOST_PARTS = 8
+"""Further parts of one window. Published models need one, rarely two (docs/development/log.md)."""
+
+MARKS = string.punctuation + "…–—“”‘’¿¡"
+"""What repeated words may differ in."""
+
+REPEATED = "the model repeats the words before it"
+
+Extent = Callable[[WindowTag, tuple[int, ...], State], tuple[int, tuple[int, ...]]]
+"""The sample where a window ends and the tokens of its answer that count, by its tag, the tokens of
+its answer and its state."""
+
+
+def whole_window(
+    tag: WindowTag, tokens: tuple[int, ...], state: State
+) -> tuple[int, tuple[int, ...]]:
+    """The extent of a window that was cut before it was decoded: all of its answer counts."""
+    return tag.end, tokens
+
+
+def text_of(whisper: Whisper, tokens: Iterable[int]) -> str:
+    """The text of tokens with its spaces, without special tokens."""
+    text: str = whisper.tokenizer.decode(
+        [token for token in tokens if token < whisper.tokens.end],
+        skip_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )
+    return text
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An answer for a window that was judged."""
+
+    result: Result
+    judgement: Judgement
+    reason: str | None
+    rank: tuple[bool, float]  # `Guards.rank`
+
+
+def attempt_of(whisper: Whisper, guards: Guards | None, result: Result, *, heard: bool) -> Attempt:
+    """An answer with its judgement; `heard` as of `Guards.judge`. Without guards only numbers that are not
+    finite are rejected."""
+    mean = mean_logprob(result.logprobs)
+    if guards is None:
+        if math.isfinite(mean):
+            return Attempt(result, Judgement.KEEP, None, (True, mean))
+        return Attempt(result, Judgement.RETRY, NOT_FINITE, (False, mean))
+    ratio = compression_ratio(text_of(whisper, result.tokens))
+    judgement, reason = guards.judge(
+        compression_ratio=ratio,
+        mean_logprob=mean,
+        no_speech_prob=result.probe[0],
+        heard=heard,
+    )
+    rank = guards.rank(compression_ratio=ratio, mean_logprob=mean)
+    return Attempt(result, judgement, reason, rank)
+
+
+def decoded_of(
+    context: DecodingContext,
+    tag: WindowTag,
+    attempt: Attempt,
+    *,
+    tried: float,
+    extent: Extent,
+    keep_encoder_states: bool,
+) -> Decoded:
+    """The window of the answer that was chosen.
+
+    An answer that the guards reject is kept with a doubt, as Whisper does, unless its probabilities are
+    not finite or no voice was heard in its window. `tried` is the highest temperature at which the window
+    was decoded.
+    """
+    result, reason = attempt.result, attempt.reason
+    rejected = attempt.judgement is Judgement.RETRY
+    broken = rejected and not math.isfinite(mean_logprob(result.logprobs))
+    doubt = reason if rejected and not broken else None
+    state: State = "decoded"
+    if broken:
+        state = "failed"
+    elif rejected and not tag.heard:
+        state, doubt, reason = "silent", None, f"no voice; {reason}"
+    elif attempt.judgement is Judgement.SILENCE:
+        state = "silent"
+    end, tokens = extent(tag, result.tokens, state)
+    request = result.request
+    return Decoded(
+        index=tag.index,
+        start=tag.start,
+        end=end,
+        language=tag.language,
+        result=replace(result, request=replace(request, encoder_states=None, tag=None)),
+        tokens=tokens,
+        state=state,
+        reason=None if doubt is not None else reason,
+        doubt=doubt,
+        tried=tried,
+        encoder_states=request.encoder_states if keep_encoder_states else None,
+    )
+
+
+def failed_window(whisper: Whisper, tag: WindowTag, error: Exception, extent: Extent) -> Decoded:
+    """The window of a request that an exception ended."""
+    request = Request((whisper.tokens.start,))
+    return Decoded(
+        index=tag.index,
+        start=tag.start,
+        end=extent(tag, (), "failed")[0],
+        language=tag.language,
+        result=Result(request, (), (), (), Finish.CANCELLED, 0, 0, 0),
+        tokens=(),
+        state="failed",
+        reason=reason_of(error),
+    )
+
+
+def texts_of(whisper: Whisper, decoded: Decoded) -> list[tuple[Stretch, str]]:
+    """The stretches of a window that hold text, with the text; none where it does not count."""
+    if decoded.state != "decoded":
+        return []
+    parts = stretches(decoded.tokens, whisper.tokens, decoded.length)
+    texts = [(part, text_of(whisper, part.tokens)) for part in parts]
+    return [(part, text) for part, text in texts if text.strip()]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The sample up to which an answer goes, and its tokens that count."""
+
+    end: int
+    tokens: tuple[int, ...]
+
+
+def reached(
+    whisper: Whisper,
+    options: Options,
+    decoded: Decoded,
+    states: EncoderStates,
+    voiced: Sequence[Run] = (),
+) -> Reach:
+    """How far an answer with text goes: to its last timestamp or, where text follows that, to the end of its
+    last word by the model's attention.
+
+    Where the timestamps leave room for speech that was not written (`_leaves_room`), the attention is asked
+    as well: an answer goes no further than to the word before the first one that lasts too long.
+    """
+    parts = texts_of(whisper, decoded)
+    special = whisper.tokens
+    written = [token for token in decoded.tokens if token != special.end]
+    last = parts[-1][0]
+    start, end = decoded.start + last.start, decoded.start + last.end
+    closed = special.stamp(written[-1]) is not None and start < end
+    if closed and not (
+        options.task == "transcribe" and _leaves_room([part for part, _ in parts], decoded, voiced)
+    ):
+        return Reach(end, decoded.tokens)
+    if options.task == "translate":  # the attention does not follow the order of translated words
+        return Reach(decoded.end, decoded.tokens)
+    tokens = tuple(token for part, _ in parts for token in part.tokens)
+    prompt = special.prompt(decoded.language, options.task, timestamps=False)
+    (times,) = token_times(whisper, [Utterance(states, prompt, tokens, decoded.length)])
+    bounds = [decoded.start + boundary for boundary in times.boundaries]
+    cut = _first_stretched(whisper, decoded.language, tokens, bounds, voiced)
+    if cut is not None:
+        end = min(bounds[cut], bounds[cut - 1] + LONGEST)
+        return Reach(end, _first_tokens(parts, decoded.tokens, cut, special.end))
+    gap = _first_gap([part for part, _ in parts], decoded, bounds, voiced)
+    if gap is not None:
+        cut = sum(len(part.tokens) for part, _ in parts[:gap])
+        end = decoded.start + parts[gap - 1][0].end
+        return Reach(end, _first_tokens(parts, decoded.tokens, cut, special.end))
+    said = min(bounds[-1], bounds[-2] + LONGEST)
+    return Reach(min(said, end) if closed else said, decoded.tokens)
+
+
+def _first_stretched(
+    whisper: Whisper,
+    language: str,
+    tokens: Sequence[int],
+    bounds: Sequence[int],
+    voiced: Sequence[Run],
+) -> int | None:
+    """The token before which an answer is cut: the first one of the first word that lasts too long, and of
+    the words before it that last long for a word; of the second word if that would leave none. None where
+    no word lasts too long. The last token may: `LONGEST` is for that."""
+    lasting = [_voice(voiced, a, b) for a, b in pairwise(bounds)]
+    words: list[tuple[int, int]] = []  # the first token, and how long the longest one lasts
+    first = 0
+    for word in split_words(whisper.tokenizer, language, tokens):
+        inner = lasting[first : min(first + word.count, len(tokens) - 1)]
+        words.append((first, max(inner, default=0)))
+        first += word.count
+    number = next((i for i, (_, longest) in enumerate(words) if longest > STRETCHED), None)
+    if number is None or len(words) < 2:
+        return None
+    while number and words[number - 1][1] > LONG:
+        number -= 1
+    return words[max(number, 1)][0]
+
+
+def _first_gap(
+    parts: Sequence[Stretch], decoded: Decoded, bounds: Sequence[int], voiced: Sequence[Run]
+) -> int | None:
+    """The first segment before which there is more voice than the two words beside it may last, by its
+    timestamps and by the attention, `bounds` of all tokens; None where there is none. What lies between two
+    segments is shared by the attention among both, so that neither has to last too long."""
+    first = 0
+    for number, (part, following) in enumerate(pairwise(parts), 1):
+        first += len(part.tokens)
+        between = _voice(voiced, decoded.start + part.end, decoded.start + following.start)
+        beside = _voice(voiced, bounds[first - 1], bounds[first + 1])
+        if between > STRETCHED and beside > STRETCHED + LONG:
+            return number
+    return None
+
+
+def _leaves_room(parts: Sequence[Stretch], decoded: Decoded, voiced: Sequence[Run]) -> bool:
+    """Whether a segment has few words for its voice, or much voice is between two segments."""
+    ends = [decoded.start + part.end for part in parts]
+    starts = [decoded.start + part.start for part in parts]
+    slow = any(
+        _voice(voiced, start, end) > SLOW[0] + SLOW[1] * len(part.tokens)
+        for start, end, part in zip(starts, ends, parts, strict=True)
+    )
+    between = zip(ends, starts[1:], strict=False)
+    return slow or any(_voice(voiced, end, start) > STRETCHED for end, start in between)
+
+
+def _voice(voiced: Sequence[Run], start: int, end: int) -> int:
+    return total(within(voiced, start, end))
+
+
+def _first_tokens(
+    parts: Sequence[tuple[Stretch, str]], tokens: Sequence[int], count: int, end: int
+) -> tuple[int, ...]:
+    """The tokens of an answer before the text token number `count` of its segments with text."""
+    texts = [place for place, token in enumerate(tokens) if token < end]
+    counted = [texts[part.first + i] for part, _ in parts for i in range(len(part.tokens))]
+    return tuple(tokens[: counted[count]])
+
+
+def rest_of(
+    whisper: Whisper, options: Options, tag: WindowTag, decoded: Decoded, states: EncoderStates
+) -> tuple[Decoded, Window | None]:
+    """An answer as far as it counts, and what it leaves of its window, as the next part; None where no voice
+    is left, or no part helps.
+
+    Whisper may close its answer before its window ends. With a pair of timestamps it says so: text continues
+    there, and its long-form algorithm starts the next window at that place (Radford et al. 2022, section
+    3.8). It also stops without saying so, or leaves out a sentence in the middle. So a window goes on behind
+    the last word before the first voice without words. Runs the target once where the timestamps do not
+    show that there is none.
+
+    A part that repeats the words before it does not count if it is doubtful or hardly gets on: the next one
+    would repeat them too. The voice of it, or behind the last part that is allowed, is told as failed.
+    """
+    window = tag.window
+    if window is None or not texts_of(whisper, decoded):
+        return decoded, None
+    voiced = window.voiced or ()
+    reach = reached(whisper, options, decoded, states, voiced)
+    if reach.end <= tag.start:  # the attention of a single word may be anywhere
+        reach = replace(reach, end=min(tag.start + LONGEST, window.end))
+    slow = reach.end - tag.start < SAMPLE_RATE
+    if (slow or decoded.doubt is not None) and _repeats(whisper, window.before, reach.tokens):
+        state: State = "failed" if total(voiced) > STRETCHED else "silent"
+        return replace(decoded, state=state, doubt=None, reason=REPEATED), None
+    left = within(voiced, reach.end, window.end)
+    if total(left) < LEAST:
+        return decoded, None
+    if window.part >= MOST_PARTS:
+        return replace(decoded, tokens=reach.tokens, wordless=left, reach=reach.end), None
+    rest = window.rest(reach.end, tag.language, reach.tokens)
+    return replace(decoded, end=rest.start, tokens=reach.tokens, continued=True), rest
+
+
+def _repeats(whisper: Whisper, before: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether the words of `tokens` are the last ones `before`, whatever their case and punctuation."""
+    earlier, words = (
+        [word for part in text_of(whisper, t).casefold().split() if (word := part.strip(MARKS))]
+        for t in (before, tokens)
+    )
+    return bool(words) and earlier[-len(words) :] == words
+
+
+def accounted(
+    decoded: Decoded, voiced: Sequence[Run] | None, segments: Sequence[Segment]
+) -> Decoded:
+    """A window with the voice behind its last segment, if there are `LEAST` samples of it, and with its reach
+    there. Before the first and between two segments only more than `STRETCHED` samples count: a model may
+    place its timestamps wrongly, and the words of a gap are those next to it then."""
+    if decoded.reach is not None:
+        return decoded
+    ends = (decoded.start, *(s.end_sample for s in segments))
+    gaps = [within(voiced or (), a, s.start_sample) for a, s in zip(ends, segments, strict=False)]
+    runs = tuple(run for gap in gaps if total(gap) > STRETCHED for run in gap)
+    behind = within(voiced or (), max(ends), decoded.end)
+    if total(behind) < LEAST:
+        return replace(decoded, wordless=runs) if runs else decoded
+    reach = max(ends) if decoded.state == "decoded" else None
+    return replace(decoded, wordless=(*runs, *behind), reach=reach)
+
+
+def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:
+    """A window's segments, without words."""
+    result, parts = decoded.result, texts_of(whisper, decoded)
+    ratio = compression_ratio(text_of(whisper, result.tokens)) if parts else 0.0
+    return tuple(
+        Segment(
+            id=0,
+            window=decoded.index,
+            window_sample=decoded.start,
+            start_sample=decoded.start + part.start,
+            end_sample=decoded.start + part.end,
+            text=text,
+            tokens=part.tokens,
+            temperature=result.request.temperature,
+            avg_logprob=mean_logprob(result.logprobs),
+            compression_ratio=ratio,
+            no_speech_prob=result.probe[0],
+            doubt=decoded.doubt,
+        )
+        for part, text in parts
+    )
+
+
+def timed_segments(whisper: Whisper, recording: RecordingState, decoded: Decoded) -> list[Segment]:
+    """A window's segments, with their words where these have been timed."""
+    segments = recording.segments.get(decoded.start)
+    if segments is None:  # restored: it was not decoded here
+        segments = recording.segments[decoded.start] = segments_of(whisper, decoded)
+    words = recording.words.get(decoded.start)
+    if words is None:
+        return list(segments)
+    return [_with_words(segment, own) for segment, own in zip(segments, words, strict=True)]
+
+
+def _with_words(segment: Segment, words: tuple[Word, ...]) -> Segment:
+    """A segment from its first to its last word (openai/whisper): timestamp tokens are less exact."""
+    if not words:
+        return replace(segment, words=words)
+    start, end = words[0].start_sample, max(word.end_sample for word in words)
+    return replace(segment, start_sample=start, end_sample=end, words=words)
