@@ -90,7 +90,7 @@ def measure(transcriber: Transcriber, spoken: dict[str, TimedSpeech]) -> dict[st
     """All recordings together, so that their windows share the batch."""
     sources = {wav(speech): name for name, speech in spoken.items()}
     found = {}
-    for outcome in transcriber.transcribe(sources, Options(language="en", words=True)):
+    for outcome in transcriber.transcribe(list(sources), Options(language="en", words=True)):
         if outcome.error is not None:
             raise outcome.error
         assert isinstance(outcome.source, bytes) and outcome.transcript is not None
