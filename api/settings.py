@@ -108,21 +108,21 @@ class Settings(BaseSettings):
     api_keys: dict[str, Rights] = Field(default_factory=dict)
 
     # Limits
-    max_upload_bytes: Count = 1 << 30  # of one upload
-    max_audio_s: Seconds = 4 * 3600.0  # decoded length of one upload
-    max_requests: Count = 64  # requests processed at a time, after their uploads
-    max_uploads: Count = 256  # uploads received at a time, pieces of resumable ones included
-    max_uploads_per_address: Count = 64  # of them from one address, if there are no keys
+    max_upload_bytes: Count = 1 << 30  # of one upload; more is 413
+    max_audio_s: Seconds = 4 * 3600.0  # decoded length of one upload; longer is 413
+    max_requests: Count = 64  # requests at a time, once they have arrived; more are 503
+    max_uploads: Count = 256  # bodies received at a time, pieces of uploads included; more are 503
+    max_uploads_per_address: Count = 64  # of one address (IPv6: /64) without keys; more are 429
     upload_idle_s: Seconds = 30.0  # longest pause in an upload; then 408
     min_upload_rate: Rate = 1024.0  # bytes per second of an upload, on average; below it 408
-    max_requests_per_key: Count = 16  # requests of one key at a time
-    max_queued_audio_s: Seconds = 12 * 3600.0  # audio of all requests that is not decoded yet
+    max_requests_per_key: Count = 16  # running or being received, of one key; more are 429
+    max_queued_audio_s: Seconds = 12 * 3600.0  # of all requests, not yet decoded; more is 503
     timeout_s: Seconds = 3600.0  # for one request, after its upload
     decode_timeout_s: Seconds = 600.0  # for decoding the audio file of one upload
     decode_memory_bytes: Count = 1 << 30  # additional memory of that decoder
-    announce_s: float = Field(3.0, ge=0)  # from SIGTERM, when /ready says no, to the first refusal
+    announce_s: float = Field(3.0, ge=0)  # from SIGTERM (/ready: draining) to the first refusal
     drain_s: float = Field(30.0, ge=0)  # for requests in progress at the end
-    stall_s: Seconds = 1800.0  # longest round of a model; then the process counts as hung and ends
+    stall_s: Seconds = 1800.0  # longest round of a model; then the process ends with status 70
     readers: Count = 2  # uploads decoded at a time, and threads that cut them into windows
 
     # Reload
@@ -136,10 +136,10 @@ class Settings(BaseSettings):
     data_dir: Path | None = None  # unset: forescribe in XDG_DATA_HOME, or ~/.local/share
     database_url: str | None = Field(None, repr=False)  # unset: SQLite there; postgresql://...
     job_concurrency: Count = 4  # jobs at a time; their windows share the model's slots
-    max_queued_jobs_s: Seconds = 500 * 3600.0  # audio of all unfinished jobs
-    max_jobs_per_key: Count = 1000  # unfinished jobs of one key
-    max_stored_bytes_per_key: Count | None = None  # of one key; unset: an equal part of the disk
-    min_free_bytes: int = Field(512 << 20, ge=0)  # below it on the disk, uploads are refused
+    max_queued_jobs_s: Seconds = 500 * 3600.0  # audio of all unfinished jobs; more is 503
+    max_jobs_per_key: Count = 1000  # unfinished jobs of one key; more are 429
+    max_stored_bytes_per_key: Count | None = None  # of one key; unset: its part of the disk
+    min_free_bytes: int = Field(512 << 20, ge=0)  # with less, new jobs and files are 507
     audio_retention_s: Seconds = 24 * 3600.0  # how long audio is kept after success
     result_retention_s: Seconds = 30 * 24 * 3600.0  # how long a job is kept after its end
     upload_retention_s: Seconds = 24 * 3600.0  # how long an unfinished upload is kept
@@ -154,15 +154,15 @@ class Settings(BaseSettings):
     file_retention_s: Seconds = 30 * 24 * 3600.0  # how long a file is kept that names no time
     max_batch_bytes: Count = 200 << 20  # of the input file of a batch
     max_batch_lines: Count = 50_000  # of the input file of a batch
-    max_batches_per_key: Count = 100  # unfinished batches of one key
+    max_batches_per_key: Count = 100  # unfinished batches of one key; more are 429
     batch_open_jobs: Count = 16  # jobs of one batch that are queued at a time
     audio_urls: bool = False  # let the lines of batches name audio by URL
     audio_url_networks: tuple[str, ...] = ()  # private networks that audio may come from
     audio_url_timeout_s: Seconds = 600.0  # for fetching one recording
 
     # Several machines
-    blobs_url: str | None = None  # audio and results in object storage: s3://bucket/prefix, gs, az
-    blob_cache_bytes: Count = 4 << 30  # of local copies of recordings in object storage
+    blobs_url: str | None = None  # audio and results in object storage: s3://, gs:// or az://
+    blob_cache_bytes: Count = 4 << 30  # local copies of recordings; at least max_upload_bytes
     front_end: bool = False  # load no model: `forescribe worker` does the jobs
 
     _source: SettingsSource | None = PrivateAttr(None)

@@ -15,9 +15,9 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -25,6 +25,12 @@ sys.path.insert(0, str(ROOT))
 
 SECTIONS = "Service Input Output Model Decoding Training Speakers Performance Diagnostics".split()
 MADE = "<!-- Written by scripts/reference from the code; changes here are lost. -->"
+NAME = re.compile(r" [^`]+`$")
+"""The word for an option's value, behind its name."""
+FEW = 10
+"""Options of a command from which on they stand under the headings of its help."""
+SIZES = {"GiB": 1 << 30, "MiB": 1 << 20}
+TIMES = {"d": 86400, "h": 3600, "min": 60}
 STATED = re.compile(r"\s*\[default: (?P<default>[^\]]*)\]")
 
 
@@ -36,11 +42,13 @@ def cli() -> str:
 
     page = ["# The command", MADE, _paragraphs(app.info.help)]
     page.append(
-        "Options may be written with `_` instead of `-`. `forescribe COMMAND --help` shows the same text in "
-        "a terminal. For `transcribe` by task, see [transcribe](../transcribe.md)."
+        "`--[no-]vad` stands for `--vad` and `--no-vad`; a switch is off unless its default is on. Options "
+        "may be written with `_` instead of `-`. `forescribe COMMAND --help` shows everything about one "
+        "command. For `transcribe` by task, see [transcribe](../transcribe.md)."
     )
+    described: dict[tuple[str, str], Described] = {}
     for name, command in _commands(get_command(app), "forescribe"):
-        page += [f"## {name}", _paragraphs(command.help), *_parameters(command)]
+        page += [f"## {name}", _paragraphs(command.help), *_parameters(name, command, described)]
     return "\n\n".join(part for part in page if part) + "\n"
 
 
@@ -55,31 +63,61 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _commands(child, f"{name} {child_name}")
 
 
-def _parameters(command: Any) -> list[str]:
-    shown = [p for p in command.params if not getattr(p, "hidden", False)]
-    arguments = [p for p in shown if p.param_type_name == "argument"]
-    options = [p for p in shown if p.param_type_name == "option"]
-    parts = [f"`{p.metavar or p.name.upper()}`: {_cell(p.help or '')}" for p in arguments]
-    sections: dict[str, list[Any]] = {}
-    for option in options:
-        sections.setdefault(option.rich_help_panel or "Other", []).append(option)
-    for section in sorted(sections, key=(*SECTIONS, "Other").index):
-        rows = [f"| {section} | default | description |", "|---|---|---|"]
-        rows += [
-            "| " + " | ".join(map(_cell, _option(option))) + " |" for option in sections[section]
-        ]
-        parts.append("\n".join(rows))
+class Described(NamedTuple):
+    """Where an option or argument was described first, and with which default."""
+
+    command: str
+    default: str
+
+
+def _parameters(name: str, command: Any, described: dict[tuple[str, str], Described]) -> list[str]:
+    """A command's arguments and options; what an earlier command has in the same words is only named."""
+    parts: list[str] = []
+    known: dict[str, list[str]] = {}
+    sections: dict[str, list[str]] = {}
+    for parameter in (p for p in command.params if not getattr(p, "hidden", False)):
+        spelling, default, text = _cells(parameter)
+        before = described.setdefault((spelling, text), Described(name, default.strip("`")))
+        if before.command != name:
+            same = before.default == default.strip("`")
+            alone = NAME.sub("`", spelling.partition(", ")[0])
+            known.setdefault(before.command, []).append(
+                alone if same else f"{alone} (default {default or 'none'})"
+            )
+        elif parameter.param_type_name == "argument":
+            parts.append(f"{spelling}: {_cell(text)}")
+        else:
+            row = "| " + " | ".join(map(_cell, (spelling, default, text))) + " |"
+            sections.setdefault(parameter.rich_help_panel or "Other", []).append(row)
+    if sum(map(len, sections.values())) < FEW:
+        rows = [row for section in _sorted(sections) for row in sections[section]]
+        sections = {"Option": rows} if rows else {}
+    for section in _sorted(sections):
+        head = [f"| {section} | default | description |", "|---|---|---|"]
+        parts.append("\n".join(head + sections[section]))
+    for other, names in known.items():
+        parts.append(f"As for [{other}](#{other.replace(' ', '-')}): {', '.join(names)}.")
     return parts
 
 
-def _option(option: Any) -> tuple[str, str, str]:
-    """An option's names and value, its default, and its help."""
+def _sorted(sections: dict[str, list[str]]) -> list[str]:
+    return sorted(sections, key=(*SECTIONS, "Other", "Option").index)
+
+
+def _cells(option: Any) -> tuple[str, str, str]:
+    """The names and value of an option or argument, its default, and its help."""
+    if option.param_type_name == "argument":
+        return f"`{option.metavar or option.name.upper()}`", "", option.help or ""
     names = sorted(
         option.opts, key=lambda name: (not name.startswith("--"), name != option.opts[0])
     )
+    opposite = [f"--no-{name[2:]}" for name in names[:1]]
+    if option.secondary_opts == opposite:
+        names[0] = f"--[no-]{names[0][2:]}"
     value = "" if option.is_flag else " " + (option.metavar or option.name.upper())
     spellings = [f"`{name}{value if i == 0 else ''}`" for i, name in enumerate(names)]
-    spellings += [f"`{name}`" for name in option.secondary_opts]
+    if option.secondary_opts != opposite:
+        spellings += [f"`{name}`" for name in option.secondary_opts]
     text = option.help or ""
     stated = STATED.search(text)
     default = stated["default"] if stated else _default(option)
@@ -89,9 +127,7 @@ def _option(option: Any) -> tuple[str, str, str]:
 def _default(option: Any) -> str:
     default = option.default
     if option.is_flag:
-        if default is None or not option.secondary_opts:
-            return ""
-        return f"`{(option.opts if default else option.secondary_opts)[0]}`"
+        return "on" if default else ""
     return "" if default in (None, "") or callable(default) else f"`{default}`"
 
 
@@ -104,30 +140,50 @@ def flags() -> str:
         MADE,
         "Flags of openai/whisper, whisperX, faster-whisper's command and whisper.cpp that "
         "`forescribe transcribe` does not have under the same name. They may be written with `_` or `-`; "
-        "a switch without a value is True. All values that are not listed as accepted are refused, with "
-        "the reason and the alternative.",
+        "a switch without a value is True. An accepted value without an option behind it asks for what is "
+        "done anyway. All other values are refused, with the reason and the alternative.",
     ]
-    rows = ["| flag | accepted | refused because | instead |", "|---|---|---|---|"]
+    answers: dict[tuple[str, ...], list[str]] = {}
     for name, flag in FOREIGN.items():
-        accepted = "; ".join(_meaning(value, ours) for value, ours in flag.means.items())
-        refusal = ("", "") if ANY in flag.means else (flag.why, flag.instead)
-        cells = (f"`--{name[2:].replace('-', '_')}`", accepted, *refusal)
-        rows.append("| " + " | ".join(map(_cell, cells)) + " |")
+        accepted = "; ".join(_meanings(flag.means))
+        every = ANY in flag.means or (flag.switch and len(flag.means) == 2)
+        refusal = ("", "") if every else (flag.why, flag.instead)
+        answers.setdefault((accepted, *refusal), []).append(f"`--{name[2:].replace('-', '_')}`")
+    rows = ["| flags | accepted | refused because | instead |", "|---|---|---|---|"]
+    rows += _rows(answers)
     page += ["\n".join(rows), "## Words after one dash", "whisper.cpp's options; all are refused."]
-    rows = ["| option | instead |", "|---|---|"]
-    rows += [f"| `{name}` | {instead} |" for name, instead in SHORT.items()]
+    answers = {}
+    for name, instead in SHORT.items():
+        answers.setdefault((instead,), []).append(f"`{name}`")
+    rows = ["| options | instead |", "|---|---|", *_rows(answers)]
     return "\n\n".join([*page, "\n".join(rows)]) + "\n"
+
+
+def _rows(answers: dict[tuple[str, ...], list[str]]) -> list[str]:
+    """Rows of a table: names that have the same answer stand in one."""
+    return [
+        "| " + " | ".join(map(_cell, (", ".join(names), *cells))) + " |"
+        for cells, names in answers.items()
+    ]
 
 
 ANY = "*"  # foreign_flags.ANY, without importing the command
 
 
-def _meaning(value: str, ours: tuple[str, ...]) -> str:
-    """A value that is accepted, and our options for it."""
-    typed = value.capitalize() if value in ("true", "false", "none") else value
-    shown = "any value" if value == ANY else f"`{typed}`"
-    translated = " ".join(ours).replace("{}", "VALUE")
-    return f"{shown}: `{translated}`" if ours else f"{shown}: no effect"
+def _meanings(means: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Values that are accepted, and our options for them."""
+    by_option: dict[tuple[str, ...], list[str]] = {}
+    for value, ours in means.items():
+        by_option.setdefault(ours, []).append(value)
+    for ours, values in by_option.items():
+        typed = ", ".join(map(_typed, values))
+        yield f"{typed}: `{' '.join(ours).replace('{}', 'VALUE')}`" if ours else typed
+
+
+def _typed(value: str) -> str:
+    if value == ANY:
+        return "any value"
+    return f"`{value.capitalize() if value in ('true', 'false', 'none') else value}`"
 
 
 def settings() -> str:
@@ -149,7 +205,7 @@ def settings() -> str:
             if name.startswith("_"):
                 continue
             field = Settings.model_fields[name]
-            cells = (f"`{name}`", _kind(field), _given(field), comment)
+            cells = (f"`{name}`", _kind(field), _given(name, field), comment)
             rows.append("| " + " | ".join(map(_cell, cells)) + " |")
         page.append("\n".join(rows))
     return "\n\n".join(page) + "\n"
@@ -186,29 +242,29 @@ def _sections(source: str) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def _kind(field: Any) -> str:
     """A field's type with its bounds, in words."""
-    name = getattr(field.annotation, "__name__", None)
-    if name is None or "[" in str(field.annotation) or "|" in str(field.annotation):
-        name = re.sub(r"\b(\w+\.)+", "", str(field.annotation))
-    words = {
-        "str": "text",
-        "bool": "true or false",
-        "float": "number",
-        "int": "whole number",
-        "Path": "path",
-    }
-    name = re.sub(r"\w+", lambda m: words.get(m[0], m[0]), name).replace(" | None", "")
-    name = re.sub(r"dict\[text, .+\]", "table", name.replace("tuple[text, ...]", "list of texts"))
-    signs = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    text = re.sub(r"\b(\w+\.)+", "", str(field.annotation))
+    kinds = {"texts": "tuple", "table": "dict", "bool": "bool", "path": "Path"}
+    kinds |= {"number": "float", "integer": "int", "text": "str"}
+    kind = next(words for words, name in kinds.items() if name in text)
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    limits = [*field.metadata, *_optional(field.annotation)]
     bounds = [
-        f"{word} {getattr(limit, sign):g}"
-        for limit in field.metadata
-        for sign, word in signs.items()
-        if getattr(limit, sign, None) is not None
+        f"{sign}{getattr(limit, name):g}"
+        for limit in limits
+        for name, sign in signs.items()
+        if getattr(limit, name, None) is not None
     ]
-    return ", ".join([name, *bounds])
+    return " ".join([kind, *bounds])
 
 
-def _given(field: Any) -> str:
+def _optional(annotation: Any) -> list[Any]:
+    """The bounds within `Annotated[int, ...] | None`."""
+    inner = [part for part in get_args(annotation) if get_origin(part) is Annotated]
+    return [limit for part in inner for info in part.__metadata__ for limit in info.metadata]
+
+
+def _given(name: str, field: Any) -> str:
+    """A default as typed, and large numbers also with their unit."""
     default = field.get_default(call_default_factory=True)
     if default is None or default == "" or default == {} or default == ():
         return ""
@@ -216,7 +272,13 @@ def _given(field: Any) -> str:
         return f"`{str(default).lower()}`"
     if isinstance(default, tuple):
         return ", ".join(f"`{item}`" for item in default)
-    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+    if not isinstance(default, float | int):
+        return f"`{default}`"
+    shown = f"`{default:.0f}`" if default == int(default) else f"`{default:g}`"
+    units = SIZES if name.endswith("bytes") or "_bytes_" in name else TIMES
+    unit = next((u for u, size in units.items() if default >= size and default % size == 0), None)
+    known = unit is not None and (units is SIZES or name.endswith("_s"))
+    return f"{shown} ({default / units[unit]:g} {unit})" if known and unit else shown
 
 
 def _cell(text: str) -> str:

@@ -31,7 +31,7 @@ def test_every_setting_is_described(writer: ModuleType) -> None:
 
     page = writer.settings()
     assert [name for name in Settings.model_fields if f"| `{name}` |" not in page] == []
-    assert "| `max_audio_s` | number, above 0 | `14400` |" in page
+    assert "| `max_audio_s` | number >0 | `14400` (4 h) |" in page
 
 
 def test_every_command_and_option_is_described(writer: ModuleType) -> None:
@@ -39,6 +39,7 @@ def test_every_command_and_option_is_described(writer: ModuleType) -> None:
     for said in (
         "## forescribe transcribe",
         "## forescribe speakers add",
+        "As for [forescribe transcribe](#forescribe-transcribe): `--model`, `--draft`, ",
         "| `--batch-size N` | `8` | Windows decoded together. |",
         "| `--model MODEL`, `-m` | large |",
     ):
