@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -36,8 +37,17 @@ def no_advice() -> Iterator[None]:
         yield
 
 
+NIGHTLY = ("bench", "benchmarks", "deploy", "training")
+"""Folders of tests whose subject does not ship or changes rarely: all of them are `nightly`."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs the native kernels, with the reason, where they cannot be used."""
+    """Mark the nightly folders. Skip what needs the native kernels, with the reason, where they
+    cannot be used."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in NIGHTLY:
+            item.add_marker("nightly")
     needing = [item for item in items if item.get_closest_marker("native")]
     if not needing:
         return

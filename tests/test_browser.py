@@ -11,6 +11,8 @@ import pytest
 
 from tests import browser as browsing
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[1]
 
 TESTS = """

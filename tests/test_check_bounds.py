@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import yaml
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -13,6 +13,8 @@ from tests.test_architecture import ALLOWED, ROOT
 
 pytest.importorskip("mypy", reason="needs `scripts/setup dev`")
 
+pytestmark = pytest.mark.nightly
+
 
 def write(root: Path, call: str) -> None:
     """A tree with the parts; forescribe.api calls a function of forescribe.asr."""

@@ -14,6 +14,8 @@ from tests.test_architecture import ALLOWED, ROOT
 
 pytest.importorskip("hatchling", reason="needs `scripts/setup test`")
 
+pytestmark = pytest.mark.nightly
+
 
 def build(target: str, source: Path, folder: Path) -> Path:
     """Build `source` into `folder` without an environment of its own. Returns the file."""

@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.test_architecture import ROOT
 
+pytestmark = pytest.mark.nightly
+
 CONFTEST = """
 from forescribe.speculative.native import library
 from tests.conftest import pytest_collection_modifyitems

@@ -25,6 +25,8 @@ from forescribe.asr.segment.windows import Window
 from forescribe.speculative.engine.schedule import expected_tokens
 from forescribe.speculative.stats import Stats
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
 LONGEST_CELL = 18
@@ -64,7 +66,6 @@ def notebook(runner: ModuleType) -> Any:
 # The file
 
 
-@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom() -> None:
     command = [sys.executable, ROOT / "scripts" / "run_notebook.py", "--check"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[1]
 PARTS = ("forescribe", "api", "asr", "diarize", "speculative", "text")
 TOOLS = ("bash", "dirname", "sed", "df", "awk", "rm", "mkdir", "ln")

@@ -28,6 +28,8 @@ from forescribe.speculative.models import hub
 from forescribe.speculative.models.quantized import as_floats
 from tests.docs.pages import ROOT
 
+pytestmark = pytest.mark.nightly
+
 SAMPLES = ROOT / "samples"
 PIECE = 5 * 16_000
 
@@ -149,8 +151,6 @@ def test_too_little_speech_is_refused_with_what_is_needed(recordings: Path, tmp_
         distill(recordings / "00.flac", "-o", tmp_path / "out", "--model", "tiny.en", "--steps", 1)
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_training_raises_acceptance(recordings: Path, tmp_path: Path) -> None:
     """From two of the target's layers, which follow it hardly at all. By steps, so that a slow machine
     learns as much as a fast one; at the first depth, which does not depend on the accepted lengths."""

@@ -32,6 +32,8 @@ from forescribe.speculative.models.quantized import as_floats
 from forescribe.text import Options, TextGenerator
 from tests.distill.made_rows import made_row
 
+pytestmark = pytest.mark.nightly
+
 WORDS = "life ceiling river garden window letter market winter bridge doctor music paper".split()
 LINES = [f'{{"messages": [{{"role": "user", "content": "Define \\"{w}\\"."}}]}}' for w in WORDS]
 LINES += [f'{{"prompt": "The {w} was", "kind": "story"}}' for w in WORDS]
@@ -365,8 +367,6 @@ def test_ctrl_c_while_training_leaves_a_draft_and_the_same_run_goes_on(
     assert second["steps"] == 4
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_a_killed_run_goes_on_with_its_labels_and_its_checkpoint(
     data: Path, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def test_what_a_snippet_imports_is_there(block: Block) -> None:
     assert missing(block) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", sorted(RUN & {b.page for b in python()}))
 def test_the_snippets_of_a_page_run(page: str, monkeypatch, capsys) -> None:
     monkeypatch.chdir(ROOT)

@@ -128,8 +128,7 @@ def test_a_batch_survives_a_death_at_some_points(lifetimes) -> None:
         assert death.dead, n
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_batch_survives_a_death_at_every_point(lifetimes) -> None:
     undisturbed, died = Death(0), Counter()
     texts = lifetimes("undisturbed", undisturbed)[1]

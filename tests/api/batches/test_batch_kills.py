@@ -104,8 +104,7 @@ def check(client: openai.OpenAI, id: str) -> None:
     assert len(list(client.files.list(purpose="batch_output"))) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_batch_survives_kills_of_the_process(tmp_path) -> None:
     chance, process = random.Random(SEED), Process(tmp_path)
     try:
@@ -123,8 +122,7 @@ def test_a_batch_survives_kills_of_the_process(tmp_path) -> None:
         process.kill()
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_batch_survives_kills_of_replicas(tmp_path) -> None:
     """Two processes on one PostgreSQL: when the one that works on the batch dies, the other goes on."""
     if not URL:

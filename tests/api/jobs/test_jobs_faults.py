@@ -7,16 +7,14 @@ import pytest
 from benchmarks.faults.catalogue import run
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["F1", "F4", "F9", "F11", "F14", "F19", "F20"])
 def test_jobs_survive(name) -> None:
     row = run(name, long=False, seed=0)
     assert row.held == "yes", row.what
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 def test_replicas_and_workers_survive() -> None:
     """On PostgreSQL and objects; the long form, with twenty kills, is `benchmarks.faults --long F21`."""
     row = run("F21", long=False, seed=0)

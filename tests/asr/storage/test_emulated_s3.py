@@ -34,7 +34,7 @@ from tests.asr.storage.emulator import (
     running,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.nightly
 
 CLIPS = 5
 

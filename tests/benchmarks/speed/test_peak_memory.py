@@ -64,8 +64,7 @@ def test_pages_of_a_file_are_in_the_peak_and_not_its_own(tmp_path):
 
 
 @LINUX
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_hour_takes_no_more_than_ten_minutes(tmp_path, capsys):
     pair = folders.write(tmp_path / "pair", max_target_positions=24)
     # Two windows at a time, and two minutes of speech: the short one has to fill several batches too.
