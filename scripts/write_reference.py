@@ -189,6 +189,7 @@ def _typed(value: str) -> str:
 def settings() -> str:
     """The page of all settings, in the order and under the headings of the source."""
     from forescribe.api.settings import PREFIX, Settings
+    from forescribe.api.settings_reload import RELOADABLE
 
     page = [
         "# Settings of the service",
@@ -196,16 +197,23 @@ def settings() -> str:
         f"Settings are read from the TOML file of `forescribe serve --settings FILE` and from environment "
         f"variables with the prefix `{PREFIX}`: `max_audio_s` is `{PREFIX}MAX_AUDIO_S`. Options of the "
         "command override the environment, which overrides the file; an unknown name is an error. In the "
-        "environment, lists and tables are JSON. How to use them: [the service](../serve.md).",
+        "environment, lists and tables are JSON. Those with an R in the last column can be changed "
+        "[without a restart](../serve.md#reload). How to use them: [the service](../serve.md).",
     ]
     for heading, fields in _sections(inspect.getsource(Settings)):
         page.append(f"## {heading}")
-        rows = ["| setting | value | default | description |", "|---|---|---|---|"]
+        rows = ["| setting | value | default | description | |", "|---|---|---|---|---|"]
         for name, comment in fields:
             if name.startswith("_"):
                 continue
             field = Settings.model_fields[name]
-            cells = (f"`{name}`", _kind(field), _given(name, field), comment)
+            cells = (
+                f"`{name}`",
+                _kind(field),
+                _given(name, field),
+                comment,
+                "R" * (name in RELOADABLE),
+            )
             rows.append("| " + " | ".join(map(_cell, cells)) + " |")
         page.append("\n".join(rows))
     return "\n\n".join(page) + "\n"

@@ -12,7 +12,7 @@ import pytest
 from forescribe.api.settings import Settings
 from tests.docs.pages import ROOT, Block, blocks, output_after
 
-RUN = {"README.md", "docs/quickstart.md", "docs/development/drafters.md", "docs/exactness.md"}
+RUN = {"README.md", "docs/python.md", "docs/development/drafters.md", "docs/exactness.md"}
 """Pages whose Python is run, from top to bottom; on others it is compiled and its imports are tried."""
 
 
