@@ -20,7 +20,10 @@ Knows nothing of how errors are reported. Import is light.
 
 from __future__ import annotations
 
+import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar, Literal
 
 MESSAGE_LENGTH = 4000
@@ -124,6 +127,22 @@ class CapacityError(ForescribeError):
     """The machine is overloaded; a smaller request, or the same one later, may succeed."""
 
     default_code = "overloaded"
+
+
+@contextmanager
+def output_errors(what: str, advice: str = "name another folder with -o") -> Iterator[None]:
+    """Raise OSError as OutputError "cannot write <what>: <reason>; <advice>", with code `storage_full` or
+    `unwritable_output`."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise OutputError(
+            f"cannot write {what}: {error.strerror or error}; {advice}",
+            code="storage_full" if full else "unwritable_output",
+        ) from error
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -33,8 +33,8 @@ from ..records.sources import Source
 from ..storage.locations import Location
 from . import fingerprint
 from .interrupts import Stop
-from .outputs import Outputs, RecordedOutputs
-from .results import RecordedWriter, RecordingResult, ResultWriter, Writer
+from .outputs import Outputs
+from .results import RecordingResult, Writer
 from .spool import Fetching, LocalCopy, Spool
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Batch:
     def __init__(
         self,
         sources: Sequence[Source],
-        outputs: Outputs | RecordedOutputs,
+        outputs: Outputs,
         *,
         settings: str,
         overwrite: bool = False,
@@ -88,11 +88,7 @@ class Batch:
         self.outputs, self.settings, self.fetching = outputs, settings, fetching
         self.fail_fast, self.stop, self.notice = fail_fast, stop or Stop(), notice
         self._overwrite = overwrite
-        self._writer: Writer
-        if isinstance(outputs, RecordedOutputs):
-            self._writer = RecordedWriter(outputs, settings)
-        else:
-            self._writer = ResultWriter(outputs, settings)
+        self._writer = Writer(outputs, settings)
         if fetching is not None and not overwrite:
             sources = fetching.with_versions(sources, self._writer.is_known)
         self.done = [] if overwrite else [s for s in sources if self._writer.is_done(s)]

@@ -1,27 +1,31 @@
-"""The manifest: a line of JSON for every recording that has ended, in the folder of the results.
+"""Ledgers: what is known of the results of an output; and the manifest, the ledger of a folder.
 
-A line is written last, after a recording's files are in place, and says that they are complete.
-Lines are appended under a lock, by one process at a time, and never changed; half a line that a
-killed process left is skipped. Knows files and fingerprints; nothing of audio or models.
+A `Ledger` says which names and results there are, and gets a record of every recording that has ended, after
+its files are in place: it says that they are complete. `Ledger` itself is that of stdout, where nothing is
+known or kept; `asr.records.record_store.RecordLedger` has records that are created once.
+
+A `Manifest` is a line of JSON for every record, in the folder of the results. Lines are appended under a
+lock, by one process at a time, and never changed; half a line that a killed process left is skipped. Knows
+files and fingerprints; nothing of audio or models.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import Code, ForescribeError, OutputError, UsageError
+from ..errors import Code, ForescribeError, UsageError, output_errors
+from ..formats.files import TEMPORARY
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Json, seconds
-from ..records.sources import STDIN, identity
+from ..records.sources import STDIN, Source, identity
 from ..storage.locations import is_url
 
 NAME = "manifest.jsonl"
@@ -96,11 +100,86 @@ def result_fields(
     }
 
 
-class Manifest:
+class Ledger:
+    """What is known of the results of an output, and of what was written there: of stdout, nothing. Names are
+    relative to the output, and a stem is a name without its extension.
+
+    Attributes:
+        folder: where the results are, in the form of `asr.records.sources.identity`; empty for stdout.
+        in_background: whether `add` takes long enough, and is safe, to be called from other threads.
+    """
+
+    folder: str | Path = ""
+    in_background = False
+
+    def key(self, path: str) -> str:
+        """A recording in the form of records."""
+        return ""
+
+    def owner(self, stem: str) -> str | None:
+        """The source whose results have this name, if any of them exists."""
+        return None
+
+    def stems_of(self, source: str) -> list[str]:
+        """The names under which a source has results, the latest first."""
+        return []
+
+    def fingerprint(self, output: str) -> str | None:
+        """The fingerprint of the result in an output file; None without a record."""
+        return None
+
+    def begin(
+        self,
+        sources: Sequence[Source],
+        settings: str,
+        formats: tuple[str, ...],
+        *,
+        overwrite: bool,
+        dry_run: bool,
+    ) -> None:
+        """Begin or continue the run of the output; with `dry_run` nothing is written. Raises UsageError for
+        results that cannot be beside those of this run."""
+
+    def stands(self, path: str, outputs: Sequence[str], settings: str) -> Record | None:
+        """The record of a recording whose results are in these files, all of which exist, made with these
+        settings; its fingerprint and version tell whether the content was the same."""
+        return None
+
+    def record(self, path: str, **fields: Any) -> Record:
+        """A new record of a recording."""
+        return Record(path, **fields)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Held from `replacing` to `add`: no other process writes results meanwhile."""
+        return nullcontext()
+
+    def replacing(self, path: str, outputs: Sequence[str], fingerprint: str | None) -> None:
+        """Told before results of this fingerprint are written to these files."""
+
+    def add(
+        self, record: Record, *, version: str | None = None, worker: str | None = None
+    ) -> Record:
+        """Keep the record of a recording whose files are written; returns it as it is kept. `version` is
+        that of the content, and `worker` who of a fleet has transcribed it. Raises ForescribeError."""
+        return record
+
+    def cancel(self, records: Sequence[Record]) -> None:
+        """Told of recordings that will not be transcribed in this run. Raises ForescribeError."""
+
+    def sweep(self, stems: Iterable[str]) -> None:
+        """Remove what killed processes left half written beside these names."""
+
+    def close(self) -> None:
+        """After the last record of a run."""
+
+
+class Manifest(Ledger):
     """The lines of one folder, and what they say about its files.
 
     The file is created by the first `append`. Lines of other processes are read by `refresh`.
     """
+
+    folder: Path
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(os.path.abspath(folder))
@@ -133,37 +212,72 @@ class Manifest:
                     "that name: name another folder with -o"
                 )
 
-    def relative(self, path: str | Path) -> str:
-        """Return a path in the form of records."""
-        return os.path.relpath(path, self.folder)
-
     def key(self, path: str) -> str:
-        """Return a recording in the form of records."""
-        return path if path == STDIN or is_url(path) else self.relative(identity(path))
+        if path == STDIN or is_url(path):
+            return path
+        return os.path.relpath(identity(path), self.folder)
 
     def fingerprint(self, output: str) -> str | None:
-        """Return the fingerprint of the result in an output file; None without a record."""
         return self._wrote.get(output, ("", None))[1]
 
-    def version(self, output: str) -> str | None:
-        """Return the version of the recording whose result is in an output file, if it was fetched."""
-        return self._versions.get(output)
-
     def owner(self, stem: str) -> str | None:
-        """Return the source whose results have this name, if any of them exists."""
         outputs = self._stems.get(stem, [])
         if any((self.folder / output).is_file() for output in outputs):
             return self._wrote[outputs[0]][0]
         return None
 
     def stems_of(self, source: str) -> list[str]:
-        """Return the names under which a source has results, the latest first."""
         names = reversed(self._names.get(source, {}))
         return [stem for stem in names if self.owner(stem) == source]
 
-    def attempts(self, source: str) -> int:
-        """Return how often a source was attempted."""
-        return self._attempts[source]
+    def stands(self, path: str, outputs: Sequence[str], settings: str) -> Record | None:
+        """As all of the files have it: the last record alone may be of a run with other formats."""
+        prints = {self.fingerprint(output) for output in outputs}
+        mark = prints.pop()
+        if prints or mark is None or not mark.endswith(f"+{settings}"):
+            return None
+        if not all((self.folder / output).is_file() for output in outputs):
+            return None
+        versions = {self._versions.get(output) for output in outputs}
+        version = versions.pop() if len(versions) == 1 else None
+        return self.record(
+            path, status="succeeded", outputs=tuple(outputs), fingerprint=mark, version=version
+        )
+
+    def record(self, path: str, **fields: Any) -> Record:
+        key = self.key(path)
+        attempt = self._attempts[key] + (fields["status"] in ("succeeded", "failed"))
+        return Record(path, source=key, attempt=attempt, **fields)
+
+    def replacing(self, path: str, outputs: Sequence[str], fingerprint: str | None) -> None:
+        """Removes the fingerprints of the files: if the process is killed before the new record, new files
+        must not stand under the old one."""
+        old = tuple(o for o in outputs if self.fingerprint(o) not in (None, fingerprint))
+        if old:
+            self.append([self.record(path, status="cancelled", outputs=old)])
+
+    def add(
+        self, record: Record, *, version: str | None = None, worker: str | None = None
+    ) -> Record:
+        if record.fingerprint:
+            record = replace(record, version=version)
+        self.append([record])
+        return record
+
+    def cancel(self, records: Sequence[Record]) -> None:
+        if records:
+            with self.locked():
+                self.append(records)
+
+    def sweep(self, stems: Iterable[str]) -> None:
+        """Files are written under the lock, so those that exist while we hold it are abandoned."""
+        if not self.path.exists():
+            return
+        folders = {(self.folder / stem).parent for stem in stems}
+        with suppress(OSError), self.locked():
+            for folder in folders:
+                for path in folder.glob(TEMPORARY.format("*")):
+                    path.unlink(missing_ok=True)
 
     def append(self, records: Iterable[Record]) -> None:
         """Append records; the caller holds the lock. Raises OutputError."""
@@ -173,7 +287,7 @@ class Manifest:
         """Append records that may have further fields, as `append` does."""
         # In ASCII: a path may hold bytes that are no text in any encoding.
         lines = "".join(json.dumps(entry) + "\n" for entry in values)
-        with output_errors(self.path), self.path.open("a+b") as file:
+        with output_errors(repr(str(self.path))), self.path.open("a+b") as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
@@ -187,7 +301,7 @@ class Manifest:
         process releases it. On file systems without locks, records are still whole lines. Raises
         OutputError."""
         with ExitStack() as held:
-            with output_errors(self.path):
+            with output_errors(repr(str(self.path))):
                 file = held.enter_context(self.path.open("ab"))
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -224,21 +338,3 @@ class Manifest:
             names = self._names.setdefault(source, {})
             names.pop(stem, None)
             names[stem] = None
-
-
-@contextmanager
-def output_errors(path: Path) -> Iterator[None]:
-    """Raise OSError as OutputError, with code `storage_full` or `unwritable_output`."""
-    try:
-        yield
-    except OutputError:
-        raise
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise OutputError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; name another folder with -o",
-            code="storage_full" if full else "unwritable_output",
-        ) from error
-
-
-__all__ = ["NAME", "Manifest", "Record", "Status", "output_errors", "result_fields"]

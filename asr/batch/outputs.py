@@ -1,10 +1,7 @@
-"""Where results go: a folder of this machine, stdout, or a location; checked before anything is loaded.
+"""Where results go: a folder, stdout, or object storage; checked before anything is loaded.
 
-    outputs = plan_outputs(sources, "out", "txt,srt", stores=Stores())
+    outputs = Outputs.plan(sources, "out", "txt,srt")
     outputs.write("calls/a.mp3", transcript)             # out/a.txt, out/a.srt
-
-`Outputs` are a folder, whose manifest knows what earlier runs wrote, or stdout. `RecordedOutputs` are for
-object storage, or a folder of several machines: their records are created once (`asr.records`).
 
 Every recording has names of its own, so that no result ever overwrites another or a recording. A recording
 from a folder that was searched keeps its place below the output. A name is not chosen if the results of
@@ -21,23 +18,21 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import Protocol
+from pathlib import Path
 
 from ..errors import OutputError, UsageError
-from ..formats.files import TEMPORARY, formats, rendered, write
+from ..formats.files import formats, rendered
 from ..formats.subtitles import PLAIN, LineRules
 from ..formats.transcript import Transcript
-from ..records.record_store import RecordFiles, RecordStore
+from ..records.record_files import FolderFiles, Stdout
+from ..records.record_store import RecordLedger, RecordStore
 from ..records.sources import STDIN, Source, identity
-from ..records.stored_records import Run, StoredRecord
 from ..storage.locations import Location, is_url
-from ..storage.stores import Stores
+from ..storage.stores import Store, Stores
 from . import fingerprint
-from .manifest import Manifest
+from .manifest import Ledger, Manifest, Record
 
 STDOUT = "-"
 """The name of an output that is stdout."""
@@ -47,317 +42,157 @@ LONGEST = 249
 storage are longer."""
 
 
-def plan_outputs(
-    sources: Sequence[Source],
-    where: str,
-    names: str,
-    *,
-    stores: Stores,
-    rules: LineRules = PLAIN,
-    dry_run: bool = False,
-) -> Outputs | RecordedOutputs:
-    """See `Outputs.plan` and `RecordedOutputs.plan`; with `dry_run` nothing is created."""
-    location = Location.parse(where) if is_url(where) else None
-    if location is not None and location.scheme == "file":
-        where, location = location.key, None
-    if location is None:
-        return Outputs.plan(sources, where, names, rules=rules, make_folder=not dry_run)
-    return RecordedOutputs.plan(
-        sources, location, names, rules=rules, stores=stores, check=not dry_run
-    )
-
-
 @dataclass(frozen=True)
 class Outputs:
-    """A folder, or stdout, and for every recording the path of its files there, without extension.
+    """Names and formats of one run's results.
 
-    In a folder, `manifest` knows what earlier runs wrote, and `owners` holds the recording that
-    each name belonged to when the names were chosen."""
+    Attributes:
+        where: the folder or the location; None for stdout.
+        store: what the files are written to.
+        ledger: knows what earlier runs wrote: for a folder its manifest, for object storage and for a folder
+            of several machines records that are created once (`asr.records`), for stdout nothing.
+        stems: for every recording the path of its files below `where`, without extension.
+        owners: the recording that each name belonged to when the names were chosen.
+    """
 
-    folder: Path | None  # None: stdout
+    where: Path | Location | None
+    store: FolderFiles | Store | Stdout
+    ledger: Ledger
     formats: tuple[str, ...]
     stems: dict[str, str]
     rules: LineRules = PLAIN
-    manifest: Manifest | None = None
     owners: Mapping[str, str | None] = field(default_factory=dict)
 
     @classmethod
     def plan(
         cls,
         sources: Sequence[Source],
-        folder: str,
+        where: str,
         names: str,
         *,
+        stores: Stores | None = None,
         rules: LineRules = PLAIN,
-        make_folder: bool = True,
+        shared: bool = False,
+        dry_run: bool = False,
     ) -> Outputs:
-        """Choose names for the results of `sources` in the formats `names`, and check everything
-        that can be checked without a transcript; create the folder if `make_folder`.
+        """Choose names for the results of `sources` in the formats `names`, and check everything that can be
+        checked without a transcript; create the folder. With `dry_run` nothing is created.
 
-        Raises UsageError for unknown formats, for several formats on stdout and for line rules without
-        subtitles; OutputError for a folder that cannot be written.
+        Several machines may write to a folder that is `shared`: its records are created once, as in object
+        storage. Raises UsageError for unknown formats, for several formats on stdout, for line rules without
+        subtitles and for locations that can only be read; OutputError for a folder that cannot be written;
+        LocatedError for stores.
         """
         chosen = _chosen_formats(names, rules)
-        if folder == STDOUT:
-            if len(chosen) > 1:
-                raise UsageError("stdout takes one format: choose it, as in `-o - -f txt`")
-            return cls(None, chosen, _choose_stems(sources, chosen), rules)
-        path = Path(folder)
-        if make_folder:
-            _check_writable(path, folder)
-        manifest = _manifest(path, folder)
-        stems = _choose_stems(sources, chosen, manifest)
-        owners = {stem: manifest.owner(stem) for stem in stems.values()}
-        return cls(path, chosen, stems, rules, manifest, owners)
+        if where == STDOUT and len(chosen) > 1:
+            raise UsageError("stdout takes one format: choose it, as in `-o - -f txt`")
+        place, store, ledger = _opened(where, stores or Stores(), shared=shared, dry_run=dry_run)
+        stems = _choose_stems(sources, chosen, ledger)
+        owners = {stem: ledger.owner(stem) for stem in stems.values()}
+        return cls(place, store, ledger, chosen, stems, rules, owners)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of this machine; None for stdout and object storage."""
+        return self.where if isinstance(self.where, Path) else None
 
     @property
     def keeps_order(self) -> bool:
         """Whether results come in the order of the sources: on stdout only the order tells texts apart."""
-        return self.folder is None
+        return self.where is None
 
     @property
     def leaves_terminal_free(self) -> bool:
         """Whether the text is not printed to the terminal by itself."""
-        return self.folder is not None or not sys.stdout.isatty()
-
-    def files(self, source: str) -> list[Path]:
-        """The files of a recording's results; none on stdout."""
-        if self.folder is None:
-            return []
-        return [self.folder / f"{self.stems[source]}.{name}" for name in self.formats]
-
-    def write(self, source: str, transcript: Transcript) -> list[Path]:
-        """Write the transcript in all formats. In a folder, hold the manifest's lock from `settle`
-        until the record is written. Raises OutputError."""
-        if self.folder is None:
-            _print(formats(self.formats, self.rules)[0].render(transcript))
-            return []
-        place, stem = os.path.split(self.stems[source])
-        return write(transcript, self.folder / place, stem, self.formats, self.rules)
-
-    def settle(self, source: str) -> None:
-        """Give a recording another name if another process has taken its own since the run began."""
-        manifest, stem = self.manifest, self.stems[source]
-        if manifest is None:
-            return
-        if manifest.owner(stem) in (None, manifest.key(source), self.owners.get(stem)):
-            return
-        place, _ = os.path.split(stem)
-        self.stems[source] = next(
-            name
-            for name in _choices(Source(source, place))[2:]  # those with a hash of the path
-            if manifest.owner(name) in (None, manifest.key(source))
-        )
-
-    def sweep(self) -> None:
-        """Remove files that a killed process left half written. Files are written under the manifest's
-        lock, so those that exist while we hold it are abandoned."""
-        if self.folder is None or self.manifest is None or not self.manifest.path.exists():
-            return
-        folders = {(self.folder / stem).parent for stem in self.stems.values()}
-        with suppress(OSError), self.manifest.locked():
-            for folder in folders:
-                for path in folder.glob(TEMPORARY.format("*")):
-                    path.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class RecordedOutputs:
-    """Names, formats and records of one run's results below `location`.
-
-    `existing` are the files there when the run was planned, and `known` the latest records of that time.
-    """
-
-    location: Location
-    store: RecordFiles
-    records: RecordStore
-    formats: tuple[str, ...]
-    stems: Mapping[str, str]
-    rules: LineRules = PLAIN
-    existing: frozenset[str] = frozenset()
-    known: Mapping[str, StoredRecord] = field(default_factory=dict)
-
-    @classmethod
-    def plan(
-        cls,
-        sources: Sequence[Source],
-        location: Location,
-        names: str,
-        *,
-        rules: LineRules = PLAIN,
-        stores: Stores,
-        check: bool = True,
-    ) -> RecordedOutputs:
-        """Choose names for the results of `sources` and read the records of earlier runs.
-
-        With `check`, see that the store can be written to and honours conditions. Raises UsageError for
-        formats and for locations that can only be read, LocatedError for stores.
-        """
-        chosen = _chosen_formats(names, rules)
-        records = RecordStore.open(location, stores=stores)
-        store = stores.at(location)
-        if check:
-            store.check_create()
-        entries = store.list()
-        known = dict(records.load(entries))
-        existing = frozenset(entry.key for entry in entries)
-        told = _RecordedNames(location.identity, known, existing)
-        stems = _choose_stems(sources, chosen, told)
-        return cls(location, store, records, chosen, stems, rules, existing, known)
-
-    @property
-    def folder(self) -> None:
-        """No folder of this machine."""
-        return None
-
-    @property
-    def keeps_order(self) -> bool:
-        """No: files have names."""
-        return False
-
-    @property
-    def leaves_terminal_free(self) -> bool:
-        return True
-
-    def sweep(self) -> None:
-        """Nothing to do: an object appears whole or not at all."""
+        return self.where is not None or not sys.stdout.isatty()
 
     def begin(
         self, sources: Sequence[Source], settings: str, *, overwrite: bool, dry_run: bool = False
-    ) -> Run:
+    ) -> None:
         """Begin or continue the run of the output; with `dry_run` nothing is written. Raises UsageError for
-        results of other settings."""
-        from importlib.metadata import version as installed
-
-        own = {identity(source.path) for source in sources}
-        sizes = [source.entry.size if source.entry is not None else None for source in sources]
-        for name, stored in self.known.items():  # what the run has from other inputs
-            if name not in own and not overwrite and stored.settings == settings:
-                sizes.append(stored.size)
-        known = [size for size in sizes if size is not None]
-        return self.records.begin(
-            settings=settings,
-            formats=self.formats,
-            overwrite=overwrite,
-            total=len(sizes),
-            total_bytes=sum(known) if len(known) == len(sizes) else None,
-            program=f"forescribe {installed('forescribe')}",
-            dry_run=dry_run,
-        )
+        results of other settings, where they cannot be beside those of this run."""
+        self.ledger.begin(sources, settings, self.formats, overwrite=overwrite, dry_run=dry_run)
 
     def names(self, source: str) -> list[str]:
         """The names of a recording's results, relative to the output."""
         return [f"{self.stems[source]}.{name}" for name in self.formats]
 
-    def files(self, source: str) -> list[Location]:
-        """The locations of a recording's results."""
-        return [self.location / name for name in self.names(source)]
+    def files(self, source: str) -> list[Path | Location]:
+        """The files of a recording's results; none on stdout."""
+        where = self.where
+        return [] if where is None else [where / name for name in self.names(source)]
 
-    def stands(self, source: Source) -> StoredRecord | None:
-        """The record of a recording whose results need not be made again if its content is the same: of
-        this run or one that it continues, with all formats, whose files exist."""
-        run = self.records.joined
-        stored = self.known.get(identity(source.path))
-        if stored is None or source.path not in self.stems:
+    def stands(self, source: Source, settings: str) -> Record | None:
+        """The record of results that need not be made again if the recording's content is the same: with
+        these settings, in all formats, whose files exist."""
+        if source.path not in self.stems:
             return None
-        files = self.names(source.path)
-        there = set(files) <= set(stored.record.outputs) and self.existing.issuperset(files)
-        fits = run is not None and there and stored.serves(run, frozenset(self.formats))
-        return stored if fits else None
+        return self.ledger.stands(source.path, self.names(source.path), settings)
 
-    def write(self, source: str, transcript: Transcript) -> list[str]:
-        """Write the transcript in all formats; returns the names of the files. Every format is rendered
-        before the first file appears. Raises OutputError and LocatedError."""
-        texts = [
-            (f"{self.stems[source]}.{f.name}", rendered(f, transcript, source))
-            for f in formats(self.formats, self.rules)
-        ]
-        for name, text in texts:
+    def write(self, source: str, transcript: Transcript) -> None:
+        """Write the transcript in all formats. Every format is rendered before the first file appears, and
+        every file appears whole. Hold the ledger's lock from `settle` until the record is written. Raises
+        OutputError and LocatedError."""
+        chosen = formats(self.formats, self.rules)
+        texts = [rendered(f, transcript, self.stems[source]) for f in chosen]
+        for name, text in zip(self.names(source), texts, strict=True):
+            # One odd character, as a lone surrogate, must not cost the transcript.
             self.store.put(name, text.encode("utf-8", errors="replace"))
-        return [name for name, _ in texts]
 
-    def other_outputs(self, source: Source, mark: str | None, written: Iterable[str]) -> list[str]:
-        """Results of the same content and settings in other formats, which an earlier run has written."""
-        stored = self.known.get(identity(source.path))
-        if stored is None or mark is None or stored.record.fingerprint != mark:
-            return []
-        new = set(written)
-        suffixes = {PurePosixPath(name).suffix for name in new}
-        return [
+    def settle(self, source: str) -> None:
+        """Give a recording another name if another process has taken its own since the run began."""
+        ledger, stem = self.ledger, self.stems[source]
+        if ledger.owner(stem) in (None, ledger.key(source), self.owners.get(stem)):
+            return
+        place, _ = os.path.split(stem)
+        self.stems[source] = next(
             name
-            for name in stored.record.outputs
-            if name not in new
-            and name in self.existing
-            and PurePosixPath(name).suffix not in suffixes
-        ]
+            for name in _choices(Source(source, place))[2:]  # those with a hash of the path
+            if ledger.owner(name) in (None, ledger.key(source))
+        )
+
+    def sweep(self) -> None:
+        """Remove files that a killed process left half written."""
+        self.ledger.sweep(self.stems.values())
 
 
-class _KnownNames(Protocol):
-    """What earlier runs have written, as `asr.batch.manifest.Manifest` knows it."""
-
-    @property
-    def folder(self) -> str | Path: ...
-
-    def key(self, path: str) -> str: ...
-
-    def owner(self, stem: str) -> str | None: ...
-
-    def stems_of(self, source: str) -> list[str]: ...
-
-    def fingerprint(self, output: str) -> str | None: ...
-
-
-class _RecordedNames:
-    """What records say about names: the part of `asr.batch.manifest.Manifest` that choosing names needs."""
-
-    def __init__(
-        self, folder: str, records: Mapping[str, StoredRecord], existing: frozenset[str]
-    ) -> None:
-        self.folder, self.records, self.existing = folder, records, existing
-        self._outputs = {
-            output: stored for stored in records.values() for output in stored.record.outputs
-        }
-        self._stems = {
-            os.path.splitext(output)[0]: stored for output, stored in self._outputs.items()
-        }
-
-    def key(self, path: str) -> str:
-        return identity(path)
-
-    def fingerprint(self, output: str) -> str | None:
-        stored = self._outputs.get(output)
-        return stored.record.fingerprint if stored else None
-
-    def owner(self, stem: str) -> str | None:
-        """The source whose results have this name, if any of them exists."""
-        stored = self._stems.get(stem)
-        if stored and any(output in self.existing for output in stored.record.outputs):
-            return stored.source
-        return None
-
-    def stems_of(self, source: str) -> list[str]:
-        stored = self.records.get(source)
-        outputs = stored.record.outputs if stored else ()
-        stems = dict.fromkeys(os.path.splitext(output)[0] for output in outputs)
-        return [stem for stem in stems if self.owner(stem) == source]
+def _opened(
+    where: str, stores: Stores, *, shared: bool, dry_run: bool
+) -> tuple[Path | Location | None, FolderFiles | Store | Stdout, Ledger]:
+    """What `where` names, checked: see `Outputs`."""
+    if where == STDOUT:
+        return None, Stdout(), Ledger()
+    location = Location.parse(where) if is_url(where) else None
+    if location is not None and location.scheme != "file":
+        records, store = RecordStore.open(location, stores=stores), stores.at(location)
+        if not dry_run:
+            store.check_create()
+        return location, store, _planned(records, location.identity)
+    folder = where if location is None else location.key
+    path = Path(folder)
+    if not dry_run:
+        _check_writable(path, folder)
+    if shared:
+        return path, FolderFiles(path), _planned(RecordStore.open(path), identity(folder))
+    return path, FolderFiles(path), _manifest(path, folder)
 
 
 def _choose_stems(
-    sources: Sequence[Source], formats: Sequence[str], manifest: _KnownNames | None = None
+    sources: Sequence[Source], formats: Sequence[str], ledger: Ledger
 ) -> dict[str, str]:
-    """File stems by source: the one its results have by the manifest, else the shortest one that no
+    """File stems by source: the one its results have by the ledger, else the shortest one that no
     other recording could have.
 
     `a.mp3` and `a.wav` keep their extensions; `x/a.mp3` and `y/a.mp3` get a short hash of their paths.
     """
     choices = {source.path: _choices(source) for source in sources if source.error is None}
-    kept = _kept(choices, manifest) if manifest else {}
+    kept = _kept(choices, ledger)
     claims = Counter(
         name
         for path, names in choices.items()
         for name in ({kept[path]} if path in kept else set(names))
     )
-    taken = _Taken(choices, formats, manifest)
+    taken = _Taken(choices, formats, ledger)
     return {
         path: kept.get(path)
         or next((n for n in names if claims[n] == 1 and not taken(n, path)), names[-1])
@@ -394,11 +229,11 @@ def _marked(stem: str, mark: str) -> str:
     return f"{stem}-{mark}"
 
 
-def _kept(choices: dict[str, tuple[str, ...]], manifest: _KnownNames) -> dict[str, str]:
+def _kept(choices: dict[str, tuple[str, ...]], ledger: Ledger) -> dict[str, str]:
     """The names of earlier runs: a second `a` in the folder must not rename the first one."""
     kept = {}
     for path, names in choices.items():
-        earlier = manifest.stems_of(manifest.key(path))
+        earlier = ledger.stems_of(ledger.key(path))
         name = next((stem for stem in earlier if stem in names), None)
         if name is not None:
             kept[path] = name
@@ -412,30 +247,29 @@ class _Taken:
         self,
         choices: dict[str, tuple[str, ...]],
         formats: Sequence[str],
-        manifest: _KnownNames | None,
+        ledger: Ledger,
     ) -> None:
-        self.formats, self.manifest = formats, manifest
+        self.formats, self.ledger = formats, ledger
         self.inputs = {identity(path) for path in choices}
-        self.keys = {manifest.key(path) for path in choices} if manifest else set()
+        self.keys = {ledger.key(path) for path in choices}
 
     def __call__(self, stem: str, path: str) -> bool:
-        if self.manifest is None:
+        if not self.ledger.folder:
             return False
-        files = (os.path.join(self.manifest.folder, f"{stem}.{name}") for name in self.formats)
+        files = (os.path.join(self.ledger.folder, f"{stem}.{name}") for name in self.formats)
         if any(file in self.inputs for file in files):
             return True
-        owner = self.manifest.owner(stem)
-        if owner in (None, self.manifest.key(path)):
+        owner = self.ledger.owner(stem)
+        if owner in (None, self.ledger.key(path)):
             return False
         return owner in self.keys or not self._moved(stem, path)
 
     def _moved(self, stem: str, path: str) -> bool:
         """Whether the owner is this recording at another place: its bytes are the same."""
-        assert self.manifest is not None
         content = fingerprint.content(path)
         return content is not None and any(
             known is not None and known.startswith(f"sha256:{content}+")
-            for known in (self.manifest.fingerprint(f"{stem}.{name}") for name in self.formats)
+            for known in (self.ledger.fingerprint(f"{stem}.{name}") for name in self.formats)
         )
 
 
@@ -461,12 +295,9 @@ def _manifest(path: Path, folder: str) -> Manifest:
         ) from error
 
 
-def _print(text: str) -> None:
-    """Write to stdout in UTF-8, as in files, whatever the locale is."""
-    try:
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:  # the reader has closed it: not an error of ours
-        raise
-    except OSError as error:
-        raise OutputError(f"cannot write to stdout: {error.strerror}") from error
+def _planned(records: RecordStore, folder: str) -> RecordLedger:
+    """The ledger of an output as its records and files are now."""
+    entries = records.files.list()
+    return RecordLedger(
+        records, folder, dict(records.load(entries)), frozenset(entry.key for entry in entries)
+    )

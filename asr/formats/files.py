@@ -11,7 +11,6 @@ a transcript was made.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
@@ -24,7 +23,7 @@ from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 
-from ..errors import ForescribeError, OutputError, UsageError
+from ..errors import ForescribeError, OutputError, UsageError, output_errors
 from .subtitles import PLAIN, Cue, LineRules, cues, label, milliseconds, one_line
 from .transcript import Transcript
 from .transcript_parts import Segment, Turn
@@ -93,16 +92,9 @@ def write(
         raise UsageError(f"{stem!r} is not a file name")
     texts = [(f.name, rendered(f, transcript, stem)) for f in formats(names, rules)]
     folder = Path(folder)
-    try:
+    with output_errors(f"{stem!r} to {str(folder)!r}"):
         folder.mkdir(parents=True, exist_ok=True)
         return [put(folder / f"{stem}.{extension}", text) for extension, text in texts]
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise OutputError(
-            f"cannot write {stem!r} to {str(folder)!r}: {error.strerror or error}; "
-            "name another folder with -o",
-            code="storage_full" if full else "unwritable_output",
-        ) from error
 
 
 def rendered(format_: Format, transcript: Transcript, stem: str) -> str:
@@ -116,14 +108,16 @@ def rendered(format_: Format, transcript: Transcript, stem: str) -> str:
         raise OutputError(text, code="internal_error") from error
 
 
-def put(path: Path, text: str) -> Path:
+def put(path: Path, content: str | bytes) -> Path:
     """Write a file whole or not at all. Raises OSError."""
+    if isinstance(
+        content, str
+    ):  # one odd character, as a lone surrogate, must not cost the transcript
+        content = content.encode("utf-8", errors="replace")
     # Not tempfile: its files are private to the user (mode 0600), and the rename would keep that.
     temporary = path.with_name(TEMPORARY.format(secrets.token_hex(8)))
     try:
-        # A lone surrogate cannot be written as UTF-8; one odd character must not cost the
-        # transcript.
-        temporary.write_bytes(text.encode("utf-8", errors="replace"))
+        temporary.write_bytes(content)
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):

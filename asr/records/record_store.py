@@ -9,14 +9,11 @@
 One process begins a run; any number may `join` it and create records, in threads or on other machines.
 Who works on what is not known here: a recording that two workers transcribe leaves one record.
 
-Records are small files, in a store or in a folder (`FolderFiles`). A folder may be on a file system that
-several machines share: a file is created by a hard link, which fails if the name exists, on NFS too, and
-needs no locks.
+A `RecordLedger` is what a run that writes results needs of them, see `asr.batch.manifest.Ledger`.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
@@ -24,20 +21,21 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Protocol
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ..batch.manifest import NAME as MANIFEST
-from ..batch.manifest import Manifest, Record, output_errors
+from ..batch.manifest import Ledger, Manifest, Record
 from ..batch.work_schedule import MAX_CRASHES
-from ..errors import ForescribeError, OutputError, UsageError
-from ..formats.files import TEMPORARY
+from ..errors import ForescribeError, UsageError
 from ..storage.locations import Entry, Location, is_url
 from ..storage.stores import Stores
+from .record_files import FolderFiles, RecordFiles
+from .sources import Source, identity
 from .stored_records import (
     CRASHES,
     DOUBLED,
@@ -357,100 +355,116 @@ def crashed_record(record: Record) -> Record:
     )
 
 
-class RecordFiles(Protocol):
-    """Small files by name, such as `asr.storage.stores.Store` has them."""
+class RecordLedger(Ledger):
+    """The ledger of an output whose records are created once. Any thread may write; if somebody else has
+    recorded a recording meanwhile, our record is dropped: equal settings give equal files.
 
-    def list(self, prefix: str = "") -> list[Entry]: ...
+    Args:
+        records: of the output, whose run is begun or joined before results are written.
+        folder: the output, as `identity` has it.
+        known: the latest records when the run was planned.
+        existing: the files that there were then.
+    """
 
-    def read(self, key: str) -> bytes:
-        """Raises FileNotFoundError or MissingError; OutputError or LocatedError for other reasons."""
-        ...
+    in_background = True
 
-    def create(self, key: str, data: bytes) -> bool:
-        """Write a file if there is none; False if there is one. Never visible in part."""
-        ...
+    def __init__(
+        self,
+        records: RecordStore,
+        folder: str,
+        known: Mapping[str, StoredRecord],
+        existing: frozenset[str],
+    ) -> None:
+        self.records, self.folder, self.known, self.existing = records, folder, known, existing
+        self._outputs = {o: stored for stored in known.values() for o in stored.record.outputs}
+        self._stems = {os.path.splitext(o)[0]: stored for o, stored in self._outputs.items()}
 
-    def put(self, key: str, data: bytes) -> object:
-        """Write a file, replacing another one at once."""
-        ...
+    def key(self, path: str) -> str:
+        return identity(path)
 
+    def fingerprint(self, output: str) -> str | None:
+        stored = self._outputs.get(output)
+        return stored.record.fingerprint if stored else None
 
-class FolderFiles:
-    """Files below a folder. Raises OutputError for what cannot be written."""
+    def owner(self, stem: str) -> str | None:
+        stored = self._stems.get(stem)
+        if stored and any(output in self.existing for output in stored.record.outputs):
+            return stored.source
+        return None
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def stems_of(self, source: str) -> list[str]:
+        stored = self.known.get(source)
+        outputs = stored.record.outputs if stored else ()
+        stems = dict.fromkeys(os.path.splitext(output)[0] for output in outputs)
+        return [stem for stem in stems if self.owner(stem) == source]
 
-    def list(self, prefix: str = "") -> list[Entry]:
-        top = self.folder / prefix
-        found = []
-        for place, _, names in os.walk(top):
-            for name in names:
-                path = Path(place, name)
-                with suppress(FileNotFoundError):  # a temporary file that has gone
-                    found.append(
-                        Entry(path.relative_to(self.folder).as_posix(), path.stat().st_size)
-                    )
-        return sorted(found, key=lambda entry: entry.key)
+    def begin(
+        self,
+        sources: Sequence[Source],
+        settings: str,
+        formats: tuple[str, ...],
+        *,
+        overwrite: bool,
+        dry_run: bool,
+    ) -> None:
+        """Raises UsageError for results of other settings."""
+        from importlib.metadata import version as installed
 
-    def read(self, key: str) -> bytes:
-        path = self.folder / key
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            raise
-        except NotADirectoryError as error:  # the folder is a file
-            raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from error
-        except OSError as error:
-            raise OutputError(
-                f"cannot read {str(path)!r}: {error.strerror or error}; check its permissions, or name "
-                "another folder"
-            ) from error
+        own = {identity(source.path) for source in sources}
+        sizes = [source.entry.size if source.entry is not None else None for source in sources]
+        for name, stored in self.known.items():  # what the run has from other inputs
+            if name not in own and not overwrite and stored.settings == settings:
+                sizes.append(stored.size)
+        known = [size for size in sizes if size is not None]
+        self.records.begin(
+            settings=settings,
+            formats=formats,
+            overwrite=overwrite,
+            total=len(sizes),
+            total_bytes=sum(known) if len(known) == len(sizes) else None,
+            program=f"forescribe {installed('forescribe')}",
+            dry_run=dry_run,
+        )
 
-    def create(self, key: str, data: bytes) -> bool:
-        path = self.folder / key
-        with output_errors(path), self._temporary(path, data) as made:
-            try:
-                os.link(made, path)
-            except OSError as error:
-                # Over NFS the reply to a link that was made may be lost, and the repetition refused.
-                if os.stat(made).st_nlink == 2:
-                    return True
-                if isinstance(error, FileExistsError):
-                    return False
-                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
-                    raise
-                return _exclusive(path, data)  # a file system without links
-        return True
+    def stands(self, path: str, outputs: Sequence[str], settings: str) -> Record | None:
+        """Of this run, which has these settings, or one that it continues."""
+        run, stored = self.records.joined, self.known.get(identity(path))
+        if run is None or stored is None or not self.existing.issuperset(outputs):
+            return None
+        done = stored.record.status == "succeeded" and stored.counts_in(run)
+        return stored.record if done and set(outputs) <= set(stored.record.outputs) else None
 
-    def put(self, key: str, data: bytes) -> None:
-        path = self.folder / key
-        with output_errors(path), self._temporary(path, data) as made:
-            os.replace(made, path)
+    def record(self, path: str, **fields: Any) -> Record:
+        key = identity(path)
+        stored = self.known.get(key)
+        attempt = stored.record.attempt if stored else 0
+        attempt += fields["status"] in ("succeeded", "failed")
+        return Record(path, source=key, attempt=attempt, **fields)
 
-    @contextmanager
-    def _temporary(self, path: Path, data: bytes) -> Iterator[Path]:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made = path.parent / TEMPORARY.format(secrets.token_hex(8))
-        try:
-            with made.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            yield made
-        finally:
-            with suppress(OSError):
-                made.unlink(missing_ok=True)
+    def add(
+        self, record: Record, *, version: str | None = None, worker: str | None = None
+    ) -> Record:
+        """With the results in other formats that an earlier run has made of the same content."""
+        stored = self.known.get(record.source)
+        if record.fingerprint and stored and stored.record.fingerprint == record.fingerprint:
+            record = replace(record, outputs=(*record.outputs, *self._others(stored, record)))
+        seen = stored.generation if stored else 0
+        self.records.create(record, seen=seen, version=version, worker=worker)
+        return record
 
+    def close(self) -> None:
+        """Merge the records, for readers who want one file; they are the truth without it."""
+        if self.records.created:
+            with suppress(ForescribeError):
+                self.records.merge()
 
-def _exclusive(path: Path, data: bytes) -> bool:
-    """Create a file by its name alone: a reader may see a part of it, which counts as no record."""
-    try:
-        with path.open("xb") as file:
-            file.write(data)
-    except FileExistsError:
-        return False
-    return True
+    def _others(self, stored: StoredRecord, record: Record) -> list[str]:
+        suffixes = {PurePosixPath(name).suffix for name in record.outputs}
+        return [
+            name
+            for name in stored.record.outputs
+            if name in self.existing and PurePosixPath(name).suffix not in suffixes
+        ]
 
 
 def _run_key(number: int) -> str:

@@ -18,7 +18,6 @@ Knows which scheme is served by which backend; nothing of what becomes of object
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import random
 import re
@@ -26,13 +25,13 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import OutputError
+from ..errors import output_errors
 from .errors import (
     ChangedError,
     ExistsError,
@@ -365,7 +364,7 @@ class Copy:
     def run(self, retries: Retries) -> Entry:
         """Copy the object; attempts count from the last progress. Raises LocatedError, and OutputError for
         the file."""
-        with disk_errors(self.path):
+        with self._disk_errors():
             self.path.open("wb").close()
         while True:
             before = self.done
@@ -383,13 +382,13 @@ class Copy:
             if reading.start != self.done:  # the server has no ranges
                 self._digest, self.done = hashlib.md5(usedforsecurity=False), reading.start
             self.etag = self.etag or reading.entry.etag
-            with disk_errors(self.path):
+            with self._disk_errors():
                 file = self.path.open("ab", buffering=0)  # a buffer would raise again when closed
                 if file.tell() > self.done:
                     file.truncate(self.done)
             with file:
                 for piece in reading.pieces:
-                    with disk_errors(self.path):
+                    with self._disk_errors():
                         rest = memoryview(piece)
                         while rest:
                             rest = rest[file.write(rest) :]
@@ -400,19 +399,11 @@ class Copy:
                 raise UnavailableError(self.backend.root / self.key, "broke off")
             return reading.entry
 
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Raise OSError as OutputError with code `storage_full` or `unwritable_output`."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise OutputError(
-            f"cannot write the local copy {str(path)!r}: {error.strerror or error}; free some space, or "
-            "name another folder with --spool",
-            code="storage_full" if full else "unwritable_output",
-        ) from error
+    def _disk_errors(self) -> AbstractContextManager[None]:
+        return output_errors(
+            f"the local copy {str(self.path)!r}",
+            "free some space, or name another folder with --spool",
+        )
 
 
 def _backend(location: Location) -> Backend:

@@ -104,18 +104,17 @@ def _batch(
     from forescribe.asr.batch import fingerprint
     from forescribe.asr.batch.batch import Batch
     from forescribe.asr.batch.inputs import any_readable
-    from forescribe.asr.batch.outputs import RecordedOutputs, plan_outputs
+    from forescribe.asr.batch.outputs import Outputs
     from forescribe.asr.batch.spool import Fetching
 
-    outputs = plan_outputs(sources, options.output_dir, options.output_format, stores=stores)
+    outputs = Outputs.plan(sources, options.output_dir, options.output_format, stores=stores)
     settings = ""
     if any_readable(sources):  # without a readable recording, no engine is looked for
         network = not options.local_files_only
         settings = fingerprint.settings(
             options.speakers.settings(network=network) | {"words": False}
         )
-    if isinstance(outputs, RecordedOutputs):
-        outputs.begin(sources, settings, overwrite=options.overwrite)
+    outputs.begin(sources, settings, overwrite=options.overwrite)
     return Batch(
         sources,
         outputs,

@@ -23,7 +23,7 @@ from .transcribe_options import TranscribeOptions
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch, BatchTranscriber, MakeTranscriber
-    from forescribe.asr.batch.outputs import Outputs, RecordedOutputs
+    from forescribe.asr.batch.outputs import Outputs
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.formats.report import Reports
@@ -42,7 +42,7 @@ def transcribe(**values: Any) -> None:
     record of every recording."""
     options = TranscribeOptions(**values)
     from forescribe.asr.batch.inputs import check_readable, discover
-    from forescribe.asr.batch.outputs import plan_outputs
+    from forescribe.asr.batch.outputs import Outputs
     from forescribe.asr.storage.stores import Stores, telling
 
     from .console import Console
@@ -53,7 +53,7 @@ def transcribe(**values: Any) -> None:
     stores = Stores(telling(console.notice))
     recordings = discover(options.audio, recursive=options.recursive, stores=stores)
     sources = check_readable(recordings, decode=not options.dry_run)
-    outputs = plan_outputs(
+    outputs = Outputs.plan(
         sources,
         options.output_dir,
         options.formats,
@@ -126,9 +126,7 @@ class _Decoder:
     elsewhere: bool = False
 
 
-def _reports(
-    options: TranscribeOptions, outputs: Outputs | RecordedOutputs, console: Console
-) -> Reports | None:
+def _reports(options: TranscribeOptions, outputs: Outputs, console: Console) -> Reports | None:
     """The HTML reports, if requested. Raises UsageError."""
     from forescribe.asr.formats.report import Reports
 
@@ -142,7 +140,7 @@ def _reports(
 def _batch(
     options: TranscribeOptions,
     sources: list[Source],
-    outputs: Outputs | RecordedOutputs,
+    outputs: Outputs,
     stores: Stores,
     stop: Stop,
     console: Console,
@@ -150,7 +148,6 @@ def _batch(
     """The recordings that are to be transcribed, and those that are up to date."""
     from forescribe.asr.batch.batch import Batch
     from forescribe.asr.batch.inputs import any_readable
-    from forescribe.asr.batch.outputs import RecordedOutputs
     from forescribe.asr.batch.spool import Fetching
     from forescribe.asr.model.presets import made_for, resolve
     from forescribe.asr.model.special_tokens import check_request
@@ -162,8 +159,7 @@ def _batch(
         # Without a readable recording, neither weights nor a model are looked for.
         readable = any_readable(sources)
         settings = _fingerprint(options, pair.target, network=network) if readable else ""
-        if isinstance(outputs, RecordedOutputs):
-            outputs.begin(sources, settings, overwrite=options.overwrite, dry_run=options.dry_run)
+        outputs.begin(sources, settings, overwrite=options.overwrite, dry_run=options.dry_run)
         return Batch(
             sources,
             outputs,

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.batch.inputs import discover
-from forescribe.asr.batch.outputs import RecordedOutputs
-from forescribe.asr.batch.results import RecordedWriter
+from forescribe.asr.batch.outputs import Outputs
+from forescribe.asr.batch.results import Writer
 from forescribe.asr.batch.work_schedule import IN_FLIGHT, Schedule, Work
 from forescribe.asr.records.record_store import RecordStore
 from forescribe.asr.records.sources import Source
@@ -144,9 +144,9 @@ def simulate(count: int, workers: int, folder: Path, *, seed: int, lossy: bool =
     assert len(sources) == count
     lengths = lognormal_lengths([source.path for source in sources], seed)
     sized = {s.path: _with_size(s, lengths[s.path]) for s in sources}
-    outputs = RecordedOutputs.plan(list(sized.values()), out, "json,srt", stores=stores)
+    outputs = Outputs.plan(list(sized.values()), str(out), "json,srt", stores=stores)
     outputs.begin(list(sized.values()), "5e77", overwrite=False)
-    writer = RecordedWriter(outputs, "5e77")
+    writer = Writer(outputs, "5e77")
     text = transcript("words")
 
     def finish(path: str) -> None:

@@ -153,7 +153,7 @@ def test_a_result_that_cannot_be_put_in_place_fails_alone() -> None:
 
 def test_a_manifest_that_cannot_be_written_is_a_failure_and_no_more(monkeypatch) -> None:
     made = batch(calls(2), "out")
-    manifest = made.outputs.manifest
+    manifest = made.outputs.ledger
     real = manifest.append
 
     def full(records) -> None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.batch import outputs
 from forescribe.asr.batch.outputs import Outputs
 from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span
+from forescribe.asr.records import record_files
 from forescribe.asr.records.sources import Source
 
 TRANSCRIPT = Transcript(
@@ -99,7 +99,7 @@ def test_a_folder_without_recordings_takes_no_name() -> None:
 
 
 def test_nothing_is_made_for_a_list_of_what_would_be(tmp_path) -> None:
-    outputs = Outputs.plan(A, str(tmp_path / "out"), "txt,srt", make_folder=False)
+    outputs = Outputs.plan(A, str(tmp_path / "out"), "txt,srt", dry_run=True)
     assert outputs.files("a.wav") == [tmp_path / "out" / "a.txt", tmp_path / "out" / "a.srt"]
     assert not (tmp_path / "out").exists()
 
@@ -135,7 +135,8 @@ def test_an_unknown_format_is_refused_before_anything_is_made(tmp_path) -> None:
 
 def test_a_folder_is_made_with_its_parents(tmp_path) -> None:
     outputs = Outputs.plan(A, str(tmp_path / "x" / "y"), "txt,srt")
-    files = outputs.write("a.wav", TRANSCRIPT)
+    outputs.write("a.wav", TRANSCRIPT)
+    files = outputs.files("a.wav")
     assert files == [tmp_path / "x" / "y" / "a.txt", tmp_path / "x" / "y" / "a.srt"]
     assert files[0].read_text(encoding="utf-8") == "Grüße.\n"
     assert sorted(p.name for p in (tmp_path / "x" / "y").iterdir()) == ["a.srt", "a.txt"]
@@ -151,13 +152,15 @@ def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path, folder) ->
 
 
 def stdout(monkeypatch: pytest.MonkeyPatch, buffer: io.RawIOBase | io.BytesIO) -> None:
-    monkeypatch.setattr(outputs.sys, "stdout", SimpleNamespace(buffer=buffer))
+    monkeypatch.setattr(record_files.sys, "stdout", SimpleNamespace(buffer=buffer))
 
 
 def test_stdout_is_utf8_whatever_the_locale(monkeypatch) -> None:
     buffer = io.BytesIO()
     stdout(monkeypatch, buffer)
-    assert Outputs.plan(A, "-", "txt").write("a.wav", TRANSCRIPT) == []
+    outputs = Outputs.plan(A, "-", "txt")
+    outputs.write("a.wav", TRANSCRIPT)
+    assert outputs.files("a.wav") == []
     assert buffer.getvalue() == "Grüße.\n".encode()
 
 

@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from forescribe.asr.batch.manifest import Manifest, Record
 from forescribe.asr.batch.work_schedule import MAX_CRASHES
 from forescribe.asr.errors import OutputError, StorageError, UsageError
-from forescribe.asr.records.record_store import FolderFiles, RecordStore, crashed_record
+from forescribe.asr.records.record_files import FolderFiles
+from forescribe.asr.records.record_store import RecordStore, crashed_record
 from forescribe.asr.records.status import StatusReader
 from forescribe.asr.storage.stores import open_store
 from tests.asr.storage.faults import LAGS, LOST, OK, REPLY_LOST, faulty_store, memory

@@ -9,7 +9,7 @@ from typing import Any
 
 from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.inputs import discover
-from forescribe.asr.batch.outputs import Outputs, RecordedOutputs
+from forescribe.asr.batch.outputs import Outputs
 from forescribe.asr.batch.results import RecordingResult
 from forescribe.asr.batch.spool import Fetching
 from forescribe.asr.storage.locations import Location
@@ -74,12 +74,8 @@ def batch(
 ) -> Batch:
     stores = stores or Stores(quick())
     sources = discover(names, recursive=recursive, stores=stores)
-    outputs: Outputs | RecordedOutputs
-    if "://" in out:
-        outputs = RecordedOutputs.plan(sources, Location.parse(out), formats, stores=stores)
-        outputs.begin(sources, settings, overwrite=overwrite)
-    else:
-        outputs = Outputs.plan(sources, out, formats)
+    outputs = Outputs.plan(sources, out, formats, stores=stores)
+    outputs.begin(sources, settings, overwrite=overwrite)
     return Batch(
         sources,
         outputs,
