@@ -65,6 +65,19 @@ LIGHT = (
 children, and by each other."""
 
 
+PUBLIC = (
+    "from forescribe import *",
+    "import forescribe.asr.sessions.session",
+    "from forescribe.speculative import *",
+    "import forescribe.api.app",
+    "import forescribe.text.generator",
+)
+"""Ways to import what decodes: torch, and nothing that takes as long again."""
+
+SLOW = {"transformers", "sympy", "triton", "scipy", "sklearn", "numba", "librosa", "torchaudio"}
+SLOW_PARTS_OF_TORCH = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor"}
+
+
 @pytest.fixture(scope="module")
 def module_map() -> ModuleType:
     path = ROOT / "scripts" / "module_map.py"
@@ -156,6 +169,21 @@ def test_the_core_knows_no_audio_no_text_and_no_http(module_map: ModuleType) -> 
 def test_light_modules_load_nothing_heavy(module: str) -> None:
     """`--help` answers in under half a second; torch alone takes two."""
     code = f"import sys, forescribe.{module}; print(*sorted({HEAVY!r} & sys.modules.keys()))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == []
+
+
+@pytest.mark.parametrize("imported", PUBLIC)
+def test_public_names_load_torch_and_no_modelling(imported: str) -> None:
+    """What torch itself loads is not ours to forbid; `modules` and heads of transformers' layers load the
+    rest where a model needs them."""
+    forbidden = SLOW | SLOW_PARTS_OF_TORCH | {"torch.distributed"}
+    code = (
+        "import sys, torch; before = set(sys.modules)\n"
+        f"{imported}\n"
+        f"print(*sorted({forbidden!r} & (sys.modules.keys() - before)))"
+    )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []

@@ -61,7 +61,7 @@ def test_the_engine_reaches_the_target_in_five_functions(folder: Path, gamma: in
             "engine.Engine.step",
             "runner.GraphRunner.run",
             "round.run_round",
-            "slot_model.ModuleModel.score",
+            "modules.ModuleModel.score",
             "modules.CausalDecoder.forward",
         ]
         assert len(below) <= ENGINE

@@ -31,8 +31,8 @@ from forescribe.speculative.models.engines import (
     native_encoder,
 )
 from forescribe.speculative.models.hub import Role
-from forescribe.speculative.models.modules import decoder_only, encoder_of, use_products
 from forescribe.speculative.models.quantized import BORROWED, float_model, quantize_whisper
+from forescribe.speculative.models.weights import decoder_only, encoder_of
 from forescribe.speculative.native.encoder import NativeEncoder
 
 from ..errors import CapacityError, ModelError, out_of_memory
@@ -101,6 +101,8 @@ def read_model(
         folder, role, lambda: checked_whisper_engine(model, engine, draft=role == "draft")
     )
     if device.products:
+        from forescribe.speculative.models.modules import use_products
+
         use_products(model)
     return model, found
 

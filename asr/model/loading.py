@@ -31,9 +31,9 @@ from forescribe.speculative.models.heads.whisper_block import (
     read_block,
 )
 from forescribe.speculative.models.hub import find
-from forescribe.speculative.models.modules import encoder_of, same_encoder
 from forescribe.speculative.models.slot_model import SlotModel
 from forescribe.speculative.models.vocabularies import MappedVocabulary, TokenMap, mapped
+from forescribe.speculative.models.weights import encoder_of, same_encoder
 from forescribe.speculative.native.encoder import NativeEncoder
 
 from ..errors import ModelError

@@ -32,7 +32,7 @@ from transformers.utils import logging
 
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
-from forescribe.speculative.models.modules import decoder_only, same_encoder
+from forescribe.speculative.models.weights import decoder_only, same_encoder
 from forescribe.speculative.requests import Request
 
 from .jobs import ASSISTED, GENERATE, LANGUAGE, TASK, Drafting, Job, Samples, Written, use_threads

@@ -32,7 +32,7 @@ from forescribe.speculative.drafters.model_drafter import ModelDrafter
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.models.checkpoint import loading
 from forescribe.speculative.models.engines import whisper_decoder
-from forescribe.speculative.models.modules import decoder_only, encoder_of, same_encoder
+from forescribe.speculative.models.weights import decoder_only, encoder_of, same_encoder
 from forescribe.speculative.protocols import Schedule
 from forescribe.speculative.requests import Finish, Request
 from forescribe.speculative.types import Prefix

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from torch.nn.functional import linear
 from ..errors import LoadError
 from ..models.heads.records import BlockHead, ChainHead, Head, Output, Run
 from ..models.heads.whisper_block import WhisperBlock
-from ..models.module_cache import LayerShape, SlotCache, additive, chain_mask
+from ..models.slot_model import LayerShape, additive, chain_mask
 from ..protocols import Model, Needs
 from ..requests import Request
 from ..rounds.accept import Stream, distribution, draw, uniform
@@ -36,6 +36,9 @@ from ..rounds.choice import argmax
 from ..rounds.sampling import penalise
 from ..rows import Rows
 from ..types import Distribution, Draft, Prefix, Scores, Verdict
+
+if TYPE_CHECKING:
+    from ..models.module_cache import SlotCache
 
 
 def drafter_of(head: Head, *, confidence: float = 0.0) -> ChainDrafter | BlockDrafter:
@@ -120,13 +123,7 @@ class ChainDrafter(HeadDrafter):
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         weight = self.record.output.norm
-        self._cache = SlotCache(
-            batch=batch,
-            slots=slots,
-            layers=self.record.body.shapes,
-            dtype=weight.dtype,
-            device=device,
-        )
+        self._cache = _cache(batch, slots, self.record.body.shapes, weight.dtype, device)
         self._state = torch.zeros((batch, len(weight)), dtype=weight.dtype, device=device)
 
     def forwards(self, gamma: int) -> int:
@@ -224,13 +221,9 @@ class BlockDrafter(_BlockDrafter):
         self.record = head
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
-        self._cache = SlotCache(
-            batch=batch,
-            slots=slots + self.record.block,  # a block may begin at the last slot
-            layers=self.record.body.shapes,
-            dtype=self.record.output.norm.dtype,
-            device=device,
-        )
+        slots += self.record.block  # a block may begin at the last slot
+        dtype = self.record.output.norm.dtype
+        self._cache = _cache(batch, slots, self.record.body.shapes, dtype, device)
         self._masks = torch.full((batch, self.record.block - 1), self.record.mask_token)
         self._masks = self._masks.to(device)
 
@@ -277,14 +270,9 @@ class WhisperBlockDrafter(_BlockDrafter):
         shape = self.head.shape
         self.head = self.head.to(device, self.head.dtype)
         size = shape.width // shape.heads
-        self._cache = SlotCache(
-            batch=batch,
-            slots=slots + shape.block,  # what is observed of a last round may run beyond its end
-            layers=[LayerShape(shape.heads, size, size)] * shape.layers,
-            dtype=self.head.dtype,
-            device=device,
-            cross_slots=self.sources,
-        )
+        slots += shape.block  # what is observed of a last round may run beyond its end
+        layers = [LayerShape(shape.heads, size, size)] * shape.layers
+        self._cache = _cache(batch, slots, layers, self.head.dtype, device, self.sources)
 
     @torch.inference_mode()
     def admit(
@@ -446,3 +434,25 @@ class Picker:
             valid=most.clamp_max(tokens.shape[1]),
             probs=torch.stack(self._probs, 1) if self._probs else None,
         )
+
+
+def _cache(
+    batch: int,
+    slots: int,
+    layers: Sequence[LayerShape],
+    dtype: torch.dtype,
+    device: torch.device,
+    cross_slots: int | None = None,
+) -> SlotCache:
+    # It has the interface of transformers' caches, as layers of its models are heads too; importing that
+    # takes seconds, and most drafters are not heads.
+    from ..models.module_cache import SlotCache
+
+    return SlotCache(
+        batch=batch,
+        slots=slots,
+        layers=layers,
+        dtype=dtype,
+        device=device,
+        cross_slots=cross_slots,
+    )

@@ -21,9 +21,8 @@ from torch.nn.functional import pad
 from ..errors import LoadError
 from .agreement import LENGTH, Closeness, Reading, dependence, difference
 from .checkpoint import inexact, method_of
-from .module_cache import chunk_mask, window_mask
 from .quantized import is_int8
-from .slot_model import SlotModel
+from .slot_model import SlotModel, chunk_mask, window_mask
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 WINDOWS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}

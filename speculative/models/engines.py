@@ -37,11 +37,12 @@ from ..native.decoder import (
 from ..native.encoder import NativeEncoder, unsupported_encoder
 from ..native.library import missing
 from ..native.packing import forget
+from .agreement import adapter_difference
 from .coverage import causal_gap, encoder_gap, whisper_gap
 from .lean import LeanCausalDecoder, LeanWhisperDecoder
-from .modules import CausalDecoder, WhisperDecoder, adapter_difference, encoder_of
 from .quantized import is_int8
 from .slot_model import SlotModel
+from .weights import encoder_of
 
 log = logging.getLogger(__name__)
 
@@ -86,16 +87,28 @@ def native_gap(model: Any) -> str | None:
     return whisper_gap(model) or unsupported(model)
 
 
+def _of_modules(name: str) -> Callable[..., SlotModel]:
+    """An adapter of `modules`, which is imported where it is built: transformers' modelling takes seconds."""
+
+    def adapter(*args: Any, **kwargs: Any) -> SlotModel:
+        from . import modules
+
+        built: SlotModel = getattr(modules, name)(*args, **kwargs)
+        return built
+
+    return adapter
+
+
 WHISPER_FORMS = (
     Form(ModelEngine.NATIVE, native_gap, NativeWhisperDecoder),
     Form(ModelEngine.LEAN, whisper_gap, LeanWhisperDecoder),
-    Form(ModelEngine.MODULES, lambda model: None, WhisperDecoder),
+    Form(ModelEngine.MODULES, lambda model: None, _of_modules("WhisperDecoder")),
 )
 
 CAUSAL_FORMS = (
     Form(ModelEngine.NATIVE, native_causal_gap, NativeCausalDecoder),
     Form(ModelEngine.LEAN, causal_gap, LeanCausalDecoder),
-    Form(ModelEngine.MODULES, lambda model: None, CausalDecoder),
+    Form(ModelEngine.MODULES, lambda model: None, _of_modules("CausalDecoder")),
 )
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, layer_norm, rms_norm, scaled_dot_product_attention
-from transformers.activations import ACT2FN
 
 from ..errors import LoadError
 from ..types import Prefilled, Scores, Topology
@@ -27,7 +26,15 @@ from .caches import SelfCache, Sources, sources_for
 from .causal import FULL, SLIDING, CausalModel
 from .coverage import causal_gap
 from .slot_model import Places, SlotModel, path_slots
-from .weights import CausalLayer, CausalWeights, Norm, WhisperLayer, WhisperWeights, rows_of
+from .weights import (
+    CausalLayer,
+    CausalWeights,
+    Norm,
+    WhisperLayer,
+    WhisperWeights,
+    activation,
+    rows_of,
+)
 
 SelfAttention = Callable[[int, Tensor], Tensor]
 """Writes keys and values of a layer and reads them: `[3, B, H, N, d]` -> `[B, H, N, d]`."""
@@ -55,7 +62,7 @@ class LeanWhisperDecoder(SlotModel):
         config = model.config
         self.weights, self.pick = WhisperWeights.of(model), pick
         self.length = config.max_source_positions if sources is None else sources
-        self.activate = ACT2FN[self.weights.activation]
+        self.activate = activation(self.weights.activation)
         self.cache: WhisperCache | None = None
         super().__init__(
             device=self.weights.embedding.device,
@@ -225,7 +232,7 @@ class LeanCausalDecoder(CausalModel):
             raise LoadError(f"{self.config.model_type} has no lean form: {gap}")
         weights = CausalWeights.of(self.model)
         self.weights = weights = replace(weights, head=rows_of(weights.head, self.listed))
-        self.activate = ACT2FN[weights.activation]
+        self.activate = activation(weights.activation)
         self.groups = weights.heads // weights.kv_heads
         self._angles: tuple[Tensor, Tensor] | None = None  # [slots, d] each
 

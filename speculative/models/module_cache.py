@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
+from .slot_model import LayerShape
+
 
 @dataclass
 class Cursor:
@@ -96,16 +98,6 @@ class PrefillLayer(_Layer):
         return key_states, value_states
 
 
-@dataclass(frozen=True)
-class LayerShape:
-    """Sizes of one layer's keys and values. Most models have one shape for all; compressed attention
-    (DeepSeek) has wider keys than values, and some families vary their heads from layer to layer."""
-
-    heads: int
-    key_dim: int
-    value_dim: int
-
-
 class SlotCache:
     """Keys and values for the self-attention of each layer, and for cross-attention where there is one.
 
@@ -174,49 +166,3 @@ class SlotCache:
                 shape = (-1, buffer.shape[1], -1, buffer.shape[3])
                 taken = buffer.gather(2, source[:, None, :, None].expand(shape))
                 buffer.scatter_(2, target[:, None, :, None].expand(shape), taken)
-
-
-def chain_mask(slots: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask `[B, 1, N, length]`: a query at slot s reads the slots up to s.
-
-    Additive, because eager attention adds it; the dtype's lowest number rather than -inf, because a
-    row of -inf alone would be NaN.
-    """
-    reads = torch.arange(length, device=slots.device) <= slots[..., None]  # [B, N, length]
-    return additive(reads, dtype)
-
-
-def tree_mask(start: Tensor, ancestry: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask for a tree written to slots `start [B]` + node: committed slots and ancestors.
-
-    `ancestry [N, N]` is `Topology.ancestry`.
-    """
-    offset = torch.arange(length, device=start.device) - start[:, None]  # [B, length]
-    nodes = ancestry.shape[0]
-    inside = (offset >= 0) & (offset < nodes)
-    seen = ancestry[:, offset.clamp(0, nodes - 1)].permute(1, 0, 2)  # [B, N, length]
-    return additive((offset < 0)[:, None] | (seen & inside[:, None]), dtype)
-
-
-def window_mask(mask: Tensor, positions: Tensor, window: int) -> Tensor:
-    """`mask [B, 1, N, length]` cut to a sliding window: a query at `positions [B, N]` reads the last
-    `window` positions, itself included.
-
-    Slots stand for positions: in a tree they run ahead by less than a window, and those are never cut.
-    """
-    near = torch.arange(mask.shape[-1], device=mask.device) > positions[..., None] - window
-    return mask.masked_fill(~near[:, None], torch.finfo(mask.dtype).min)
-
-
-def chunk_mask(mask: Tensor, positions: Tensor, chunk: int) -> Tensor:
-    """`mask [B, 1, N, length]` cut to chunks: a query at `positions [B, N]` reads the slots of its own
-    chunk of `chunk` positions. Slots stand for positions, as in `window_mask`."""
-    slots = torch.arange(mask.shape[-1], device=mask.device)
-    same = slots // chunk == (positions // chunk)[..., None]
-    return mask.masked_fill(~same[:, None], torch.finfo(mask.dtype).min)
-
-
-def additive(reads: Tensor, dtype: torch.dtype) -> Tensor:
-    """The additive mask `[B, 1, N, length]` of what queries read, `[B, N, length]`."""
-    zero = torch.zeros((), dtype=dtype, device=reads.device)
-    return torch.where(reads, zero, torch.finfo(dtype).min)[:, None]

@@ -21,6 +21,7 @@ so the models stay unmodified.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -34,12 +35,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import LoadError
-from ..types import Prefilled, Scores
-from .agreement import LENGTH, ROWS, Closeness, Reading, dependence, difference
+from ..types import Prefilled, Scores, Topology
 from .causal import SLIDING, CausalModel
-from .module_cache import LayerShape, SlotCache
-from .quantized import is_int8
-from .slot_model import ModuleModel, SlotModel
+from .module_cache import SlotCache
+from .slot_model import LayerShape, SlotModel, path_slots
 from .weights import cut, with_cut_head
 
 NAME = "products"
@@ -48,6 +47,67 @@ EXACT = frozenset({torch.float32, torch.float64})  # below, the fused kernel sum
 
 States = dict[int, Tensor]
 """By layer, the states `[B, N, D]` that enter it."""
+
+
+class ModuleModel(SlotModel):
+    """A decoder made of transformers' modules, on top of two methods of a family's adapter.
+
+    It knows slots, positions and masks; the adapter knows how its decoder is called.
+    """
+
+    cache: SlotCache | None = None
+
+    @abstractmethod
+    def new_cache(self, batch: int, slots: int) -> SlotCache:
+        """A cache for `batch` rows of `slots` slots."""
+
+    @abstractmethod
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        cache: Cache,
+        encoder_states: Tensor | None,
+    ) -> Scores:
+        """The decoder over `tokens [B, N]`; `encoder_states` only in a prefill, for cross-attention."""
+
+    def stack_encoder_states(self, encoder_states: Sequence[Any]) -> Tensor | None:
+        """Stacks the encoder states of the requests; None for a family without cross-attention."""
+        return None
+
+    def allocate(self, batch: int, slots: int) -> None:
+        self.cache = self.new_cache(batch, slots)
+
+    def release(self) -> None:
+        self.cache = None
+
+    def _allocated(self) -> SlotCache:
+        if self.cache is None:
+            raise RuntimeError("allocate() comes before the first forward")
+        return self.cache
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
+        cache, at = self._allocated().prefill(rows), self.prompt_places(tokens)
+        states = self.stack_encoder_states(encoder_states)
+        scores = self.forward(tokens, at.positions, at.mask, cache, states)
+        return Prefilled(self.chosen(scores.logits, nodes), scores.taps)
+
+    def score(
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+    ) -> Scores:
+        cache, at = self._allocated(), self.places(tokens, start, reach, topology)
+        return self.forward(tokens, at.positions, at.mask, cache.decode(at.slots, reach), None)
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        self._allocated().move(*path_slots(start, path))
 
 
 class WhisperDecoder(ModuleModel):
@@ -197,69 +257,6 @@ class CausalDecoder(CausalModel, ModuleModel):
         }
 
 
-@torch.inference_mode()
-def adapter_difference(model: Any, adapter: Callable[..., SlotModel]) -> str | None:
-    """A description of where an adapter of the model, made by `adapter(sources=...)`, differs from the
-    model's own decoder, None where it does not. Call it before attention is replaced. See
-    `speculative.models.agreement`."""
-    sources = 8  # the positions of a window would cost as much as an encoder's pass
-    decoder, modules, head = adapter(sources=sources), model.model.decoder, model.proj_out
-    if decoder.max_positions < LENGTH:
-        return f"it has {decoder.max_positions} positions, fewer than {LENGTH}"
-    reading = Reading.of(decoder.vocab_size, LENGTH, decoder.device)
-    generator = torch.Generator().manual_seed(1)
-    states = torch.randn((ROWS, sources, model.config.d_model), generator=generator)
-    states = states.to(decoder.device, decoder.dtype)
-
-    def plain() -> Tensor:
-        hidden = modules(
-            input_ids=reading.tokens, encoder_hidden_states=states, use_cache=False
-        ).last_hidden_state
-        logits: Tensor = head(hidden)
-        return logits.float()
-
-    logits = plain()
-    if not bool(logits.isfinite().any(-1).all()):
-        return f"its logits are no numbers in {str(decoder.dtype).removeprefix('torch.')}"
-    close = Closeness.of(
-        decoder.dtype, modules.get_input_embeddings(), plain, int8=is_int8(modules)
-    )
-    where = difference(decoder, logits, reading, close, list(states))
-    if where is not None:
-        return f"logits behind {where} are not those of its plain forward"
-    if decoder.invariant and is_int8(modules):
-        where = dependence(decoder, reading, list(states))
-    return where and f"in 8-bit integers its logits of {where}"
-
-
-def decoder_only(config: Any) -> bool:
-    """Whether a folder with this configuration holds a `WhisperForCausalLM`: a draft, never a target."""
-    return "WhisperForCausalLM" in (config.architectures or [])
-
-
-def encoder_of(model: Any) -> Any:
-    """The encoder of a `WhisperForConditionalGeneration`; None for the decoder-only class."""
-    return getattr(model.model, "encoder", None)
-
-
-def same_encoder(model: Any, other: Any, *stored: torch.dtype) -> bool:
-    """True where both encoders hold equal weights, so that one's output serves both; else False. Weights that
-    were rounded to different dtypes, `stored`, are compared after rounding both to each of them.
-
-    Compared tensor by tensor, never assumed from names: a fine-tuned encoder of the same shape would
-    silently cost acceptance.
-    """
-    encoder, second = encoder_of(model), encoder_of(other)
-    if encoder is None or second is None:
-        return second is None
-    weights, others = encoder.state_dict(), second.state_dict()
-    return weights.keys() == others.keys() and all(
-        weights[name].shape == others[name].shape
-        and torch.equal(_rounded(weights[name], stored), _rounded(others[name], stored))
-        for name in weights
-    )
-
-
 def use_products(model: Any) -> None:
     """Makes a transformers model compute all attention with `attend`."""
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
@@ -355,12 +352,3 @@ def _shapes(model: Any, name: str) -> list[LayerShape]:
     if not shapes:
         raise refusal
     return shapes
-
-
-def _rounded(weight: Tensor, stored: Sequence[torch.dtype]) -> Tensor:
-    """A weight rounded to every dtype in turn; itself where they are one."""
-    if len(set(stored)) < 2:
-        return weight
-    for dtype in stored:
-        weight = weight.to(dtype)
-    return weight

@@ -1,22 +1,30 @@
 """The base of the adapters: slots, positions and masks of a forward of any decoder.
 
-`ModuleModel` runs transformers' modules over its cache; the decoders of `lean` run functions, and those of
-`native` kernels, over their own.
-Knows nothing of any family of models.
+Those of `modules` run transformers' modules over its cache; the decoders of `lean` run functions, and those
+of `native` kernels, over their own. Knows nothing of any family of models.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from ..types import Prefilled, Scores, Topology
-from .module_cache import SlotCache, chain_mask, tree_mask
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes of one layer's keys and values. Most models have one shape for all; compressed attention
+    (DeepSeek) has wider keys than values, and some families vary their heads from layer to layer."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
 
 
 class Places(NamedTuple):
@@ -176,62 +184,47 @@ def path_slots(start: Tensor, path: Tensor) -> tuple[Tensor, Tensor]:
     return start[:, None] + path, start[:, None] + column
 
 
-class ModuleModel(SlotModel):
-    """A decoder made of transformers' modules, on top of two methods of a family's adapter.
+def chain_mask(slots: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask `[B, 1, N, length]`: a query at slot s reads the slots up to s.
 
-    It knows slots, positions and masks; the adapter knows how its decoder is called.
+    Additive, because eager attention adds it; the dtype's lowest number rather than -inf, because a
+    row of -inf alone would be NaN.
     """
+    reads = torch.arange(length, device=slots.device) <= slots[..., None]  # [B, N, length]
+    return additive(reads, dtype)
 
-    cache: SlotCache | None = None
 
-    @abstractmethod
-    def new_cache(self, batch: int, slots: int) -> SlotCache:
-        """A cache for `batch` rows of `slots` slots."""
+def tree_mask(start: Tensor, ancestry: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask for a tree written to slots `start [B]` + node: committed slots and ancestors.
 
-    @abstractmethod
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor,
-        cache: Cache,
-        encoder_states: Tensor | None,
-    ) -> Scores:
-        """The decoder over `tokens [B, N]`; `encoder_states` only in a prefill, for cross-attention."""
+    `ancestry [N, N]` is `Topology.ancestry`.
+    """
+    offset = torch.arange(length, device=start.device) - start[:, None]  # [B, length]
+    nodes = ancestry.shape[0]
+    inside = (offset >= 0) & (offset < nodes)
+    seen = ancestry[:, offset.clamp(0, nodes - 1)].permute(1, 0, 2)  # [B, N, length]
+    return additive((offset < 0)[:, None] | (seen & inside[:, None]), dtype)
 
-    def stack_encoder_states(self, encoder_states: Sequence[Any]) -> Tensor | None:
-        """Stacks the encoder states of the requests; None for a family without cross-attention."""
-        return None
 
-    def allocate(self, batch: int, slots: int) -> None:
-        self.cache = self.new_cache(batch, slots)
+def window_mask(mask: Tensor, positions: Tensor, window: int) -> Tensor:
+    """`mask [B, 1, N, length]` cut to a sliding window: a query at `positions [B, N]` reads the last
+    `window` positions, itself included.
 
-    def release(self) -> None:
-        self.cache = None
+    Slots stand for positions: in a tree they run ahead by less than a window, and those are never cut.
+    """
+    near = torch.arange(mask.shape[-1], device=mask.device) > positions[..., None] - window
+    return mask.masked_fill(~near[:, None], torch.finfo(mask.dtype).min)
 
-    def _allocated(self) -> SlotCache:
-        if self.cache is None:
-            raise RuntimeError("allocate() comes before the first forward")
-        return self.cache
 
-    @torch.inference_mode()
-    def prefill(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        encoder_states: Sequence[Any],
-        nodes: Tensor | None = None,
-    ) -> Prefilled:
-        cache, at = self._allocated().prefill(rows), self.prompt_places(tokens)
-        states = self.stack_encoder_states(encoder_states)
-        scores = self.forward(tokens, at.positions, at.mask, cache, states)
-        return Prefilled(self.chosen(scores.logits, nodes), scores.taps)
+def chunk_mask(mask: Tensor, positions: Tensor, chunk: int) -> Tensor:
+    """`mask [B, 1, N, length]` cut to chunks: a query at `positions [B, N]` reads the slots of its own
+    chunk of `chunk` positions. Slots stand for positions, as in `window_mask`."""
+    slots = torch.arange(mask.shape[-1], device=mask.device)
+    same = slots // chunk == (positions // chunk)[..., None]
+    return mask.masked_fill(~same[:, None], torch.finfo(mask.dtype).min)
 
-    def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
-    ) -> Scores:
-        cache, at = self._allocated(), self.places(tokens, start, reach, topology)
-        return self.forward(tokens, at.positions, at.mask, cache.decode(at.slots, reach), None)
 
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        self._allocated().move(*path_slots(start, path))
+def additive(reads: Tensor, dtype: torch.dtype) -> Tensor:
+    """The additive mask `[B, 1, N, length]` of what queries read, `[B, N, length]`."""
+    zero = torch.zeros((), dtype=dtype, device=reads.device)
+    return torch.where(reads, zero, torch.finfo(dtype).min)[:, None]

@@ -13,16 +13,24 @@ V vocabulary; of the encoder M mel bins, S positions of a window. A matrix is `[
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import gelu, linear, relu, silu
 
 from ..errors import LoadError
 from .quantized import Int8Linear, int8_product
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "relu": relu,
+    "silu": silu,
+    "swish": silu,
+}
+"""The activations of most models by transformers' names; `activation` knows the others too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,6 +236,45 @@ class EncoderLayer:
     down: Linear  # [D, F]
 
 
+def decoder_only(config: Any) -> bool:
+    """Whether a folder with this configuration holds a `WhisperForCausalLM`: a draft, never a target."""
+    return "WhisperForCausalLM" in (config.architectures or [])
+
+
+def encoder_of(model: Any) -> Any:
+    """The encoder of a `WhisperForConditionalGeneration`; None for the decoder-only class."""
+    return getattr(model.model, "encoder", None)
+
+
+def same_encoder(model: Any, other: Any, *stored: torch.dtype) -> bool:
+    """True where both encoders hold equal weights, so that one's output serves both; else False. Weights that
+    were rounded to different dtypes, `stored`, are compared after rounding both to each of them.
+
+    Compared tensor by tensor, never assumed from names: a fine-tuned encoder of the same shape would
+    silently cost acceptance.
+    """
+    encoder, second = encoder_of(model), encoder_of(other)
+    if encoder is None or second is None:
+        return second is None
+    weights, others = encoder.state_dict(), second.state_dict()
+    return weights.keys() == others.keys() and all(
+        weights[name].shape == others[name].shape
+        and torch.equal(_rounded(weights[name], stored), _rounded(others[name], stored))
+        for name in weights
+    )
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """An activation by transformers' name of it."""
+    known = ACTIVATIONS.get(name)
+    if known is not None:
+        return known
+    from transformers.activations import ACT2FN
+
+    found: Callable[[Tensor], Tensor] = ACT2FN[name]
+    return found
+
+
 def norm_of(module: Any) -> Norm:
     """The weights of a normalisation."""
     return Norm(*_tensors(module))
@@ -393,3 +440,12 @@ def _encoder_layer(layer: Any) -> EncoderLayer:
         up=linear_of(layer.fc1),
         down=linear_of(layer.fc2),
     )
+
+
+def _rounded(weight: Tensor, stored: Sequence[torch.dtype]) -> Tensor:
+    """A weight rounded to every dtype in turn; itself where they are one."""
+    if len(set(stored)) < 2:
+        return weight
+    for dtype in stored:
+        weight = weight.to(dtype)
+    return weight

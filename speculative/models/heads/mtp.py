@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
 from ...errors import LoadError
-from ..module_cache import LayerShape
+from ..slot_model import LayerShape
 from ..weights import Linear
 from .records import LAST, ChainHead, LeanBody, ModuleBody, Output, Taps, TargetShape
 from .tensors import PublishedTensors, form_of, layer_config, take_layer
@@ -149,6 +148,8 @@ def _head(made: Any, target: Any, name: str) -> ChainHead:
 
 def _shape(block: Any, made: Any, name: str) -> LayerShape:
     """The keys and values of a layer, from those of one token."""
+    from transformers.cache_utils import DynamicCache
+
     cache = DynamicCache()
     token = torch.zeros((1, 1, made.config.hidden_size), device=made.device, dtype=made.dtype)
     place = torch.zeros((1, 1), dtype=torch.int64, device=made.device)

@@ -18,11 +18,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
-from transformers.activations import ACT2FN
 
 from ...errors import LoadError
-from ..module_cache import LayerShape, window_mask
-from ..weights import Linear
+from ..slot_model import LayerShape, window_mask
+from ..weights import Linear, activation
 
 LAST = -1
 """The tap behind the target's final norm."""
@@ -240,7 +239,7 @@ class LeanBody:
         )
         states = residual + _linear(read.transpose(1, 2).flatten(2), layer.out)
         gate, up = _linear(self._norm(states, layer.post_norm), layer.gate_up).chunk(2, -1)
-        return states + _linear(ACT2FN[form.activation](gate) * up, layer.down)
+        return states + _linear(activation(form.activation)(gate) * up, layer.down)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, x.shape[-1:], weight, self.form.eps)

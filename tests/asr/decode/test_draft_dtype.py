@@ -14,7 +14,7 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair, resolve
 from forescribe.speculative import Stats, choose
 from forescribe.speculative.errors import DeviceError
-from forescribe.speculative.models.modules import encoder_of
+from forescribe.speculative.models.weights import encoder_of
 from tests.asr.model import folders
 
 MEMO = Path(__file__).parents[3] / "samples" / "memo.flac"

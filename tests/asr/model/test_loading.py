@@ -27,8 +27,8 @@ from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.engines import ModelEngine, checked_whisper_engine
 from forescribe.speculative.models.lean import LeanWhisperDecoder
-from forescribe.speculative.models.modules import encoder_of
 from forescribe.speculative.models.slot_model import SlotModel
+from forescribe.speculative.models.weights import encoder_of
 from forescribe.speculative.native import decoder
 from forescribe.speculative.native.library import missing
 from tests.asr.model import folders

@@ -9,7 +9,7 @@ import torch
 
 from forescribe.speculative import Engine, Fixed, NgramDrafter, Request
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models import causal, module_cache
+from forescribe.speculative.models import causal, slot_model
 from forescribe.speculative.models.causal import CHUNKED, SLIDING, WINDOWS, positions_of
 from forescribe.speculative.models.modules import CausalDecoder
 from forescribe.speculative.models.slot_model import SlotModel
@@ -159,11 +159,11 @@ def test_rounding_is_told_from_what_is_wrong(monkeypatch, dtype):
 
 
 def wider(mask, positions, window):
-    return module_cache.window_mask(mask, positions, window + 1)
+    return slot_model.window_mask(mask, positions, window + 1)
 
 
 def shifted(mask, positions, chunk):
-    return module_cache.chunk_mask(mask, positions + 1, chunk)
+    return slot_model.chunk_mask(mask, positions + 1, chunk)
 
 
 @pytest.mark.parametrize(

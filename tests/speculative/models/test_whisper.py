@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.models.lean import LeanWhisperDecoder
-from forescribe.speculative.models.modules import WhisperDecoder, same_encoder
+from forescribe.speculative.models.modules import WhisperDecoder
+from forescribe.speculative.models.weights import same_encoder
 from forescribe.speculative.testing import decode
 from tests.speculative.models.whispers import (
     EOS,
