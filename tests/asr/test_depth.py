@@ -60,7 +60,7 @@ def rounds(stacks: list[Stack]) -> list[Stack]:
 
 
 def clip(folder: Path) -> str:
-    samples, rate = soundfile.read(ROOT / "samples" / "memo.flac", frames=5 * 16_000)
+    samples, rate = soundfile.read(ROOT / "samples" / "memo.flac", frames=3 * 16_000)
     path = folder / "clip.wav"
     soundfile.write(path, samples.astype(np.float32), rate)
     return str(path)

@@ -19,6 +19,7 @@ from forescribe.speculative.native.library_file import hash_file
 from tests.test_architecture import ROOT
 
 pytest.importorskip("hatchling", reason="needs `scripts/setup test`")
+pytestmark = pytest.mark.nightly
 compiled = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
 
 LIBRARY = f"forescribe/kernels/build/{library_file.library_name()}"
