@@ -85,23 +85,23 @@ def _parameters(name: str, command: Any, described: dict[tuple[str, str], Descri
                 alone if same else f"{alone} (default {default or 'none'})"
             )
         elif parameter.param_type_name == "argument":
-            parts.append(f"{spelling}: {_cell(text)}")
+            parts.append(f"{spelling}: {' '.join(text.split())}")
         else:
-            row = "| " + " | ".join(map(_cell, (spelling, default, text))) + " |"
+            shown = "" if default in ("", "none") else f" (default {default})"
+            row = f"- {spelling}{shown}: {' '.join(text.split())}"
             sections.setdefault(parameter.rich_help_panel or "Other", []).append(row)
     if sum(map(len, sections.values())) < FEW:
         rows = [row for section in _sorted(sections) for row in sections[section]]
-        sections = {"Option": rows} if rows else {}
+        sections = {"": rows} if rows else {}
     for section in _sorted(sections):
-        head = [f"| {section} | default | description |", "|---|---|---|"]
-        parts.append("\n".join(head + sections[section]))
+        parts.append("\n".join([*([f"**{section}**\n"] if section else []), *sections[section]]))
     for other, names in known.items():
         parts.append(f"As for [{other}](#{other.replace(' ', '-')}): {', '.join(names)}.")
     return parts
 
 
 def _sorted(sections: dict[str, list[str]]) -> list[str]:
-    return sorted(sections, key=(*SECTIONS, "Other", "Option").index)
+    return sorted(sections, key=(*SECTIONS, "Other", "").index)
 
 
 def _cells(option: Any) -> tuple[str, str, str]:
@@ -155,7 +155,7 @@ def flags() -> str:
     answers = {}
     for name, instead in SHORT.items():
         answers.setdefault((instead,), []).append(f"`{name}`")
-    rows = ["| options | instead |", "|---|---|", *_rows(answers)]
+    rows = [f"- {', '.join(names)}: {instead}" for (instead,), names in answers.items()]
     return "\n\n".join([*page, "\n".join(rows)]) + "\n"
 
 
@@ -197,24 +197,21 @@ def settings() -> str:
         f"Settings are read from the TOML file of `forescribe serve --settings FILE` and from environment "
         f"variables with the prefix `{PREFIX}`: `max_audio_s` is `{PREFIX}MAX_AUDIO_S`. Options of the "
         "command override the environment, which overrides the file; an unknown name is an error. In the "
-        "environment, lists and tables are JSON. Those with an R in the last column can be changed "
-        "[without a restart](../serve.md#reload). How to use them: [the service](../serve.md).",
+        "environment, lists and tables are JSON. Unless noted, counts and bytes are at least 1, and times "
+        "(`_s`, in seconds) and rates above 0. Settings with an R can be changed [without a "
+        "restart](../serve.md#reload). How to use them: [the service](../serve.md).",
     ]
     for heading, fields in _sections(inspect.getsource(Settings)):
         page.append(f"## {heading}")
-        rows = ["| setting | value | default | description | |", "|---|---|---|---|---|"]
+        rows = ["| setting | default | description |", "|---|---|---|"]
         for name, comment in fields:
             if name.startswith("_"):
                 continue
-            field = Settings.model_fields[name]
-            cells = (
-                f"`{name}`",
-                _kind(field),
-                _given(name, field),
-                comment,
-                "R" * (name in RELOADABLE),
-            )
-            rows.append("| " + " | ".join(map(_cell, cells)) + " |")
+            given = _given(name, Settings.model_fields[name])
+            again = " R" * (name in RELOADABLE)
+            bounds = _bounds(Settings.model_fields[name])
+            text = "; ".join(filter(None, (comment, bounds)))
+            rows.append("| " + " | ".join(map(_cell, (f"`{name}`{again}", given, text))) + " |")
         page.append("\n".join(rows))
     return "\n\n".join(page) + "\n"
 
@@ -248,21 +245,13 @@ def _sections(source: str) -> list[tuple[str, list[tuple[str, str]]]]:
     return sections
 
 
-def _kind(field: Any) -> str:
-    """A field's type with its bounds, in words."""
-    text = re.sub(r"\b(\w+\.)+", "", str(field.annotation))
-    kinds = {"texts": "tuple", "table": "dict", "bool": "bool", "path": "Path"}
-    kinds |= {"number": "float", "integer": "int", "text": "str"}
-    kind = next(words for words, name in kinds.items() if name in text)
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+def _bounds(field: Any) -> str:
+    """What a number may be, where this is not said of all."""
     limits = [*field.metadata, *_optional(field.annotation)]
-    bounds = [
-        f"{sign}{getattr(limit, name):g}"
-        for limit in limits
-        for name, sign in signs.items()
-        if getattr(limit, name, None) is not None
-    ]
-    return " ".join([kind, *bounds])
+    least = [limit.ge for limit in limits if getattr(limit, "ge", 1) != 1]
+    most = [limit.le for limit in limits if hasattr(limit, "le")]
+    words = [f"at least {n}" for n in least] + [f"at most {n}" for n in most]
+    return ", ".join(words)
 
 
 def _optional(annotation: Any) -> list[Any]:
