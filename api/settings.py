@@ -254,6 +254,15 @@ class Settings(BaseSettings):
         """Note where the settings were read."""
         self._source = source
 
+    def load_arguments(self) -> dict[str, Any]:
+        """What `Transcriber.load` and `TextGenerator.load` take alike."""
+        names = ("device", "dtype", "draft_dtype", "quantize", "engine", "gamma")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "batch": self.batch_size,
+            "network": not self.local_files_only,
+        }
+
     @property
     def model_name(self) -> str:
         """The name of the model for clients."""

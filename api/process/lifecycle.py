@@ -14,14 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from ..settings import Settings
 from .models import Failure
 
-State = Literal["loading", "ready", "draining", "stopped", "broken", "failed"]
-"""`draining` begins at the signal, before work is refused; `broken` is an engine that hangs, `failed` one
-that could not be loaded or has ended: then the process ends."""
+State = Literal["off", "loading", "ready", "draining", "stopped", "broken", "failed"]
+"""`off` is a model that the settings do not name. `draining` begins at the signal, before work is refused;
+`broken` is an engine that hangs, `failed` one that could not be loaded or has ended: the process ends."""
 
 STALLED = 70
 """The exit status of a process whose model hangs (EX_SOFTWARE of sysexits.h)."""
@@ -29,12 +29,37 @@ STALLED = 70
 log = logging.getLogger("forescribe.api")
 
 
-class Lifecycle:
-    """The state, the announcement of the end, draining, and the callbacks on the way."""
+class Engine:
+    """A model that runs rounds in its own thread."""
+
+    def __init__(self) -> None:
+        self.state: State = "loading"
+        self.failed: Callable[[Failure], None] = lambda failure: None
+        """Called on the model's thread with the reason why the process has to end."""
+        self.joined: Callable[[], None] = lambda: None
+        """Called before a request's work enters the model."""
+
+    @property
+    def round_s(self) -> float:
+        """Seconds since the current round began; 0 between rounds."""
+        raise NotImplementedError
+
+    def mark_broken(self) -> None:
+        """Accept no more work: the current round will not end."""
+        self.state = "broken"
+
+    def fail(self, failure: Failure) -> None:
+        """The model could not be loaded, or has ended."""
+        self.state = "failed"
+        self.failed(failure)
+
+
+class Lifecycle(Engine):
+    """The engine of a process: the announcement of the end, draining, and the callbacks on the way."""
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__()
         self.settings = settings
-        self.state: State = "loading"
         self.ending: list[Callable[[], None]] = []
         """Called once when the end is announced, each in a separate thread."""
         self.closing: list[Callable[[], None]] = []
@@ -114,17 +139,6 @@ class Watchdog:
                     log.critical('{"event": "engine hangs", "seconds": %.0f}', round_s)
                     self._hung()
                     return
-
-
-class Engine(Protocol):
-    """A model that runs rounds in its own thread."""
-
-    @property
-    def round_s(self) -> float:
-        """Seconds since the current round began; 0 between rounds."""
-
-    def mark_broken(self) -> None:
-        """Accept no more work: the current round will not end."""
 
 
 def exit_hung() -> None:

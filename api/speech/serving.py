@@ -41,7 +41,7 @@ from ..errors import ApiError
 from ..http.errors import CURRENT, report
 from ..metrics import Metrics, watch
 from ..process.lifecycle import Lifecycle
-from ..process.models import Failure, Mailbox, ModelThread, log_engine
+from ..process.models import Mailbox, ModelThread, log_engine
 from ..settings import Settings
 from ..telemetry import traces
 from ..telemetry.tracing import PLACE, Tracing, Value
@@ -87,13 +87,9 @@ class Serving(Lifecycle):
         self.decoders = decoders or Decoders(settings.readers)
         self.speakers = Speakers(load_diarizer, self.decoders)
         self.metrics = Metrics()
-        self.failed: Callable[[Failure], None] = lambda failure: None
-        """Called on the engine's thread with the reason why the process has to end."""
-        self.joined: Callable[[], None] = lambda: None
-        """Called before a request's work enters an engine."""
         self.session: Session | None = None
         self.thread = ModelThread(
-            SPEECH_MODEL, settings.model_name, self._loaded_session, self._run, self._fail
+            SPEECH_MODEL, settings.model_name, self._loaded_session, self._run, self.fail
         )
         watch(
             self.metrics,
@@ -114,14 +110,7 @@ class Serving(Lifecycle):
                 settings.model,
                 settings.draft,
                 language=settings.language,
-                device=settings.device,
-                dtype=settings.dtype,
-                draft_dtype=settings.draft_dtype,
-                quantize=settings.quantize,
-                engine=settings.engine,
-                batch=settings.batch_size,
-                gamma=settings.gamma,
-                network=not settings.local_files_only,
+                **settings.load_arguments(),
             )
             log_engine(
                 SPEECH_MODEL,
@@ -162,15 +151,9 @@ class Serving(Lifecycle):
         if self.session is not None:
             self.session.close()
 
-    # -- for the watchdog -------------------------------------------------------------------------
-
     @property
     def round_s(self) -> float:
-        """Seconds since the current round began; 0 between rounds."""
         return 0.0 if self.session is None else self.session.standing_s
-
-    def mark_broken(self) -> None:
-        self.state = "broken"
 
     # -- on the event loop ------------------------------------------------------------------------
 
@@ -263,10 +246,6 @@ class Serving(Lifecycle):
             self.state = "ready"
             log.info('{"event": "ready"}')
             session.run()
-
-    def _fail(self, failure: Failure) -> None:
-        self.state = "failed"
-        self.failed(failure)
 
 
 class FrontEnd(Serving):

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import out_of_memory
 from forescribe.speculative.errors import RequestError
@@ -25,7 +25,8 @@ from forescribe.speculative.errors import RequestError
 from ..access.limits import Reservation
 from ..errors import ApiError
 from ..metrics import Metrics
-from ..process.models import Failure, Mailbox, ModelThread, log_engine, log_unexpected
+from ..process.lifecycle import Engine
+from ..process.models import Mailbox, ModelThread, log_engine, log_unexpected
 from ..settings import Settings
 
 if TYPE_CHECKING:
@@ -33,27 +34,22 @@ if TYPE_CHECKING:
     from forescribe.text.streaming import Event, Options
 
 
-State = Literal["off", "loading", "ready", "stopped", "broken", "failed"]
-
 TEXT_MODEL = "the text model"
 """What log lines call it."""
 
 log = logging.getLogger("forescribe.api")
 
 
-class TextServing:
+class TextServing(Engine):
     """One generator, one thread. Off if the settings name no text model."""
 
     def __init__(self, settings: Settings, load: Callable[[], TextGenerator] | None) -> None:
+        super().__init__()
         self.settings = settings
-        self.state: State = "off" if load is None else "loading"
-        self.failed: Callable[[Failure], None] = lambda failure: None
-        """Called on the model's thread with the reason why the process has to end."""
-        self.joined: Callable[[], None] = lambda: None
-        """Called before a request's work enters the generator."""
+        self.state = "off" if load is None else "loading"
         self.generator: TextGenerator | None = None
         self.thread = ModelThread(
-            TEXT_MODEL, str(settings.text_model), load or _no_model, self._run, self._fail
+            TEXT_MODEL, str(settings.text_model), load or _no_model, self._run, self.fail
         )
         if load is None:
             self.thread.loaded.set()
@@ -78,15 +74,8 @@ class TextServing:
             generator = TextGenerator.load(
                 pair.target,
                 pair.draft,
-                device=settings.device,
-                dtype=settings.dtype,
-                draft_dtype=settings.draft_dtype,
-                quantize=settings.quantize,
-                engine=settings.engine,
-                batch=settings.batch_size,
-                gamma=settings.gamma,
                 context=settings.text_context,
-                network=not settings.local_files_only,
+                **settings.load_arguments(),
             )
             log_engine(
                 TEXT_MODEL,
@@ -123,16 +112,10 @@ class TextServing:
             await asyncio.to_thread(self.thread.join)
         self.state = "stopped"
 
-    # -- for the watchdog -------------------------------------------------------------------------
-
     @property
     def round_s(self) -> float:
-        """Seconds since the current round began; 0 between rounds."""
         began_s = self._round_began_s
         return 0.0 if began_s is None else time.monotonic() - began_s
-
-    def mark_broken(self) -> None:
-        self.state = "broken"
 
     # -- on the event loop ------------------------------------------------------------------------
 
@@ -185,10 +168,6 @@ class TextServing:
                 pass
         finally:
             self._fail_unfinished()
-
-    def _fail(self, failure: Failure) -> None:
-        self.state = "failed"
-        self.failed(failure)
 
     def _step(self, generator: TextGenerator) -> bool:
         """Start and cancel requests, run a round, and pass on its events. False at the end."""
