@@ -15,7 +15,6 @@ cannot move the offset any more.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import secrets
 import threading
@@ -28,7 +27,7 @@ import sqlalchemy as sa
 from ..errors import ApiError
 from ..jobs.database import database_time
 from ..jobs.tables import UPLOADS, WORKERS
-from .tus import ID, PIECE, OpenUploads, Upload, UploadLimits
+from .tus import ID, PIECE, OpenUploads, Upload, UploadLimits, UploadPart, UploadStore
 
 if TYPE_CHECKING:
     from ..jobs.blobs import BlobDraft
@@ -42,7 +41,7 @@ ROLE = "piece"
 """Of the references from an upload to its objects."""
 
 
-class SharedUploads:
+class SharedUploads(UploadStore):
     """The uploads of all replicas, in one database and one blob store.
 
     Args:
@@ -53,80 +52,15 @@ class SharedUploads:
         self.store, self.executor, self.limits = store, executor, limits
         self._writing: set[str] = set()  # tokens of this process's requests
 
-    def create(
-        self, owner: str, length: int, label: str | None = None, *, client: str = ""
-    ) -> Upload:
-        """Create an empty upload, which counts for the client, by default for the owner. Raises ApiError
-        `empty_file`, `file_too_large`, `rate_limited` if the client has too many; OutputError."""
-        self.limits.check_length(length)
-        client = client or owner
-        upload = Upload(f"up_{secrets.token_hex(16)}", owner, length, label, 0, client)
-        with self.store.transaction() as tx:
-            self.limits.check_open(_open_of(tx, client), length)
-            row = {"id": upload.id, "tenant": owner, "length": length, "label": label}
-            row["client"] = client
-            now = database_time(tx)
-            tx.execute(sa.insert(UPLOADS).values(**row, offset=0, pieces=0, touched_at=now))
-        return upload
-
     def get(self, id: str, owner: str) -> Upload:
-        """Raises ApiError `not_found`, also for uploads of another owner."""
         row = self._row(id, owner)
         return Upload(id, row.tenant, row.length, row.label, row.offset, row.client or "")
-
-    @contextmanager
-    def appending(self, id: str, owner: str, offset: int) -> Iterator[SharedPart]:
-        """Continue an upload at its offset. Everything written is stored at the end of the block, also if it
-        raises.
-
-        Raises ApiError: `not_found`, `locked` if another request writes to it, `conflict` if the offset
-        differs; StorageError, OutputError.
-        """
-        with self._locked(id, owner) as token:
-            upload = self.get(id, owner)
-            if offset != upload.offset:
-                raise ApiError("conflict", f"the upload is at {upload.offset}, not at {offset}")
-            part = SharedPart(self.store, upload, token)
-            try:
-                yield part
-            finally:
-                try:
-                    part.sync()
-                finally:
-                    part.discard()
-
-    @contextmanager
-    def whole(self, id: str, owner: str) -> Iterator[BinaryIO]:
-        """The bytes of a complete upload, locked. Raises ApiError: `not_found`, `locked`, `conflict` if it is
-        not complete."""
-        with self._locked(id, owner):
-            upload = self.get(id, owner)
-            if not upload.complete:
-                text = f"the upload has {upload.offset} of {upload.length} bytes"
-                raise ApiError("conflict", text)
-            names = self.store.references.get_all(id, ROLE)
-            with io.BufferedReader(_Joined(self.store, names), PIECE) as file:
-                yield cast(BinaryIO, file)
-
-    def digest(self, id: str, owner: str) -> bytes:
-        """SHA-256 of a complete upload, of the bytes that are stored. Raises as `whole` does."""
-        with self.whole(id, owner) as file:
-            sha256 = hashlib.sha256()
-            while piece := file.read(PIECE):
-                sha256.update(piece)
-            return sha256.digest()
-
-    def delete(self, id: str, owner: str) -> None:
-        """Delete an upload. Raises ApiError: `not_found`, `locked`."""
-        with self._locked(id, owner):
-            self._remove(id)
 
     def recover(self) -> None:
         """Nothing to do: what is stored is what the rows say."""
 
     def expire(self, older_s: float) -> None:
-        """Remove uploads that were not written to for `older_s` seconds, and end the locks of requests whose
-        end could not be recorded."""
+        """Also ends the locks of requests whose end could not be recorded."""
         with self.store.transaction() as tx:
             mine = (UPLOADS.c.executor == self.executor) & UPLOADS.c.token.not_in(self._writing)
             tx.execute(sa.update(UPLOADS).where(mine).values(executor=None, token=None))
@@ -136,6 +70,24 @@ class SharedUploads:
         for row in expired:
             with suppress(ApiError):  # written to, or removed by another process
                 self.delete(row.id, row.tenant)
+
+    def _insert(self, upload: Upload) -> None:
+        client = upload.counted_for
+        row = {"id": upload.id, "tenant": upload.tenant, "length": upload.length}
+        row |= {"label": upload.label, "client": client}
+        with self.store.transaction() as tx:
+            self.limits.check_open(_open_of(tx, client), upload.length)
+            now = database_time(tx)
+            tx.execute(sa.insert(UPLOADS).values(**row, offset=0, pieces=0, touched_at=now))
+
+    def _writer(self, upload: Upload, lock: str) -> UploadPart:
+        return SharedPart(upload, self.store, lock)
+
+    @contextmanager
+    def _reader(self, id: str, lock: str) -> Iterator[BinaryIO]:
+        names = self.store.references.get_all(id, ROLE)
+        with io.BufferedReader(_Joined(self.store, names), PIECE) as file:
+            yield cast(BinaryIO, file)
 
     def _row(self, id: str, owner: str) -> sa.Row[tuple[object, ...]]:
         if ID.fullmatch(id):
@@ -192,23 +144,23 @@ def _open_of(tx: sa.Connection, client: str) -> OpenUploads:
     return OpenUploads(count, int(size))
 
 
-class SharedPart:
-    """An upload while it is written."""
+class SharedPart(UploadPart):
+    """`token` is that of the lock."""
 
-    def __init__(self, store: Store, upload: Upload, token: str) -> None:
-        self.offset, self.length = upload.offset, upload.length
+    def __init__(self, upload: Upload, store: Store, token: str) -> None:
+        super().__init__(upload)
         self._store, self._id, self._token = store, upload.id, token
         self._stored = upload.offset
         self._piece: BlobDraft | None = None
         self._lock = threading.RLock()  # a cancelled request may still write when its block ends
 
-    def write(self, data: bytes) -> None:
-        """Append bytes. Raises ApiError `file_too_large` for data beyond the declared length, none of which
-        is kept; OutputError, StorageError."""
-        if self.offset + len(data) > self.length:
-            text = f"the body goes beyond the {self.length} bytes declared"
-            raise ApiError("file_too_large", text)
-        rest = memoryview(data)
+    def close(self) -> None:
+        try:
+            self.sync()
+        finally:
+            self.discard()
+
+    def _append(self, rest: memoryview) -> None:
         with self._lock:
             while rest:
                 if self._piece is None:
@@ -220,8 +172,7 @@ class SharedPart:
                     self.sync()
 
     def sync(self) -> None:
-        """Store everything, and record it. Raises OutputError, StorageError; ApiError `conflict` if the
-        upload was continued by another request or deleted."""
+        """Raises ApiError `conflict` too, if the upload was continued by another request or deleted."""
         with self._lock:
             piece = self._piece
             if piece is None:

@@ -5,7 +5,7 @@
         part.write(b"...")
     with uploads.whole(upload.id, "team") as file: ...
 
-`UploadStore` is the interface: `Uploads` keeps them in a folder, `api.uploads.shared` for all replicas. In a
+`UploadStore` has the rules: `Uploads` keeps them in a folder, `api.uploads.shared` for all replicas. In a
 folder the offset is the size of the part file and is not stored elsewhere. The length that is known to be on
 disk is recorded as it grows; bytes beyond it are cut off at the next start, because a failing disk or power
 loss may have lost them.
@@ -24,11 +24,12 @@ import os
 import re
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from ..errors import ApiError
 from ..jobs.blobs import disk_errors
@@ -46,14 +47,11 @@ RETRY_S = 60
 """When a client with too many uploads had better try again: others of its uploads may be jobs by then."""
 
 
-class Uploads:
-    """The uploads in a folder: `<id>.part` holds the bytes, `<id>.json` their description, `<id>.synced`
-    the number of bytes that are known to be on disk. Several processes may use the folder."""
+class UploadStore(ABC):
+    """Uploads by id and owner. The methods raise ApiError `not_found` for uploads of others too, `locked`
+    while another request uses the upload, `conflict` for a wrong offset or an incomplete one."""
 
-    def __init__(
-        self, folder: Path, limits: UploadLimits, clock: Callable[[], float] = time.time
-    ) -> None:
-        self.folder, self.limits, self.clock = folder, limits, clock
+    limits: UploadLimits
 
     def create(
         self, owner: str, length: int, label: str | None = None, *, client: str = ""
@@ -63,72 +61,117 @@ class Uploads:
         self.limits.check_length(length)
         client = "" if client == owner else client
         upload = Upload(f"up_{secrets.token_hex(16)}", owner, length, label, 0, client)
-        record = {k: v for k, v in asdict(upload).items() if k not in ("id", "offset")}
-        with disk_errors():
-            self.folder.mkdir(parents=True, exist_ok=True)
-        with self._creating():
-            self.limits.check_open(self._open_of(client or owner), length)
-            with disk_errors():
-                self._part(upload.id).touch(0o600)
-                path = self._description(upload.id)
-                path.with_suffix(".new").write_text(json.dumps(record))
-                os.replace(path.with_suffix(".new"), path)  # from here on it exists
+        self._insert(upload)
         return upload
 
-    def get(self, id: str, owner: str) -> Upload:
-        """Raises ApiError `not_found`, also for uploads of another owner."""
-        if ID.fullmatch(id):
-            with suppress(FileNotFoundError):
-                record = json.loads(self._description(id).read_text())
-                if record["tenant"] == owner:
-                    return Upload(id=id, offset=self._part(id).stat().st_size, **record)
-        raise ApiError("not_found", "there is no such upload")
-
     @contextmanager
-    def appending(self, id: str, owner: str, offset: int) -> Iterator[Part]:
-        """Continue an upload at its offset. Everything written is on disk at the end of the block, also if
-        it raises.
-
-        Raises ApiError: `not_found`, `locked` if another request writes to it, `conflict` if the offset
-        differs.
-        """
-        self.get(id, owner)
-        with self._locked(id) as file:
+    def appending(self, id: str, owner: str, offset: int) -> Iterator[UploadPart]:
+        """Continue an upload at its offset. Everything written is kept at the end of the block, also if it
+        raises. Raises OutputError, StorageError."""
+        with self._locked(id, owner) as lock:
             upload = self.get(id, owner)
             if offset != upload.offset:
                 raise ApiError("conflict", f"the upload is at {upload.offset}, not at {offset}")
-            part = Part(file, upload, self._synced(id))
+            part = self._writer(upload, lock)
             try:
                 yield part
             finally:
-                part.sync()
+                part.close()
 
     @contextmanager
     def whole(self, id: str, owner: str) -> Iterator[BinaryIO]:
-        """The file of a complete upload, locked. Raises ApiError: `not_found`, `locked`, `conflict` if it
-        is not complete."""
-        self.get(id, owner)
-        with self._locked(id) as file:
+        """The bytes of a complete upload, locked."""
+        with self._locked(id, owner) as lock:
             upload = self.get(id, owner)
             if not upload.complete:
                 text = f"the upload has {upload.offset} of {upload.length} bytes"
                 raise ApiError("conflict", text)
-            yield file
+            with self._reader(id, lock) as file:
+                yield file
 
     def digest(self, id: str, owner: str) -> bytes:
-        """SHA-256 of a complete upload. Raises as `whole` does."""
+        """SHA-256 of a complete upload, of the bytes that are stored."""
         with self.whole(id, owner) as file:
-            file.seek(0)
             sha256 = hashlib.sha256()
             while piece := file.read(PIECE):
                 sha256.update(piece)
             return sha256.digest()
 
     def delete(self, id: str, owner: str) -> None:
-        """Delete an upload. Raises ApiError: `not_found`, `locked`."""
-        self.get(id, owner)
-        with self._locked(id):
+        with self._locked(id, owner):
             self._remove(id)
+
+    @abstractmethod
+    def get(self, id: str, owner: str) -> Upload: ...
+
+    @abstractmethod
+    def recover(self) -> None:
+        """Make the uploads consistent at the start of a process."""
+
+    @abstractmethod
+    def expire(self, older_s: float) -> None:
+        """Remove uploads that were not written to for `older_s` seconds."""
+
+    @abstractmethod
+    def _insert(self, upload: Upload) -> None:
+        """Keep a new upload, unless its client has too many."""
+
+    @abstractmethod
+    def _locked(self, id: str, owner: str) -> AbstractContextManager[Any]:
+        """Lock an upload for a block; yields what `_writer` and `_reader` need of it."""
+
+    @abstractmethod
+    def _writer(self, upload: Upload, lock: Any) -> UploadPart: ...
+
+    @abstractmethod
+    def _reader(self, id: str, lock: Any) -> AbstractContextManager[BinaryIO]: ...
+
+    @abstractmethod
+    def _remove(self, id: str) -> None: ...
+
+
+class UploadPart(ABC):
+    """An upload while it is written; `length` is that of the whole upload."""
+
+    def __init__(self, upload: Upload) -> None:
+        self.offset, self.length = upload.offset, upload.length
+
+    def write(self, data: bytes) -> None:
+        """Append bytes. Raises ApiError `file_too_large` for data beyond the declared length, none of which
+        is kept; OutputError, StorageError."""
+        if self.offset + len(data) > self.length:
+            text = f"the body goes beyond the {self.length} bytes declared"
+            raise ApiError("file_too_large", text)
+        self._append(memoryview(data))
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Make durable what was written, and record it. Raises OutputError, StorageError."""
+
+    def close(self) -> None:
+        """After the last byte of a request."""
+        self.sync()
+
+    @abstractmethod
+    def _append(self, rest: memoryview) -> None: ...
+
+
+class Uploads(UploadStore):
+    """The uploads in a folder: `<id>.part` holds the bytes, `<id>.json` their description, `<id>.synced`
+    the number of bytes that are known to be on disk. Several processes may use the folder."""
+
+    def __init__(
+        self, folder: Path, limits: UploadLimits, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.folder, self.limits, self.clock = folder, limits, clock
+
+    def get(self, id: str, owner: str) -> Upload:
+        if ID.fullmatch(id):
+            with suppress(FileNotFoundError):
+                record = json.loads(self._description(id).read_text())
+                if record["tenant"] == owner:
+                    return Upload(id=id, offset=self._part(id).stat().st_size, **record)
+        raise ApiError("not_found", "there is no such upload")
 
     def recover(self) -> None:
         """Cut off bytes that may not be on disk. Call it once at the start."""
@@ -145,13 +188,25 @@ class Uploads:
         for path in self._all():
             with suppress(FileNotFoundError, ApiError):
                 if max(path.stat().st_mtime, self._part(path.stem).stat().st_mtime) < oldest:
-                    with self._locked(path.stem):
+                    with self._lock(path.stem):
                         self._remove(path.stem)
         for part in self.folder.glob("up_*.part"):  # a process was killed between its two files
             with suppress(FileNotFoundError):
                 orphan = not self._description(part.stem).exists()
                 if orphan and part.stat().st_mtime < oldest:
                     part.unlink()
+
+    def _insert(self, upload: Upload) -> None:
+        record = {k: v for k, v in asdict(upload).items() if k not in ("id", "offset")}
+        with disk_errors():
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with self._creating():
+            self.limits.check_open(self._open_of(upload.counted_for), upload.length)
+            with disk_errors():
+                self._part(upload.id).touch(0o600)
+                path = self._description(upload.id)
+                path.with_suffix(".new").write_text(json.dumps(record))
+                os.replace(path.with_suffix(".new"), path)  # from here on it exists
 
     @contextmanager
     def _creating(self) -> Iterator[None]:
@@ -182,7 +237,13 @@ class Uploads:
             path.unlink(missing_ok=True)
 
     @contextmanager
-    def _locked(self, id: str) -> Iterator[BinaryIO]:
+    def _locked(self, id: str, owner: str) -> Iterator[BinaryIO]:
+        self.get(id, owner)
+        with self._lock(id) as file:
+            yield file
+
+    @contextmanager
+    def _lock(self, id: str) -> Iterator[BinaryIO]:
         try:
             file = self._part(id).open("r+b")
         except FileNotFoundError as error:
@@ -194,6 +255,12 @@ class Uploads:
                 raise ApiError("locked", "another request is writing to this upload") from error
             yield file
 
+    def _writer(self, upload: Upload, lock: BinaryIO) -> UploadPart:
+        return _FilePart(upload, lock, self._synced(upload.id))
+
+    def _reader(self, id: str, lock: BinaryIO) -> AbstractContextManager[BinaryIO]:
+        return nullcontext(lock)
+
     def _part(self, id: str) -> Path:
         return self.folder / f"{id}.part"
 
@@ -204,20 +271,13 @@ class Uploads:
         return self.folder / f"{id}.synced"
 
 
-class Part:
-    """An upload while it is written."""
-
-    def __init__(self, file: BinaryIO, upload: Upload, synced: Path) -> None:
-        self.offset, self.length = upload.offset, upload.length
+class _FilePart(UploadPart):
+    def __init__(self, upload: Upload, file: BinaryIO, synced: Path) -> None:
+        super().__init__(upload)
         self._file, self._synced, self._durable = file, synced, upload.offset
 
-    def write(self, data: bytes) -> None:
-        """Append bytes. Raises ApiError `file_too_large` for data beyond the declared length, none of which
-        is kept; OutputError."""
-        if self.offset + len(data) > self.length:
-            text = f"the body goes beyond the {self.length} bytes declared"
-            raise ApiError("file_too_large", text)
-        rest, at = memoryview(data), self.offset
+    def _append(self, rest: memoryview) -> None:
+        at = self.offset
         with disk_errors():
             while rest:
                 count = os.pwrite(self._file.fileno(), rest, at)
@@ -227,7 +287,6 @@ class Part:
             self.sync()
 
     def sync(self) -> None:
-        """Write everything to disk, and record it. Raises OutputError."""
         if self.offset == self._durable and self._synced.is_file():
             return
         with disk_errors():
@@ -250,52 +309,13 @@ class Upload:
     client: str = ""  # for whom it counts; empty: the owner
 
     @property
+    def counted_for(self) -> str:
+        """The client whose limits it counts against."""
+        return self.client or self.tenant
+
+    @property
     def complete(self) -> bool:
         return self.offset == self.length
-
-
-class UploadStore(Protocol):
-    """Uploads by id and owner. The methods raise ApiError `not_found` for uploads of others too, `locked`
-    while another request uses the upload, `conflict` for a wrong offset or an incomplete one."""
-
-    limits: UploadLimits
-
-    def create(
-        self, owner: str, length: int, label: str | None = None, *, client: str = ""
-    ) -> Upload:
-        """Create an empty upload, which counts for the client, by default for the owner. Raises ApiError
-        `empty_file`, `file_too_large`, `rate_limited` if the client has too many; OutputError."""
-
-    def get(self, id: str, owner: str) -> Upload: ...
-
-    def appending(self, id: str, owner: str, offset: int) -> AbstractContextManager[UploadPart]: ...
-
-    def whole(self, id: str, owner: str) -> AbstractContextManager[BinaryIO]:
-        """The bytes of a complete upload."""
-
-    def digest(self, id: str, owner: str) -> bytes:
-        """SHA-256 of a complete upload."""
-
-    def delete(self, id: str, owner: str) -> None: ...
-
-    def recover(self) -> None:
-        """Make the uploads consistent at the start of a process."""
-
-    def expire(self, older_s: float) -> None:
-        """Remove uploads that were not written to for `older_s` seconds."""
-
-
-class UploadPart(Protocol):
-    """An upload while it is written."""
-
-    length: int
-    """Bytes of the whole upload."""
-
-    def write(self, data: bytes) -> None:
-        """Append bytes. Raises ApiError `file_too_large` for data beyond the length."""
-
-    def sync(self) -> None:
-        """Make durable what was written."""
 
 
 @dataclass(frozen=True)
