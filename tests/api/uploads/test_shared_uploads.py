@@ -80,27 +80,6 @@ def test_pieces_go_to_any_replica_and_make_one_file(replicas) -> None:
     assert not list(one.store.blobs.names())
 
 
-def test_the_rules_are_those_of_one_machine(replicas) -> None:
-    one, two = replicas
-    id = one.uploads.create("team", 20).id
-    assert status(one.uploads.create, "team", 1001) == 413
-    assert status(two.uploads.get, id, "") == 404  # another key's
-    assert status(two.uploads.get, "up_../../x", "team") == 404
-    with one.uploads.appending(id, "team", 0) as part:
-        part.write(b"12345")
-        for replica in replicas:  # one writer at a time, wherever it is
-            for act in ("appending", "whole"):
-                arguments = (id, "team", 5) if act == "appending" else (id, "team")
-                assert status(getattr(replica.uploads, act)(*arguments).__enter__) == 423
-            assert status(replica.uploads.delete, id, "team") == 423
-        with pytest.raises(ApiError) as caught:
-            part.write(b"x" * 16)
-        assert caught.value.status == 413 and part.offset == 5
-    assert status(two.uploads.appending(id, "team", 3).__enter__) == 409
-    assert status(two.uploads.whole(id, "team").__enter__) == 409
-    assert two.uploads.get(id, "team").offset == 5
-
-
 def test_a_large_body_is_stored_while_it_arrives(replicas) -> None:
     one, two = replicas
     id = one.uploads.create("", 100).id

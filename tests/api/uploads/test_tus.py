@@ -204,22 +204,6 @@ def test_a_key_is_looked_at_on_every_verb_before_a_byte_is_kept(
         assert part.stat().st_size == 0
 
 
-def test_one_writer_at_a_time(tmp_path) -> None:
-    uploads = Uploads(tmp_path, LIMITS)
-    id = uploads.create("", 10).id
-    with uploads.appending(id, "", 0) as part:
-        part.write(b"123")
-        for act in (
-            lambda: uploads.appending(id, "", 3).__enter__(),
-            lambda: uploads.delete(id, ""),
-            lambda: uploads.whole(id, "").__enter__(),
-        ):
-            with pytest.raises(ApiError) as caught:
-                act()
-            assert caught.value.status == 423
-    assert uploads.get(id, "").offset == 3
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(
     pieces=st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=12).filter(

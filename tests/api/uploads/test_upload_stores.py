@@ -1,4 +1,4 @@
-"""What one client may have open: so many resumable uploads, of so many bytes together."""
+"""The contract of both stores of uploads: one writer, offsets, owners, and what a client may have open."""
 
 from __future__ import annotations
 
@@ -46,6 +46,47 @@ def refused(act: Callable[[], object]) -> ApiError:
     with pytest.raises(ApiError) as caught:
         act()
     return caught.value
+
+
+def test_one_writer_at_a_time_wherever_it_is(opened) -> None:
+    stores = opened(), opened()
+    id = stores[0].create("team", 20).id
+    with stores[0].appending(id, "team", 0) as part:
+        part.write(b"12345")
+        for store in stores:
+            for act in (
+                lambda: store.appending(id, "team", 5).__enter__(),  # noqa: B023
+                lambda: store.whole(id, "team").__enter__(),  # noqa: B023
+                lambda: store.delete(id, "team"),  # noqa: B023
+            ):
+                assert refused(act).status == 423
+    assert stores[1].get(id, "team").offset == 5
+    stores[1].delete(id, "team")
+
+
+def test_nothing_is_kept_beyond_the_length_or_at_another_offset(opened) -> None:
+    one, two = opened(), opened()
+    id = one.create("team", 20).id
+    with one.appending(id, "team", 0) as part:
+        part.write(b"12345")
+        assert refused(lambda: part.write(b"x" * 16)).status == 413 and part.offset == 5
+    assert refused(lambda: two.appending(id, "team", 3).__enter__()).status == 409
+    assert refused(lambda: two.whole(id, "team").__enter__()).status == 409
+    assert two.get(id, "team").offset == 5
+
+
+@pytest.mark.parametrize(("id", "owner"), [("", "press"), ("up_../../x", "team")])
+def test_an_upload_is_there_for_its_owner_only(opened, id, owner) -> None:
+    store = opened()
+    id = id or store.create("team", 20).id
+    for act in (
+        lambda: store.get(id, owner),
+        lambda: store.appending(id, owner, 0).__enter__(),
+        lambda: store.whole(id, owner).__enter__(),
+        lambda: store.digest(id, owner),
+        lambda: store.delete(id, owner),
+    ):
+        assert refused(act).status == 404
 
 
 def test_a_client_has_so_many_open_uploads_in_all_processes(opened) -> None:
