@@ -1,5 +1,5 @@
-"""Benchmarks that need the repository: its samples and training code. See README.md.
+"""Benchmarks: programs of the repository, with its samples and training code. See README.md.
 
-These are programs, not a library; only tests import them. Benchmarks for users' own models are the
-command `forescribe bench`, in `forescribe/bench`. May import `training`, but not the other way round.
+These are programs, not a library; only tests import them, and no wheel has them. May import `training`, but
+not the other way round.
 """

@@ -1,7 +1,7 @@
 """CTranslate2, which faster-whisper runs on, with the constructed weights in int8.
 
 The weights go from memory into CTranslate2's format by its own converter for Whisper. Knows the library;
-imported by name, as it has no types and is only in the extra `bench`.
+imported by name, as it has no types and is only in the group `bench`.
 """
 
 from __future__ import annotations

@@ -17,19 +17,20 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.provenance import ROOT, record
+from benchmarks.provenance import ROOT, layout, record
+from benchmarks.rows import normalise
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Word, samples_at
-from forescribe.bench.provenance import layout
 from forescribe.diarize.attribution import assign_speakers, attribute_speakers
 from forescribe.diarize.diarizer import Bounds, Diarizer
 from forescribe.diarize.engines.registry import AUTO, load
@@ -37,10 +38,8 @@ from forescribe.diarize.turns import Turns, read_rttm
 from training.speakers.mixtures import mixtures, usable
 from training.speakers.turn_errors import (
     Errors,
-    attributed_errors,
     turn_errors,
     wrong_words,
-    wrong_written_words,
 )
 
 RATE = 16_000
@@ -238,6 +237,80 @@ def writer(model: str, device: str) -> Callable[[Path], Transcript]:
         return outcome.transcript
 
     return write
+
+
+def wrong_written_words(reference: Sequence[Word], written: Sequence[Word]) -> tuple[int, int]:
+    """Return (words with the wrong speaker, words compared).
+
+    Compares the words of a transcript that are aligned with a reference word, correct or substituted;
+    insertions and deletions have no speaker to compare. The first over the second is the word
+    diarization error rate. Both lists are in order of time.
+    """
+    import jiwer
+
+    truth, answer = _plain(reference), _plain(written)
+    if not truth or not answer:
+        return 0, 0
+    found = jiwer.process_words(
+        " ".join(text for text, _ in truth), " ".join(text for text, _ in answer)
+    )
+    pairs = [
+        (chunk.ref_start_idx + n, chunk.hyp_start_idx + n)
+        for chunk in found.alignments[0]
+        if chunk.type in ("equal", "substitute")
+        for n in range(chunk.ref_end_idx - chunk.ref_start_idx)
+    ]
+    said = [truth[place][1] for place, _ in pairs]
+    return wrong_words(said, [answer[place][1].speaker for _, place in pairs]), len(pairs)
+
+
+def _plain(words: Sequence[Word]) -> list[tuple[str, Word]]:
+    """Normalised words; a word may become several: "12-inch" becomes two."""
+    return [(text, word) for word in words for text in normalise(word.text).split()]
+
+
+def attributed_errors(
+    recordings: Mapping[str, tuple[Sequence[Word], Sequence[Word]]], collar: float = 5.0
+) -> dict[str, float]:
+    """Return cpWER, tcpWER (collar in seconds) and ORC-WER of pairs of reference and transcript.
+
+    cpWER minus ORC-WER is the share of errors due to speakers. Needs meeteval.
+    """
+    import meeteval
+
+    truth = _listed({name: said for name, (said, _) in recordings.items()})
+    answer = _listed({name: written for name, (_, written) in recordings.items()})
+    wer = meeteval.wer
+    return {
+        "cpwer": _rate(wer.cpwer(truth, answer)),
+        "tcpwer": _rate(wer.tcpwer(truth, answer, collar=collar)),
+        "orcwer": _rate(wer.orcwer(truth, answer)),
+    }
+
+
+def _listed(recordings: Mapping[str, Sequence[Word]]) -> Any:
+    from meeteval.io import SegLST
+
+    return SegLST(
+        [
+            {
+                "session_id": name,
+                "speaker": word.speaker or "nobody",
+                "words": normalise(word.text),
+                "start_time": word.start,
+                "end_time": max(word.end, word.start + 0.001),
+            }
+            for name, words in recordings.items()
+            for word in words
+            if normalise(word.text)
+        ]
+    )
+
+
+def _rate(sessions: Any) -> float:
+    """Errors over words, pooled over recordings."""
+    length = sum(one.length for one in sessions.values())
+    return float(sum(one.errors for one in sessions.values()) / length)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

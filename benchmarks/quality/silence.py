@@ -22,11 +22,11 @@ import soundfile
 import torch
 
 from benchmarks import provenance
+from benchmarks.provenance import layout
 from benchmarks.quality import sounds
 from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ForescribeError
-from forescribe.bench.provenance import layout
 
 SETTINGS = {
     "default": Options(language="en"),

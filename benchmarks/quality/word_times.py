@@ -23,9 +23,9 @@ import soundfile
 import torch
 
 from benchmarks import provenance
+from benchmarks.provenance import layout
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ForescribeError
-from forescribe.bench.provenance import layout
 from training.sentences import meeting
 from training.sentences.held_out import held_out, read_lines
 from training.speech.timed_speech import TimedSpeech, lay, speak_timed

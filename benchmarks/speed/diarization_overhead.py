@@ -19,10 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.provenance import record
+from benchmarks.provenance import layout, record
 from forescribe.asr.decode.options import Options, Outcome
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.bench.provenance import layout
 from forescribe.diarize.engines.registry import AUTO, load
 from forescribe.diarize.transcribers import DiarizingTranscriber, SpeakerOnlyTranscriber
 

@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 
 from benchmarks import provenance
+from benchmarks.provenance import layout
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import resolve
-from forescribe.bench.provenance import layout
 from forescribe.speculative.device import choose
 
 SLOWER = 1.05

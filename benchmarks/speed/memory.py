@@ -28,7 +28,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from benchmarks import provenance
-from forescribe.bench.provenance import layout
+from benchmarks.provenance import layout
 
 RATE = 16_000
 CYCLE_S = 600

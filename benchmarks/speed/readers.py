@@ -30,13 +30,13 @@ from av import AudioStream
 from numpy.typing import NDArray
 
 from benchmarks import provenance
+from benchmarks.provenance import layout
 from forescribe.asr.audio.fork_server import Cutting
 from forescribe.asr.audio.reading import Recording, open_audio, read_audio
 from forescribe.asr.segment.cut_plan import Plan, planned_windows
 from forescribe.asr.segment.vad import SileroDetector
 from forescribe.asr.segment.windows import cut
 from forescribe.asr.sessions.readers import ReaderPool
-from forescribe.bench.provenance import layout
 
 CODECS = {
     "flac": ("flac", 16_000, "s16"),

@@ -39,12 +39,12 @@ import numpy as np
 import soundfile
 
 from benchmarks import provenance
+from benchmarks.provenance import layout
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
-from forescribe.bench.provenance import layout
 
 LENGTHS_S = (2.0, 4.0, 7.0, 12.0, 20.0, 29.0, 45.0, 60.0)
 """Lengths of the recordings, in turn. Most are one window long, some two or three."""

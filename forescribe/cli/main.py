@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,8 +24,6 @@ from forescribe.asr.batch.interrupts import INTERRUPTED, tell_at_the_end
 from forescribe.asr.errors import ForescribeError, UsageError, one_line
 
 from .audit import audit
-from .bench import bench
-from .bench_drafts import drafts
 from .diarize import diarize
 from .distill import distill
 from .drafts import draft_head, prune
@@ -37,6 +36,18 @@ from .transcribe import transcribe
 
 SPIN_COUNT = "3000"
 
+BENCHMARKS = (
+    "bench is a program of the repository: python -m benchmarks.transcribe, .text or .drafts"
+)
+
+CONTEXT = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+    # Both spellings are in use: --output_dir (openai/whisper) and --output-dir.
+    "token_normalize_func": lambda token: token.replace("_", "-"),
+}
+"""What all commands share, in typer's words."""
+
 app = typer.Typer(
     name="forescribe",
     help="Transcribe speech with Whisper. A draft model makes it faster and leaves the words unchanged. "
@@ -44,12 +55,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 100,
-        # Both spellings are in use: --output_dir (openai/whisper) and --output-dir.
-        "token_normalize_func": lambda token: token.replace("_", "-"),
-    },
+    context_settings=CONTEXT,
 )
 
 
@@ -104,8 +110,6 @@ app.command(cls=SectionedCommand)(generate)
 app.command(cls=SectionedCommand)(serve)
 app.command(cls=SectionedCommand)(worker)
 app.command(cls=SectionedCommand)(key)
-bench.command(cls=SectionedCommand)(drafts)
-app.add_typer(bench)
 
 
 def main() -> None:
@@ -114,13 +118,18 @@ def main() -> None:
     `forescribe recording.mp3` means `forescribe transcribe recording.mp3`. Exit codes: 0 success,
     1 some recordings failed, 2 usage, 130 interrupted.
     """
+    limit_spinning()
+    with reported():
+        app(args=with_command(sys.argv[1:]), prog_name="forescribe")
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn exceptions into a line on stderr and an exit code."""
     from forescribe.speculative.errors import SpeculativeError
 
     try:
-        arguments = with_command(sys.argv[1:])
-        if arguments[:1] != ["bench"]:  # which measures every system as it is
-            limit_spinning()
-        app(args=arguments, prog_name="forescribe")
+        yield
     except (ForescribeError, SpeculativeError) as error:
         typer.echo(f"forescribe: {one_line(str(error))}", err=True)
         sys.exit(2)
@@ -144,7 +153,10 @@ def with_command(arguments: list[str]) -> list[str]:
     if not arguments or arguments[0] in {*commands, "-h", "--help", "--version"}:
         return arguments
     meant = get_close_matches(arguments[0].lower(), commands, n=1, cutoff=0.7)
-    if meant and os.sep not in arguments[0] and not os.path.lexists(arguments[0]):
+    is_file = os.sep in arguments[0] or os.path.lexists(arguments[0])
+    if arguments[0] == "bench" and not is_file:
+        raise UsageError(BENCHMARKS)
+    if meant and not is_file:
         raise UsageError(
             f"{arguments[0]!r} is neither a command nor a file: did you mean {meant[0]!r}?"
         )

@@ -27,7 +27,7 @@ def test_every_advice_names_extras_and_groups_that_there_are() -> None:
         call for _, text in _sources() for call in re.findall(r"how_to_install\(([^)]*)\)", text)
     ]
     named = {extra for call in calls for extra in re.findall(r"[\"'](\w+)[\"']", call)}
-    assert named >= {"serve", "s3", "otel", "cluster", "bench", "diarize"}
+    assert named >= {"serve", "s3", "otel", "cluster", "diarize"}
     optional = project[project.index("[project.optional-dependencies]") :]
     assert [
         extra for extra in named if not re.search(rf"^{extra} = \[", optional, re.MULTILINE)

@@ -100,7 +100,6 @@ def test_a_key_is_printed_once_and_its_line_lets_it_in(tmp_path) -> None:
         ({}, ["models"], "3000"),
         ({"GOMP_SPINCOUNT": "7"}, ["models"], "7"),
         ({"OMP_WAIT_POLICY": "passive"}, ["models"], None),
-        ({}, ["bench", "text"], None),
     ],
 )
 def test_helpers_wait_briefly_where_nobody_says_otherwise(monkeypatch, given, arguments, spins):

@@ -3,7 +3,7 @@
     python -m training.speech.make_unseen out/unseen.flac --minutes 11.4
 
 Held-out sentences in held-out voices, six for each voice in turn, with pauses of 0.3 to 1.2 s. Writes the
-FLAC file and the reference text beside it, as `forescribe bench transcribe` expects them. Fixed seed.
+FLAC file and the reference text beside it, as `python -m benchmarks.transcribe` expects them. Fixed seed.
 Needs flite and espeak-ng (Debian packages).
 """
 

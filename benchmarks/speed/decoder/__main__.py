@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import provenance
-from forescribe.bench.provenance import layout
+from benchmarks.provenance import layout
 from forescribe.speculative.models.engines import ModelEngine
 
 from . import forward, rounds

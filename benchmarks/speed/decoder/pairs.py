@@ -36,11 +36,11 @@ class DecoderPair:
 
 def speech_pair() -> DecoderPair:
     """The bundled Whisper pair, on windows of the samples."""
+    from benchmarks.systems.jobs import join, read_clips
     from forescribe.asr.audio.features import LogMel
     from forescribe.asr.decode.rules import whisper_rules
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
-    from forescribe.bench.jobs import join, read_clips
     from forescribe.speculative.models.engines import WHISPER_FORMS as FORMS
     from forescribe.speculative.models.engines import whisper_decoder
 

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from benchmarks.provenance import ROOT
-from benchmarks.quality.diarization import samples, spread
+from benchmarks.quality.diarization import attributed_errors, samples, spread, wrong_written_words
 from forescribe.asr.formats.transcript_parts import Word
 from forescribe.diarize.turns import Turns
 from training.speakers.mixtures import mixtures, speech
 from training.speakers.turn_errors import (
     Errors,
-    attributed_errors,
     turn_errors,
     wrong_words,
-    wrong_written_words,
 )
 
 pytest.importorskip("pyannote.metrics")

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from .jobs import (
+from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
@@ -49,15 +49,15 @@ from .jobs import (
 def build(job: Job) -> System:
     """Load the system of a job. Raises whatever its library raises."""
     if job.system in (OURS, MODULES):
-        from .torch_systems import Ours
+        from benchmarks.systems.speech import Ours
 
         return Ours(job)
     if job.system in (GENERATE, ASSISTED, ASSISTED_DEFAULTS):
-        from .torch_systems import Generate
+        from benchmarks.systems.speech import Generate
 
         return Generate(job)
     if job.system in (SEQUENTIAL, BATCHED):
-        from .faster import FasterWhisper
+        from benchmarks.systems.faster import FasterWhisper
 
         return FasterWhisper(job)
     raise ValueError(f"unknown system {job.system!r}; known: {', '.join(NAMES)}")
@@ -208,7 +208,7 @@ def _spawn(arguments: list[str], out: Path, threads: int) -> Outcome:
     # The search path of this process: `-m` would add the working directory, whose modules may shadow ours.
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        "from forescribe.bench.runs import main; main(*sys.argv[1:])"
+        "from benchmarks.systems.runs import main; main(*sys.argv[1:])"
     )
     command = [sys.executable, "-c", program, *arguments]
     try:

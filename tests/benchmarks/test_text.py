@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import text
+from benchmarks.systems.text import System
+from benchmarks.text import Options, Result, Row
 from forescribe.asr.errors import UsageError
-from forescribe.bench import text
-from forescribe.bench.text import Options, Result, Row
-from forescribe.bench.text_systems import System
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.stats import Stats
 from forescribe.text.presets import Pair
-from tests.bench.command import bench
+from tests.benchmarks.command import bench
 from tests.text.language_models import POSITIONS, write
 
 WRITTEN = [(1, 2, 3), (4,)]
@@ -104,7 +104,7 @@ def test_a_row_that_differs_is_named_and_the_status_is_1(monkeypatch, tmp_path):
         "forescribe draft 3, batch 1, float32: differs from transformers greedy, batch 1, float32"
         in done.stderr
     )
-    assert json.loads((tmp_path / "made.json").read_text()) == {"program": "forescribe"}
+    assert json.loads((tmp_path / "made.json").read_text()) == {"program": "benchmarks.text"}
 
 
 def test_turns_are_watched_for_texts_that_change():

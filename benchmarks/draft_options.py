@@ -1,4 +1,4 @@
-"""`forescribe bench drafts`: drafters beside each other, on recordings or prompts.
+"""`python -m benchmarks.drafts`: drafters beside each other, on recordings or prompts.
 
 Knows the options, where results are printed, and the exit code: 0; 1 if a row's tokens are not those of
 plain decoding; 2 if nothing could be measured.
@@ -13,13 +13,9 @@ from typing import Any
 
 import typer
 
-from forescribe.asr.errors import UsageError
-
-from ..bench.provenance import INSTALL, Sink, missing
-from .bench import (
+from benchmarks.options import (
     DRAFT_DTYPES,
     DTYPES,
-    PROGRAM,
     BenchOptions,
     BenchTextOptions,
     BenchTranscribeOptions,
@@ -27,8 +23,10 @@ from .bench import (
     parse_dtypes,
     parse_numbers,
 )
-from .option_records import MODEL, PERFORMANCE, arg, like, opt, takes
-from .options import AUTO, LoadOptions
+from benchmarks.provenance import INSTALL, Sink, missing
+from forescribe.asr.errors import UsageError
+from forescribe.cli.option_records import MODEL, PERFORMANCE, arg, like, opt, takes
+from forescribe.cli.options import AUTO, LoadOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +128,8 @@ def drafts(**values: Any) -> None:
     package = missing("jiwer") if options.audio else None
     if package is not None:
         raise UsageError(f"bench drafts needs {package}: {INSTALL}")
-    from ..bench import drafts
-    from ..bench.draft_rows import Options
+    from benchmarks import drafts
+    from benchmarks.draft_rows import Options
 
     result = drafts.measured(
         Options(
@@ -153,7 +151,7 @@ def drafts(**values: Any) -> None:
         ),
         log,
     )
-    sink.write(result.text(), result.record(PROGRAM))
+    sink.write(result.text(), result.record("benchmarks.drafts"))
     for row in result.differing:
         log(f"{row.drafter}, batch {row.batch}: differs from plain decoding")
     if result.differing:

@@ -30,13 +30,22 @@ from transformers import (
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 from transformers.utils import logging
 
+from benchmarks.provenance import dtype_of, quantization_of
+from benchmarks.systems.jobs import (
+    ASSISTED,
+    GENERATE,
+    LANGUAGE,
+    TASK,
+    Drafting,
+    Job,
+    Samples,
+    Written,
+    use_threads,
+)
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.speculative.models.weights import decoder_only, same_encoder
 from forescribe.speculative.requests import Request
-
-from .jobs import ASSISTED, GENERATE, LANGUAGE, TASK, Drafting, Job, Samples, Written, use_threads
-from .provenance import dtype_of, quantization_of
 
 
 class Ours:

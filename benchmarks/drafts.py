@@ -25,6 +25,16 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import draft_rows, provenance
+from benchmarks.draft_rows import PLAIN, DraftRow, DraftRun, Gamma, Material, Options, rows_of
+from benchmarks.provenance import dtype_of, quantization_of
+from benchmarks.rows import error_rate, normalise
+from benchmarks.systems.jobs import LANGUAGE, OURS, Job, join, read_clips
+from benchmarks.systems.jobs import Material as Audio
+from benchmarks.systems.runs import Series, child, measure
+from benchmarks.systems.text import System, ours, room
+from benchmarks.text import check_room, encoded, read_prompts
+from benchmarks.transcribe import check_words
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.model.presets import locate, resolve
 from forescribe.speculative.device import Device, choose
@@ -34,17 +44,6 @@ from forescribe.text.drafts import HeadDraft, load_draft
 from forescribe.text.language_model import LanguageModel, load
 from forescribe.text.presets import NGRAM
 from forescribe.text.presets import resolve as resolve_text
-
-from . import draft_rows, provenance
-from .draft_rows import PLAIN, DraftRow, DraftRun, Gamma, Material, Options, rows_of
-from .jobs import LANGUAGE, OURS, Job, join, read_clips
-from .jobs import Material as Audio
-from .provenance import dtype_of, quantization_of
-from .runs import Series, child, measure
-from .speech import check_words
-from .speech_rows import error_rate, normalise
-from .text import check_room, encoded, read_prompts
-from .text_systems import System, ours, room
 
 
 @dataclass(frozen=True)
@@ -94,11 +93,7 @@ def measured(options: Options, say: Callable[[str], None]) -> Result:
 
     Raises UsageError and the errors of loading; ForescribeError if plain decoding fails.
     """
-    if options.audio:
-        pass
-    else:
-        pass
-    material, runs = text_runs(options, say)
+    material, runs = (speech_runs if options.audio else text_runs)(options, say)
     check(runs)
     return Result(options, material, rows_of(runs))
 
@@ -184,7 +179,7 @@ def plan(
 
 
 def _cores() -> int:
-    from .speech import Options as Measured
+    from benchmarks.transcribe import Options as Measured
 
     return Measured(()).cores
 
@@ -324,3 +319,10 @@ def _text_run(
         stats=stats,
         steady=all(each == texts for _, each, _ in turns),
     )
+
+
+if __name__ == "__main__":
+    from benchmarks.draft_options import drafts
+    from benchmarks.options import start
+
+    start(drafts, "benchmarks.drafts")

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.provenance import Equality, Tokens, compare, layout
 from forescribe.speculative.stats import Stats
-
-from .provenance import Equality, Tokens, compare, layout
 
 Gamma = int | None
 """Drafted tokens per round; None lets the engine choose."""

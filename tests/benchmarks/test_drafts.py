@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import draft_rows, drafts
+from benchmarks.draft_rows import PLAIN, DraftRun, Material, Options, rows_of, winners
 from forescribe.asr.errors import ForescribeError, UsageError
-from forescribe.bench import draft_rows, drafts
-from forescribe.bench.draft_rows import PLAIN, DraftRun, Material, Options, rows_of, winners
 from forescribe.speculative.stats import Stats
-
-from .command import bench
+from tests.benchmarks.command import bench
 
 TEXT = [(1, 2, 3, 4, 5, 6), (7, 8, 9)]
 PLAIN_RUN = DraftRun(

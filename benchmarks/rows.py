@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 
 import jiwer
 
-from .jobs import FLOAT32, MODULES, OURS, Gamma, Job, Material
-from .provenance import Equality, Tokens, compare, layout
-from .runs import Series
+from benchmarks.provenance import Equality, Tokens, compare, layout
+from benchmarks.systems.jobs import FLOAT32, MODULES, OURS, Gamma, Job, Material
+from benchmarks.systems.runs import Series
 
 
 def normalise(text: str) -> str:

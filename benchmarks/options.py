@@ -1,4 +1,4 @@
-"""`forescribe bench`: compares speed and output with other programs on the same weights.
+"""The options of `benchmarks.transcribe` and `benchmarks.text`, and how all comparisons are started.
 
 Knows the options, where results are printed, and the exit code: 0; 1 if a row of this engine
 differs from its reference; 2 if nothing could be measured.
@@ -7,17 +7,17 @@ differs from its reference; 2 if nothing could be measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from benchmarks.provenance import INSTALL, REDUCED, Sink, missing
 from forescribe.asr.errors import UsageError
-
-from ..bench.provenance import INSTALL, REDUCED, Sink, missing
-from .option_records import (
+from forescribe.cli.main import CONTEXT, reported
+from forescribe.cli.option_records import (
     DIAGNOSTICS,
     INPUT,
     OUTPUT,
@@ -28,20 +28,19 @@ from .option_records import (
     opt,
     takes,
 )
-from .options import AUTO, LoadOptions
-
-PROGRAM = "forescribe"
+from forescribe.cli.options import AUTO, LoadOptions
 
 DTYPES = ("float32", *REDUCED)
 DRAFT_DTYPES = (AUTO, "float32", "float16", "bfloat16", "int8")
 """Number formats in which a CPU decodes: the third one of a device, float16, has no arithmetic there."""
 
-bench = typer.Typer(
-    name="bench",
-    help="Compare speed, tokens and error rate with other programs.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+
+def start(command: Callable[..., None], program: str) -> None:
+    """Run a command with the arguments of this process. Errors are one line, as those of `forescribe`."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
+    app.command(cls=SectionedCommand)(command)
+    with reported():
+        app(prog_name=f"python -m {program}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +132,6 @@ class BenchTextOptions(BenchOptions):
         return parse_numbers("--gamma", self.gamma, 64)
 
 
-@bench.command("text", cls=SectionedCommand)
 @takes(BenchTextOptions)
 def text(**values: Any) -> None:
     """Compare text generation with transformers' greedy, assisted and prompt-lookup generation.
@@ -145,7 +143,7 @@ def text(**values: Any) -> None:
     options = BenchTextOptions(**values)
     sink = Sink(options.json)
     sink.check()
-    from ..bench import text as bench_text
+    from benchmarks import text as bench_text
 
     result = bench_text.measured(
         bench_text.Options(
@@ -166,7 +164,7 @@ def text(**values: Any) -> None:
         ),
         log,
     )
-    sink.write(result.text(), result.record(PROGRAM))
+    sink.write(result.text(), result.record("benchmarks.text"))
     for row in result.differing:
         log(f"{row.system.label}: differs from {result.reference(row).system.label}")
     if result.differing:
@@ -275,7 +273,6 @@ class BenchTranscribeOptions(BenchOptions):
         return None if given is None else parse_numbers("--peer-threads", given, 1024)
 
 
-@bench.command("transcribe", cls=SectionedCommand)
 @takes(BenchTranscribeOptions)
 def transcribe(**values: Any) -> None:
     """Compare transcription with transformers and faster-whisper on the same weights and windows.
@@ -289,7 +286,7 @@ def transcribe(**values: Any) -> None:
     package = missing("jiwer")
     if package is not None:
         raise UsageError(f"bench transcribe needs {package}: {INSTALL}")
-    from ..bench import speech
+    from benchmarks import transcribe as speech
 
     result = speech.measured(
         speech.Options(
@@ -312,7 +309,7 @@ def transcribe(**values: Any) -> None:
         ),
         log,
     )
-    sink.write(result.text(), result.record(PROGRAM))
+    sink.write(result.text(), result.record("benchmarks.transcribe"))
     for row in result.differing:
         label = f"{row.system}, batch {row.batch}, gamma {row.gamma}, {row.dtype}"
         log(f"{label}: differs from this engine's plain decoding")
@@ -322,7 +319,7 @@ def transcribe(**values: Any) -> None:
 
 def _systems(only: Sequence[str] | None) -> tuple[str, ...]:
     """The systems to measure. Raises UsageError for unknown ones and for missing packages."""
-    from ..bench.jobs import BATCHED, NAMES, SEQUENTIAL
+    from benchmarks.systems.jobs import BATCHED, NAMES, SEQUENTIAL
 
     if not only:
         return NAMES

@@ -19,13 +19,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from forescribe.asr.errors import ForescribeError, UsageError
-from forescribe.asr.model.presets import Pair, locate, resolve
-from forescribe.speculative.models.engines import ModelEngine
-from forescribe.speculative.models.quantized import as_floats
-
-from . import provenance, speech_rows
-from .jobs import (
+from benchmarks import provenance
+from benchmarks import rows as speech_rows
+from benchmarks.provenance import INSTALL, missing
+from benchmarks.rows import References, Row, make_row, normalise
+from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
@@ -43,9 +41,11 @@ from .jobs import (
     join,
     read_clips,
 )
-from .provenance import INSTALL, missing
-from .runs import Series, child, measure
-from .speech_rows import References, Row, make_row, normalise
+from benchmarks.systems.runs import Series, child, measure
+from forescribe.asr.errors import ForescribeError, UsageError
+from forescribe.asr.model.presets import Pair, locate, resolve
+from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.models.quantized import as_floats
 
 MORE_FILES = ("tokenizer.json", "preprocessor_config.json")
 """What faster-whisper reads besides the weights; else it downloads those of whisper-tiny."""
@@ -333,3 +333,9 @@ def _clean(row: Row, scratch: Path, trouble: str | None) -> Row:
     for path in (str(scratch), str(provenance.ROOT), str(Path.home())):
         text = text.replace(path, "...")
     return replace(row, error=text)
+
+
+if __name__ == "__main__":
+    from benchmarks.options import start, transcribe
+
+    start(transcribe, "benchmarks.transcribe")

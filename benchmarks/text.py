@@ -19,6 +19,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import provenance
+from benchmarks.provenance import Equality, compare, dtype_of, layout, quantization_of
+from benchmarks.systems.text import System, Texts, further_systems, room, systems
 from forescribe.asr.errors import UsageError
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
@@ -26,10 +29,6 @@ from forescribe.speculative.models.engines import ModelEngine, draft_device
 from forescribe.text import presets
 from forescribe.text.language_model import LanguageModel, check_draft, load
 from forescribe.text.presets import MTP, NGRAM, Pair, resolve
-
-from . import provenance
-from .provenance import Equality, compare, dtype_of, layout, quantization_of
-from .text_systems import System, Texts, further_systems, room, systems
 
 HEAD = (
     "system",
@@ -389,3 +388,9 @@ def _weights(name: str | Path) -> dict[str, str]:
 
         folder = Path(snapshot_download(str(name), local_files_only=True))  # it has been loaded
     return provenance.weights(folder)
+
+
+if __name__ == "__main__":
+    from benchmarks.options import start, text
+
+    start(text, "benchmarks.text")

@@ -17,11 +17,14 @@ from transformers import WhisperForConditionalGeneration
 
 pytest.importorskip("jiwer", reason="word error rates need jiwer (group bench)")
 
-from forescribe.asr.errors import UsageError
-from forescribe.asr.segment.windows import Window
-from forescribe.bench import jobs as audio
-from forescribe.bench import provenance, runs, speech, speech_rows
-from forescribe.bench.jobs import (
+from benchmarks import provenance
+from benchmarks import rows as speech_rows
+from benchmarks import transcribe as speech
+from benchmarks.provenance import Equality, compare
+from benchmarks.rows import References, Row, error_rate, make_row, normalise
+from benchmarks.systems import jobs as audio
+from benchmarks.systems import runs
+from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
@@ -34,11 +37,11 @@ from forescribe.bench.jobs import (
     Material,
     Written,
 )
-from forescribe.bench.provenance import Equality, compare
-from forescribe.bench.runs import Outcome, Series
-from forescribe.bench.speech_rows import References, Row, error_rate, make_row, normalise
+from benchmarks.systems.runs import Outcome, Series
+from forescribe.asr.errors import UsageError
+from forescribe.asr.segment.windows import Window
 from tests.asr.model import folders
-from tests.bench.command import bench
+from tests.benchmarks.command import bench
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "memo.flac"
 PLAIN = ("--batch", "1", "--gamma", "0")

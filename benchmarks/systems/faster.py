@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.systems.jobs import BATCHED, LANGUAGE, TASK, Job, Samples, Written
 from forescribe.asr.segment.windows import MAX_SAMPLES
-
-from .jobs import BATCHED, LANGUAGE, TASK, Job, Samples, Written
 
 _LIBRARY = "faster_whisper"
 """Imported by name, as it has no types and type checks run without it."""

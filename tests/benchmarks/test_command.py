@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import soundfile
 
+from benchmarks import provenance
+from benchmarks.provenance import INSTALL
+from benchmarks.systems import runs
+from benchmarks.systems.jobs import NAMES, OURS, SEQUENTIAL, Job
 from forescribe.asr.errors import AudioError, UsageError
-from forescribe.bench import provenance, runs
-from forescribe.bench.jobs import NAMES, OURS, SEQUENTIAL, Job
-from forescribe.bench.provenance import INSTALL
-from tests.bench.command import bench
+from tests.benchmarks.command import bench
 from tests.test_architecture import HEAVY, ROOT
 
 SAMPLES = ROOT / "samples"
@@ -32,7 +33,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_a_worker_loads_no_library_before_its_system_does() -> None:
     """A peer's peak of memory is its own: torch alone is 200 MB."""
-    code = f"import sys, forescribe.bench.runs; print(*sorted({HEAVY!r} & sys.modules.keys()))"
+    code = f"import sys, benchmarks.systems.runs; print(*sorted({HEAVY!r} & sys.modules.keys()))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
 
@@ -88,7 +89,7 @@ def test_a_users_mistake_is_one_line_before_anything_is_measured(
 ) -> None:
     pytest.importorskip("jiwer", reason="without it, that is what is said")
     monkeypatch.chdir(tmp_path)
-    from forescribe.bench import speech
+    from benchmarks import transcribe as speech
 
     soundfile.write("still.wav", np.full(16_000, 1 / 3), 16_000)
     Path("still.txt").write_text(" ... ")
@@ -115,7 +116,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch, module, arguments, said
 
 def test_the_console_entry_says_it_in_one_line_with_status_2(tmp_path) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "forescribe", "bench", "text", "--gamma", "many"],
+        [sys.executable, "-m", "benchmarks.text", "--gamma", "many"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 2 and run.stdout == ""
@@ -136,7 +137,7 @@ def test_a_record_has_no_commit_of_a_repository_around_an_installation(tmp_path,
 
 
 def test_the_command_of_a_record_is_what_was_typed(monkeypatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/bin/forescribe", "bench", "text", "--prompts", "a b.txt"])
-    assert provenance.record("forescribe")["command"] == (
-        "forescribe bench text --prompts 'a b.txt'"
+    monkeypatch.setattr(sys, "argv", ["benchmarks/text.py", "--prompts", "a b.txt"])
+    assert provenance.record("benchmarks.text")["command"] == (
+        "python -m benchmarks.text --prompts 'a b.txt'"
     )

@@ -1,0 +1,28 @@
+"""The comparisons with other programs in this process, as a user types them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.testing import CliRunner
+
+from benchmarks import draft_options, options
+from forescribe.cli.main import CONTEXT
+from forescribe.cli.option_records import SectionedCommand
+
+COMMANDS = {
+    "transcribe": options.transcribe,
+    "text": options.text,
+    "drafts": draft_options.drafts,
+}
+
+
+def bench(name: str, *arguments: str) -> Any:
+    """What it wrote and its status; raises what the program would turn into one line."""
+    app = typer.Typer(context_settings=CONTEXT, rich_markup_mode=None)
+    app.command(cls=SectionedCommand)(COMMANDS[name])
+    result = CliRunner().invoke(app, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
