@@ -37,7 +37,7 @@ def no_advice() -> Iterator[None]:
         yield
 
 
-NIGHTLY = ("bench", "benchmarks", "deploy", "training")
+NIGHTLY = ("benchmarks", "deploy", "training")
 """Folders of tests whose subject does not ship or changes rarely: all of them are `nightly`."""
 
 

@@ -152,11 +152,12 @@ def with_command(arguments: list[str]) -> list[str]:
     commands = group.list_commands(None)  # type: ignore[attr-defined]  # a group
     if not arguments or arguments[0] in {*commands, "-h", "--help", "--version"}:
         return arguments
-    meant = get_close_matches(arguments[0].lower(), commands, n=1, cutoff=0.7)
-    is_file = os.sep in arguments[0] or os.path.lexists(arguments[0])
-    if arguments[0] == "bench" and not is_file:
+    if os.sep in arguments[0] or os.path.lexists(arguments[0]):
+        return ["transcribe", *arguments]
+    if arguments[0] == "bench":
         raise UsageError(BENCHMARKS)
-    if meant and not is_file:
+    meant = get_close_matches(arguments[0].lower(), commands, n=1, cutoff=0.7)
+    if meant:
         raise UsageError(
             f"{arguments[0]!r} is neither a command nor a file: did you mean {meant[0]!r}?"
         )

@@ -18,11 +18,15 @@ COMMANDS = {
 }
 
 
+def app(name: str) -> typer.Typer:
+    made = typer.Typer(context_settings=CONTEXT, rich_markup_mode=None)
+    made.command(cls=SectionedCommand)(COMMANDS[name])
+    return made
+
+
 def bench(name: str, *arguments: str) -> Any:
     """What it wrote and its status; raises what the program would turn into one line."""
-    app = typer.Typer(context_settings=CONTEXT, rich_markup_mode=None)
-    app.command(cls=SectionedCommand)(COMMANDS[name])
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app(name), arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -165,6 +165,12 @@ def test_a_mistyped_command_is_told_the_one_that_was_meant(forescribe, here, typ
     assert command_line.with_command([typed]) == ["transcribe", typed]  # a recording after all
 
 
+def test_a_command_that_has_moved_says_where_it_is(forescribe) -> None:
+    done = forescribe("bench", "text", "--batch", "1")
+    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "python -m benchmarks.transcribe" in done.err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

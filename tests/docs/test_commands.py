@@ -21,8 +21,10 @@ from unittest.mock import Mock
 
 import pytest
 import soundfile
+from typer.main import get_command
 
 from forescribe.asr.errors import ForescribeError
+from tests.benchmarks.command import COMMANDS, app
 from tests.docs.commands import Command, commands, documented
 from tests.docs.pages import ROOT, Block, blocks, pages
 
@@ -35,8 +37,6 @@ PARTS = ("forescribe", "api", "asr", "diarize", "speculative", "text")
 
 
 def cli() -> Any:
-    from typer.main import get_command
-
     from forescribe.cli.main import app
 
     return get_command(app)
@@ -57,6 +57,10 @@ def check_forescribe(command: Command) -> None:
 def check_python(command: Command) -> None:
     """Modules exist and know the options."""
     if command.words[1] != "-m":
+        return
+    _, _, comparison = command.words[2].partition("benchmarks.")
+    if comparison in COMMANDS:  # options of a record, as those of the command
+        get_command(app(comparison)).make_context(comparison, list(command.words[3:]))
         return
     found = importlib.util.find_spec(command.words[2])
     assert found is not None and found.origin, f"no module {command.words[2]}"
@@ -155,6 +159,7 @@ def test_a_command_can_be_typed(command: Command) -> None:
         "forescribe a.wav --beam_size 5",
         "forscribe a.wav",
         "python -m benchmarks.none",
+        "python -m benchmarks.text --gamma 5 --no-such-option",
         "python -m benchmarks.quality.word_times --no-such-option",
         "scripts/none",
         "scripts/setup none",
