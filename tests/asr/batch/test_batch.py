@@ -88,15 +88,6 @@ def test_every_recording_has_its_files_and_one_record() -> None:
     }
 
 
-def test_a_record_comes_after_its_files() -> None:
-    """The files that a manifest line names exist when the line is read."""
-    made = batch(calls(4), "out")
-    for _ in made.run(lambda size: Typist(), size=4):
-        for record in records():
-            assert all(Path("out", name).is_file() for name in record["outputs"])
-    assert len(records()) == 4
-
-
 def test_the_longest_goes_first_and_a_list_is_believed() -> None:
     names = calls(4)
     typist = Typist()
@@ -110,34 +101,6 @@ def test_the_longest_goes_first_and_a_list_is_believed() -> None:
     )
     run(["list.jsonl"], "out", typist := Typist(), overwrite=True)
     assert [Path(path).name for path in typist.typed] == [name.name for name in names]
-
-
-def test_a_tree_is_mirrored() -> None:
-    for name in ("a.wav", "x/a.wav", "x/y/b.wav"):
-        write_wav(Path("calls", name), value=len(name))
-    run(["calls"], "out")
-    assert set(files()) == {
-        f"{stem}.{kind}" for stem in ("a", "x/a", "x/y/b") for kind in ("txt", "srt")
-    }
-    assert files()["x/a.txt"] == text_of("calls/x/a.wav") + "\n"
-
-
-def test_a_bad_recording_takes_no_other_with_it() -> None:
-    calls(3)
-    Path("calls/01.wav").unlink()
-    Path("empty").mkdir()
-    ended = run(["calls/00.wav", "calls/01.wav", "empty", "calls/02.wav"], "out")
-    assert statuses(ended) == {"succeeded": 2, "failed": 2}
-    codes = {r["path"]: r["code"] for r in records()}
-    assert codes == {
-        "calls/00.wav": None,
-        "calls/01.wav": "missing_file",
-        "calls/02.wav": None,
-        "empty": "unreadable_file",
-    }
-    failed = next(r for r in records() if r["path"] == "empty")
-    assert "directory without recordings" in failed["message"]
-    assert failed["outputs"] == [] and failed["fingerprint"] is None
 
 
 def test_a_result_that_cannot_be_put_in_place_fails_alone() -> None:
@@ -214,18 +177,6 @@ def test_each_file_is_judged_by_the_run_that_wrote_it() -> None:
     assert len(batch(["calls"], "out", formats="txt", settings="0123").todo) == 0
 
 
-def test_a_failure_is_tried_again_and_counted() -> None:
-    calls(1)
-    for attempt in (1, 2):
-        broken = Typist(trouble=lambda path: None)
-        broken._typed = lambda path: Outcome(path, error=AudioError("no"))
-        (ended,) = run(["calls"], "out", broken)
-        assert (ended.record.status, ended.record.attempt) == ("failed", attempt)
-    (ended,) = run(["calls"], "out")
-    assert (ended.record.status, ended.record.attempt) == ("succeeded", 3)
-    assert [r["attempt"] for r in records()] == [1, 2, 3]
-
-
 def test_a_folder_that_moved_with_its_results_is_done(here, monkeypatch) -> None:
     run(calls(2), "out")
     (here / "new").mkdir()
@@ -274,17 +225,6 @@ def test_texts_on_stdout_come_in_the_order_in_which_they_were_named(capsysbinary
 
 
 # Names
-
-
-def test_runs_after_each_other_never_overwrite_each_other() -> None:
-    write_wav(Path("x/a.wav"), value=1)
-    write_wav(Path("y/a.wav"), value=2)
-    run(["x/a.wav"], "out", formats="txt")
-    run(["y/a.wav"], "out", formats="txt")
-    texts = files()
-    assert texts.pop("a.txt") == text_of("x/a.wav") + "\n"
-    assert texts == {"a.wav.txt": text_of("y/a.wav") + "\n"}
-    assert not batch(["x/a.wav", "y/a.wav"], "out", formats="txt").todo  # and both keep theirs
 
 
 def test_a_name_that_another_process_took_meanwhile_is_left_alone() -> None:

@@ -192,14 +192,6 @@ def test_other_settings_are_refused_and_overwriting_begins_again(calls, out) -> 
     assert {line["run"] for line in merged(out)} == {2} and len(merged(out)) == 3
 
 
-def test_another_format_adds_its_files_and_keeps_the_others(calls, out) -> None:
-    run([str(calls)], out, formats="txt")
-    assert statuses(run([str(calls)], out, formats="srt")) == {"succeeded": 3}
-    assert set(files(out)) == {f"{n:02}.{f}" for n in range(3) for f in ("txt", "srt")}
-    for formats in ("txt", "srt", "txt,srt"):
-        assert batch([str(calls)], out, formats=formats).todo == []
-
-
 def test_a_failure_is_tried_again(calls, out) -> None:
     results = run([str(calls / "00.wav"), str(calls / "nope.wav")], out)
     codes = {r.record.path.rpartition("/")[2]: r.record.code for r in results}

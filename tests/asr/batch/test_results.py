@@ -1,0 +1,290 @@
+"""The contract of outputs: a folder, one of several machines, and object storage keep the same promises."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forescribe.asr.batch.batch import Batch
+from forescribe.asr.batch.interrupts import Stop
+from forescribe.asr.batch.outputs import Outputs
+from forescribe.asr.batch.results import RecordingResult
+from forescribe.asr.errors import AudioError, UsageError
+from forescribe.asr.records.sources import Source
+from forescribe.asr.records.status import StatusReader
+from forescribe.asr.storage.locations import Location
+from forescribe.asr.storage.stores import Stores, open_store
+from tests.asr.batch.remote import objects
+from tests.asr.batch.remote.objects import CopyTypist, put_calls
+from tests.asr.storage.faults import memory
+from tests.asr.typists import Outcome, Typist, text_of, write_wav
+
+EARLIER = Path(__file__).parent / "earlier"
+"""Outputs that version 0.1.0 has written, of three recordings, the last of which had failed."""
+
+
+@dataclass(frozen=True)
+class Output:
+    kind: str  # folder, shared, store
+    where: str
+
+    def batch(self, *names: str, **options: Any) -> Batch:
+        shared = self.kind == "shared"
+        return objects.batch([*names] or ["calls"], self.where, shared=shared, **options)
+
+    def run(
+        self, *names: str, typist: Typist | None = None, **options: Any
+    ) -> list[RecordingResult]:
+        made = self.batch(*names, **options)
+        return list(made.run(lambda size: typist or CopyTypist(), size=4))
+
+    def files(self) -> dict[str, str]:
+        """All results, with their texts."""
+        if self.kind == "store":
+            return objects.files(self.where)
+        return {
+            path.relative_to(self.where).as_posix(): path.read_text()
+            for path in Path(self.where).rglob("*")
+            if path.is_file() and not {"manifest.jsonl", "_forescribe"} & set(path.parts)
+        }
+
+    def remove(self, name: str) -> None:
+        if self.kind == "store":
+            open_store(Location.parse(self.where)).delete(name)
+        else:
+            Path(self.where, name).unlink()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The manifest."""
+        if self.kind == "store":
+            return objects.merged(self.where)
+        return [*map(json.loads, Path(self.where, "manifest.jsonl").read_text().splitlines())]
+
+
+@pytest.fixture(params=["folder", "shared", "store"])
+def out(request, tmp_path, monkeypatch) -> Output:
+    monkeypatch.chdir(tmp_path)
+    return Output(request.param, str(memory() / "out") if request.param == "store" else "out")
+
+
+def calls(count: int) -> list[str]:
+    """Recordings of this machine, each longer than the one before."""
+    names = [f"calls/{n:02}.wav" for n in range(count)]
+    for n, name in enumerate(names):
+        write_wav(Path(name), 0.05 * (n + 1), n)
+    return names
+
+
+def statuses(results) -> Counter[str]:
+    return Counter(result.record.status for result in results)
+
+
+class Picky(CopyTypist):
+    """Fails with one recording."""
+
+    def _typed(self, source: Any) -> Outcome:
+        if str(source).endswith("02.wav"):
+            return Outcome(source, error=AudioError(f"{source}: no sound"))
+        return super()._typed(source)
+
+
+# Results and records
+
+
+def test_every_recording_has_its_files_and_one_record(out) -> None:
+    results = out.run(*calls(3))
+    assert statuses(results) == {"succeeded": 3}
+    found = out.files()
+    assert set(found) == {f"{n:02}.{f}" for n in range(3) for f in ("txt", "srt")}
+    assert all(found[f"{n:02}.txt"] == f"{text_of(f'calls/{n:02}.wav')}\n" for n in range(3))
+    for result in results:
+        stem = Path(result.record.path).stem
+        assert result.record.outputs == (f"{stem}.txt", f"{stem}.srt")
+        assert list(map(str, result.files)) == [f"{out.where}/{stem}.{f}" for f in ("txt", "srt")]
+    assert sorted(line["path"] for line in out.lines()) == calls(3)
+
+
+def test_a_record_comes_after_its_files(out) -> None:
+    calls(4)
+    for result in out.batch().run(lambda size: CopyTypist(), size=4):
+        assert set(result.record.outputs) <= set(out.files())
+
+
+def test_a_tree_is_mirrored_and_names_that_meet_are_told_apart(out) -> None:
+    for name in ("a.wav", "x/a.wav", "x/a.flac", "x/y/b.wav"):
+        write_wav(Path("calls", name), value=len(name))
+    out.run(formats="txt")
+    assert set(out.files()) == {"a.txt", "x/a.wav.txt", "x/a.flac.txt", "x/y/b.txt"}
+
+
+def test_runs_after_each_other_never_overwrite_each_other(out) -> None:
+    write_wav(Path("x/a.wav"), value=1)
+    write_wav(Path("y/a.wav"), value=2)
+    out.run("x/a.wav", formats="txt")
+    out.run("y/a.wav", formats="txt")
+    texts = {name: f"{text_of(f'{name}/a.wav')}\n" for name in "xy"}
+    assert out.files() == {"a.txt": texts["x"], "a.wav.txt": texts["y"]}
+    assert not out.batch("x/a.wav", "y/a.wav", formats="txt").todo  # and both keep theirs
+
+
+# Again
+
+
+def test_what_is_done_is_not_done_again(out) -> None:
+    calls(3)
+    out.run()
+    made = out.batch()
+    assert not made.todo and statuses(made.skipped()) == {"skipped": 3}
+    assert list(made.run(lambda size: pytest.fail("no model is needed"), size=4)) == []
+    assert len(out.batch(overwrite=True).todo) == 3
+
+
+def test_only_what_changed_is_done_again(out) -> None:
+    calls(3)
+    out.run()
+    write_wav(Path("calls/01.wav"), 0.3, 77)
+    out.remove("02.srt")
+    typist = CopyTypist()
+    assert statuses(out.run(typist=typist)) == {"succeeded": 2}
+    assert sorted(typist.typed) == ["calls/01.wav", "calls/02.wav"]
+    assert out.batch().todo == []
+    assert out.files()["01.txt"] == f"{text_of('calls/01.wav')}\n"
+
+
+def test_another_format_adds_its_files_and_keeps_the_others(out) -> None:
+    calls(2)
+    out.run(formats="txt")
+    assert statuses(out.run(formats="srt")) == {"succeeded": 2}
+    for formats in ("txt", "srt", "txt,srt"):
+        assert out.batch(formats=formats).todo == []
+
+
+def test_a_failure_is_tried_again_and_counted(out) -> None:
+    calls(3)
+    assert statuses(out.run(typist=Picky())) == {"succeeded": 2, "failed": 1}
+    (failed,) = out.run(typist=Picky())
+    assert (failed.record.status, failed.record.attempt) == ("failed", 2)
+    (ended,) = out.run()
+    assert (ended.record.status, ended.record.attempt) == ("succeeded", 3)
+
+
+def test_other_settings_are_never_taken_for_these(out) -> None:
+    """In a folder each file is judged by its own settings; an output with records has those of its run."""
+    calls(2)
+    out.run()
+    if out.kind != "folder":
+        with pytest.raises(UsageError, match="other settings"):
+            out.batch(settings="0123")
+    again = out.run(settings="0123", overwrite=out.kind != "folder")
+    assert statuses(again) == {"succeeded": 2}
+    assert out.batch(settings="0123").todo == []
+
+
+# Ends
+
+
+def test_a_bad_recording_takes_no_other_with_it(out) -> None:
+    calls(2)
+    Path("empty").mkdir()
+    results = out.run("calls/00.wav", "missing.wav", "empty", "calls/01.wav", typist=Typist())
+    assert {r.record.path: r.record.code for r in results} == {
+        "calls/00.wav": None,
+        "calls/01.wav": None,
+        "missing.wav": "missing_file",
+        "empty": "unreadable_file",
+    }
+    failed = next(line for line in out.lines() if line["path"] == "empty")
+    assert failed["status"] == "failed" and "directory without recordings" in failed["message"]
+    assert failed["outputs"] == [] and failed["fingerprint"] is None
+
+
+def test_fail_fast_ends_with_the_first_failure(out) -> None:
+    calls(3)
+    Path("empty").mkdir()
+    typist = CopyTypist()
+    results = out.run("empty", "calls", typist=typist, fail_fast=True)
+    assert statuses(results) == {"failed": 1, "cancelled": 3} and typist.typed == []
+    assert len(out.batch().todo) == 3
+
+
+def test_an_interruption_keeps_what_is_written_and_leaves_the_rest(out) -> None:
+    calls(3)
+    stop = Stop()
+
+    def interrupt(path: str) -> None:
+        stop.requested = True
+
+    made, results = out.batch(stop=stop), []
+    with pytest.raises(KeyboardInterrupt):
+        for result in made.run(lambda size: CopyTypist(ahead=1, trouble=interrupt), size=4):
+            results.append(result)
+    assert statuses(results) == {"succeeded": 1, "cancelled": 2}
+    assert len(out.files()) == 2
+    assert statuses(out.run()) == {"succeeded": 2}
+
+
+def test_memory_that_runs_out_halves_the_batch(out) -> None:
+    calls(3)
+    sizes: list[int] = []
+
+    def make(size: int) -> CopyTypist:
+        sizes.append(size)
+
+        def trouble(path: str) -> None:
+            if size == 4:
+                raise MemoryError("out of memory")
+
+        return CopyTypist(trouble=trouble)
+
+    assert statuses(out.batch().run(make, size=4)) == {"succeeded": 3} and sizes == [4, 2]
+
+
+# Outputs of an earlier version
+
+
+def test_a_folder_of_an_earlier_version_is_continued(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(EARLIER / "folder", "out")
+    calls(3)
+    out = Output("folder", "out")
+    assert [source.path for source in out.batch().todo] == ["calls/02.wav"]
+    (ended,) = out.run()
+    assert (ended.record.status, ended.record.attempt) == ("succeeded", 2)
+    assert out.batch().todo == [] and StatusReader("out").read().succeeded == 3
+
+
+@pytest.mark.parametrize("kind", ["store", "shared"])
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_run_of_an_earlier_version_is_continued(tmp_path, monkeypatch, kind, merged) -> None:
+    monkeypatch.chdir(tmp_path)
+    where = str(memory() / "out") if kind == "store" else "out"
+    for path in (EARLIER / "store").rglob("*"):
+        name = path.relative_to(EARLIER / "store")
+        if path.is_dir() or (name.name == "manifest.jsonl" and not merged):
+            continue
+        if kind == "store":
+            open_store(Location.parse(where)).put(name.as_posix(), path.read_bytes())
+        else:
+            Path(where, name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, Path(where, name))
+    recordings = Location.parse("memory://earlier/calls")
+    put_calls(recordings, 3)
+    out = Output(kind, where)
+    typist = CopyTypist()  # the others may be fetched again, as their tags are new
+    results = {r.record.path: r.record for r in out.run(str(recordings), typist=typist)}
+    assert typist.typed == [left := f"{recordings}/02.wav"]
+    assert (results[left].status, results[left].attempt) == ("succeeded", 2)
+    status = StatusReader(where).read()
+    assert (status.total, status.succeeded, status.failed) == (3, 3, 0)
+
+
+def test_an_output_that_can_only_be_read_is_refused() -> None:
+    for where in ("https://example.com/out", "hf://datasets/org/name"):
+        with pytest.raises(UsageError, match="can only be read"):
+            Outputs.plan([Source("a.wav")], where, "txt", stores=Stores())
