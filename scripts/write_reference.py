@@ -140,8 +140,9 @@ def flags() -> str:
         MADE,
         "Flags of openai/whisper, whisperX, faster-whisper's command and whisper.cpp that "
         "`forescribe transcribe` does not have under the same name. They may be written with `_` or `-`; "
-        "a switch without a value is True. An accepted value without an option behind it asks for what is "
-        "done anyway. All other values are refused, with the reason and the alternative.",
+        "a switch without a value is True. Values in front of the slash are accepted: those without an "
+        "option behind them ask for what is done anyway. All others are refused, with the reason and the "
+        "alternative.",
     ]
     answers: dict[tuple[str, ...], list[str]] = {}
     for name, flag in FOREIGN.items():
@@ -149,22 +150,16 @@ def flags() -> str:
         every = ANY in flag.means or (flag.switch and len(flag.means) == 2)
         refusal = ("", "") if every else (flag.why, flag.instead)
         answers.setdefault((accepted, *refusal), []).append(f"`--{name[2:].replace('-', '_')}`")
-    rows = ["| flags | accepted | refused because | instead |", "|---|---|---|---|"]
-    rows += _rows(answers)
+    rows = []
+    for (accepted, why, instead), names in answers.items():
+        refused = f"{why}; {instead}" if why else ""
+        rows.append(f"- {', '.join(names)}: {' / '.join(filter(None, (accepted, refused)))}")
     page += ["\n".join(rows), "## Words after one dash", "whisper.cpp's options; all are refused."]
     answers = {}
     for name, instead in SHORT.items():
         answers.setdefault((instead,), []).append(f"`{name}`")
     rows = [f"- {', '.join(names)}: {instead}" for (instead,), names in answers.items()]
     return "\n\n".join([*page, "\n".join(rows)]) + "\n"
-
-
-def _rows(answers: dict[tuple[str, ...], list[str]]) -> list[str]:
-    """Rows of a table: names that have the same answer stand in one."""
-    return [
-        "| " + " | ".join(map(_cell, (", ".join(names), *cells))) + " |"
-        for cells, names in answers.items()
-    ]
 
 
 ANY = "*"  # foreign_flags.ANY, without importing the command
@@ -203,15 +198,15 @@ def settings() -> str:
     ]
     for heading, fields in _sections(inspect.getsource(Settings)):
         page.append(f"## {heading}")
-        rows = ["| setting | default | description |", "|---|---|---|"]
+        rows = []
         for name, comment in fields:
             if name.startswith("_"):
                 continue
-            given = _given(name, Settings.model_fields[name])
-            again = " R" * (name in RELOADABLE)
-            bounds = _bounds(Settings.model_fields[name])
-            text = "; ".join(filter(None, (comment, bounds)))
-            rows.append("| " + " | ".join(map(_cell, (f"`{name}`{again}", given, text))) + " |")
+            field = Settings.model_fields[name]
+            given, again = _given(name, field), " R" * (name in RELOADABLE)
+            text = "; ".join(filter(None, (comment, _bounds(field))))
+            stated = f" ({given})" if given else ""
+            rows.append(f"- `{name}`{again}{stated}" + (f": {text}" if text else ""))
         page.append("\n".join(rows))
     return "\n\n".join(page) + "\n"
 
@@ -275,7 +270,7 @@ def _given(name: str, field: Any) -> str:
     units = SIZES if name.endswith("bytes") or "_bytes_" in name else TIMES
     unit = next((u for u, size in units.items() if default >= size and default % size == 0), None)
     known = unit is not None and (units is SIZES or name.endswith("_s"))
-    return f"{shown} ({default / units[unit]:g} {unit})" if known and unit else shown
+    return f"{shown}, {default / units[unit]:g} {unit}" if known and unit else shown
 
 
 def _cell(text: str) -> str:

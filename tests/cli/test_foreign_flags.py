@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -301,9 +302,15 @@ def rows() -> list[list[str]]:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "flags.md").read_text(
         encoding="utf-8"
     )
-    lines = page.split("|---|---|---|---|\n")[1].split("\n\n")[0].splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    return [[flag, *others] for flags, *others in cells for flag in flags.split(", ")]
+    found = []
+    for line in page.split("## ")[0].splitlines():
+        if match := re.fullmatch(r"- ((?:`--\w+`(?:, )?)+): (.+)", line):
+            accepted, slash, refused = match[2].rpartition(" / ")
+            if not slash and refused.startswith(("`", "any value")):
+                accepted, refused = refused, ""
+            why, _, instead = refused.rpartition("; ")
+            found += [[flag, accepted, why, instead] for flag in match[1].split(", ")]
+    return found
 
 
 def accepted_values(cell: str) -> dict[str, str]:

@@ -30,8 +30,8 @@ def test_every_setting_is_described(writer: ModuleType) -> None:
     from forescribe.api.settings import Settings
 
     page = writer.settings()
-    assert [name for name in Settings.model_fields if f"| `{name}`" not in page] == []
-    assert "| `max_audio_s` R | `14400` (4 h) |" in page
+    assert [name for name in Settings.model_fields if f"- `{name}`" not in page] == []
+    assert "- `max_audio_s` R (`14400`, 4 h): " in page
 
 
 def test_every_command_and_option_is_described(writer: ModuleType) -> None:
