@@ -12,7 +12,7 @@ opened unless it is asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from .http.errors import RequestId
 from .http.openapi import describe
 from .http.origins import EXPOSED, OriginGuard
 from .http.pace import Pace
-from .process.lifecycle import Watchdog, exit_failed, exit_hung
+from .process.lifecycle import Engine, Watchdog, exit_failed, exit_hung
 from .process.models import Failure, log_unexpected
 from .routers import audio, endpoints, operations, page, text
 from .routers.operations import Readiness
@@ -38,6 +38,7 @@ from .text.serving import TextServing
 
 if TYPE_CHECKING:
     from .access.usage import Usage
+    from .batches.service import Batches
     from .jobs.service import Jobs
 
 
@@ -64,6 +65,7 @@ def create_app(
     text_serving.thread.wait_for(engine.thread)
     batches = None
     starts: list[Callable[[], None]] = []
+    stops: list[Callable[[], None]] = []
     if jobs is not None:
         from .access.usage import Usage
         from .batches.service import Batches
@@ -73,31 +75,13 @@ def create_app(
         batches = Batches(jobs, Files(settings, jobs.store))
         engine.ending.append(jobs.ending)
         engine.closing += [batches.stop, jobs.hand_over]
-        starts = [jobs.start, batches.start]
+        starts, stops = [jobs.start, batches.start], [batches.stop, jobs.stop]
     if usage is not None:
         engine.usage = usage
         starts.insert(0, usage.create)
     watchdog = Watchdog((engine, text_serving), settings.stall_s, hung)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine.start()
-        text_serving.start()
-        watchdog.start()
-        try:
-            await _start(failed, *starts)
-            yield
-        finally:
-            if jobs is not None and batches is not None:
-                await asyncio.to_thread(batches.stop)
-                await asyncio.to_thread(jobs.stop)
-            await engine.stop()  # waits for all requests, texts included
-            await text_serving.stop()
-            await asyncio.to_thread(engine.usage.close)
-            await asyncio.to_thread(engine.tracing.close)
-            watchdog.stop()
-
-    app = _application(lifespan)
+    app = _application(_lifespan((engine, text_serving), watchdog, starts, stops, failed))
     app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
     app.state.keyring = Keyring(settings.api_keys)
     app.state.text_serving = text_serving
@@ -105,27 +89,7 @@ def create_app(
     text_serving.watch(engine.metrics)
     _add_middleware(app, settings, engine)
     errors.install(app)
-    app.include_router(operations.health_router)
-    app.include_router(page.router)
-    app.include_router(page.docs_router, dependencies=[Depends(browser_caller)])
-    private = APIRouter(dependencies=[Depends(caller)])  # so no route here can omit the key
-    with_model = [Depends(refuse_without_model)] if settings.front_end else []
-    for module in (audio, endpoints):
-        private.include_router(module.router, dependencies=with_model)
-    for router in (operations.models_router, text.router, operations.metrics_router):
-        private.include_router(router)
-    if jobs is not None and batches is not None:
-        from .routers import batches as batch_routes
-        from .routers import files as file_routes
-        from .routers import jobs as job_routes
-        from .routers import uploads as upload_routes
-
-        app.state.files, app.state.batches = batches.files, batches
-        errors.install_database(app)
-        for module in (job_routes, upload_routes, file_routes, batch_routes):
-            private.include_router(module.router)
-    private.include_router(operations.usage_router)
-    app.include_router(private)
+    _include_routes(app, settings, batches)
     describe(app)
     return app
 
@@ -144,20 +108,7 @@ def create_worker_app(
     serving.closing.append(jobs.hand_over)
     watchdog = Watchdog((serving,), settings.stall_s, hung)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        serving.start()
-        watchdog.start()
-        try:
-            await _start(failed, jobs.start)
-            yield
-        finally:
-            await asyncio.to_thread(jobs.stop)
-            await serving.stop()
-            await asyncio.to_thread(serving.tracing.close)
-            watchdog.stop()
-
-    app = _application(lifespan)
+    app = _application(_lifespan((serving,), watchdog, [jobs.start], [jobs.stop], failed))
     app.state.settings, app.state.serving, app.state.jobs = settings, serving, jobs
     app.state.readiness = Readiness(settings, serving, TextServing.of(settings), jobs)
     app.add_middleware(RequestId, metrics=serving.metrics)
@@ -177,6 +128,60 @@ def use_settings(app: FastAPI) -> None:
         from .uploads.tus import UploadLimits
 
         app.state.jobs.uploads.limits = UploadLimits.of(settings)
+
+
+def _include_routes(app: FastAPI, settings: Settings, batches: Batches | None) -> None:
+    app.include_router(operations.health_router)
+    app.include_router(page.router)
+    app.include_router(page.docs_router, dependencies=[Depends(browser_caller)])
+    private = APIRouter(dependencies=[Depends(caller)])  # so no route here can omit the key
+    with_model = [Depends(refuse_without_model)] if settings.front_end else []
+    for module in (audio, endpoints):
+        private.include_router(module.router, dependencies=with_model)
+    for router in (operations.models_router, text.router, operations.metrics_router):
+        private.include_router(router)
+    if batches is not None:
+        from .routers import batches as batch_routes
+        from .routers import files as file_routes
+        from .routers import jobs as job_routes
+        from .routers import uploads as upload_routes
+
+        app.state.files, app.state.batches = batches.files, batches
+        errors.install_database(app)
+        for module in (job_routes, upload_routes, file_routes, batch_routes):
+            private.include_router(module.router)
+    private.include_router(operations.usage_router)
+    app.include_router(private)
+
+
+def _lifespan(
+    engines: Sequence[Engine],
+    watchdog: Watchdog,
+    starts: Sequence[Callable[[], None]],
+    stops: Sequence[Callable[[], None]],
+    failed: Callable[[Failure], None],
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Models are loaded while the application starts. The first of them drains all requests at the end."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for engine in engines:
+            engine.start()
+        watchdog.start()
+        try:
+            await _start(failed, *starts)
+            yield
+        finally:
+            for stop in stops:
+                await asyncio.to_thread(stop)
+            for engine in engines:
+                await engine.stop()
+            serving: Serving = app.state.serving
+            await asyncio.to_thread(serving.usage.close)
+            await asyncio.to_thread(serving.tracing.close)
+            watchdog.stop()
+
+    return lifespan
 
 
 def _application(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:

@@ -13,7 +13,7 @@ not know HTTP. May be called from any thread that runs no event loop.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -48,13 +48,13 @@ FILES = sa.Table(
     "forescribe_files",
     META,
     sa.Column("id", sa.String, primary_key=True),
-    sa.Column("tenant", sa.String, nullable=False),  # the owner: the name of the API key
+    sa.Column("tenant", sa.String, key="owner", nullable=False),  # the name of the API key
     sa.Column("purpose", sa.String, nullable=False),
     sa.Column("filename", sa.String, nullable=False),
     sa.Column("size", sa.BigInteger, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("expires_at", sa.Float),
-    sa.Index("forescribe_files_of", "tenant", "created_at", "id"),
+    sa.Index("forescribe_files_of", "owner", "created_at", "id"),
     sa.Index("forescribe_files_expiry", "expires_at"),
 )
 
@@ -76,7 +76,7 @@ class Files:
 
     def count(self, owner: str) -> int:
         """How many files the owner has, those of the server included."""
-        query = sa.select(sa.func.count()).where(FILES.c.tenant == owner, self._alive())
+        query = sa.select(sa.func.count()).where(FILES.c.owner == owner, self._alive())
         with self.store.database.engine.connect() as tx:
             return int(tx.execute(query).scalar_one())
 
@@ -108,10 +108,7 @@ class Files:
 
     def insert(self, tx: Tx, file: StoredFile, blob: str) -> None:
         """Insert a file whose content is committed. Raises IntegrityError if it exists."""
-        row: dict[str, object] = {"id": file.id, "tenant": file.owner, "purpose": file.purpose}
-        row |= {"filename": file.filename, "size": file.size}
-        row |= {"created_at": file.created_at, "expires_at": file.expires_at}
-        tx.execute(sa.insert(FILES).values(**row))
+        tx.execute(sa.insert(FILES).values(**asdict(file)))
         self.store.references.put(tx, file.id, ROLE, blob, owner=file.owner, size=file.size)
 
     def get(self, id: str, owner: str) -> StoredFile:
@@ -127,7 +124,7 @@ class Files:
         self, owner: str, limit: int, after: str | None, order: Order, purpose: str | None
     ) -> tuple[list[StoredFile], bool]:
         """Up to `limit` files in order of creation, following file `after`; and whether there are more."""
-        query = sa.select(FILES).where(FILES.c.tenant == owner, self._alive())
+        query = sa.select(FILES).where(FILES.c.owner == owner, self._alive())
         if purpose is not None:
             query = query.where(FILES.c.purpose == purpose)
         columns = (FILES.c.created_at, FILES.c.id)
@@ -181,7 +178,7 @@ class Files:
 
     def _select(self, tx: Tx, id: str, owner: str) -> StoredFile | None:
         """The file; None if it does not exist, has expired or belongs to another owner."""
-        query = sa.select(FILES).where(FILES.c.id == id, FILES.c.tenant == owner, self._alive())
+        query = sa.select(FILES).where(FILES.c.id == id, FILES.c.owner == owner, self._alive())
         row = tx.execute(query).one_or_none()
         return None if row is None else _file(row)
 
@@ -194,7 +191,7 @@ class Files:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file's row; its content is a blob. Times are Unix seconds."""
+    """A file's row, column by column; its content is a blob. Times are Unix seconds."""
 
     id: str
     owner: str  # name of the API key
@@ -265,13 +262,5 @@ def derived_id(*parts: str) -> str:
     return f"file-{sha256(':'.join(parts).encode()).hexdigest()[:32]}"
 
 
-def _file(row: Any) -> StoredFile:
-    return StoredFile(
-        id=row.id,
-        owner=row.tenant,
-        purpose=row.purpose,
-        filename=row.filename,
-        size=row.size,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-    )
+def _file(row: sa.Row[Any]) -> StoredFile:
+    return StoredFile(**dict(zip(FILES.c.keys(), row, strict=True)))

@@ -193,19 +193,12 @@ class BatchTable:
     # -- lines ------------------------------------------------------------------------------------
 
     def insert_lines(self, tx: Tx, lines: Sequence[LineRow]) -> None:
+        columns = ("batch", "k", "at", "length", "job", "state")
         for at in range(0, len(lines), ROWS_PER_STATEMENT):
-            rows = [
-                {
-                    "batch": line.batch,
-                    "k": line.k,
-                    "at": line.at,
-                    "length": line.length,
-                    "job": line.job,
-                    "state": line.state,
-                }
-                for line in lines[at : at + ROWS_PER_STATEMENT]
-            ]
-            tx.execute(sa.insert(LINES), rows)
+            some = lines[at : at + ROWS_PER_STATEMENT]
+            tx.execute(
+                sa.insert(LINES), [{name: getattr(line, name) for name in columns} for line in some]
+            )
 
     def counts(self, ids: Sequence[str]) -> dict[str, dict[LineState, int]]:
         """The number of lines in each state, for each of the batches."""

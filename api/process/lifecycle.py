@@ -39,6 +39,14 @@ class Engine:
         self.joined: Callable[[], None] = lambda: None
         """Called before a request's work enters the model."""
 
+    def start(self) -> None:
+        """Load the model, and run it in its thread."""
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        """End the work in progress, and wait for the end. A load is not waited for."""
+        raise NotImplementedError
+
     @property
     def round_s(self) -> float:
         """Seconds since the current round began; 0 between rounds."""
