@@ -77,7 +77,7 @@ class DistillOptions(ModelOptions):
     cut_head: bool = opt(
         OUTPUT,
         "--cut-head",
-        "Cut the draft's output head to the tokens of the labels, as `forescribe draft-head`.",
+        "Cut the draft's output head to the tokens that make up 98 % of the labels.",
         False,
     )
     # Model

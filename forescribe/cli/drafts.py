@@ -81,9 +81,9 @@ class DraftHeadOptions:
 def draft_head(**values: Any) -> None:
     """Cut a draft's output head to the tokens of your own texts.
 
-    A draft only guesses, so a head without rare tokens makes it faster and changes no word of a result.
-    The list lies beside the draft's weights and is used from then on; deleting the file undoes it. Lists of
-    several languages may lie there: that of `--language` is used, else all of them together."""
+    A head without rare tokens is faster and changes no word of a result. The list lies beside the draft's
+    weights and is used from then on; deleting the file undoes it. Lists of several languages may lie there:
+    that of `--language` is used, else all of them together."""
     options = DraftHeadOptions(**values)
     from forescribe.asr.formats.files import put
     from forescribe.speculative.drafters.draft_tokens import file_for

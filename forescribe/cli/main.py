@@ -86,10 +86,9 @@ class ModelsOptions:
 def models(**values: Any) -> None:
     """List the model presets, and the Whisper models on this machine.
 
-    The columns of the presets are the name, its state (ready, target only, or - if it is not downloaded), the
-    target and its drafts. Those of the models are what --model takes, the program in whose cache it is, the
-    size on disk, the memory of the weights in float32 (half of it in 16 bits; activations and caches come on
-    top) and the licence, where it is known. With NAME: what that would load. Nothing is downloaded."""
+    Of a preset: name, state (ready, target only, or - if it is not downloaded), target and drafts. Of a
+    model: what --model takes, the program in whose cache it is, size on disk, memory of the weights in
+    float32, and licence, where it is known. With NAME: what that would load. Nothing is downloaded."""
     options = ModelsOptions(**values)
     if options.name is not None:
         _print(_loaded_by(options.name), _one_model, as_json=options.json)

@@ -46,8 +46,7 @@ class StatusOptions:
 def status(**values: Any) -> None:
     """Show how far a transcription is: counts, failures, speed, and when it may end.
 
-    Read from the records in the output, so that it works from any machine, while many work and after
-    they have ended."""
+    Read from the records in the output, from any machine, during and after the run."""
     options = StatusOptions(**values)
     from forescribe.asr.records.status import StatusReader
 

@@ -85,10 +85,16 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         OUTPUT, "--max-line-width CHARS", "Subtitles: maximum characters per line.", min=1
     )
     max_line_count: int | None = opt(
-        OUTPUT, "--max-line-count LINES", "Subtitles: maximum lines shown at once.", min=1
+        OUTPUT,
+        "--max-line-count LINES",
+        "Subtitles: maximum lines shown at once; needs one of the other two limits.",
+        min=1,
     )
     max_words_per_line: int | None = opt(
-        OUTPUT, "--max-words-per-line WORDS", "Subtitles: maximum words per line.", min=1
+        OUTPUT,
+        "--max-words-per-line WORDS",
+        "Subtitles: maximum words per line; alone, one line per subtitle.",
+        min=1,
     )
     highlight_words: bool = opt(
         OUTPUT,
