@@ -49,11 +49,7 @@ class ServeOptions(ServiceOptions):
     """The parsed command line."""
 
     language: str | None = like(DecodingOptions, "language", "Language of requests that name none.")
-    quantize: str | None = like(
-        LoadOptions,
-        "quantize",
-        "none, or int8: models in 8-bit integers, on CPUs with the native engine; words may differ.",
-    )
+    quantize: str | None = like(LoadOptions, "quantize")
     draft_dtype: str | None = like(LoadOptions, "draft_dtype", default=None, shown=AUTO)
     engine: str | None = like(LoadOptions, "engine", default=None, shown=AUTO)
     workers: int | None = opt(
