@@ -195,38 +195,14 @@ class Store:
         A write whose reply was lost is found by reading the object, so `data` should hold something that no
         other writer writes, such as a random number.
         """
-        lost = False
-
-        def attempt() -> bool:
-            nonlocal lost
-            try:
-                self.backend.create(self._key(key), data)
-            except ExistsError:
-                return lost and self.read(key) == data
-            except UnavailableError:
-                lost = True
-                raise
-            return True
-
-        return self.retries.call(attempt)
+        return self._once(key, data, lambda: self.backend.create(self._key(key), data), ExistsError)
 
     def replace(self, key: str, data: bytes, etag: str) -> bool:
         """Write an object if it still has the tag `etag`; False if it has another one. Lost replies are
         handled as by `create`."""
-        lost = False
-
-        def attempt() -> bool:
-            nonlocal lost
-            try:
-                self.backend.replace(self._key(key), data, etag)
-            except ChangedError:
-                return lost and self.read(key) == data
-            except UnavailableError:
-                lost = True
-                raise
-            return True
-
-        return self.retries.call(attempt)
+        return self._once(
+            key, data, lambda: self.backend.replace(self._key(key), data, etag), ChangedError
+        )
 
     def delete(self, key: str) -> None:
         """Remove an object, if it exists."""
@@ -260,6 +236,26 @@ class Store:
     def below(self, name: str) -> Store:
         """The store at the folder `name` below this one, with the same connections."""
         return Store(self.backend, self.location / name, self.retries)
+
+    def _once(
+        self, key: str, data: bytes, write: Callable[[], object], refused: type[LocatedError]
+    ) -> bool:
+        """Whether a conditional write was made. If it is refused after a reply was lost, the object tells
+        whose it is."""
+        lost = False
+
+        def attempt() -> bool:
+            nonlocal lost
+            try:
+                write()
+            except refused:
+                return lost and self.read(key) == data
+            except UnavailableError:
+                lost = True
+                raise
+            return True
+
+        return self.retries.call(attempt)
 
     @property
     def _base(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from forescribe.asr.storage.errors import (
 from forescribe.asr.storage.locations import Entry, Location
 from forescribe.asr.storage.obstore_backend import PAGE, ObstoreBackend
 from forescribe.asr.storage.stores import Retries, Store, Stores, open_store
+from tests.asr.storage.emulator import S3, moto_environment, running
 from tests.asr.storage.faults import (
     LOST,
     OK,
@@ -28,11 +30,42 @@ from tests.asr.storage.faults import (
     quick,
 )
 
+EMULATED = pytest.param("s3", marks=pytest.mark.nightly)
+"""The same promises over HTTP."""
 
-@pytest.fixture(params=["memory", "file"])
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with running(moto_environment(tmp_path_factory.mktemp("moto") / "env")) as s3:
+        yield s3
+
+
+def opened(request: pytest.FixtureRequest, folder: Path) -> Store:
+    if request.param == "memory":
+        return open_store(memory() / "out/2026")
+    if request.param == "file":
+        return open_store(Location.parse(f"file://{folder}/out"))
+    s3: S3 = request.getfixturevalue("emulator")
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"stores-{next(NUMBERS)}"
+    s3.make_bucket(bucket)
+    return open_store(Location.parse(f"s3://{bucket}/out/2026"))
+
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(params=["memory", "file", EMULATED])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    where = memory() / "out/2026" if request.param == "memory" else f"file://{tmp_path}/out"
-    return open_store(where if isinstance(where, Location) else Location.parse(where))
+    return opened(request, tmp_path)
+
+
+@pytest.fixture(params=["memory", EMULATED])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A store that knows versions."""
+    return opened(request, tmp_path)
 
 
 def keys(entries: list[Entry]) -> list[str]:
@@ -75,20 +108,18 @@ def test_an_object_is_created_once(store: Store) -> None:
     assert store.read("record") == b"mine"
 
 
-def test_an_object_is_replaced_only_as_it_was_seen() -> None:
-    store = open_store(memory())
-    store.put("record", b"1")
-    tag = store.head("record").etag or ""
-    assert store.replace("record", b"2", tag) and not store.replace("record", b"3", tag)
-    assert store.read("record") == b"2"
+def test_an_object_is_replaced_only_as_it_was_seen(bucket: Store) -> None:
+    bucket.put("record", b"1")
+    tag = bucket.head("record").etag or ""
+    assert bucket.replace("record", b"2", tag) and not bucket.replace("record", b"3", tag)
+    assert bucket.read("record") == b"2"
 
 
-def test_a_version_changes_with_the_content() -> None:
-    store = open_store(memory())
-    store.put("a", b"1")
-    before = store.head("a").version
-    store.put("a", b"2")
-    assert store.head("a").version != before
+def test_a_version_changes_with_the_content(bucket: Store) -> None:
+    bucket.put("a", b"1")
+    before = bucket.head("a").version
+    bucket.put("a", b"2")
+    assert bucket.head("a").version != before
 
 
 def test_stores_of_one_bucket_share_their_counts() -> None:
@@ -99,11 +130,10 @@ def test_stores_of_one_bucket_share_their_counts() -> None:
     assert stores.requests() == 2 and stores.at(location).requests == {"put": 1, "get": 1}
 
 
-def test_a_listing_takes_one_request_per_page() -> None:
-    store = open_store(memory())
+def test_a_listing_takes_one_request_per_page(bucket: Store) -> None:
     for number in range(PAGE + 1):
-        store.put(f"{number:05}", b"")
-    assert len(store.list()) == PAGE + 1 and store.requests["list"] == 2
+        bucket.put(f"{number:05}", b"")
+    assert len(bucket.list()) == PAGE + 1 and bucket.requests["list"] == 2
 
 
 # What is lost
