@@ -75,7 +75,7 @@ class Forward:
         elif target is None:
             await ApiError("not_found", "there is no such worker").response()(scope, receive, send)
         else:
-            await _forward(self._clients[target], scope, receive, send)
+            await _Exchange(self._clients[target], scope, receive, send).run()
 
     def _target(self, scope: Scope) -> int | None:
         """The index of the worker that answers; None if it does not exist."""
@@ -100,75 +100,74 @@ def _with_client(scope: Scope) -> Scope:
     return {**scope, "headers": headers, "client": client}
 
 
-async def _forward(client: httpx.AsyncClient, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send the request to the other worker, and stream its answer."""
-    body_sent = asyncio.Event()
+class _Exchange:
+    """A request that another worker answers."""
 
-    async def body() -> AsyncIterator[bytes]:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ConnectionAbortedError
-            if message.get("body"):
-                yield message["body"]
-            if not message.get("more_body"):
-                body_sent.set()
-                return
+    def __init__(
+        self, client: httpx.AsyncClient, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self.client, self.scope, self.receive, self.send = client, scope, receive, send
+        self._body_sent = asyncio.Event()
+        self._began = False  # the answer
 
-    async def disconnected() -> None:
-        """Return when the client has closed the connection, after its body was read."""
-        await body_sent.wait()
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    async def run(self) -> None:
+        """Send the request to the other worker, and stream its answer."""
+        work = asyncio.ensure_future(self._forward())
+        watch = asyncio.ensure_future(self._disconnected())
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                return  # the client has left: cancelled below, and the other worker sees it
+            work.result()
+        except ConnectionAbortedError:
+            return
+        except httpx.TransportError:
+            if self._began:
+                raise  # half of the answer is sent: the server has to close the connection
+            failed = ApiError("not_ready", "the worker with the jobs is being restarted")
+            await failed.response()(self.scope, self.receive, self.send)
+        finally:
+            for task in (work, watch):
+                task.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await task
 
-    headers = [(name, value) for name, value in scope["headers"] if name not in HOP_BY_HOP]
-    if scope.get("client"):
-        headers.append((CLIENT, scope["client"][0].encode("latin-1", "replace")))
-    url = URL(scope=scope).replace(scheme="http", netloc="worker")
-    began = False
-
-    async def exchange() -> None:
-        nonlocal began
+    async def _forward(self) -> None:
+        scope, send = self.scope, self.send
         has_body = scope["method"] not in ("GET", "HEAD", "OPTIONS", "DELETE")
         if not has_body:
-            body_sent.set()
-        request = client.build_request(
-            scope["method"], str(url), headers=headers, content=body() if has_body else None
-        )
-        answer = await client.send(request, stream=True)
+            self._body_sent.set()
+        headers = [(name, value) for name, value in scope["headers"] if name not in HOP_BY_HOP]
+        if scope.get("client"):
+            headers.append((CLIENT, scope["client"][0].encode("latin-1", "replace")))
+        url = str(URL(scope=scope).replace(scheme="http", netloc="worker"))
+        content = self._body() if has_body else None
+        request = self.client.build_request(scope["method"], url, headers=headers, content=content)
+        answer = await self.client.send(request, stream=True)
         try:
-            answer_headers = [
-                (k.lower(), v) for k, v in answer.headers.raw if k.lower() not in HOP_BY_HOP
-            ]
-            began = True
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": answer.status_code,
-                    "headers": answer_headers,
-                }
-            )
+            raw = [(k.lower(), v) for k, v in answer.headers.raw if k.lower() not in HOP_BY_HOP]
+            start = {"type": "http.response.start", "status": answer.status_code, "headers": raw}
+            self._began = True
+            await send(start)
             async for piece in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await answer.aclose()
 
-    work, watch = asyncio.ensure_future(exchange()), asyncio.ensure_future(disconnected())
-    try:
-        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            return  # the client has left: cancelled below, and the other worker sees it
-        work.result()
-    except ConnectionAbortedError:
-        return
-    except httpx.TransportError:
-        if began:
-            raise  # half of the answer is sent: the server has to close the connection
-        failed = ApiError("not_ready", "the worker with the jobs is being restarted")
-        await failed.response()(scope, receive, send)
-    finally:
-        for task in (work, watch):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+    async def _body(self) -> AsyncIterator[bytes]:
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionAbortedError
+            if message.get("body"):
+                yield message["body"]
+            if not message.get("more_body"):
+                self._body_sent.set()
+                return
+
+    async def _disconnected(self) -> None:
+        """Return when the client has closed the connection, after its body was read."""
+        await self._body_sent.wait()
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
