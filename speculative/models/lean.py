@@ -12,6 +12,7 @@ Shapes depend on the batch, the number of tokens and `reach` only, so a forward 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,16 +26,18 @@ from ..types import Prefilled, Scores, Topology
 from .caches import SelfCache, Sources, sources_for
 from .causal import FULL, SLIDING, CausalModel
 from .coverage import causal_gap
-from .slot_model import Places, SlotModel, path_slots
+from .slot_model import Places, SlotModel
 from .weights import (
     CausalLayer,
     CausalWeights,
     Norm,
-    WhisperLayer,
     WhisperWeights,
     activation,
     rows_of,
 )
+
+Run = Callable[[int, Tensor], Tensor]
+"""One layer, by its index, over `x [B N, D]`."""
 
 SelfAttention = Callable[[int, Tensor], Tensor]
 """Writes keys and values of a layer and reads them: `[3, B, H, N, d]` -> `[B, H, N, d]`."""
@@ -46,69 +49,23 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 `[B, 1, G N, R]` -> `[B, K, G N, d]`."""
 
 
-class LeanWhisperDecoder(SlotModel):
-    """The decoder of a Whisper model. Arguments as `modules.WhisperDecoder`."""
+class LeanDecoder(SlotModel):
+    """What the decoders share: forwards over a `SelfCache`, layer by layer."""
 
     engine = "lean"
+    weights: Any
+    cache: SelfCache | None = None
 
-    def __init__(
-        self,
-        model: Any,
-        pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
-        *,
-        sources: int | None = None,
-        listed: Sequence[int] | None = None,
-    ) -> None:
-        config = model.config
-        self.weights, self.pick = WhisperWeights.of(model), pick
-        self.length = config.max_source_positions if sources is None else sources
-        self.activate = activation(self.weights.activation)
-        self.cache: WhisperCache | None = None
-        super().__init__(
-            device=self.weights.embedding.device,
-            dtype=self.weights.embedding.dtype,
-            vocab_size=config.vocab_size,
-            positions=config.max_target_positions,
-            layers=config.decoder_layers,
-            listed=listed,
-        )
-        if self.listed is not None:
-            self.weights = replace(self.weights, head=self.weights.head.rows(self.listed))
+    @abstractmethod
+    def _embedded(self, tokens: Tensor, at: Places) -> Tensor:
+        """The states `[B N, D]` that enter the first layer."""
 
-    def allocate(self, batch: int, slots: int) -> None:
-        self.cache = WhisperCache(self.weights, batch, slots, self.length)
+    @abstractmethod
+    def _round(self, tokens: Tensor, at: Places, reach: int) -> tuple[Tensor, Tensor | None]:
+        """States and taps, as `_hidden`, of a forward that writes at these places and reads below `reach`."""
 
-    def release(self) -> None:
-        self.cache = None
-
-    def _allocated(self) -> WhisperCache:
-        if self.cache is None:
-            raise RuntimeError("allocate() comes before the first forward")
-        return self.cache
-
-    @torch.inference_mode()
-    def prefill(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        encoder_states: Sequence[Any],
-        nodes: Tensor | None = None,
-    ) -> Prefilled:
-        cache, at = self._allocated(), self.prompt_places(tokens)
-        states = torch.stack([self.pick(s) for s in encoder_states]).to(self.device, self.dtype)
-        cache.own.clear(rows, tokens.shape[1])
-
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            cache.own.write_prompt(layer, rows, qkv[1:])
-            return scaled_dot_product_attention(
-                qkv[0], qkv[1], qkv[2], attn_mask=at.mask, scale=1.0
-            )
-
-        def cross(layer: int, queries: Tensor) -> Tensor:
-            return cache.sources.admit(layer, rows, states, queries)
-
-        hidden, taps = self._hidden(tokens, at.positions, attend, cross)
-        return Prefilled(self.head(self.chosen(hidden, nodes)), taps)
+    @abstractmethod
+    def _norm(self, x: Tensor, norm: Norm) -> Tensor: ...
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
@@ -122,8 +79,93 @@ class LeanWhisperDecoder(SlotModel):
         one = node[:, None, None].expand(-1, 1, hidden.shape[2])
         return self.head(hidden.gather(1, one))
 
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        self._allocated().own.move(*path_slots(start, path))
+    def _hidden(self, tokens: Tensor, at: Places, layer: Run) -> tuple[Tensor, Tensor | None]:
+        """The last hidden states `[B, N, D]` of `tokens [B, N]`, and the taps."""
+        x, states = self._embedded(tokens, at), {}
+        for index in range(self.depth):
+            if index in self.taps:
+                states[index] = x.view(*tokens.shape, -1)
+            x = layer(index, x)
+        states[-1] = self._norm(x, self.weights.norm).view(*tokens.shape, -1)
+        return states[-1], self.tapped(states)
+
+
+class LeanWhisperDecoder(LeanDecoder):
+    """The decoder of a Whisper model. Arguments as `modules.WhisperDecoder`."""
+
+    weights: WhisperWeights
+    sources: Sources | None = None
+
+    def __init__(
+        self,
+        model: Any,
+        pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
+        *,
+        sources: int | None = None,
+        listed: Sequence[int] | None = None,
+    ) -> None:
+        config = model.config
+        self.weights, self.pick = WhisperWeights.of(model), pick
+        self.length = config.max_source_positions if sources is None else sources
+        self.activate = activation(self.weights.activation)
+        super().__init__(
+            device=self.weights.embedding.device,
+            dtype=self.weights.embedding.dtype,
+            vocab_size=config.vocab_size,
+            positions=config.max_target_positions,
+            layers=config.decoder_layers,
+            listed=listed,
+        )
+        if self.listed is not None:
+            self.weights = replace(self.weights, head=self.weights.head.rows(self.listed))
+
+    def allocate(self, batch: int, slots: int) -> None:
+        weights, layers = self.weights, len(self.weights.layers)
+        like, heads = weights.embedding, weights.heads
+        self.cache = SelfCache(
+            layers=layers,
+            batch=batch,
+            heads=heads,
+            slots=slots,
+            size=weights.head_size,
+            dtype=like.dtype,
+            device=like.device,
+        )
+        self.sources = sources_for(
+            weights.cross_kv,
+            layers=layers,
+            batch=batch,
+            heads=heads,
+            length=self.length,
+            like=like,
+        )
+
+    def release(self) -> None:
+        self.cache = self.sources = None
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
+        cache, at = self._allocated(), self.prompt_places(tokens)
+        states = torch.stack([self.pick(s) for s in encoder_states]).to(self.device, self.dtype)
+        cache.clear(rows, tokens.shape[1])
+        assert self.sources is not None
+        admit = self.sources.admit
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            cache.write_prompt(layer, rows, qkv[1:])
+            return _attention(qkv[0], qkv[1:], at.mask)
+
+        def cross(layer: int, queries: Tensor) -> Tensor:
+            return admit(layer, rows, states, queries)
+
+        hidden, taps = self._hidden(tokens, at, self._layers(tokens.shape, attend, cross))
+        return Prefilled(self.head(self.chosen(hidden, nodes)), taps)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return embedding(tokens, self.weights.embedding)
@@ -131,100 +173,47 @@ class LeanWhisperDecoder(SlotModel):
     def head(self, states: Tensor) -> Tensor:
         return self.whole(self.weights.head(states).float())
 
+    def _embedded(self, tokens: Tensor, at: Places) -> Tensor:
+        weights = self.weights
+        x = embedding(tokens, weights.embedding) + embedding(at.positions, weights.positions)
+        return x.view(-1, weights.width)
+
     def _round(self, tokens: Tensor, at: Places, reach: int) -> tuple[Tensor, Tensor | None]:
-        cache = self._allocated()
-        own = cache.own_attention(at, reach)
-        return self._hidden(tokens, at.positions, own, cache.sources.attend)
+        cache, (rows, nodes) = self._allocated(), tokens.shape
+        assert self.sources is not None
+        index, readable = cache.index(at.slots), cache.readable(rows, reach, nodes)
 
-    def _hidden(
-        self, tokens: Tensor, positions: Tensor, attend: SelfAttention, cross: CrossAttention
-    ) -> tuple[Tensor, Tensor | None]:
-        """The last hidden states `[B, N, D]` of `tokens [B, N]`, and the taps."""
-        weights, shape = self.weights, (*tokens.shape, -1, self.weights.head_size)
-        x = embedding(tokens, weights.embedding) + embedding(positions, weights.positions)
-        x = x.view(-1, weights.width)  # [B N, D]
-        states = {}
-        for index, layer in enumerate(weights.layers):
-            if index in self.taps:
-                states[index] = x.view(*tokens.shape, -1)
-            x = self._layer(index, layer, x, shape, attend, cross)
-        states[-1] = self._norm(x, weights.norm).view(*tokens.shape, -1)
-        return states[-1], self.tapped(states)
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            cache.write(layer, index, qkv[1:])
+            return _attention(qkv[0], readable[layer], at.mask)
 
-    def _layer(
-        self,
-        index: int,
-        layer: WhisperLayer,
-        x: Tensor,
-        shape: tuple[int, ...],
-        attend: SelfAttention,
-        cross: CrossAttention,
-    ) -> Tensor:
-        """One layer over `x [B N, D]`; `shape` is (B, N, -1, d)."""
-        qkv = layer.qkv(self._norm(x, layer.self_norm)).view(*shape[:2], 3, -1, shape[3])
-        read = attend(index, qkv.permute(2, 0, 3, 1, 4)).transpose(1, 2).reshape(x.shape)
-        x = x + layer.out(read)
-        queries = layer.cross_q(self._norm(x, layer.cross_norm)).view(shape)
-        x = x + layer.cross_out(cross(index, queries))
-        inner = self.activate(layer.up(self._norm(x, layer.ffn_norm)))
-        return x + layer.down(inner)
+        layers = self._layers(tokens.shape, attend, self.sources.attend)
+        return self._hidden(tokens, at, layers)
+
+    def _layers(self, shape: Sequence[int], attend: SelfAttention, cross: CrossAttention) -> Run:
+        """The layers over tokens of this shape, `(B, N)`."""
+        weights, heads = self.weights, (*shape, -1, self.weights.head_size)
+
+        def run(index: int, x: Tensor) -> Tensor:
+            layer = weights.layers[index]
+            qkv = layer.qkv(self._norm(x, layer.self_norm)).view(*shape, 3, -1, heads[3])
+            read = attend(index, qkv.permute(2, 0, 3, 1, 4)).transpose(1, 2).reshape(x.shape)
+            x = x + layer.out(read)
+            queries = layer.cross_q(self._norm(x, layer.cross_norm)).view(heads)
+            x = x + layer.cross_out(cross(index, queries))
+            inner = self.activate(layer.up(self._norm(x, layer.ffn_norm)))
+            return x + layer.down(inner)
+
+        return run
 
     def _norm(self, x: Tensor, norm: Norm) -> Tensor:
         return layer_norm(x, x.shape[1:], norm.weight, norm.bias, self.weights.eps)
 
 
-class WhisperCache:
-    """Keys and values of `batch` rows: of `slots` tokens, and of `length` encoder states."""
-
-    def __init__(self, weights: WhisperWeights, batch: int, slots: int, length: int) -> None:
-        like, layers = weights.embedding, len(weights.layers)
-        self.own = SelfCache(
-            layers=layers,
-            batch=batch,
-            heads=weights.heads,
-            slots=slots,
-            size=weights.head_size,
-            dtype=like.dtype,
-            device=like.device,
-        )
-        self.sources: Sources = sources_for(
-            weights.cross_kv,
-            layers=layers,
-            batch=batch,
-            heads=weights.heads,
-            length=length,
-            like=like,
-        )
-
-    @property
-    def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of self-attention, per layer."""
-        return self.own.layers
-
-    @property
-    def cross(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of the encoder states, per layer."""
-        return self.sources.layers
-
-    def own_attention(self, at: Places, reach: int) -> SelfAttention:
-        """Self-attention of a forward at these places, which reads below `reach`."""
-        rows, nodes = at.slots.shape
-        index, readable = self.own.index(at.slots), self.own.readable(rows, reach, nodes)
-
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            self.own.write(layer, index, qkv[1:])
-            keys, values = readable[layer]
-            return scaled_dot_product_attention(qkv[0], keys, values, attn_mask=at.mask, scale=1.0)
-
-        return attend
-
-
-class LeanCausalDecoder(CausalModel):
+class LeanCausalDecoder(CausalModel, LeanDecoder):
     """A Llama-like causal LM; arguments and errors as `CausalModel`."""
 
-    engine = "lean"
     weights: CausalWeights
-    cache: SelfCache | None = None
 
     def prepare(self) -> None:
         gap = causal_gap(self.model)
@@ -252,11 +241,6 @@ class LeanCausalDecoder(CausalModel):
     def release(self) -> None:
         self.cache = self._angles = None
 
-    def _allocated(self) -> SelfCache:
-        if self.cache is None:
-            raise RuntimeError("allocate() comes before the first forward")
-        return self.cache
-
     @torch.inference_mode()
     def prefill(
         self,
@@ -271,71 +255,47 @@ class LeanCausalDecoder(CausalModel):
 
         def attend(layer: int, queries: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
             cache.write_prompt(layer, rows, kv)
-            return self._attention(queries, kv, mask)
+            return _attention(queries, kv, mask, self.weights.scale)
 
-        hidden, taps = self._hidden(tokens, at, attend)
+        hidden, taps = self._hidden(tokens, at, self._layers(tokens.shape, at, attend))
         if nodes is not None:
-            return Prefilled(self._logits(self.chosen(hidden, nodes)), taps)
+            return Prefilled(self.head(self.chosen(hidden, nodes)), taps)
         return Prefilled(torch.empty((len(tokens), 0, self.vocab_size), device=self.device), taps)
 
-    def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
-    ) -> Scores:
-        at = self.places(tokens, start, reach, topology)
-        hidden, taps = self._hidden(tokens, at, self._cached(at, reach))
-        return Scores(self._logits(hidden), taps)
+    def head(self, states: Tensor) -> Tensor:
+        return self.own_vocabulary(self.weights.head(states))
 
-    def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
-        """See `NodeModel.score_at`."""
-        at = self.places(tokens, start, reach, None)
-        hidden, _ = self._hidden(tokens, at, self._cached(at, reach))
-        one = node[:, None, None].expand(-1, 1, hidden.shape[2])
-        return self._logits(hidden.gather(1, one))
+    def _embedded(self, tokens: Tensor, at: Places) -> Tensor:
+        return embedding(self.known_tokens(tokens), self.weights.embedding).flatten(0, 1)
 
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        self._allocated().move(*path_slots(start, path))
-
-    def _cached(self, at: Places, reach: int) -> Attention:
-        """Attention of a forward at these places, which reads below `reach`."""
-        cache = self._allocated()
-        rows, nodes = at.slots.shape
+    def _round(self, tokens: Tensor, at: Places, reach: int) -> tuple[Tensor, Tensor | None]:
+        cache, (rows, nodes) = self._allocated(), tokens.shape
         index, readable = cache.index(at.slots), cache.readable(rows, reach, nodes)
 
         def attend(layer: int, queries: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
             cache.write(layer, index, kv)
-            return self._attention(queries, readable[layer], mask)
+            return _attention(queries, readable[layer], mask, self.weights.scale)
 
-        return attend
+        return self._hidden(tokens, at, self._layers(tokens.shape, at, attend))
 
-    def _attention(self, queries: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
-        scale = self.weights.scale
-        return scaled_dot_product_attention(queries, kv[0], kv[1], attn_mask=mask, scale=scale)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self.own_vocabulary(self.weights.head(hidden))
-
-    def _hidden(
-        self, tokens: Tensor, at: Places, attend: Attention
-    ) -> tuple[Tensor, Tensor | None]:
-        """The last hidden states `[B, N, D]` of `tokens [B, N]`, and the taps."""
+    def _layers(self, shape: torch.Size, at: Places, attend: Attention) -> Run:
+        """The layers over tokens of this shape, `(B, N)`, at these places."""
         assert self._angles is not None
         weights = self.weights
-        x = embedding(self.known_tokens(tokens), weights.embedding).flatten(0, 1)
         # Queries in groups are rows of one product, in the order group, token.
         masks = {
             kind: mask.repeat(1, 1, self.groups, 1) if self.groups > 1 else mask
             for kind, mask in self.masks(at.mask, at.positions).items()
         }
         cos, sin = (embedding(at.positions, table)[:, :, None] for table in self._angles)
-        states = {}
-        for index, layer in enumerate(weights.layers):
-            if index in self.taps:
-                states[index] = x.view(*tokens.shape, -1)
+
+        def run(index: int, x: Tensor) -> Tensor:
+            layer = weights.layers[index]
             mask = masks[FULL if layer.window is None else SLIDING]
-            heads = self._heads(x, layer, tokens.shape, (cos, sin))
-            x = self._layer(index, layer, x, heads, mask, attend)
-        states[-1] = self._norm(x, weights.norm).view(*tokens.shape, -1)
-        return states[-1], self.tapped(states)
+            heads = self._heads(x, layer, shape, (cos, sin))
+            return self._layer(index, layer, x, heads, mask, attend)
+
+        return run
 
     def _heads(
         self, x: Tensor, layer: CausalLayer, shape: torch.Size, angles: tuple[Tensor, Tensor]
@@ -380,3 +340,8 @@ class LeanCausalDecoder(CausalModel):
 
     def _norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, x.shape[1:], norm.weight, self.weights.eps)
+
+
+def _attention(queries: Tensor, kv: Tensor, mask: Tensor, scale: float = 1.0) -> Tensor:
+    """`queries [B, H, N, d]` and `kv [2, B, H, R, d]` -> `[B, H, N, d]`."""
+    return scaled_dot_product_attention(queries, kv[0], kv[1], attn_mask=mask, scale=scale)

@@ -38,7 +38,7 @@ from ..errors import LoadError
 from ..types import Prefilled, Scores, Topology
 from .causal import SLIDING, CausalModel
 from .module_cache import SlotCache
-from .slot_model import LayerShape, SlotModel, path_slots
+from .slot_model import LayerShape, SlotModel
 from .weights import cut, with_cut_head
 
 NAME = "products"
@@ -79,14 +79,6 @@ class ModuleModel(SlotModel):
     def allocate(self, batch: int, slots: int) -> None:
         self.cache = self.new_cache(batch, slots)
 
-    def release(self) -> None:
-        self.cache = None
-
-    def _allocated(self) -> SlotCache:
-        if self.cache is None:
-            raise RuntimeError("allocate() comes before the first forward")
-        return self.cache
-
     @torch.inference_mode()
     def prefill(
         self,
@@ -105,9 +97,6 @@ class ModuleModel(SlotModel):
     ) -> Scores:
         cache, at = self._allocated(), self.places(tokens, start, reach, topology)
         return self.forward(tokens, at.positions, at.mask, cache.decode(at.slots, reach), None)
-
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        self._allocated().move(*path_slots(start, path))
 
 
 class WhisperDecoder(ModuleModel):

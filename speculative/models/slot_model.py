@@ -45,6 +45,9 @@ class SlotModel(ABC):
     """Whether a token's logits have the same bits whatever a forward computes beside it: other rows, other
     tokens of its row, more threads. `agreement.dependence` compares that when a model in int8 is loaded."""
 
+    cache: Any = None
+    """Keys and values, which `move` from slots to slots; None before `allocate`."""
+
     listed: Tensor | None
     """Of a draft with a cut head the only tokens `[C]` with finite logits, ascending; None: all have them."""
 
@@ -105,9 +108,9 @@ class SlotModel(ABC):
     def allocate(self, batch: int, slots: int) -> None:
         """See `Model.allocate`."""
 
-    @abstractmethod
     def release(self) -> None:
         """Frees the cache."""
+        self.cache = None
 
     @abstractmethod
     def prefill(
@@ -125,9 +128,10 @@ class SlotModel(ABC):
     ) -> Scores:
         """See `Model.score`."""
 
-    @abstractmethod
     def commit(self, start: Tensor, path: Tensor) -> None:
         """See `Model.commit`."""
+        column = torch.arange(path.shape[1], device=path.device)
+        self._allocated().move(start[:, None] + path, start[:, None] + column)
 
     def known_tokens(self, tokens: Tensor) -> Tensor:
         """The tokens as they are read; of a draft, in place of those that it does not have, another one."""
@@ -164,6 +168,11 @@ class SlotModel(ABC):
             return values
         return values.gather(1, nodes[..., None].expand(-1, -1, values.shape[2]))
 
+    def _allocated(self) -> Any:
+        if self.cache is None:
+            raise RuntimeError("allocate() comes before the first forward")
+        return self.cache
+
     def _positions_at(self, slots: Tensor) -> Tensor:
         # Slots run past the last learned position by the drafts of a row that is about to end. Those
         # positions are clamped (their scores are cut off); their slots are not, or two would collide.
@@ -176,12 +185,6 @@ class SlotModel(ABC):
                 torch.tensor(topology.ancestry(), device=self.device),
             )
         return self._trees[topology]
-
-
-def path_slots(start: Tensor, path: Tensor) -> tuple[Tensor, Tensor]:
-    """The slots `[B, N]` that `Model.commit` copies from, and those that it copies to."""
-    column = torch.arange(path.shape[1], device=path.device)
-    return start[:, None] + path, start[:, None] + column
 
 
 def chain_mask(slots: Tensor, length: int, dtype: torch.dtype) -> Tensor:

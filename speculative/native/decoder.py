@@ -23,7 +23,7 @@ from ..errors import LoadError
 from ..models.caches import SelfCaches, cross_caches
 from ..models.causal import SLIDING, CausalModel
 from ..models.coverage import causal_gap
-from ..models.slot_model import SlotModel, path_slots
+from ..models.slot_model import SlotModel
 from ..models.weights import CausalWeights, WhisperWeights, linear_of, rows_of
 from ..rounds.choice import Allowed, Choice
 from ..types import Prefilled, Scores, Topology
@@ -100,14 +100,10 @@ class NativeDecoder(SlotModel, ABC):
 
     def release(self) -> None:
         """Frees the caches."""
-        self.cache = self._beside = None
+        super().release()
+        self._beside = None
         self._workspace.release()
         self._record.batch = self._record.slots = 0
-
-    def _allocated(self) -> SelfCaches:
-        if self.cache is None:
-            raise RuntimeError("allocate() comes before the first forward")
-        return self.cache
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
@@ -163,9 +159,9 @@ class NativeDecoder(SlotModel, ABC):
         return choose_natively(self.library, logits, allowed)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        cache, (batch, nodes) = self._allocated(), path.shape
+        batch, nodes = path.shape
         start = checked("start", start, torch.int64, batch)
-        cache.move(*path_slots(start, checked("path", path, torch.int64, batch, nodes)))
+        super().commit(start, checked("path", path, torch.int64, batch, nodes))
 
     def _forward(
         self,

@@ -49,7 +49,7 @@ def test_a_larger_forward_compiles_no_smaller_one_again(monkeypatch: pytest.Monk
     torch._dynamo.reset()
     engine = whisper_engine(HPU, 1, 2, decoder=LeanWhisperDecoder)
     for adapter in (engine.target, engine.drafter.model):  # type: ignore[union-attr]
-        adapter.cache.own._tracked = False  # the double's tensors are on the CPU
+        adapter.cache._tracked = False  # the double's tensors are on the CPU
     runner = engine._runner
     with torch.inference_mode():
         for gamma in (1, 2, 1, 2):
