@@ -132,7 +132,7 @@ def world(schedule: Goodput, kept: float, cost: float, rounds: int) -> list[int]
     return chosen
 
 
-@pytest.mark.parametrize(("kept", "cost", "drafts"), [(0.7, 0.45, False), (0.7, 0.2, True)])
+@pytest.mark.parametrize(("kept", "cost", "drafts"), [(0.7, 0.75, False), (0.7, 0.2, True)])
 def test_goodput_goes_by_what_was_written_not_by_what_the_formula_hopes(kept, cost, drafts):
     """At the acceptance seen, the formula promises 2.7 tokens of two drafts; 1.7 are written."""
     chosen = world(Goodput(early=True), kept, cost, 300)
