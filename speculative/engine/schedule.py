@@ -41,8 +41,8 @@ def schedule_for(gamma: int | None, drafter: Drafter | None) -> Schedule:
 
 
 BUCKETS = (0, 1, 2, 4, 6, 8, 12)
-"""Gammas to choose from: 0 is plain decoding, 1 pays longest as batches grow (tiny.en at batch 8: 1.10, where 4
-gives 0.87 of plain decoding), and beyond 12 published pairs rarely gain."""
+"""Gammas to choose from: 0 is plain decoding, 1 pays longest as batches grow (tiny.en at batch 8: 1.10, where
+4 gives 0.87 of plain decoding), and beyond 12 published pairs rarely gain."""
 
 SAMPLING_GAMMA = 4
 """Gamma of rounds with sampled rows, the same for all: their draws depend on the draft lengths, and
