@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import soundfile
 from typer.testing import CliRunner
 
 from forescribe import Transcriber
@@ -178,8 +179,16 @@ def test_what_cannot_be_done_is_said_with_its_cause(
     assert not (draft / FILE).exists()
 
 
+@pytest.fixture
+def memo(tmp_path: Path) -> Path:
+    """The beginning of the sample."""
+    samples, rate = soundfile.read(SAMPLES / "memo.flac", stop=20 * 16_000)
+    soundfile.write(tmp_path / "memo.flac", samples, rate)
+    return tmp_path / "memo.flac"
+
+
 def test_a_transcript_is_the_same_with_a_list_and_nothing_else_is_drafted(
-    draft: Path,
+    draft: Path, memo: Path
 ) -> None:
     """The list is made from another recording, so some words of this one are not on it."""
     draft_head(draft, SAMPLES / "conversation.txt")
@@ -189,7 +198,7 @@ def test_a_transcript_is_the_same_with_a_list_and_nothing_else_is_drafted(
         transcriber = Transcriber.load("tiny.en", str(draft), gamma=gamma, device="cpu", batch=2)
         if gamma != 0:
             assert transcriber.whisper.listed == listing.ids
-        (outcome,) = transcriber.transcribe([SAMPLES / "memo.flac"], Options(language="en"))
+        (outcome,) = transcriber.transcribe([memo], Options(language="en"))
         assert outcome.transcript is not None
         found[name] = [segment.tokens for segment in outcome.transcript.segments]
         if gamma == 4:
@@ -282,7 +291,7 @@ def test_lists_of_languages_lie_side_by_side(draft: Path, tmp_path: Path) -> Non
         draft_head(draft, tmp_path / "calls", "--language", "12")
 
 
-def test_the_language_of_a_run_chooses_the_list(draft: Path) -> None:
+def test_the_language_of_a_run_chooses_the_list(draft: Path, memo: Path) -> None:
     for language, text in (("en", "The press prints."), ("fr", "Deux rouleaux.")):
         (draft / f"{language}.txt").write_text(text)
         draft_head(draft, draft / f"{language}.txt", "--language", language)
@@ -291,8 +300,8 @@ def test_the_language_of_a_run_chooses_the_list(draft: Path) -> None:
     for name, listing in known.items():
         transcriber = Transcriber.load("tiny.en", str(draft), gamma=4, language=name, device="cpu")
         assert listing is not None and transcriber.whisper.listed == listing.ids
-        (outcome,) = transcriber.transcribe([SAMPLES / "memo.flac"], Options(language="en"))
+        (outcome,) = transcriber.transcribe([memo], Options(language="en"))
         found[name] = outcome.transcript.text
     plain = Transcriber.load("tiny.en", gamma=0, device="cpu")
-    (outcome,) = plain.transcribe([SAMPLES / "memo.flac"], Options(language="en"))
+    (outcome,) = plain.transcribe([memo], Options(language="en"))
     assert found == dict.fromkeys(known, outcome.transcript.text)

@@ -25,7 +25,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("noise"), (65, 17, 4), seed=1, noise=(0.1, 0.1))
+    return write(tmp_path_factory.mktemp("noise"), (35, 4), seed=1, noise=(0.1, 0.1))
 
 
 def loaded(pair, draft: str | None = None, **options) -> Transcriber:

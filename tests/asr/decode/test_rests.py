@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 from itertools import cycle, pairwise
 
 import jiwer
@@ -45,6 +46,20 @@ def whole(demo) -> Outcome:
     (outcome,) = demo.transcribe([MEMO], ENGLISH)
     assert outcome.transcript.coverage.wordless_samples == 0
     return outcome
+
+
+@pytest.fixture(scope="module")
+def closed(demo) -> Callable[[str], Outcome]:
+    """What becomes of answers that are closed early or late, each decoded once."""
+
+    @cache
+    def read(moment: str) -> Outcome:
+        with pytest.MonkeyPatch.context() as patch:
+            answers(patch, CLOSED[moment](demo))
+            (outcome,) = demo.transcribe([MEMO], replace(ENGLISH, keep_encoder_states=True))
+        return outcome
+
+    return read
 
 
 def cut_short(transcriber: Transcriber, tokens: tuple[int, ...]) -> int:
@@ -107,15 +122,22 @@ def closed_late(transcriber: Transcriber) -> Callable[[Result], Result]:
     return change
 
 
+CLOSED = {"early": closed_early, "late": closed_late}
+
+
 def words(text: str) -> list[str]:
     return "".join(c for c in text.lower() if c.isalnum() or c == " ").split()
 
 
 @pytest.mark.parametrize("timed", [False, True], ids=["segments", "words"])
-def test_an_answer_that_is_closed_early_loses_no_words(demo, whole, monkeypatch, timed) -> None:
-    answers(monkeypatch, closed_early(demo))
-    options = replace(ENGLISH, words=timed, keep_encoder_states=True)
-    (outcome,) = demo.transcribe([MEMO], options)
+def test_an_answer_that_is_closed_early_loses_no_words(
+    demo, whole, closed, monkeypatch, timed
+) -> None:
+    outcome = closed("early")
+    if timed:
+        answers(monkeypatch, closed_early(demo))
+        options = replace(ENGLISH, words=True, keep_encoder_states=True)
+        (outcome,) = demo.transcribe([MEMO], options)
     made = outcome.transcript
     assert sum(d.continued for d in outcome.decoded) >= 3
     found = jiwer.process_words(" ".join(words(whole.transcript.text)), " ".join(words(made.text)))
@@ -137,10 +159,8 @@ def test_an_answer_that_is_closed_early_loses_no_words(demo, whole, monkeypatch,
             )
 
 
-def test_a_part_is_what_its_samples_are_alone(demo, monkeypatch) -> None:
-    answers(monkeypatch, closed_early(demo))
-    (outcome,) = demo.transcribe([MEMO], replace(ENGLISH, keep_encoder_states=True))
-    monkeypatch.undo()
+def test_a_part_is_what_its_samples_are_alone(demo, closed) -> None:
+    outcome = closed("early")
     samples = read_audio(MEMO)
     ends = {d.index: d.end for d in outcome.decoded}  # of the last part: the window's own
     parts = [d for d in outcome.decoded if d.start not in (0, *(e for e in ends.values()))]
@@ -156,10 +176,10 @@ def test_a_part_is_what_its_samples_are_alone(demo, monkeypatch) -> None:
         assert part.result.tokens[:left] == expected[:left]
 
 
-@pytest.mark.parametrize("closed", [closed_early, closed_late])
-def test_a_session_goes_on_as_a_call_does(demo, monkeypatch, closed) -> None:
-    answers(monkeypatch, closed(demo))
-    (called,) = demo.transcribe([MEMO], ENGLISH)
+@pytest.mark.parametrize("moment", CLOSED)
+def test_a_session_goes_on_as_a_call_does(demo, monkeypatch, closed, moment) -> None:
+    called = closed(moment)
+    answers(monkeypatch, CLOSED[moment](demo))
     with running(Session(demo, readers=1)) as session:
         listener = Ear()
         session.submit(MEMO, ENGLISH, listener)
@@ -169,7 +189,7 @@ def test_a_session_goes_on_as_a_call_does(demo, monkeypatch, closed) -> None:
     assert "".join(part.text for part in listener.parts).strip() == called.transcript.text
     parts = [d for d in outcome.decoded if d.continued]
     cut = [d for d in parts if len(d.tokens) < len(d.result.tokens)]
-    assert parts and bool(cut) == (closed is closed_late)
+    assert parts and bool(cut) == (moment == "late")
     groups = [Group(0, outcome.decoded, (None,) * len(outcome.decoded), "en", 1.0)]
     (kept,) = [Group.from_dict(json.loads(json.dumps(g.to_dict()))) for g in groups]
     assert [d.tokens for d in kept.decoded] == [d.tokens for d in outcome.decoded]
@@ -188,11 +208,9 @@ def test_without_timestamps_windows_go_on_behind_the_last_word(demo, whole, monk
 
 
 def test_a_closing_timestamp_behind_words_that_are_not_written_is_not_believed(
-    demo, monkeypatch
+    demo, closed
 ) -> None:
-    special = demo.whisper.tokens
-    answers(monkeypatch, closed_late(demo))
-    (outcome,) = demo.transcribe([MEMO], replace(ENGLISH, keep_encoder_states=True))
+    special, outcome = demo.whisper.tokens, closed("late")
     made = outcome.transcript
     assert {d.index for d in outcome.decoded if d.continued} == {0, 1, 2}
     written = [t for d in outcome.decoded for t in d.tokens if t < special.end]
@@ -240,8 +258,8 @@ def test_a_part_that_repeats_the_one_before_it_is_left_out(demo, monkeypatch, ti
 
 
 def _stuck(demo, monkeypatch, texts, *, timestamps=True):
-    """The transcript and the parts of the first window of a minute in which every answer is one word, of
-    `texts` in turn, and advances by 0.02 s."""
+    """The transcript and the parts of a window in which every answer is one word, of `texts` in turn, and
+    advances by 0.02 s."""
     special = demo.whisper.tokens
     turns = cycle(
         demo.whisper.tokenizer.encode(text, add_special_tokens=False)[0] for text in texts
@@ -256,7 +274,7 @@ def _stuck(demo, monkeypatch, texts, *, timestamps=True):
     answers(monkeypatch, one_word)
     options = replace(ENGLISH, timestamps=timestamps, keep_encoder_states=True)
     held = io.BytesIO()
-    soundfile.write(held, read_audio(MEMO)[: 60 * 16_000], 16_000, format="FLAC")
+    soundfile.write(held, read_audio(MEMO)[: 20 * 16_000], 16_000, format="FLAC")
     (outcome,) = demo.transcribe([held.getvalue()], options)
     first = outcome.decoded[0].index
     return outcome.transcript, [d for d in outcome.decoded if d.index == first]
