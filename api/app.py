@@ -60,7 +60,6 @@ def create_app(
     engine = serving or (FrontEnd if settings.front_end else Serving).of(settings)
     text_serving = TextServing.of(settings)
     engine.failed = text_serving.failed = failed
-    text_serving.joined = lambda: engine.joined()
     engine.thread.wait_for(text_serving.thread)
     text_serving.thread.wait_for(engine.thread)
     batches = None

@@ -49,11 +49,12 @@ ASK_S = 5.0
 RESTARTS = 200
 """Jobs that are restarted in one tick: heartbeats wait for them."""
 
-MAX_CRASHES = 5
-"""Processes that may die while only this job is exposed (`api.jobs.active`), before the job fails."""
+MAX_RESTARTS = 5
+"""Runs of a job that may end without it, before it fails."""
 
 MAX_DEATHS = 20
-"""The same with other exposed work, which may have caused them."""
+"""Processes that may die while a job is exposed (`api.jobs.suspects`), before it fails. They may have had
+other causes: what a job does to its process shows sooner, in a child."""
 
 WATCH_S = 12.0
 """How long to watch a heartbeat that may be that of a dead process; longer than `DEAD_AFTER_S`."""
@@ -164,7 +165,7 @@ class Recovery:
             job = self.store.jobs.get(id)
             if job is None or job.ended:
                 continue
-            if job.crashes >= MAX_CRASHES or deaths >= MAX_DEATHS:
+            if deaths >= MAX_DEATHS:
                 text = f"the server's process died {deaths} times while it worked on this job"
                 self.completion.fail(id, job.run, ApiError("internal_error", text))
                 self.engine.cancel(run_item(id, job.run, job.kind).id)
@@ -188,7 +189,7 @@ class Recovery:
             job = self.store.jobs.get(job_id)
             if job is None or job.ended or job.run != int(run):
                 continue
-            if job.crashes + 1 < MAX_CRASHES:
+            if job.crashes + 1 < MAX_RESTARTS:
                 self.completion.restart(job.id, job.run)
                 continue
             text = "the job could not go on; retry it when the server is well"

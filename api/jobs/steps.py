@@ -15,6 +15,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,7 +32,15 @@ from .completion import Completion
 from .database import Tx
 from .store import Store
 from .submissions import JobForm, transcription
-from .workflows import MakeWay, RunReplaced, Stopping
+from .suspects import (
+    SuspectDied,
+    find_speakers,
+    group_alone,
+    plan_alone,
+    plan_recording,
+    speakers_alone,
+)
+from .workflows import RunReplaced, Stopping
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options
@@ -88,9 +97,6 @@ class Steps:
             except RunReplaced:
                 self.active.release(job)
                 return None
-            except MakeWay:
-                self.active.release(job)
-                continue
             except Stopping:
                 self.active.release(job)
                 raise
@@ -102,6 +108,9 @@ class Steps:
                 failure, temporary = ApiError.of(error), error.code in TEMPORARY
             except ApiError as error:
                 failure, temporary = error, error.code in TEMPORARY
+            except SuspectDied as error:
+                report_fault(step, error)
+                failure, temporary = ApiError("internal_error", str(error)), not error.last
             except Exception as error:
                 report_fault(step, error)
                 failure, temporary = ApiError("internal_error", "the server failed"), True
@@ -185,7 +194,7 @@ class TranscriptionSteps:
         name = self.store.references.get(job, "group", k)
         if name is not None:
             return name
-        group = self._groups(job).wait_for(k)
+        group = self._decoded(job, k)
         done_s = self.files.plan(job).until_s(k)
         with self.files.new_blob(json.dumps(group.to_dict())) as name:
             with self.store.transaction() as tx:
@@ -217,33 +226,45 @@ class TranscriptionSteps:
         return name
 
     def _new_plan(self, job: str) -> Plan:
-        from forescribe.asr.audio.reading import open_audio
-        from forescribe.asr.segment.cut_plan import plan_of
-
         session, options = self.active.session(), self._options(job)
         samples = self.active.samples(job, self.files.audio)
-        with (
-            self.active.crashes.exposed(job, lambda: self.active.check(job)),
-            open_audio(samples, name=NAME) as recording,
-        ):
-            # Hours of silence are read in one go: look after each block whether the job goes on.
-            recording.tap = lambda samples: self.active.check(job)
-            detector = session.context.voice_detector()
-            return plan_of(recording, detector, options.windows, skip_silence=options.vad)
+        check = partial(self.active.check, job)
+        with self.active.crashes.exposed(job, check) as suspect:
+            if suspect:
+                return self.active.crashes.alone(job, check, plan_alone, samples, options)
+            return plan_recording(samples, session.context.voice_detector(), options, check)
 
     def _options(self, job: str) -> Options:
         return transcription(self.files.form(job), self.serving, self.settings)
+
+    def _decoded(self, job: str, k: int) -> Group:
+        """Group `k`, which is not stored yet: of a suspect it is decoded in a child."""
+        if self.active.groups(job) is None:
+            self.active.samples(job, self.files.audio)  # decoded before its turn comes
+            if self.active.crashes.expose(job, partial(self.active.check, job)):
+                return self._group_alone(job, k)
+        return self._groups(job).wait_for(k)
 
     def _groups(self, job: str) -> DecodedGroups:
         """The groups as they are decoded; if this process has none, decoding continues after the stored
         ones."""
         groups = self.active.groups(job)
         if groups is None:
-            self.active.samples(job, self.files.audio)  # decoded before its turn comes
-            self.active.crashes.expose(job, lambda: self.active.check(job))
             groups = self._submit(job)
             self.active.check(job)  # it may have been abandoned before there was anything to cancel
         return groups
+
+    def _group_alone(self, job: str, k: int) -> Group:
+        return self.active.crashes.alone(
+            job,
+            partial(self.active.check, job),
+            group_alone,
+            self.active.samples(job, self.files.audio),
+            self.settings,
+            self._options(job),
+            self.files.plan(job),
+            self.files.groups(job),
+        )
 
     def _submit(self, job: str) -> DecodedGroups:
         from forescribe.asr.sessions.planned import planned
@@ -300,26 +321,17 @@ class DiarizationStep:
     def _with_speakers(
         self, job: str, transcript: Transcript, form: JobForm, num_speakers: int | None
     ) -> Transcript:
-        from forescribe.asr.audio.reading import open_audio
-        from forescribe.diarize.blocks import diarize_blocks, split_into_blocks
-        from forescribe.diarize.diarizer import Bounds
         from forescribe.diarize.transcribers import add_speakers
 
-        def check(step: str, done: float) -> None:
-            self.active.check(job)
-
-        samples = self.active.samples(job, self.files.audio)
-        with (
-            self.active.crashes.exposed(job, lambda: self.active.check(job)),
-            open_audio(samples, name=NAME) as recording,
-        ):
-            diarization = diarize_blocks(
-                self.serving.speakers,
-                split_into_blocks(recording.blocks()),
-                Bounds(exactly=num_speakers),
-                check,
-                sample_count=transcript.sample_count,
-            )
+        samples, count = self.active.samples(job, self.files.audio), transcript.sample_count
+        crashes, check = self.active.crashes, partial(self.active.check, job)
+        with crashes.exposed(job, check) as suspect:
+            if suspect:
+                given = self.serving.settings, num_speakers, count
+                diarization = crashes.alone(job, check, speakers_alone, samples, *given)
+            else:
+                speakers = self.serving.speakers
+                diarization = find_speakers(samples, speakers, num_speakers, count, check)
         return add_speakers(transcript, diarization, self._known_speakers(form))
 
     def _known_speakers(self, form: JobForm) -> Sequence[KnownSpeaker]:

@@ -316,7 +316,7 @@ class CrashRecords:
     """The exposed jobs of all processes of one database, with the deaths that each has seen.
 
     A job is *exposed* while its work runs in code that can take the process down. The rows are committed
-    before that work begins, so they outlive the process. `api.jobs.active` decides when.
+    before that work begins, so they outlive the process. `api.jobs.suspects` decides when.
     """
 
     def __init__(self, database: Database) -> None:
@@ -328,22 +328,14 @@ class CrashRecords:
         with self._database.engine.connect() as tx:
             return tx.execute(query).scalar_one_or_none() or 0
 
-    def expose(self, executor: str, job: str, *, alone: bool) -> None:
+    def expose(self, executor: str, job: str) -> None:
         """Record that a job's work is about to begin."""
         with self._database.transaction() as tx:
             updated = tx.execute(
-                sa.update(EXPOSED)
-                .where(EXPOSED.c.job == job)
-                .values(executor=executor, alone=alone)
+                sa.update(EXPOSED).where(EXPOSED.c.job == job).values(executor=executor)
             )
             if not updated.rowcount:
-                row = {"job": job, "executor": executor, "alone": alone, "deaths": 0}
-                tx.execute(sa.insert(EXPOSED).values(**row))
-
-    def clear_alone(self, executor: str) -> None:
-        """Record that other work has joined the process: no job is alone in it any more."""
-        with self._database.transaction() as tx:
-            tx.execute(sa.update(EXPOSED).where(EXPOSED.c.executor == executor).values(alone=False))
+                tx.execute(sa.insert(EXPOSED).values(job=job, executor=executor, deaths=0))
 
     def withdraw(self, executor: str, job: str) -> None:
         """Record that a job's work has left the process."""
@@ -357,29 +349,29 @@ class CrashRecords:
 
     def count_deaths(self, living: Iterable[str | None]) -> list[tuple[str, int]]:
         """Count the deaths of all other processes. Returns the jobs that were exposed, with their deaths so
-        far. A job that was alone caused the crash, which its own row counts."""
+        far."""
+        dead = EXPOSED.c.executor.is_not(None) & EXPOSED.c.executor.not_in(list(living))
+        update = sa.update(EXPOSED).where(dead).values(executor=None, deaths=EXPOSED.c.deaths + 1)
         with self._database.transaction() as tx:
-            dead = EXPOSED.c.executor.is_not(None) & EXPOSED.c.executor.not_in(list(living))
-            rows = tx.execute(sa.select(EXPOSED).where(dead).with_for_update()).all()
-            for row in rows:
-                if row.alone:
-                    crashes = sa.update(JOBS).where(JOBS.c.id == row.job)
-                    tx.execute(crashes.values(crashes=JOBS.c.crashes + 1))
-                tx.execute(
-                    sa.update(EXPOSED)
-                    .where(EXPOSED.c.job == row.job)
-                    .values(executor=None, alone=False, deaths=row.deaths + 1)
-                )
-        return [(row.job, row.deaths + 1) for row in rows]
+            rows = tx.execute(update.returning(EXPOSED.c.job, EXPOSED.c.deaths)).all()
+        return sorted((row.job, row.deaths) for row in rows)
+
+    def count_crash(self, job: str) -> int:
+        """Count the death of a process in which only this job was. Returns their number, since it last
+        progressed."""
+        update = sa.update(JOBS).where(JOBS.c.id == job).values(crashes=JOBS.c.crashes + 1)
+        with self._database.transaction() as tx:
+            crashes = tx.execute(update.returning(JOBS.c.crashes)).scalar_one_or_none()
+        return crashes or 0
 
     def clear(self, tx: Tx, job: str) -> None:
         """Forget the deaths of a job that has progressed: it did not cause them."""
         tx.execute(sa.update(JOBS).where(JOBS.c.id == job).values(crashes=0))
-        tx.execute(sa.update(EXPOSED).where(EXPOSED.c.job == job).values(deaths=0, alone=False))
+        tx.execute(sa.update(EXPOSED).where(EXPOSED.c.job == job).values(deaths=0))
 
     def _remove(self, tx: Tx, which: sa.ColumnElement[bool]) -> None:
         tx.execute(sa.delete(EXPOSED).where(which, EXPOSED.c.deaths == 0))
-        tx.execute(sa.update(EXPOSED).where(which).values(executor=None, alone=False))
+        tx.execute(sa.update(EXPOSED).where(which).values(executor=None))
 
 
 class IdempotencyKeys:

@@ -102,7 +102,7 @@ EXPOSED = sa.Table(
     META,
     sa.Column("job", sa.String, primary_key=True),
     sa.Column("executor", sa.String),  # the process in which its work is exposed now
-    sa.Column("alone", sa.Boolean, nullable=False),  # nothing else is exposed in that process
+    sa.Column("alone", sa.Boolean, nullable=False, default=False),  # of earlier versions
     sa.Column("deaths", sa.Integer, nullable=False),  # of such processes, since it last progressed
 )
 
@@ -182,7 +182,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     error: tuple[str, str] | None = None
     callback: Callback | None = None
-    crashes: int = 0  # of the process while only this job was exposed, since it last progressed
+    crashes: int = 0  # restarts, and children that died over it, since it last progressed
     warnings: tuple[Mapping[str, Any], ...] = ()  # code and message, from its transcript
 
     @property

@@ -5,8 +5,8 @@ engine runs workflows and records every step's answer; a workflow that was inter
 beginning, and its steps return the recorded answers. A step that was running when the process died is
 executed again, so steps must be repeatable. Answers are JSON: hashes, counts and codes, never text.
 
-`Stopping`, `RunReplaced` and `MakeWay` end or repeat a step. None is an Exception, so that code which handles
-errors lets them pass and no engine records them as answers. Does not know what the steps do.
+`Stopping` and `RunReplaced` end a step. Neither is an Exception, so that code which handles errors lets them
+pass and no engine records them as answers. Does not know what the steps do.
 """
 
 from __future__ import annotations
@@ -122,7 +122,3 @@ class Stopping(BaseException):
 class RunReplaced(BaseException):
     """The run is not the job's current one: it was cancelled, deleted or started again. Its results are
     dropped."""
-
-
-class MakeWay(BaseException):
-    """A suspect needs the engine alone; the step begins again after it."""

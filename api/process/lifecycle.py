@@ -36,8 +36,6 @@ class Engine:
         self.state: State = "loading"
         self.failed: Callable[[Failure], None] = lambda failure: None
         """Called on the model's thread with the reason why the process has to end."""
-        self.joined: Callable[[], None] = lambda: None
-        """Called before a request's work enters the model."""
 
     def start(self) -> None:
         """Load the model, and run it in its thread."""

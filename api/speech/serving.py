@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, NoReturn, Self, cast
 
 from forescribe.asr.audio.fork_server import Bounds
@@ -102,31 +103,9 @@ class Serving(Lifecycle):
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """With the models of the settings."""
-
-        def load() -> Transcriber:
-            from forescribe.asr.decode.transcriber import Transcriber
-
-            transcriber = Transcriber.load(
-                settings.model,
-                settings.draft,
-                language=settings.language,
-                **settings.load_arguments(),
-            )
-            log_engine(
-                SPEECH_MODEL,
-                transcriber.context.forward,
-                asked=settings.engine,
-                device=transcriber.whisper.device.kind,
-            )
-            return transcriber
-
-        def load_diarizer() -> Diarizer:
-            from forescribe.diarize.engines import registry
-
-            network = not settings.local_files_only
-            return registry.load(settings.diarizer, device=settings.device, network=network)
-
-        serving = cls(settings, load, load_diarizer)
+        serving = cls(
+            settings, partial(load_transcriber, settings), partial(load_diarizer, settings)
+        )
         serving.tracing = traces.of(settings)
         return serving
 
@@ -208,7 +187,6 @@ class Serving(Lifecycle):
         stream = TranscriptionStream(task, self.settings.timeout_s, self.metrics, self.tracing)
         try:
             session = self._ready()
-            self.joined()
             submission = session.submit(
                 task.decoded_file,
                 task.options,
@@ -399,6 +377,33 @@ class TranscriptionStream:
         if self._cancel is not None:
             self._cancel()
             self._cancel = None
+
+
+def load_transcriber(settings: Settings) -> Transcriber:
+    """The speech model of the settings."""
+    from forescribe.asr.decode.transcriber import Transcriber
+
+    transcriber = Transcriber.load(
+        settings.model,
+        settings.draft,
+        language=settings.language,
+        **settings.load_arguments(),
+    )
+    log_engine(
+        SPEECH_MODEL,
+        transcriber.context.forward,
+        asked=settings.engine,
+        device=transcriber.whisper.device.kind,
+    )
+    return transcriber
+
+
+def load_diarizer(settings: Settings) -> Diarizer:
+    """The diarizer of the settings."""
+    from forescribe.diarize.engines import registry
+
+    network = not settings.local_files_only
+    return registry.load(settings.diarizer, device=settings.device, network=network)
 
 
 def refuse_without_model() -> NoReturn:

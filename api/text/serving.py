@@ -142,7 +142,6 @@ class TextServing(Engine):
         reservation: Reservation,
     ) -> TextRequest:
         """Queue the texts of one request. Raises ApiError `not_ready`."""
-        self.joined()
         request = TextRequest(prompts, options, reservation, self.settings.timeout_s, self._cancel)
         with self._changed:
             if self._closed:

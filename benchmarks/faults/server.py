@@ -19,12 +19,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, ClassVar
 
 import uvicorn
 
+from benchmarks.faults.recordings import GROUP_S, FakeGroups, Script, group_alone
 from forescribe.api.access.addresses import networks
 from forescribe.api.app import create_app, create_worker_app
 from forescribe.api.jobs import dbos_engine, service
@@ -39,43 +42,6 @@ from forescribe.api.jobs.workflows import WORKFLOWS, CallStep
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving, TranscriptionStream, TranscriptionTask
 from forescribe.asr.formats.transcript import Transcript
-from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Coverage, Segment, Span
-
-GROUP_S = 60
-"""Seconds of audio that a group represents."""
-
-
-@dataclass(frozen=True)
-class Script:
-    """The content of a fake recording."""
-
-    text: str
-    groups: int
-    pace_s: float
-    poison: bool = False  # kills the process that works on it
-
-    @classmethod
-    def of(cls, data: bytes) -> Script:
-        return cls(**json.loads(data))
-
-    def said(self, k: int) -> str:
-        return f" {self.text} {k}."
-
-    def outcome(self, wall_s: float = 0.0) -> Outcome:
-        size = GROUP_S * SAMPLE_RATE
-        segments = (
-            Segment(k, k, k * size, k * size, (k + 1) * size, self.said(k), (), 0.0, -0.1, 1, 0)
-            for k in range(self.groups)
-        )
-        transcript = Transcript(
-            segments=tuple(segments),
-            sample_count=self.groups * size,
-            coverage=Coverage((Span(0, self.groups * size, "decoded"),)),
-            language="en",
-            settings={"task": "transcribe"},
-            stats={"tokens": 0, "drafted": 0, "accepted": 0, "windows": 0, "acceptance_rate": None},
-        )
-        return Outcome(transcript, wall_s=wall_s)
 
 
 @dataclass(frozen=True)
@@ -95,32 +61,6 @@ class Plan:
         return {"count": self.count}
 
 
-@dataclass(frozen=True)
-class Group:
-    """Replaces `asr.sessions.window_groups.Group`."""
-
-    k: int
-    text: str
-
-    @property
-    def segments(self) -> tuple[str]:
-        return (self.text,)
-
-    def to_dict(self) -> dict[str, Any]:
-        start = GROUP_S * self.k
-        return {"segments": [{"start": start, "end": start + GROUP_S, "text": self.text}]}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Replaces `asr.decode.outcome.Outcome`, whose import of torch would slow down every restart."""
-
-    transcript: Transcript
-    error: None = None
-    wall_s: float = 0.0
-    decoded: tuple[()] = ()
-
-
 class Trap:
     """Kills the process in a phase if FOLDER/die-PHASE exists, once."""
 
@@ -135,44 +75,11 @@ class Trap:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@dataclass(eq=False)
-class FakeGroups:
-    """Replaces the engine: takes the given time, logs its work, and can be cancelled."""
-
-    job: str
-    script: Script
-    log: Callable[[str], None]
-    trap: Callable[[str], None] = lambda phase: None
-    left: list[BaseException] = field(default_factory=list)
-    phases: None = None
-
-    def wait_for(self, k: int) -> Group:
-        self.log(f"begin {self.job} {k}")
-        end = time.monotonic() + self.script.pace_s
-        while time.monotonic() < end:
-            if self.left:
-                raise self.left[0]
-            time.sleep(0.005)
-        self.trap("engine")
-        if self.script.poison:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.log(f"end {self.job} {k}")
-        return Group(k, self.script.said(k))
-
-    def outcome(self) -> Outcome:
-        return self.script.outcome()
-
-    def cancel(self, reason: BaseException) -> None:
-        self.left.append(reason)
-
-    def wait_until_released(self, seconds: float) -> None:
-        """Does nothing, as there is no reader."""
-
-
 class Seams:
     """Where the fakes below report to."""
 
     log: ClassVar[Callable[[str], None]]
+    file: ClassVar[BinaryIO]  # of the log
     trap: ClassVar[Trap]
 
 
@@ -242,6 +149,11 @@ class FakeTranscription(TranscriptionSteps):
         groups: Any = FakeGroups(job, self.files.script(job), Seams.log, Seams.trap)
         self.active.set_groups(job, groups)
         return groups
+
+    def _group_alone(self, job: str, k: int) -> Any:
+        log: Any = SimpleNamespace(file=Seams.file, sample_count=0, notices=())
+        check, script = partial(self.active.check, job), self.files.script(job)
+        return self.active.crashes.alone(job, check, group_alone, log, os.getpid(), job, script, k)
 
 
 class FakeDiarization(DiarizationStep):
@@ -436,6 +348,7 @@ def main() -> None:
         timeout_s=2,
     )
     Seams.log, Seams.trap = log, Trap(asked.folder)
+    Seams.file = os.fdopen(descriptor, "wb", buffering=0)
     components = service.Components() if asked.real else FAKES
     jobs = service.Jobs(
         settings,

@@ -8,17 +8,17 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
-from forescribe.api.jobs.active import CrashTracker
 from forescribe.api.jobs.completion import JobMetrics
 from forescribe.api.jobs.recovery import (
     CHECK_S,
     DEAD_AFTER_S,
-    MAX_CRASHES,
     MAX_DEATHS,
+    MAX_RESTARTS,
     STUCK_AFTER_S,
     Recovery,
 )
 from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.suspects import CrashTracker
 from forescribe.api.jobs.tables import JOBS, TURNS, NewJob
 from forescribe.api.jobs.workflows import Pending
 
@@ -148,15 +148,14 @@ def test_a_keeper_that_slept_looks_again_before_it_judges(made) -> None:
     assert made.engine.resumed == []
 
 
-@pytest.mark.parametrize(("alone", "most"), [(True, MAX_CRASHES), (False, MAX_DEATHS)])
-def test_a_job_that_takes_processes_down_is_ended(made, alone, most) -> None:
+def test_a_job_that_takes_processes_down_is_ended(made) -> None:
     made.engine.rows = [Pending("job:1", "before")]
     recovery = made.recovery(exclusive=True)
-    for n in range(most - 1):
-        made.store.crashes.expose(f"process {n}", "job", alone=alone)
+    for n in range(MAX_DEATHS - 1):
+        made.store.crashes.expose(f"process {n}", "job")
         recovery.tick()
-    assert made.failed == [] and len(made.engine.resumed) == most - 1
-    made.store.crashes.expose("the last", "job", alone=alone)
+    assert made.failed == [] and len(made.engine.resumed) == MAX_DEATHS - 1
+    made.store.crashes.expose("the last", "job")
     recovery.tick()
     assert made.failed == [("job", 1, "internal_error")] and made.engine.cancelled == ["job:1"]
 
@@ -164,8 +163,8 @@ def test_a_job_that_takes_processes_down_is_ended(made, alone, most) -> None:
 def test_a_job_that_got_on_is_forgiven(made) -> None:
     made.engine.rows = [Pending("job:1", "before")]
     recovery = made.recovery(exclusive=True)
-    for n in range(3 * MAX_CRASHES):
-        made.store.crashes.expose(f"process {n}", "job", alone=True)
+    for n in range(3 * MAX_DEATHS):
+        made.store.crashes.expose(f"process {n}", "job")
         recovery.tick()
         with made.store.transaction() as tx:
             made.store.jobs.set_progress(tx, "job", 1.0)
@@ -183,7 +182,7 @@ def test_processes_that_die_without_the_job_inside_are_not_its_fault(made) -> No
 
 def test_whose_process_lives_is_not_charged(made) -> None:
     made.store.heartbeats.beat("other", ["job:1"])
-    made.store.crashes.expose("other", "job", alone=True)
+    made.store.crashes.expose("other", "job")
     made.engine.rows = [Pending("job:1", "other")]
     recovery = made.recovery(exclusive=False)
     for now in range(int(2 * DEAD_AFTER_S)):
@@ -194,7 +193,7 @@ def test_whose_process_lives_is_not_charged(made) -> None:
     for now in range(int(2 * DEAD_AFTER_S), int(4 * DEAD_AFTER_S)):
         made.now[0] = now
         recovery.tick()
-    assert (made.store.crashes.deaths("job"), made.store.jobs.get("job").crashes) == (1, 1)
+    assert made.store.crashes.deaths("job") == 1
 
 
 def test_a_job_whose_work_has_ended_without_it_begins_anew_a_few_times(made) -> None:
@@ -204,15 +203,15 @@ def test_a_job_whose_work_has_ended_without_it_begins_anew_a_few_times(made) -> 
         made.now[0] += CHECK_S
         recovery.tick()
 
-    for run in range(1, MAX_CRASHES):
+    for run in range(1, MAX_RESTARTS):
         made.engine.gone = frozenset({f"job:{run}"})
         tick()
         assert made.failed == [] and made.store.jobs.get("job").run == run + 1
         tick()  # the new run is at work
         assert made.store.jobs.get("job").run == run + 1
-    made.engine.gone = frozenset({f"job:{MAX_CRASHES}"})
+    made.engine.gone = frozenset({f"job:{MAX_RESTARTS}"})
     tick()
-    assert made.failed == [("job", MAX_CRASHES, "internal_error")]
+    assert made.failed == [("job", MAX_RESTARTS, "internal_error")]
 
 
 def test_a_job_that_somebody_else_cancelled_is_left(made) -> None:
