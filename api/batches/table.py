@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from pydantic import BaseModel
 
 from ..jobs.database import Database, Tx, not_before
-from ..jobs.tables import JOBS, META, WORKERS, bounded
+from ..jobs.tables import JOBS, META, WORKERS, bounded, record_of, row_of
 
 BatchState = Literal[
     "validating",
@@ -104,18 +104,9 @@ class BatchTable:
 
     def insert(self, tx: Tx, batch: Batch) -> None:
         """Raises IntegrityError if there is a batch with this id."""
-        row = {
-            "id": batch.id,
-            "tenant": batch.owner,
-            "endpoint": batch.endpoint,
-            "input_file": batch.input_file,
-            "state": batch.state,
-            "model": batch.model,
-            "created_at": batch.created_at,
-            "expires_at": batch.expires_at,
-            "metadata": None if batch.metadata is None else json.dumps(dict(batch.metadata)),
-            "output_kept_s": batch.output_kept_s,
-        }
+        names = "id owner endpoint input_file state model created_at expires_at output_kept_s"
+        row = row_of(batch, *names.split())
+        row["metadata"] = None if batch.metadata is None else json.dumps(dict(batch.metadata))
         tx.execute(sa.insert(BATCHES).values(**row))
 
     def get(self, id: str, owner: str | None = None) -> Batch | None:
@@ -193,12 +184,10 @@ class BatchTable:
     # -- lines ------------------------------------------------------------------------------------
 
     def insert_lines(self, tx: Tx, lines: Sequence[LineRow]) -> None:
-        columns = ("batch", "k", "at", "length", "job", "state")
+        names = ("batch", "k", "at", "length", "job", "state")
         for at in range(0, len(lines), ROWS_PER_STATEMENT):
-            some = lines[at : at + ROWS_PER_STATEMENT]
-            tx.execute(
-                sa.insert(LINES), [{name: getattr(line, name) for name in columns} for line in some]
-            )
+            rows = [row_of(line, *names) for line in lines[at : at + ROWS_PER_STATEMENT]]
+            tx.execute(sa.insert(LINES), rows)
 
     def counts(self, ids: Sequence[str]) -> dict[str, dict[LineState, int]]:
         """The number of lines in each state, for each of the batches."""
@@ -438,23 +427,13 @@ def _hash(*parts: Any) -> str:
 
 def _batch(row: Any) -> Batch:
     values: Mapping[str, Any] = row._mapping  # `metadata` is also an attribute of the row
-    return Batch(
-        id=row.id,
-        owner=row.tenant,
-        endpoint=row.endpoint,
-        input_file=row.input_file,
-        state=row.state,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        model=row.model,
+    return record_of(
+        Batch,
+        row,
         times={name: values[name] for name in TIMES},
         metadata=json.loads(values["metadata"]) if values["metadata"] else None,
-        output_kept_s=row.output_kept_s,
-        output_file=row.output_file,
-        error_file=row.error_file,
         errors=tuple(BatchError(**error) for error in json.loads(row.errors or "[]")),
         usage=tuple(json.loads(row.usage)) if row.usage else None,
-        executor=row.executor,
     )
 
 
@@ -472,4 +451,4 @@ def _line(row: Any) -> LineRow:
     error = None
     if row.error_code:
         error = LineError(row.error_code, row.error_message, row.error_param)
-    return LineRow(row.batch, row.k, row.at, row.length, row.state, error)
+    return record_of(LineRow, row, error=error)

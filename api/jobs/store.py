@@ -49,6 +49,7 @@ from .tables import (
     bounded_options,
     bounded_warnings,
     item_prefix,
+    record_of,
 )
 
 
@@ -451,22 +452,13 @@ def _job(row: Any) -> Job:
     callback = None
     if row.hook_url:
         callback = Callback(row.hook_url, row.hook_secret, row.hook_state, row.hook_tries)
-    return Job(
-        id=row.id,
-        owner=row.tenant,
-        state=row.state,
-        run=row.run,
-        kind=row.kind,
+    # Rows of earlier versions have no bound.
+    return record_of(
+        Job,
+        row,
         label=row.label and bounded(row.label),
-        created_at=row.created_at,
-        started_at=row.started_at,
-        finished_at=row.finished_at,
-        total_s=row.total_s,
-        done_s=row.done_s,
         options=bounded_options(json.loads(row.options)),
         error=error,
         callback=callback,
-        crashes=row.crashes,
-        # Rows of earlier versions have no bound.
         warnings=tuple(bounded_warnings(json.loads(row.warnings))) if row.warnings else (),
     )

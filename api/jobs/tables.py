@@ -7,10 +7,15 @@ are Unix seconds, lengths are seconds of audio. Holds no transcript text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import sqlalchemy as sa
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+R = TypeVar("R", bound="DataclassInstance")
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Kind = Literal["transcribe", "diarize"]
@@ -162,6 +167,23 @@ def create_tables(engine: sa.Engine) -> None:
                 tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")
         for index in REFERENCES.indexes:  # of an added column
             index.create(tx, checkfirst=True)
+
+
+def record_of(kind: type[R], row: sa.Row[Any], **given: Any) -> R:
+    """The record of a row. Columns are named as the record's fields, but that of the owner is `tenant`;
+    `given` are the fields that are stored in another form."""
+    values, stored = row._mapping, (f.name for f in fields(kind) if f.name not in given)
+    return kind(**given, **{name: values[_column(name)] for name in stored})
+
+
+def row_of(record: DataclassInstance, *names: str) -> dict[str, Any]:
+    """The columns of a record: of the fields with these names, or of all."""
+    chosen = names or [f.name for f in fields(record)]
+    return {_column(name): getattr(record, name) for name in chosen}
+
+
+def _column(name: str) -> str:
+    return "tenant" if name == "owner" else name
 
 
 @dataclass(frozen=True)
