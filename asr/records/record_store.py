@@ -30,7 +30,6 @@ from typing import Any
 
 from ..batch.manifest import NAME as MANIFEST
 from ..batch.manifest import Ledger, Manifest, Record
-from ..batch.work_schedule import MAX_CRASHES
 from ..errors import ForescribeError, UsageError
 from ..storage.locations import Entry, Location, is_url
 from ..storage.stores import Stores
@@ -52,6 +51,9 @@ RUN = "_forescribe/run"
 
 READERS = 16
 """Records that are read at a time."""
+
+MAX_CRASHES = 3
+"""Workers that may die over a recording before it is given up."""
 
 
 class RecordStore:
@@ -288,7 +290,7 @@ class RecordStore:
 
     def count_crash(self, source: str) -> int:
         """Count that a worker died while it had this recording, and return how many have. Called by who
-        sees it, such as the driver of a cluster; from `MAX_CRASHES` on, `crashed_record` is due."""
+        sees it, such as the driver of a cluster; after `MAX_CRASHES` it is given up."""
         mark = source_hash(source), self.generation(source)
         name = f"{CRASHES}{mark[0]}.{mark[1]}.{secrets.token_hex(4)}"
         self.files.create(name, (json.dumps({"worker": self.worker, "at": self.clock()})).encode())
@@ -342,17 +344,6 @@ class RecordStore:
         known = self._known.get(stored.source)
         if known is None or known.generation <= stored.generation:
             self._known[stored.source] = stored
-
-
-def crashed_record(record: Record) -> Record:
-    """The record of a recording that is given up because worker after worker died over it."""
-    return replace(
-        record,
-        status="failed",
-        code="crashed_workers",
-        message=f"{record.path}: {MAX_CRASHES} workers died while they had this recording; transcribe it "
-        "alone to see why",
-    )
 
 
 class RecordLedger(Ledger):

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forescribe.asr.batch.work_schedule import MAX_CRASHES
 from forescribe.asr.decode.options import Outcome
 from forescribe.asr.errors import AudioError, CapacityError, UsageError
+from forescribe.asr.records.record_store import MAX_CRASHES
 from forescribe.asr.records.sources import Source
 from forescribe.speculative.stats import Stats
 

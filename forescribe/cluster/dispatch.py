@@ -1,21 +1,27 @@
-"""How much each worker gets of the schedule, so that its rows are full and nobody hoards.
+"""Which recordings go to which worker next: in their order, so that rows are full and nobody hoards.
 
     dispatch = Dispatch({"a.mp3": 3600.0, "b.mp3": None}, workers=2, batch=8)
     paths = dispatch.assign(worker)              # more work for a worker, often none
+    dispatch.finished(worker, "a.mp3")
+    given_up = dispatch.lost(worker, crashed=True)
 
 A worker holds windows for three batches, so that its rows never wait for the driver, and one recording
 ahead, which is read while the one before it ends; but never more than its share of what is left, or the
-last recordings would wait behind one worker while others are idle. Which recordings these are, and what
-becomes of those whose worker dies, is decided by `asr.batch.work_schedule`. A state machine without
-clocks, threads or Ray.
+last recordings would wait behind one worker while others are idle. The longest recordings are expected
+first, which leaves only short ones for the end (R. Graham, "Bounds on Multiprocessing Timing Anomalies",
+1969). A recording over which a worker crashed comes after all others, to a worker that has nothing else: so
+the one that is to blame is known, and others are not lost with it. A state machine without clocks, threads
+or Ray.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import Counter
 from collections.abc import Mapping
 
-from forescribe.asr.batch.work_schedule import Schedule, Work
+from forescribe.asr.records.record_store import MAX_CRASHES
 
 WINDOW_S = 25.0
 """Seconds of audio in a window on average; they end in pauses, after at most 30 s."""
@@ -29,6 +35,7 @@ class Dispatch:
 
     `lengths` are those of the recordings in seconds, in the order of the work; None where one is unknown.
     `batch` is the number of rows of a worker; with `sequential`, a recording has one window at a time.
+    `crashes` are those that earlier runs have seen over them.
     """
 
     def __init__(
@@ -38,15 +45,22 @@ class Dispatch:
         workers: int,
         batch: int,
         sequential: bool = False,
+        crashes: Mapping[str, int] | None = None,
     ) -> None:
-        self.workers = workers
+        self.workers, self.crashes = workers, Counter(crashes or {})
         self._most = batch + 1 if sequential else 3 * batch  # windows that a worker should hold
         self._windows = {
             path: 1 if sequential else _windows(length) for path, length in lengths.items()
         }
         self._left = sum(self._windows.values())  # of recordings that have not ended
-        # Capacity is counted in windows here, not in recordings.
-        self._schedule = Schedule(map(Work, lengths), in_flight=len(lengths) + 1)
+        self._order = {path: number for number, path in enumerate(lengths)}
+        self._open = set(lengths)
+        self._held: dict[int, list[str]] = {}  # by worker
+        self._alone: set[int] = set()  # workers that have a suspect
+        self._waiting: list[tuple[int, str]] = []  # heaps
+        self._suspects: list[tuple[int, str]] = []
+        for path in lengths:
+            self._put_back(path)
 
     @property
     def total(self) -> int:
@@ -56,48 +70,84 @@ class Dispatch:
     @property
     def open(self) -> bool:
         """Whether a recording has not ended."""
-        return bool(self._schedule.open)
+        return bool(self._open)
 
     @property
     def waiting(self) -> bool:
         """Whether there is a recording that no worker holds."""
-        return self._schedule.waiting > 0
+        return bool(self._waiting or self._suspects)
 
     def holds(self, worker: int) -> bool:
         """Whether a worker holds a recording."""
-        return bool(self._schedule.holds(str(worker)))
+        return bool(self._held.get(worker))
 
     def assign(self, worker: int) -> list[str]:
         """More recordings for a worker, as many as it should hold."""
-        given: list[str] = []
-        while self._has_room(worker) and (work := self._schedule.take(str(worker))):
-            given.append(work.source)
+        held, given = self._held.setdefault(worker, []), list[str]()
+        while worker not in self._alone and self._has_room(held):
+            if self._waiting:
+                _, path = heapq.heappop(self._waiting)
+            elif self._suspects and not held:
+                _, path = heapq.heappop(self._suspects)
+                self._alone.add(worker)
+            else:
+                break
+            held.append(path)
+            given.append(path)
         return given
 
     def finished(self, worker: int, path: str) -> bool:
-        """A recording has ended. False where another worker has ended it before."""
-        first = self._schedule.done(str(worker), path)
+        """A recording has ended. False where it had ended before."""
+        self._release(worker, path)
+        return self._end(path)
+
+    def returned(self, worker: int, path: str) -> None:
+        """A worker gives a recording back: nothing is held against it."""
+        if path in self._held.get(worker, ()):
+            self._release(worker, path)
+            self._put_back(path)
+
+    def lost(self, worker: int, *, crashed: bool) -> list[str]:
+        """A worker is gone; others get what it had. `crashed`: by itself, so that one of its recordings may
+        be the cause; not by a notice, a preemption or a lost machine.
+
+        Returns the recordings over which `MAX_CRASHES` workers have crashed now; they have ended.
+        """
+        self._alone.discard(worker)
+        given_up = []
+        for path in self._held.pop(worker, []):
+            self.crashes[path] += crashed
+            if self.crashes[path] >= MAX_CRASHES:
+                self._end(path)
+                given_up.append(path)
+            else:
+                self._put_back(path)
+        return given_up
+
+    def _put_back(self, path: str) -> None:
+        heap = self._suspects if self.crashes[path] else self._waiting
+        heapq.heappush(heap, (self._order[path], path))
+
+    def _release(self, worker: int, path: str) -> None:
+        held = self._held.get(worker, [])
+        if path in held:
+            held.remove(path)
+        if not held:
+            self._alone.discard(worker)
+
+    def _end(self, path: str) -> bool:
+        first = path in self._open
+        self._open.discard(path)
         self._left -= self._windows[path] if first else 0
         return first
 
-    def returned(self, worker: int, path: str) -> None:
-        """A worker gives a recording back."""
-        self._schedule.returned(str(worker), path)
-
-    def lost(self, worker: int, *, crashed: bool) -> list[str]:
-        """A worker is gone. Returns the recordings that have now cost too many workers; they have ended."""
-        ended = [work.source for work in self._schedule.lost(str(worker), crashed=crashed)]
-        self._left -= sum(self._windows[path] for path in ended)
-        return ended
-
-    def _has_room(self, worker: int) -> bool:
-        held = self._schedule.holds(str(worker))
+    def _has_room(self, held: list[str]) -> bool:
         if not held:
             return True
         share = math.ceil(self._left / self.workers)
         if sum(self._windows[path] for path in held) < min(self._most, share):
             return True
-        return len(held) < 2 and self._schedule.waiting >= self.workers
+        return len(held) < 2 and len(self._waiting) + len(self._suspects) >= self.workers
 
 
 def _windows(length_s: float | None) -> int:

@@ -1,4 +1,4 @@
-"""A fleet in virtual time: the schedule and the records are the real ones, the audio and the clock are not.
+"""A fleet in virtual time: dispatch and records are the real ones, the audio and the clock are not.
 
 A worker has a rate that the recordings it has share, as windows of all of them share an engine's batch. It
 may vanish at any moment with all that it has in work; another one takes its place some minutes later.
@@ -19,11 +19,11 @@ import pytest
 from forescribe.asr.batch.inputs import discover
 from forescribe.asr.batch.outputs import Outputs
 from forescribe.asr.batch.results import Writer
-from forescribe.asr.batch.work_schedule import IN_FLIGHT, Schedule, Work
 from forescribe.asr.records.record_store import RecordStore
 from forescribe.asr.records.sources import Source
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores, open_store
+from forescribe.cluster.dispatch import Dispatch
 from tests.asr.batch.remote.objects import FaultyStores
 from tests.asr.storage.faults import OK, REPLY_LOST, memory
 from tests.asr.typists import Outcome, transcript
@@ -38,7 +38,7 @@ REPLACED_AFTER_S = 180.0
 class Worker:
     """`has` holds the seconds of audio that are left of each recording."""
 
-    name: str
+    name: int
     until: float  # when it vanishes
     since: float = 0.0  # as of when `has` holds
     has: dict[str, float] = field(default_factory=dict)
@@ -63,25 +63,26 @@ class Fleet:
     ) -> None:
         self.lengths, self.draw = lengths, random.Random(seed)
         self.per_hour, self.crashing = per_hour, crashing
-        self.schedule = Schedule(
-            [Work(source, length * BYTES_PER_S) for source, length in lengths.items()]
+        longest_first = sorted(lengths, key=lengths.__getitem__, reverse=True)
+        self.dispatch = Dispatch(
+            {source: lengths[source] for source in longest_first}, workers=workers, batch=8
         )
         self.now, self.lost = 0.0, 0
         self.numbers = itertools.count()
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[int, Worker] = {}
         self.coming = [0.0] * workers  # when machines start
         self.finished: list[str] = []
         self.given_up: list[str] = []
 
     def run(self, finish) -> float:
         """Returns the seconds until everything has ended; `finish` is called for each recording."""
-        while self.schedule.open:
+        while self.dispatch.open:
             ends = [(w.next_end(), w.name) for w in self.workers.values()]
             goes = [(w.until, w.name) for w in self.workers.values()]
             at, what = min(
-                (min(ends, default=(math.inf, "")), "end"),
-                (min(goes, default=(math.inf, "")), "go"),
-                ((min(self.coming, default=math.inf), ""), "come"),
+                (min(ends, default=(math.inf, -1)), "end"),
+                (min(goes, default=(math.inf, -1)), "go"),
+                ((min(self.coming, default=math.inf), -1), "come"),
             )
             self.now, name = at
             getattr(self, f"_{what}")(self.workers.get(name), finish)
@@ -90,7 +91,7 @@ class Fleet:
     def _come(self, _: object, finish) -> None:
         self.coming.remove(self.now)
         life = self.draw.expovariate(self.per_hour / 3600) if self.per_hour else math.inf
-        worker = Worker(f"w{next(self.numbers)}", self.now + life, self.now)
+        worker = Worker(next(self.numbers), self.now + life, self.now)
         self.workers[worker.name] = worker
         self._fill()
 
@@ -98,7 +99,7 @@ class Fleet:
         del self.workers[worker.name]
         self.lost += len(worker.has)
         crashed = self.draw.random() < self.crashing
-        self.given_up += [w.source for w in self.schedule.lost(worker.name, crashed=crashed)]
+        self.given_up += self.dispatch.lost(worker.name, crashed=crashed)
         heapq.heappush(self.coming, self.now + REPLACED_AFTER_S)
         self._fill()
 
@@ -107,16 +108,15 @@ class Fleet:
         source = min(worker.has, key=worker.has.__getitem__)
         del worker.has[source]
         finish(source)
-        if self.schedule.done(worker.name, source):
+        if self.dispatch.finished(worker.name, source):
             self.finished.append(source)
         self._fill()
 
     def _fill(self) -> None:
         for worker in self.workers.values():
-            while work := self.schedule.take(worker.name, self.now):
+            for source in self.dispatch.assign(worker.name):
                 worker.advance(self.now)
-                worker.has[work.source] = self.lengths[work.source]
-            assert len(worker.has) <= IN_FLIGHT
+                worker.has[source] = self.lengths[source]
 
 
 def lognormal_lengths(names: list[str], seed: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forescribe.asr.batch.work_schedule import MAX_CRASHES
+from forescribe.asr.records.record_store import MAX_CRASHES
 from forescribe.cluster.dispatch import Dispatch
 
 
@@ -72,6 +72,36 @@ def test_what_has_crashed_is_tried_alone() -> None:
         assert work.assign(worker) == []
         assert work.finished(worker, name)
     assert not work.open
+
+
+def test_the_poison_is_given_up_and_nobody_else_is_lost_with_it() -> None:
+    work = dispatch({"good": 20.0, "poison": 20.0, "later": 20.0}, workers=2, batch=2)
+    assert work.assign(0) == ["good", "poison"]
+    assert work.lost(0, crashed=True) == []
+    assert work.assign(1) == ["later"]  # what nobody crashed over comes first
+    assert work.assign(1) == []  # it has something: a suspect comes alone
+    assert work.assign(2) == ["good"] and work.assign(2) == []
+    assert work.finished(2, "good")
+    given_up = []
+    for worker in range(3, 3 + MAX_CRASHES - 1):
+        assert given_up == [] and work.assign(worker) == ["poison"]
+        given_up = work.lost(worker, crashed=True)
+    assert given_up == ["poison"] and work.crashes["poison"] == MAX_CRASHES
+    assert work.finished(1, "later") and not work.finished(1, "later") and not work.open
+
+
+def test_a_worker_that_is_taken_away_is_held_against_nothing() -> None:
+    work = dispatch({"a": 20.0, "b": 20.0})
+    assert work.assign(0) == ["a", "b"]
+    assert work.lost(0, crashed=False) == [] and work.crashes.total() == 0
+    assert work.assign(1) == ["a", "b"]
+
+
+def test_what_earlier_runs_crashed_over_comes_alone_and_at_last() -> None:
+    work = dispatch({"a": 20.0, "b": 20.0, "c": 20.0}, crashes={"a": MAX_CRASHES - 1})
+    assert work.assign(0) == ["b", "c"]
+    assert work.assign(1) == ["a"]
+    assert work.lost(1, crashed=True) == ["a"]
 
 
 @settings(deadline=None, max_examples=200)
