@@ -34,7 +34,7 @@ from ..storage.locations import Location
 from . import fingerprint
 from .interrupts import Stop
 from .outputs import Outputs
-from .results import RecordingResult, Writer
+from .results import RecordingResult, Writer, Written
 from .spool import Fetching, LocalCopy, Spool
 
 if TYPE_CHECKING:
@@ -273,6 +273,10 @@ class Batch:
         cause = error.__cause__ if error and error.code != "invalid_audio" else None
         if cause is not None and out_of_memory(cause):
             raise cause  # the batch is too large; where reading runs out of memory, it is the recording
+        if isinstance(outcome, Written):
+            self._close(outcome.name)
+            yield self._writer.written(outcome)
+            return
         content = self._pulled.pop(outcome.name) or outcome.content
         source = self._close(outcome.name)
         if source.location is not None and source.entry is None and outcome.entry is not None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..decode.options import Outcome
 from ..errors import ForescribeError
 from ..formats.transcript import Transcript
+from ..records.record_store import RecordLedger
 from ..records.sources import Source
 from ..storage.locations import Location
 from . import fingerprint
@@ -24,7 +26,7 @@ from .manifest import Record, result_fields
 from .outputs import Outputs
 
 if TYPE_CHECKING:
-    from ..decode.options import Outcome
+    from ..records.stored_records import StoredRecord
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,15 @@ class RecordingResult:
     transcript: Transcript | None = None
     error: ForescribeError | None = None
     files: tuple[Path | Location, ...] = ()
+
+
+@dataclass(frozen=True)
+class Written(Outcome):
+    """The outcome of a recording whose files and record another machine has written. `stored` is the record
+    that stands; None if there is none."""
+
+    result: RecordingResult = field(kw_only=True)
+    stored: StoredRecord | None = None
 
 
 class Writer:
@@ -99,6 +110,12 @@ class Writer:
             record = self.ledger.record(source.path, **fields)
         files = self.outputs.files(source.path) if written and error is None else []
         return RecordingResult(record, transcript, error, tuple(files))
+
+    def written(self, outcome: Written) -> RecordingResult:
+        """The result that another machine has written."""
+        if outcome.stored is not None and isinstance(self.ledger, RecordLedger):
+            self.ledger.records.adopt(outcome.stored)
+        return outcome.result
 
     def failed(self, source: Source, error: ForescribeError) -> RecordingResult:
         """Write the record of a recording that was not transcribed."""

@@ -150,6 +150,10 @@ class RecordStore:
                 continue  # another process was first: follow its run
             return self.run
 
+    def take_part(self, run: Run) -> None:
+        """Take part in a run that another process has begun."""
+        self._run = run
+
     def join(self) -> Run | None:
         """Take part in the run of the output, without changing it; None if there is none."""
         self._run = self._latest_run()
@@ -215,6 +219,16 @@ class RecordStore:
             generation, found = stored.generation, stored
             with self._changing:
                 self._remember(stored)
+
+    def known(self, source: str) -> StoredRecord | None:
+        """The latest record of a recording that is known here."""
+        return self._known.get(source)
+
+    def adopt(self, stored: StoredRecord) -> None:
+        """Know a record that another process has made for this run, as if it was made here."""
+        with self._changing:
+            self.created += 1
+            self._remember(stored)
 
     def generation(self, source: str) -> int:
         """The generation of the latest record known here; 0 without one. A worker that was told to

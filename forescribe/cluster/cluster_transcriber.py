@@ -3,9 +3,9 @@
     transcriber = ClusterTranscriber(fleet, order, [Source("a.mp3"), Source("b.mp3")])
     for outcome in transcriber.transcribe(["a.mp3", "b.mp3"], options, hook): ...
 
-It replaces the local transcriber in `asr.batch.batch.Batch`, which writes results and records. So a run on a
-cluster names, resumes, reports and ends as a local run does, and a driver that is killed continues from the
-records. Knows nothing of Ray.
+It replaces the local transcriber in `asr.batch.batch.Batch`. So a run on a cluster names, resumes, reports
+and ends as a local run does, and a driver that is killed continues from the records. Results in object
+storage are written by the workers (`results`), and only counted here. Calls no function of Ray.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from forescribe.asr.records.sources import Source
 from forescribe.speculative.stats import Stats
 
 from .dispatch import Dispatch
-from .fleet import Event, Fleet, Lost, Refused, Reported, Started
-from .worker import Finished, Report, WorkOrder
+from .order import WorkOrder
+from .ray_fleet import Event, Lost, RayFleet, Refused, Reported, Started
+from .worker import Finished, Report
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Hook, Options
+
+    from .results import RunResults
 
 POLL_S = 0.5
 
@@ -48,21 +51,22 @@ NOTICE_S, GIVE_UP_S = 60.0, 1800.0
 class ClusterTranscriber:
     """Transcribes on the workers of a fleet, each with the models and the batch of `order`.
 
-    `recordings` are those that it may be asked for, by path. `notice` is told what the user should know,
-    `status` what a user who waits wants to know.
+    `recordings` are those that it may be asked for, by path. `results`: workers write results. `notice`
+    is told what the user should know, `status` what a user who waits wants to know.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: RayFleet,
         order: WorkOrder,
         recordings: Iterable[Source],
         *,
+        results: RunResults | None = None,
         notice: Callable[[str], None] = lambda text: None,
         status: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.fleet, self.order = fleet, order
+        self.fleet, self.order, self.results = fleet, order, results
         self.recordings = {source.path: source for source in recordings}
         self.notice, self.status, self.clock = notice, status, clock
         self.stats_by_worker: dict[int, Stats] = {}
@@ -81,7 +85,8 @@ class ClusterTranscriber:
         worker gets no more of them. Where that is so for most machines, or for all that there are, the
         last one's reason is raised: what its worker refused the run for, or CapacityError where it died.
         """
-        order = replace(self.order, progress=hook is not None)
+        writing = self.results.writing if self.results is not None else None
+        order = replace(self.order, progress=hook is not None, writing=writing)
         if options is not None:
             order = replace(order, options=options)
         run = _Run(self, order, list(sources), hook)
@@ -146,6 +151,7 @@ class _Run:
             workers=1,
             batch=order.batch,
             sequential=order.options.long_form == "sequential",
+            crashes=owner.results.crashes(paths) if owner.results is not None else None,
         )
         self.running: set[int] = set()  # workers that have been started and not been lost
         self.ready: set[int] = set()  # those of them that have loaded their models
@@ -208,8 +214,11 @@ class _Run:
             self._feed(worker)
 
     def _feed(self, worker: int) -> None:
-        known = self.owner.recordings
-        self.fleet.exchange(worker, [known[path] for path in self.dispatch.assign(worker)])
+        given = [self.owner.recordings[path] for path in self.dispatch.assign(worker)]
+        results = self.owner.results
+        self.fleet.exchange(
+            worker, given if results is None else list(map(results.assigned, given))
+        )
 
     def _leave(self, worker: int) -> Iterator[Outcome]:
         """A worker's machine is taken away: it gets no more, and is replaced once it is empty."""
@@ -218,7 +227,7 @@ class _Run:
             self.owner.notice(
                 "the machine of a worker is being taken away: its work goes to others"
             )
-        if self.dispatch.holds(worker):
+        if self.dispatch.held(worker):
             self.fleet.exchange(worker, ())
             return
         self.fleet.stop(worker)
@@ -253,6 +262,9 @@ class _Run:
         """Pass on what a worker had, and start another one. Raises the reason to end the run."""
         for group in (self.running, self.ready, self.leaving):
             group.discard(worker)
+        if crashed and self.owner.results is not None:
+            for path in self.dispatch.held(worker):
+                self.owner.results.count_crash(path)
         for path in self.dispatch.lost(worker, crashed=crashed):
             yield Outcome(path, error=_crashed(path))
         self._fill()
@@ -295,6 +307,8 @@ def _unknown(worker: int) -> str:
 
 
 def _outcome(finished: Finished) -> Outcome:
+    if finished.written is not None:
+        return finished.written
     return Outcome(
         finished.path,
         finished.transcript,

@@ -77,9 +77,9 @@ class Dispatch:
         """Whether there is a recording that no worker holds."""
         return bool(self._waiting or self._suspects)
 
-    def holds(self, worker: int) -> bool:
-        """Whether a worker holds a recording."""
-        return bool(self._held.get(worker))
+    def held(self, worker: int) -> tuple[str, ...]:
+        """What a worker has, in the order given."""
+        return tuple(self._held.get(worker, ()))
 
     def assign(self, worker: int) -> list[str]:
         """More recordings for a worker, as many as it should hold."""

@@ -7,8 +7,8 @@
 
 The rows of the operator are paths; results and errors come back as rows, and it writes no files and no
 records. An actor is asynchronous: several rows are in work at a time and share one engine, which a call per
-batch of rows would let run empty at the end of each. The command finds recordings and writes results and
-records as on one machine: here its options become what every worker is told.
+batch of rows would let run empty at the end of each. The command finds recordings, and subtracts and counts
+them as on one machine.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,9 @@ from forescribe.asr.errors import AudioError, ForescribeError, UsageError
 from forescribe.asr.records.sources import Source
 from forescribe.asr.storage.locations import Location, is_url
 
-from .worker import Finished, Report, WorkOrder
+from .order import order_of, order_of_options
+from .results import RunResults
+from .worker import Finished, Report
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -54,15 +55,6 @@ AHEAD = 2
 POLL_S = 1.0
 BROKEN = 70
 """Exit status of an actor whose device does not answer any more, as of the service."""
-
-OPTIONS = frozenset(
-    "model draft local_files_only language task initial_prompt reference_text timestamps word_timestamps vad "
-    "long_form condition_on_previous_text guards compression_ratio_threshold logprob_threshold "
-    "no_speech_threshold temperature_increment_on_fallback diarize diarizer num_speakers min_speakers "
-    "max_speakers channels gamma drafter batch_size device dtype quantize draft_dtype engine threads "
-    "readers spool spool_bytes".split()
-)
-"""Options of `forescribe transcribe`, by field, that say how a recording is transcribed."""
 
 
 def transcribe(
@@ -175,6 +167,7 @@ def cluster_decoder(options: TranscribeOptions, batch: Batch, console: Console) 
     check_address(options.cluster)
     require_ray()
     order = order_of(options, [source for source in batch.todo if source.error is None])
+    results = RunResults.of(batch.outputs, batch.settings, whole=options.report is not None)
     made: list[ClusterTranscriber] = []
 
     def make(size: int) -> ClusterTranscriber:
@@ -190,6 +183,7 @@ def cluster_decoder(options: TranscribeOptions, batch: Batch, console: Console) 
                 fleet,
                 order,
                 [source for source in batch.todo if source.error is None],
+                results=results,
                 notice=console.notice,
                 status=console.status,
             )
@@ -197,47 +191,6 @@ def cluster_decoder(options: TranscribeOptions, batch: Batch, console: Console) 
         return made[0]
 
     return make, order.options, lambda: made[0].stats() if made else None
-
-
-def order_of_options(options: dict[str, Any]) -> WorkOrder:
-    """What an actor loads. Raises UsageError for an option that is unknown or impossible."""
-    from ..cli.transcribe_options import TranscribeOptions
-
-    unknown = options.keys() - OPTIONS
-    if unknown:
-        raise UsageError(
-            f"{', '.join(sorted(unknown))}: no option of an operator; known: {', '.join(sorted(OPTIONS))}"
-        )
-    given = TranscribeOptions(audio=[], cluster="auto", **options)
-    return order_of(given, [])
-
-
-def order_of(options: TranscribeOptions, recordings: Sequence[Source]) -> WorkOrder:
-    """What every worker is told. Raises UsageError for a recording that other machines cannot read."""
-    paths = [source.path for source in recordings if source.location is None]
-    for path in paths:
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise UsageError(
-                f"--cluster: other machines cannot read the pipe {path}; write it to a file first"
-            )
-    speakers = options.speakers
-    return WorkOrder(
-        version=version("forescribe"),
-        # A folder is named from the root: workers have their own.
-        models=options.load_arguments()
-        | {"model": _absolute(options.model), "draft": _absolute(options.draft)},
-        options=options.decoding(),
-        batch=options.batch_size,
-        readers=options.readers,
-        speakers=speakers if speakers.requested else None,
-        device=options.device,
-        network=not options.local_files_only,
-        weights=_weights(options) if recordings else None,
-        spool=options.spool,
-        spool_bytes=options.spool_limit,
-        folder=os.getcwd(),
-        probe=next((path for path in paths if os.path.exists(path)), None),
-    )
 
 
 def source_of(path: Any, column: str) -> Source | ForescribeError:
@@ -273,16 +226,3 @@ def failed_fields(error: ForescribeError) -> Row:
 
 def _no_result(source: Source) -> ForescribeError:
     return AudioError(f"{source.path}: ended without a transcript", code="internal_error")
-
-
-def _absolute(model: str | None) -> str | None:
-    return os.path.abspath(model) if model is not None and os.path.isdir(model) else model
-
-
-def _weights(options: TranscribeOptions) -> str | None:
-    from forescribe.asr.batch import fingerprint
-    from forescribe.asr.model.presets import resolve
-    from forescribe.speculative.models.hub import find
-
-    folder = find(resolve(options.model, options.draft).target)
-    return None if folder is None else fingerprint.weights(folder)

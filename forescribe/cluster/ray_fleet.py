@@ -1,8 +1,10 @@
-"""RayFleet: a fleet whose workers are Ray actors, one for each accelerator or each share of a machine's
-cores.
+"""RayFleet: workers by number, as Ray actors: one for each accelerator or each share of a machine's cores.
 
-Actors are not restarted by Ray, which would do so without end and without knowing which recording was the
-reason: the run starts new ones. The only module of a batch run, besides `ray_connection`, that calls Ray.
+A fleet starts workers, passes recordings to them and tells what has happened to them as events. Nothing here
+waits, except `wait`. The `machine` of an event is a name for messages and for `exclude`, empty where it is
+not known. Actors are not restarted by Ray, which would do so without end and without knowing which
+recording was the reason: the run starts new ones. The only module of a batch run, besides `ray_connection`,
+that calls Ray.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
+from forescribe.asr.child_process import portable
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.records.sources import Source
 from forescribe.speculative.errors import SpeculativeError
 
-from .fleet import Event, Lost, Refused, Reported, Started
+from .order import WorkOrder
 from .ray_connection import connected
-from .worker import ClusterWorker, Report, WorkerInfo, WorkOrder, portable, prepared_worker
+from .worker import ClusterWorker, Report, prepared_worker
 
 EXCHANGE_S = 1.0
 """How long an exchange waits for news, on the worker."""
@@ -45,6 +48,45 @@ NODE_POLL_S = 5.0
 
 DEFAULT_SLICE = 4
 """Cores of a worker on machines without accelerators, unless the user says otherwise."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker has loaded its models."""
+
+    worker: int
+    machine: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A worker cannot do this run: the models or the recordings are missing there, the version is another
+    one. It holds its place until it is stopped."""
+
+    worker: int
+    error: ForescribeError | SpeculativeError
+    machine: str = ""
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The answer to an exchange."""
+
+    worker: int
+    report: Report
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker has died. `taken`: its machine was taken away."""
+
+    worker: int
+    reason: str
+    taken: bool = False
+    machine: str = ""
+
+
+Event = Started | Refused | Reported | Lost
 
 
 @dataclass(frozen=True)
@@ -126,6 +168,8 @@ class RayFleet:
         self._next = 0
 
     def begin(self, order: WorkOrder) -> int:
+        """Called once, before the first worker. Returns how many there can be. Raises UsageError and
+        CapacityError where none can."""
         self.ray = self._connection.enter_context(connected(self.address, status=self.status))
         largest = max(
             (int(node["Resources"].get("CPU", 0)) for node in self._nodes()),
@@ -146,6 +190,8 @@ class RayFleet:
         return workers
 
     def start(self) -> int | None:
+        """Start a worker, as soon as there is room for one; `Started`, `Refused` or `Lost` follows. None
+        where the machines that are not excluded have no room for it."""
         nodes = sorted(set().union(*self._excluded.values()))
         if nodes and len(self._actors) >= self._room(nodes):
             return None
@@ -164,6 +210,7 @@ class RayFleet:
         return sum(self.slot.fit(resources) for resources in nodes)
 
     def exclude(self, machine: str) -> None:
+        """Start no more workers on a machine; those that run there go on."""
         self._excluded[machine] = {
             node["NodeID"] for node in self._nodes() if machine in _names(node)
         }
@@ -172,9 +219,12 @@ class RayFleet:
         return [node for node in self.ray.nodes() if node["Alive"]]
 
     def exchange(self, worker: int, sources: Sequence[Source]) -> None:
+        """Pass recordings to a worker; `Reported` or `Lost` follows, within about a second unless the
+        machine is busy."""
         self._calls[self._actors[worker].exchange.remote(list(sources), EXCHANGE_S)] = worker
 
     def wait(self, seconds: float) -> list[Event]:
+        """What has happened, after at most this time."""
         if not self._calls:
             time.sleep(seconds)
             return []
@@ -182,6 +232,7 @@ class RayFleet:
         return [self._event(call) for call in ended]
 
     def stop(self, worker: int) -> None:
+        """End a worker. No event follows."""
         self._calls = {call: own for call, own in self._calls.items() if own != worker}
         self._places.pop(worker, None)
         actor = self._actors.pop(worker, None)
@@ -190,6 +241,7 @@ class RayFleet:
                 self.ray.kill(actor)
 
     def shortage(self) -> str:
+        """What a worker needs and what there is, for a message when none starts."""
         total = self.ray.cluster_resources()
         names = ("CPU", "GPU", "HPU")
         there = (
@@ -203,6 +255,7 @@ class RayFleet:
         return f"each needs {self.slot}; the cluster has {there}, of which {left} is free"
 
     def close(self) -> None:
+        """End all workers."""
         ends = [actor.end.remote() for actor in self._actors.values()]
         if ends:
             with suppress(Exception):  # those that are loading, or gone, are killed as they are
@@ -228,8 +281,7 @@ class RayFleet:
         machine = self._machine(worker)
         if isinstance(answer, ForescribeError | SpeculativeError):
             return Refused(worker, answer, machine)
-        assert isinstance(answer, WorkerInfo)
-        return Started(worker, answer, machine)
+        return Started(worker, machine)
 
     def _machine(self, worker: int) -> str:
         """Where a worker runs that has answered a call, or has died; empty where it could not tell."""
@@ -276,14 +328,13 @@ class RayWorker:
 
         return machine_name(socket.gethostname(), ray.get_runtime_context().get_node_id())
 
-    def load(self) -> WorkerInfo | ForescribeError | SpeculativeError:
+    def load(self) -> Exception | None:
         """Load the models; errors that every worker would have are returned, as they keep their class."""
         try:
             self.worker = prepared_worker(self.order)
         except (ForescribeError, SpeculativeError) as error:
             return portable(error)
-        device = str(self.order.models.get("device") or "auto")
-        return WorkerInfo(socket.gethostname(), os.getpid(), device)
+        return None
 
     def exchange(self, sources: list[Source], wait_s: float) -> Report:
         """As `ClusterWorker.exchange`."""

@@ -4,101 +4,71 @@ recordings.
     worker = prepared_worker(order)      # models, options and speakers as in `forescribe transcribe`
     report = worker.exchange([Source("a.mp3"), Source("b.mp3")], wait_s=1.0)
 
-A worker that could give other results than one machine, because its versions or weights differ, refuses the
-run. A thread runs the transcriber over the queue: recordings are pulled as rows become free, those at
+A thread runs the transcriber over the queue: recordings are pulled as rows become free, those at
 locations from a spool that fetches them ahead. `exchange` adds recordings and returns what has ended; it
-waits for something to tell, at most `wait_s`. What goes to a worker and comes back is pickled, small and
-without samples. Knows nothing of Ray.
+waits for something to tell, at most `wait_s`. Where the order says so, the worker writes files and records
+itself, in threads beside the engine, and tells that they are written. What goes to a worker and comes back is
+pickled, small and without samples. Knows nothing of Ray.
 """
 
 from __future__ import annotations
 
 import gc
-import os
-import pickle
+import logging
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from forescribe.asr.batch import fingerprint
+from forescribe.asr.batch.batch import WAITING, WRITERS
 from forescribe.asr.batch.spool import LocalCopy, Spool
+from forescribe.asr.child_process import portable
+from forescribe.asr.decode.options import Outcome
 from forescribe.asr.errors import (
     AudioError,
     CapacityError,
     ForescribeError,
-    ModelError,
-    UsageError,
     out_of_memory,
 )
 from forescribe.asr.records.sources import Source
 from forescribe.asr.storage.locations import Entry
 from forescribe.asr.storage.stores import Stores, telling
-from forescribe.speculative.errors import BrokenError, SpeculativeError
+from forescribe.speculative.errors import BrokenError
 from forescribe.speculative.stats import Stats
+
+from .order import WorkOrder, check_machine
+from .results import Assigned, WorkerResults
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import BatchTranscriber, MakeTranscriber
-    from forescribe.asr.decode.options import Options, Outcome, Progress
+    from forescribe.asr.batch.results import Written
+    from forescribe.asr.decode.options import Progress
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.formats.transcript import Transcript
 
-    from ..cli.speaker_options import SpeakerOptions
+LOG = logging.getLogger(__name__)
 
 STATS_S = 1.0
 """How old the statistics of a report may be: reading them waits for the device."""
 
 
 @dataclass(frozen=True)
-class WorkOrder:
-    """What every worker of a run does: `models` are the arguments of `Transcriber.load`.
-
-    `weights` is the fingerprint of the target's files as the driver sees them; a worker with other files
-    refuses. `folder` is the driver's working folder, against which paths are read. `probe` is a file that
-    every worker must see.
-    """
-
-    version: str
-    models: Mapping[str, Any]
-    options: Options
-    batch: int = 8
-    threads: int = 0
-    readers: int | None = None
-    speakers: SpeakerOptions | None = None
-    device: str = "auto"
-    network: bool = True
-    weights: str | None = None
-    spool: str | None = None
-    spool_bytes: int | None = None
-    folder: str | None = None
-    probe: str | None = None
-    progress: bool = False  # whether windows are reported
-
-
-@dataclass(frozen=True)
 class Finished:
     """A recording that has ended on a worker. `content` is the SHA-256 of the bytes it was made from, and
-    `entry` what its store says about them."""
+    `entry` what its store says about them. `written`: its files and record are written already."""
 
     path: str
     transcript: Transcript | None
     error: ForescribeError | None
     wall_s: float
-    content: str | None
+    content: str | None = None
     entry: Entry | None = None
-
-
-@dataclass(frozen=True)
-class WorkerInfo:
-    """A worker that has loaded its models."""
-
-    host: str
-    process: int
-    device: str
+    written: Written | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +124,16 @@ def prepared_worker(order: WorkOrder) -> ClusterWorker:
             on_cpu=current.whisper.device.kind == "cpu",
         )
 
-    return ClusterWorker(order, make, stats=factory.stats)
+    stores, results, notices = Stores(), None, tuple[str, ...]()
+    if order.writing is not None:
+        try:
+            results = WorkerResults.open(order.writing, stores)
+        except ForescribeError as error:
+            notices = (
+                f"{socket.gethostname()} cannot write results, so this command writes those of its "
+                f"workers: {error}",
+            )
+    return ClusterWorker(order, make, stats=factory.stats, results=results, notices=notices)
 
 
 class ClusterWorker:
@@ -170,9 +149,14 @@ class ClusterWorker:
         make: MakeTranscriber,
         *,
         stats: Callable[[], Stats | None] = lambda: None,
+        results: WorkerResults | None = None,
+        notices: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.order, self.make, self.clock = order, make, clock
+        self.results, self._pool = results, ThreadPoolExecutor(WRITERS, "write")
+        self._writing = 0  # recordings whose results are being written
+        self._may_write = threading.BoundedSemaphore(WAITING)
         self.size, self._may_halve = order.batch, order.batch > 1
         self._read_stats = stats
         self._changed = threading.Condition()  # guards everything below
@@ -181,7 +165,7 @@ class ClusterWorker:
         self._begun: dict[int, tuple[_Path | LocalCopy, _Begun]] = {}
         self._spool: Spool | None = None
         self._has_room = True  # in the spool, for the recording that was asked for last
-        self._report = Report()
+        self._report = Report(notices=notices)
         self._stats_s = -STATS_S
         self._leave_by_s: float | None = None  # when what has begun is given back too
         self._closed = False
@@ -216,9 +200,9 @@ class ClusterWorker:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing has begun."""
+        """Whether nothing waits, nothing has begun and nothing is being written."""
         with self._changed:
-            return not self._queue and not self._begun
+            return not self._queue and not self._begun and not self._writing
 
     def close(self) -> None:
         """End the thread after the call under way; what it holds is dropped."""
@@ -226,13 +210,16 @@ class ClusterWorker:
             self._queue.clear()
             self._closed = True
             self._changed.notify_all()
+        self._pool.shutdown(wait=False)
         if self._spool is not None:
             self._spool.close()
 
     def _has_news(self) -> bool:
         report = self._report
         late = self._leave_by_s is not None and (
-            bool(self._queue) or not self._begun or self.clock() >= self._leave_by_s
+            bool(self._queue)
+            or not (self._begun or self._writing)
+            or self.clock() >= self._leave_by_s
         )
         return bool(report.finished or report.returned or report.error or report.broken or late)
 
@@ -313,7 +300,7 @@ class ClusterWorker:
                 begun.content, begun.entry = copy.content, copy.entry
                 self._begun[id(copy)] = copy, begun
             elif error is not None:
-                self._add(Finished(str(path), None, error, 0.0, None))
+                self._add(Finished(str(path), None, error, 0.0))
             else:  # no room until the recordings of this call are released
                 self._queue.appendleft(begun.source)
             self._has_room = copy is not None or error is not None
@@ -337,17 +324,34 @@ class ClusterWorker:
             _, begun = self._begun.pop(id(outcome.source), (None, None))
             if begun is None:
                 return
-            self._add(
-                Finished(
-                    begun.source.path,
-                    outcome.transcript,
-                    outcome.error,
-                    outcome.wall_s,
-                    begun.content,
-                    begun.entry,
-                )
-            )
+            writes = self.results is not None and isinstance(begun.source, Assigned)
+            self._writing += writes
+            if not writes:
+                self._add(begun.finished(outcome))
+        if writes:
+            self._may_write.acquire()  # many transcripts that wait would fill the memory
+            self._pool.submit(self._write, begun, outcome)
         self._update_stats()
+
+    def _write(self, begun: _Begun, outcome: Outcome) -> None:
+        """Write the files and the record of a recording, in a thread of the pool."""
+        source = begun.source
+        assert self.results is not None and isinstance(source, Assigned)
+        if source.location is not None and source.entry is None and begun.entry is not None:
+            source = replace(source, entry=begun.entry)
+        try:
+            error = _portable_or_none(outcome.error)
+            given = Outcome(source.path, outcome.transcript, error, outcome.wall_s)
+            written = self.results.write(source, given, begun.content)
+            finished = Finished(source.path, None, None, outcome.wall_s, written=written)
+        except Exception as error:  # a bug here: the command writes it
+            LOG.exception("the results of %s cannot be written here", source.path, exc_info=error)
+            finished = begun.finished(outcome)
+        finally:
+            self._may_write.release()
+        with self._changed:
+            self._writing -= 1
+            self._add(finished)
 
     def _add(self, finished: Finished) -> None:
         finished = replace(finished, error=_portable_or_none(finished.error))
@@ -413,39 +417,8 @@ class ClusterWorker:
         with self._changed:
             for _, begun in self._begun.values():
                 error = kind(f"{begun.source.path}: {reason}", code=code)  # type: ignore[arg-type]
-                self._add(Finished(begun.source.path, None, error, 0.0, None))
+                self._add(Finished(begun.source.path, None, error, 0.0))
             self._begun.clear()
-
-
-def check_machine(order: WorkOrder) -> None:
-    """Check that this machine gives the driver's results: same version, same files, same weights."""
-    host, own = socket.gethostname(), version("forescribe")
-    if own != order.version:
-        raise UsageError(
-            f"{host} has forescribe {own} and this command is {order.version}: install the same version "
-            "on all machines of the cluster"
-        )
-    if order.folder is not None:
-        if os.path.isdir(order.folder):
-            os.chdir(order.folder)  # relative paths, in messages too, are those of the command
-        elif order.probe is not None and not os.path.isabs(order.probe):
-            raise _unseen(order, host)
-    if order.probe is not None and not os.path.exists(order.probe):
-        raise _unseen(order, host)
-    _check_weights(order, host)
-
-
-def portable(error: Exception) -> ForescribeError | SpeculativeError:
-    """An error as it can be sent to the driver: those of others, and some of ours, do not survive
-    pickling."""
-    if not isinstance(error, ForescribeError | SpeculativeError):
-        return ForescribeError(f"a worker failed with {type(error).__name__}: {error}")
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        code = error.code if isinstance(error, ForescribeError) else None
-        return ForescribeError(str(error), code=code)
-    return error
 
 
 def _set_threads(order: WorkOrder) -> None:
@@ -454,30 +427,6 @@ def _set_threads(order: WorkOrder) -> None:
         import torch
 
         torch.set_num_threads(order.threads)
-
-
-def _unseen(order: WorkOrder, host: str) -> UsageError:
-    return UsageError(
-        f"{host} does not see {order.probe}: recordings have to be on storage that all machines of the "
-        "cluster mount at the same place, or in object storage (s3://...)"
-    )
-
-
-def _check_weights(order: WorkOrder, host: str) -> None:
-    if order.weights is None:
-        return
-    from forescribe.asr.batch import fingerprint
-    from forescribe.asr.model.presets import locate, resolve
-    from forescribe.speculative.models.hub import find
-
-    target = resolve(order.models["model"], order.models["draft"]).target
-    folder = locate(target) if order.network else find(target)
-    if folder is not None and fingerprint.weights(folder) != order.weights:
-        raise ModelError(
-            f"{host} has other weights of {target} than this machine: results would depend on the "
-            "machine. Load the same revision on all of them",
-            code="model_mismatch",
-        )
 
 
 class _Path(str):
@@ -492,11 +441,19 @@ class _Begun:
     content: str | None = None
     entry: Entry | None = None
 
+    def finished(self, outcome: Outcome) -> Finished:
+        return Finished(
+            self.source.path,
+            outcome.transcript,
+            outcome.error,
+            outcome.wall_s,
+            self.content,
+            self.entry,
+        )
+
 
 def _portable_or_none(error: ForescribeError | None) -> ForescribeError | None:
-    sent = None if error is None else portable(error)
-    assert not isinstance(sent, SpeculativeError)  # none of ours becomes one of those
-    return sent
+    return None if error is None else cast(ForescribeError, portable(error))
 
 
 def _memory(outcome: Outcome) -> BaseException | None:

@@ -102,8 +102,10 @@ def test_a_check_that_raises_ends_it() -> None:
 
 def test_it_does_not_outlive_its_parent() -> None:
     program = (
-        f"import sys; sys.path[:] = {sys.path!r}; from forescribe.asr.child_process import in_child; "
-        "from tests.asr.test_child_process import wait; in_child(wait, 1, files=[1])"
+        f"import os, sys; sys.path[:] = {sys.path!r}; "
+        "from forescribe.asr.child_process import in_child; "
+        "from tests.asr.test_child_process import wait; "
+        "output = os.dup(1); in_child(wait, output, files=[output])"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

@@ -59,7 +59,7 @@ def test_what_a_worker_gives_back_goes_to_another() -> None:
     work = dispatch({str(n): 20.0 for n in range(4)}, batch=8)
     for path in work.assign(0):
         work.returned(0, path)
-    assert not work.holds(0)
+    assert not work.held(0)
     assert work.assign(1) == ["0", "1", "2", "3"]
 
 

@@ -13,12 +13,21 @@ from forescribe.asr.decode.options import Options
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.asr.records.sources import Source
 from forescribe.cluster import ray_fleet
-from forescribe.cluster.fleet import Lost, Refused, Reported, Started
-from forescribe.cluster.ray_fleet import RayFleet, RayWorker, Slot, plan_slots
-from forescribe.cluster.worker import Report, WorkerInfo, WorkOrder
+from forescribe.cluster.order import WorkOrder
+from forescribe.cluster.ray_fleet import (
+    Lost,
+    RayFleet,
+    RayWorker,
+    Refused,
+    Reported,
+    Slot,
+    Started,
+    plan_slots,
+)
+from forescribe.cluster.worker import Report
 
 ORDER = WorkOrder("1", {}, Options())
-INFO = WorkerInfo("host", 1, "cpu")
+LOADED = None  # the answer of a worker that has loaded its models
 M1 = "m1 (Ray node aaaaaaaaaaaa)"
 
 
@@ -126,11 +135,11 @@ def test_actors_are_never_restarted_by_ray(fleet_on) -> None:
 
 
 def test_a_worker_starts_works_and_is_ended(fleet_on) -> None:
-    ray = FakeRay(INFO, Report(returned=("b",)))
+    ray = FakeRay(LOADED, Report(returned=("b",)))
     fleet = fleet_on(ray)
     fleet.begin(ORDER)
     worker = fleet.start()
-    assert fleet.wait(0.5) == [Started(worker, INFO, M1)]
+    assert fleet.wait(0.5) == [Started(worker, M1)]
     fleet.exchange(worker, [Source("a")])
     assert ray.calls[-1] == ("exchange", ([Source("a")], ray_fleet.EXCHANGE_S))
     assert fleet.wait(0.5) == [Reported(worker, Report(returned=("b",)))]
@@ -205,7 +214,7 @@ def test_a_machine_without_the_package_is_refused(fleet_on) -> None:
     ],
 )
 def test_no_worker_starts_on_a_machine_that_was_excluded(fleet_on, place, text: str) -> None:
-    ray = FakeRay(RayError(text), INFO, resources={"CPU": 4.0}, more={"CPU": 4.0})
+    ray = FakeRay(RayError(text), LOADED, resources={"CPU": 4.0}, more={"CPU": 4.0})
     fleet = fleet_on(ray)
     assert fleet.begin(ORDER) == 1
     ray.place = place
@@ -257,7 +266,7 @@ def test_the_room_of_a_machine(slot: Slot, resources: dict, room: int) -> None:
 
 
 def test_calls_of_an_ended_worker_are_not_waited_for(fleet_on) -> None:
-    ray = FakeRay(INFO)
+    ray = FakeRay(LOADED)
     fleet = fleet_on(ray)
     fleet.begin(ORDER)
     worker = fleet.start()

@@ -12,7 +12,8 @@ import pytest
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.records.sources import Source
 from forescribe.cluster import worker as worker_models
-from forescribe.cluster.operator import OPTIONS, Transcribe, order_of_options, source_of
+from forescribe.cluster.operator import Transcribe, source_of
+from forescribe.cluster.order import OPTIONS, order_of_options
 from forescribe.cluster.worker import ClusterWorker
 from forescribe.ray import Transcribe as Public
 

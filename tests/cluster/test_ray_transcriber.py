@@ -16,8 +16,9 @@ from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Span
 from forescribe.asr.records.sources import Source
 from forescribe.cluster.cluster_transcriber import GIVE_UP_S, NOTICE_S, ClusterTranscriber
-from forescribe.cluster.fleet import Event, Lost, Refused, Reported, Started
-from forescribe.cluster.worker import Finished, Report, WorkerInfo, WorkOrder
+from forescribe.cluster.order import WorkOrder
+from forescribe.cluster.ray_fleet import Event, Lost, Refused, Reported, Started
+from forescribe.cluster.worker import Finished, Report
 from forescribe.speculative.stats import Stats
 
 ORDER = WorkOrder("1", {}, Options(), batch=2)
@@ -52,7 +53,7 @@ class FakeFleet:
         if self.refuse is not None:
             event: Event = Refused(worker, self.refuse)
         else:
-            event = Started(worker, WorkerInfo("host", worker, "cpu"))
+            event = Started(worker)
         self.events.append(event)
         return worker
 

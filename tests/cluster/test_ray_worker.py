@@ -16,7 +16,8 @@ from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Span
 from forescribe.asr.records.sources import Source
 from forescribe.asr.storage.locations import Location
-from forescribe.cluster.worker import ClusterWorker, Report, WorkOrder
+from forescribe.cluster.order import WorkOrder
+from forescribe.cluster.worker import ClusterWorker, Report
 from forescribe.speculative.errors import BrokenError
 from forescribe.speculative.stats import Stats
 
