@@ -1,6 +1,6 @@
 """A function in a process of its own, so that a crash of its work is an exception here.
 
-    text = in_child(decode, "a.mp3")              # def decode(begin: Callable[[], None], name: str) -> str
+    text = in_child(decode, "a.mp3")              # def decode(begin: Begin, name: str) -> str
 
 For recordings over which processes have died: what kills the child ends nothing else, and tells which
 recording did it. The child is a new interpreter, because threads and devices do not survive a fork. It ends
@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from .errors import ForescribeError
 
@@ -27,8 +27,12 @@ POLL_S = 0.1
 
 T = TypeVar("T")
 
-Begin = Callable[[], None]
-"""Called by the function in the child when it has loaded what it needs, and its work begins."""
+
+class Begin(Protocol):
+    """Called by the function in the child when it has loaded what it needs, and its work begins; later calls
+    tell more."""
+
+    def __call__(self, told: Any = None, /) -> None: ...
 
 
 class ChildDied(Exception):
@@ -45,12 +49,13 @@ def in_child(
     *args: Any,
     files: Sequence[int] = (),
     check: Callable[[], None] = lambda: None,
+    heard: Callable[[Any], None] = lambda told: None,
 ) -> T:
     """What `function(begin, *args)` returns in a new process.
 
     The function is found there by its name; its arguments, its result and its errors are pickled. `files` are
     descriptors that stay open for it, under the same numbers. `check` is called all the time, and ends the
-    child by raising.
+    child by raising; `heard` with what `begin` was called with.
 
     Raises what the function raises, as `portable` makes it, and ChildDied.
     """
@@ -80,6 +85,7 @@ def in_child(
                     if kind == "error":
                         raise value
                     begun = True
+                    heard(value)
         except (EOFError, ConnectionError) as error:
             raise ChildDied(child.wait(), begun=begun) from error
         finally:
@@ -112,7 +118,8 @@ def _serve(descriptor: int) -> None:
     function, args = connection.recv()
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     try:
-        answer = "result", function(lambda: connection.send(("begun", None)), *args)
+        begin = lambda told=None: connection.send(("begun", told))  # noqa: E731
+        answer = "result", function(begin, *args)
     except Exception as error:
         answer = "error", portable(error)
     with suppress(ConnectionError):  # the parent has ended

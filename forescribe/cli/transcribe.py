@@ -241,7 +241,7 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
 
 def _on_cluster(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console) -> _Decoder:
     """The workers of a cluster in place of a model."""
-    from ..cluster.operator import cluster_decoder
+    from ..cluster.cluster_transcriber import cluster_decoder
 
     return _Decoder(*cluster_decoder(options, batch, console), elsewhere=True)
 

@@ -17,20 +17,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forescribe.asr.decode.options import Outcome
-from forescribe.asr.errors import AudioError, CapacityError, UsageError
-from forescribe.asr.records.record_store import MAX_CRASHES
+from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.records.sources import Source
 from forescribe.speculative.stats import Stats
 
-from .dispatch import Dispatch
-from .order import WorkOrder
+from .dispatch import Dispatch, crash_error
+from .order import WorkOrder, order_of
 from .ray_fleet import Event, Lost, RayFleet, Refused, Reported, Started
+from .results import RunResults
 from .worker import Finished, Report
 
 if TYPE_CHECKING:
+    from forescribe.asr.batch.batch import Batch, MakeTranscriber
     from forescribe.asr.decode.options import Hook, Options
 
-    from .results import RunResults
+    from ..cli.console import Console
+    from ..cli.transcribe_options import TranscribeOptions
+
+
+Decoder = tuple["MakeTranscriber", "Options", Callable[[], "Stats | None"]]
 
 POLL_S = 0.5
 
@@ -46,6 +51,41 @@ BYTES_A_SECOND = 16_000
 
 NOTICE_S, GIVE_UP_S = 60.0, 1800.0
 """Seconds without any worker until that is said, and until the run ends."""
+
+
+def cluster_decoder(options: TranscribeOptions, batch: Batch, console: Console) -> Decoder:
+    """What `Batch.run` needs, on a cluster. Raises UsageError for an address or recordings that cannot be
+    used; Ray is started or connected with the first recording."""
+    from .ray_connection import check_address, require_ray
+
+    assert options.cluster is not None
+    check_address(options.cluster)
+    require_ray()
+    order = order_of(options, [source for source in batch.todo if source.error is None])
+    results = RunResults.of(batch.outputs, batch.settings, whole=options.report is not None)
+    made: list[ClusterTranscriber] = []
+
+    def make(size: int) -> ClusterTranscriber:
+        fleet = RayFleet(
+            str(options.cluster),
+            device=options.device,
+            workers=options.workers,
+            threads=options.threads,
+            status=console.status,
+        )
+        made[:] = [
+            ClusterTranscriber(
+                fleet,
+                order,
+                [source for source in batch.todo if source.error is None],
+                results=results,
+                notice=console.notice,
+                status=console.status,
+            )
+        ]
+        return made[0]
+
+    return make, order.options, lambda: made[0].stats() if made else None
 
 
 class ClusterTranscriber:
@@ -266,7 +306,7 @@ class _Run:
             for path in self.dispatch.held(worker):
                 self.owner.results.count_crash(path)
         for path in self.dispatch.lost(worker, crashed=crashed):
-            yield Outcome(path, error=_crashed(path))
+            yield Outcome(path, error=crash_error(path))
         self._fill()
         if self.dispatch.open:
             pending = len(self.running) - len(self.ready)
@@ -324,11 +364,3 @@ def _length_s(source: Source) -> float | None:
     if source.length_s is None and source.entry is not None:
         return source.entry.size / BYTES_A_SECOND
     return source.length_s
-
-
-def _crashed(path: str) -> AudioError:
-    return AudioError(
-        f"{path}: {MAX_CRASHES} workers died while they had it, the last ones nothing else; "
-        "it may be damaged or hostile, or too large for their memory",
-        code="crashed_workers",
-    )

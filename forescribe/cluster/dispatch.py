@@ -21,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
+from forescribe.asr.errors import AudioError
 from forescribe.asr.records.record_store import MAX_CRASHES
 
 WINDOW_S = 25.0
@@ -152,3 +153,12 @@ class Dispatch:
 
 def _windows(length_s: float | None) -> int:
     return UNKNOWN_WINDOWS if length_s is None else max(1, math.ceil(length_s / WINDOW_S))
+
+
+def crash_error(path: str) -> AudioError:
+    """The error of a recording that is given up."""
+    return AudioError(
+        f"{path}: {MAX_CRASHES} workers died while they had it, the last ones nothing else; "
+        "it may be damaged or hostile, or too large for their memory",
+        code="crashed_workers",
+    )

@@ -1,14 +1,18 @@
-"""Transcription on Ray: an operator of Ray Data, and the workers behind `forescribe transcribe --cluster`.
+"""The operator of Ray Data: rows with paths become rows with transcripts.
 
     from forescribe.ray import transcribe
 
     paths = ray.data.from_items([{"path": "s3://calls/a.mp3"}, {"path": "/mnt/calls/b.mp3"}])
     transcribe(paths, model="large", diarize=True).write_parquet("s3://out/2026")
 
-The rows of the operator are paths; results and errors come back as rows, and it writes no files and no
-records. An actor is asynchronous: several rows are in work at a time and share one engine, which a call per
-batch of rows would let run empty at the end of each. The command finds recordings, and subtracts and counts
-them as on one machine.
+Results and errors come back as rows; it writes no files and no records. An actor is asynchronous: several
+rows are in work at a time and share one engine, which a call per batch of rows would let run empty at the end
+of each.
+
+Ray restarts an actor that dies and gives it the same rows again. `Marks`, in an actor of their own, know what
+the dead one had begun: these recordings are tried in a child process (`asr.child_process`), one after the
+other, where a death tells which of them it was and takes no other with it. One that has cost three processes
+becomes a row with the code `crashed_workers`.
 """
 
 from __future__ import annotations
@@ -16,38 +20,42 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
+import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from forescribe.asr.errors import AudioError, ForescribeError, UsageError
+from forescribe.asr.child_process import Begin, ChildDied, in_child
+from forescribe.asr.errors import (
+    AudioError,
+    CapacityError,
+    ForescribeError,
+    UsageError,
+    out_of_memory,
+)
+from forescribe.asr.records.record_store import MAX_CRASHES
 from forescribe.asr.records.sources import Source
 from forescribe.asr.storage.locations import Location, is_url
 
-from .order import order_of, order_of_options
-from .results import RunResults
+from .dispatch import crash_error
+from .order import WorkOrder, order_of_options
 from .worker import Finished, Report
 
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-    from forescribe.asr.batch.batch import Batch, MakeTranscriber
-    from forescribe.asr.decode.options import Options
     from forescribe.asr.formats.transcript import Transcript
-    from forescribe.speculative.stats import Stats
-
-    from ..cli.console import Console
-    from ..cli.transcribe_options import TranscribeOptions
-    from .cluster_transcriber import ClusterTranscriber
 
 Row = dict[str, Any]
 
-Decoder = tuple["MakeTranscriber", "Options", Callable[[], "Stats | None"]]
-
-RETRIES = 3
-"""Restarts of an actor, and attempts of a row that has cost one. Ray Data's own default is without end."""
+MAX_DEATHS = 10
+"""Deaths of actors after which a recording is given up that no child dies of: it may take the machine's
+memory."""
 
 AHEAD = 2
 """Rows that an actor holds for each row of its engine."""
@@ -55,6 +63,11 @@ AHEAD = 2
 POLL_S = 1.0
 BROKEN = 70
 """Exit status of an actor whose device does not answer any more, as of the service."""
+
+NO_CHILD = (
+    "a worker died while it had this recording, so it was to be tried in a process of its own, which could "
+    "not load the model"
+)
 
 
 def transcribe(
@@ -74,24 +87,24 @@ def transcribe(
     names in Python. A row becomes a block of its own: a block is repeated as a whole, and the last long
     one would be waited for. Raises UsageError for options that contradict each other.
     """
+    import ray
     from ray.data import ActorPoolStrategy
 
     order_of_options(options)  # here, not in an actor
     if num_gpus is None and resources is None and options.get("device", "auto") != "cpu":
-        import ray
-
         num_gpus = 1 if ray.cluster_resources().get("GPU", 0) >= 1 else None
     rows = AHEAD * int(options.get("batch_size", 8))
     size = {"size": workers} if workers else {"min_size": 1}
+    marks = ray.remote(num_cpus=0, max_restarts=-1)(Marks).remote()
     given: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources}
     return dataset.repartition(target_num_rows_per_block=1).map(
         Transcribe,
-        fn_constructor_kwargs={"path_column": path_column, **options},
+        fn_constructor_kwargs={"path_column": path_column, "marks": marks, **options},
         compute=ActorPoolStrategy(
             **size, max_tasks_in_flight_per_actor=2 * rows, max_concurrent_calls_per_actor=rows
         ),
-        max_restarts=RETRIES,
-        max_task_retries=RETRIES,
+        max_restarts=-1,
+        max_task_retries=-1,  # `marks` end what would be repeated without end
         **{name: value for name, value in given.items() if value is not None},
     )
 
@@ -101,14 +114,18 @@ class Transcribe:
     passes the arguments that keep its engine full and its failures finite.
 
     A row keeps its columns and gets `text`, `language`, `audio_s`, `transcript` (JSON, as `-f json` writes
-    it), and, where a recording fails, `code` and `message` instead.
+    it), and, where a recording fails, `code` and `message` instead. `marks` is an actor of `Marks`, or the
+    object itself; without it, what kills an actor kills the next one too.
     """
 
-    def __init__(self, *, path_column: str = "path", **options: Any) -> None:
+    def __init__(self, *, path_column: str = "path", marks: Any = None, **options: Any) -> None:
         from .worker import prepared_worker
 
-        self.path_column = path_column
-        self.worker = prepared_worker(order_of_options(options))
+        self.path_column, self.order = path_column, order_of_options(options)
+        self.worker = prepared_worker(self.order)
+        self._marks, self._actor, self._process = marks, _own_actor(), secrets.token_hex(8)
+        self._suspects: SimpleQueue[tuple[Source, Future[Finished]]] = SimpleQueue()
+        threading.Thread(target=self._try_suspects, name="suspects", daemon=True).start()
         self._waiting: dict[str, list[Future[Finished]]] = {}  # by path: of all rows that name it
         self._lock = threading.Lock()
         self._error: Exception | None = None
@@ -119,18 +136,83 @@ class Transcribe:
         source = source_of(row.get(self.path_column), self.path_column)
         if isinstance(source, ForescribeError):
             return {**row, **failed_fields(source)}
-        future: Future[Finished] = Future()
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            known = source.path in self._waiting
-            self._waiting.setdefault(source.path, []).append(future)
-        if not known:
-            self._read(self.worker.exchange([source]))
-        finished = await asyncio.wrap_future(future)
+        deaths = await asyncio.to_thread(
+            self._mark, "begin", self._actor, self._process, source.path
+        )
+        finished = await asyncio.wrap_future(self._begin(source, deaths))
+        await asyncio.to_thread(self._mark, "end", self._actor, source.path)
         if finished.transcript is None or finished.error is not None:
             return {**row, **failed_fields(finished.error or _no_result(source))}
         return {**row, **result_fields(finished.transcript)}
+
+    def _begin(self, source: Source, deaths: int) -> Future[Finished]:
+        """Have a recording transcribed, after this many processes have died over it."""
+        future: Future[Finished] = Future()
+        if deaths >= MAX_DEATHS:
+            future.set_result(Finished(source.path, None, crash_error(source.path), 0.0))
+        elif deaths:
+            self._suspects.put((source, future))
+        else:
+            with self._lock:
+                if self._error is not None:
+                    raise self._error
+                known = source.path in self._waiting
+                self._waiting.setdefault(source.path, []).append(future)
+            if not known:
+                self._read(self.worker.exchange([source]))
+        return future
+
+    def _mark(self, what: str, *args: str) -> int:
+        """Call the marks. Where they are lost, with their machine, nothing is known of deaths."""
+        if self._marks is None:
+            return 0
+        method = getattr(self._marks, what)
+        if isinstance(self._marks, Marks):
+            return int(method(*args))
+        import ray
+
+        try:
+            return int(ray.get(method.remote(*args)))
+        except ray.exceptions.RayError:
+            return 0
+
+    def _try_suspects(self) -> None:
+        """Transcribe suspects in children, as many in one as wait and as it survives."""
+        while True:
+            waiting = [self._suspects.get()]
+            while not self._suspects.empty():
+                waiting.append(self._suspects.get())
+            while waiting:
+                waiting = self._try_in_child(waiting)
+
+    def _try_in_child(
+        self, waiting: list[tuple[Source, Future[Finished]]]
+    ) -> list[tuple[Source, Future[Finished]]]:
+        """Try the suspects in turn. Returns those that have no result yet."""
+        begun: str | None = None
+
+        def heard(told: str | Finished) -> None:
+            nonlocal begun, waiting
+            if isinstance(told, str):
+                begun = told
+            else:
+                (_, future), *waiting = waiting
+                future.set_result(told)
+
+        error: ForescribeError | None = None
+        try:
+            in_child(transcribe_each, self.order, [source for source, _ in waiting], heard=heard)
+        except ChildDied as died:
+            if begun is None:
+                error = CapacityError(f"{NO_CHILD}: {died}; there may be too little memory")
+            elif self._mark("died", begun) >= MAX_CRASHES:
+                heard(Finished(begun, None, crash_error(begun), 0.0))
+        except Exception as failed:
+            error = failed if isinstance(failed, ForescribeError) else ForescribeError(str(failed))
+        if error is not None:
+            for source, _ in list(waiting):
+                heard(Finished(source.path, None, error, 0.0))
+        return waiting
 
     def _listen(self) -> None:
         while self._error is None:
@@ -156,41 +238,65 @@ class Transcribe:
                     future.set_exception(self._error)
 
 
-def cluster_decoder(options: TranscribeOptions, batch: Batch, console: Console) -> Decoder:
-    """What `Batch.run` needs, on a cluster. Raises UsageError for an address or recordings that cannot be
-    used; Ray is started or connected with the first recording."""
-    from .cluster_transcriber import ClusterTranscriber
-    from .ray_connection import check_address, require_ray
-    from .ray_fleet import RayFleet
+class Marks:
+    """What each actor has begun, and how many processes have died over each recording."""
 
-    assert options.cluster is not None
-    check_address(options.cluster)
-    require_ray()
-    order = order_of(options, [source for source in batch.todo if source.error is None])
-    results = RunResults.of(batch.outputs, batch.settings, whole=options.report is not None)
-    made: list[ClusterTranscriber] = []
+    def __init__(self) -> None:
+        self._begun: dict[
+            str, tuple[str, set[str]]
+        ] = {}  # by actor: its process, and its recordings
+        self._deaths: Counter[str] = Counter()
 
-    def make(size: int) -> ClusterTranscriber:
-        fleet = RayFleet(
-            str(options.cluster),
-            device=options.device,
-            workers=options.workers,
-            threads=options.threads,
-            status=console.status,
-        )
-        made[:] = [
-            ClusterTranscriber(
-                fleet,
-                order,
-                [source for source in batch.todo if source.error is None],
-                results=results,
-                notice=console.notice,
-                status=console.status,
-            )
-        ]
-        return made[0]
+    def begin(self, actor: str, process: str, path: str) -> int:
+        """A process begins a recording. What an earlier process of the actor has left is charged for its
+        death. Returns the deaths over the recording."""
+        before, begun = self._begun.get(actor, (process, set()))
+        if before != process:
+            self._deaths.update(begun)
+            begun = set()
+        begun.add(path)
+        self._begun[actor] = process, begun
+        return self._deaths[path]
 
-    return make, order.options, lambda: made[0].stats() if made else None
+    def end(self, actor: str, path: str) -> int:
+        """A recording has ended."""
+        self._begun[actor][1].discard(path)
+        return self._deaths[path]
+
+    def died(self, path: str) -> int:
+        """A child has died over a recording. Returns the deaths over it."""
+        self._deaths[path] += 1
+        return self._deaths[path]
+
+
+def transcribe_each(begin: Begin, order: WorkOrder, sources: Sequence[Source]) -> None:
+    """Transcribe recordings one after the other, in a child: tells the path of each and its result."""
+    from .worker import prepared_worker
+
+    try:
+        worker = prepared_worker(order)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise CapacityError(f"{NO_CHILD}: there is no memory for a second model") from error
+    for source in sources:
+        begin(source.path)
+        report = worker.exchange([source], POLL_S)
+        while not report.finished:
+            if report.error is not None:
+                raise report.error
+            if report.broken is not None:
+                os._exit(BROKEN)
+            report = worker.exchange((), POLL_S)
+        begin(report.finished[0])
+
+
+def _own_actor() -> str:
+    """The name of this actor, which a process that is started in its place has, too."""
+    ray = sys.modules.get("ray")  # loaded already, where this is an actor
+    if ray is None or not ray.is_initialized():
+        return ""
+    return str(ray.get_runtime_context().get_actor_id())
 
 
 def source_of(path: Any, column: str) -> Source | ForescribeError:

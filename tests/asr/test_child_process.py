@@ -11,38 +11,9 @@ import time
 
 import pytest
 
-from forescribe.asr.child_process import Begin, ChildDied, in_child
+from forescribe.asr.child_process import ChildDied, in_child
 from forescribe.asr.errors import AudioError, ForescribeError
-from tests.api.conftest import until
-
-# Run in children, which find them by name.
-
-
-def product(begin: Begin, left: int, right: int) -> tuple[int, int]:
-    begin()
-    return left * right, os.getpid()
-
-
-def fail(begin: Begin, kind: str) -> None:
-    if kind == "ours":
-        raise AudioError("a.mp3: too short", code="audio_too_long")
-    raise ZeroDivisionError("by nothing")
-
-
-def die(begin: Begin, number: int, begins: bool) -> None:
-    if begins:
-        begin()
-    os.kill(os.getpid(), number)
-    os._exit(3)
-
-
-def write(begin: Begin, descriptor: int) -> int:
-    return os.write(descriptor, b"written")
-
-
-def wait(begin: Begin, descriptor: int) -> None:
-    os.write(descriptor, f"{os.getpid()}\n".encode())
-    time.sleep(600)
+from tests.asr.children import die, fail, product, tells, wait, write
 
 
 def alive(pid: int) -> bool:
@@ -104,7 +75,7 @@ def test_it_does_not_outlive_its_parent() -> None:
     program = (
         f"import os, sys; sys.path[:] = {sys.path!r}; "
         "from forescribe.asr.child_process import in_child; "
-        "from tests.asr.test_child_process import wait; "
+        "from tests.asr.children import wait; "
         "output = os.dup(1); in_child(wait, output, files=[output])"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
@@ -112,5 +83,14 @@ def test_it_does_not_outlive_its_parent() -> None:
         pid = int(parent.stdout.readline())
         assert alive(pid)
         parent.kill()
-    until(lambda: not alive(pid), seconds=10)
+    end_s = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < end_s:
+        time.sleep(0.05)
     assert not alive(pid)
+
+
+def test_what_it_told_before_it_died_is_known() -> None:
+    heard: list[str] = []
+    with pytest.raises(ChildDied) as died:
+        in_child(tells, "a", "b", "death", "c", heard=heard.append)
+    assert heard == ["a", "b", "death"] and died.value.begun

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.errors import AudioError, UsageError
+from forescribe.asr.records.record_store import MAX_CRASHES
 from forescribe.asr.records.sources import Source
+from forescribe.cluster import operator as operators
 from forescribe.cluster import worker as worker_models
-from forescribe.cluster.operator import Transcribe, source_of
+from forescribe.cluster.operator import MAX_DEATHS, Marks, Transcribe, source_of
 from forescribe.cluster.order import OPTIONS, order_of_options
 from forescribe.cluster.worker import ClusterWorker
 from forescribe.ray import Transcribe as Public
 
+from .children import each, full
 from .test_ray_worker import Script, order
 
 Make = Callable[..., Transcribe]
@@ -128,3 +131,57 @@ def test_sources() -> None:
 
 def test_the_public_name() -> None:
     assert Public is Transcribe
+
+
+# -- rows over which actors have died -------------------------------------------------------------
+
+
+def left_by_a_dead_actor(*paths: str) -> Marks:
+    marks = Marks()
+    for path in paths:
+        marks.begin("", "the process before", path)
+    return marks
+
+
+def test_what_a_dead_actor_had_is_tried_in_a_child_where_the_poison_takes_nobody_with_it(
+    operator: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operators, "transcribe_each", each)
+    marks, script = left_by_a_dead_actor("a.wav", "poison.wav", "b.wav"), Script()
+    made = operator(script, marks=marks)
+    given = ({"path": f"{name}.wav"} for name in ("a", "poison", "b", "new"))
+    first, poison, second, new = rows(made, *given)
+    assert (first["audio_s"], second["audio_s"]) == (2.0, 2.0)  # from children
+    assert poison["code"] == "crashed_workers" and "poison.wav: 3 workers died" in poison["message"]
+    assert new["audio_s"] == 1.0 and script.calls == [["new.wav"]]  # by the actor
+    deaths = [marks.begin("", "later", f"{name}.wav") for name in ("a", "poison", "b", "new")]
+    assert deaths == [1, MAX_CRASHES, 1, 0]
+
+
+def test_where_no_second_model_fits_suspects_become_rows_that_say_so(
+    operator: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operators, "transcribe_each", full)
+    made = operator(Script(), marks=left_by_a_dead_actor("a.wav", "b.wav"))
+    for row in rows(made, {"path": "a.wav"}, {"path": "b.wav"}):
+        assert row["code"] == "overloaded" and "no memory for a second model" in row["message"]
+
+
+def test_a_row_that_no_child_dies_of_is_given_up_at_last(operator: Make) -> None:
+    marks = Marks()
+    for number in range(MAX_DEATHS + 1):
+        marks.begin("", f"process {number}", "a.wav")
+    (row,) = rows(operator(Script(), marks=marks), {"path": "a.wav"})
+    assert row["code"] == "crashed_workers"
+
+
+def test_only_what_had_begun_and_not_ended_is_charged_and_once() -> None:
+    marks = Marks()
+    for path in ("ended", "open"):
+        assert marks.begin("actor", "first", path) == 0
+    assert marks.begin("other", "its own", "beside") == 0
+    marks.end("actor", "ended")
+    assert marks.begin("actor", "second", "open") == 1
+    assert marks.begin("actor", "second", "ended") == 0
+    assert marks.begin("actor", "second", "open") == 1
+    assert marks.begin("other", "its own", "beside") == 0

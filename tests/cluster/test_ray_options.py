@@ -14,7 +14,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.records.sources import Source
 from forescribe.cli.main import main
 from forescribe.cli.transcribe_options import TranscribeOptions
-from forescribe.cluster.operator import cluster_decoder
+from forescribe.cluster.cluster_transcriber import cluster_decoder
 from forescribe.cluster.order import check_machine, order_of
 
 MEMO = str(Path(__file__).parents[2] / "samples" / "memo.flac")

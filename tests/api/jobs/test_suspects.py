@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
 import threading
 import time
@@ -16,11 +14,11 @@ from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.suspects import MAX_CRASHES, SUSPECT, CrashTracker, SuspectDied
 from forescribe.api.jobs.tables import NewJob
 from forescribe.api.jobs.workflows import RunReplaced
-from forescribe.asr.child_process import Begin
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import CapacityError
 from tests.api.conftest import memo
 from tests.api.jobs.application import JOBS, application, ended, ready, submit
+from tests.asr.children import dies, ends
 
 
 def still_wanted() -> None:
@@ -55,20 +53,6 @@ def crashes(store: Store, job: str) -> int:
     found = store.jobs.get(job)
     assert found is not None
     return found.crashes
-
-
-# Run in children, which find them by name.
-
-
-def ends(begin: Begin, given: object, how: str) -> str:
-    if how == "before it begins":
-        os.kill(os.getpid(), signal.SIGKILL)
-    begin()
-    if how == "over its work":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if how == "never":
-        time.sleep(600)
-    return how
 
 
 def test_only_those_inside_are_suspects_of_a_death(store) -> None:
@@ -249,10 +233,6 @@ def test_a_job_that_kills_its_children_fails_alone(bundled, monkeypatch) -> None
     assert over["state"] == "failed" and over["error"]["code"] == "internal_error"
     assert "died over this job" in over["error"]["message"]
     assert bundled.app.state.jobs.store.jobs.get(job).crashes == MAX_CRASHES
-
-
-def dies(begin: Begin, *given: object) -> None:
-    ends(begin, None, "over its work")
 
 
 # -- databases of earlier versions ----------------------------------------------------------------
