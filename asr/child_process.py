@@ -115,7 +115,10 @@ def _serve(descriptor: int) -> None:
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
     connection = Connection(descriptor)
-    function, args = connection.recv()
+    try:
+        function, args = connection.recv()
+    except EOFError:  # the parent has ended already
+        os._exit(1)
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     try:
         begin = lambda told=None: connection.send(("begun", told))  # noqa: E731

@@ -9,6 +9,6 @@
 Needs the extra `cluster`; see docs/cluster.md.
 """
 
-from .cluster.operator import Transcribe, transcribe
+from .cluster.operator import Marks, Transcribe, transcribe
 
-__all__ = ["Transcribe", "transcribe"]
+__all__ = ["Marks", "Transcribe", "transcribe"]

@@ -27,9 +27,10 @@ from ..settings import Settings
 from ..speech.serving import NAME
 from ..telemetry.traces import JobTraces
 from ..telemetry.tracing import PLACE
-from .active import POLL_S, ActiveJobs, DecodedGroups, Outages, report_fault
+from .active import POLL_S, ActiveJobs, Outages, report_fault
 from .completion import Completion
 from .database import Tx
+from .decoded_groups import DecodedGroups
 from .store import Store
 from .submissions import JobForm, transcription
 from .suspects import (

@@ -32,6 +32,7 @@ from forescribe.asr.errors import CapacityError, out_of_memory
 from ..process.lifecycle import STALLED
 from ..settings import Settings
 from ..speech.serving import NAME, load_diarizer, load_transcriber
+from .decoded_groups import DecodedGroups
 from .store import Store
 
 if TYPE_CHECKING:
@@ -246,8 +247,6 @@ def group_alone(
     """The next group of a suspect, after those in `kept`; without what only its decoder needs."""
     from forescribe.asr.sessions.planned import Group, planned
     from forescribe.asr.sessions.session import Session
-
-    from .active import DecodedGroups
 
     with _enough_memory():
         session = Session(load_transcriber(settings), readers=1)

@@ -428,7 +428,7 @@ def test_what_is_doubtful_in_a_transcript_is_told_by_the_job_as_well(client, mon
     """By the job, its last event and its result; a diarization that has no doubts takes none away."""
     from dataclasses import replace
 
-    from forescribe.api.jobs.active import DecodedGroups
+    from forescribe.api.jobs.decoded_groups import DecodedGroups
     from forescribe.asr.formats.transcript_parts import Notice
 
     outcome = DecodedGroups.outcome
