@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -226,6 +227,33 @@ def test_a_copy_that_breaks_off_continues_where_it_was(tmp_path: Path) -> None:
     store.fetch("a", tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == data
     assert store.requests["get"] >= 4  # a break in every piece
+
+
+class Short(FaultyBackend):
+    """Bodies that end after `most` bytes, without an error."""
+
+    most = 7
+
+    def _pieces(self, key, start, pieces):
+        yield next(pieces)[: self.most]
+
+
+def test_a_copy_that_always_ends_too_early_is_an_error_with_its_name(tmp_path: Path) -> None:
+    location = memory()
+    open_store(location).put("a", b"1" * 100)
+    backend = Short(ObstoreBackend(location), lambda kind: OK)
+    store = Store(backend, location, quick())
+    store.fetch("a", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"1" * 100
+    backend.most = 0
+    with pytest.raises(UnavailableError, match=re.escape(f"{location / 'a'}")):
+        store.fetch("a", tmp_path / "b")
+
+
+def test_without_retries_of_its_own_a_store_waits_for_most_of_a_minute() -> None:
+    given = quick()
+    assert Stores(given).retries is given
+    assert Stores().retries == Retries() and Retries().patience_s == 51.5
 
 
 def test_a_copy_is_of_one_version(tmp_path: Path) -> None:

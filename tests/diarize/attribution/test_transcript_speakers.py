@@ -57,7 +57,8 @@ def test_a_segment_is_cut_where_the_speaker_changes_and_loses_its_tokens() -> No
         ("B", 5, ()),
         ("B", 4, (1, 2)),
     ]
-    assert found.segments[0].start == 0 and found.segments[1].start == 2.2
+    assert [(s.start, s.end) for s in found.segments[:2]] == [(0, 1.9), (2.2, 4.1)]
+    assert found.segments[2].start == 5.0
 
 
 def test_a_segment_without_word_times_gets_the_speaker_of_most_of_its_time() -> None:
@@ -65,4 +66,6 @@ def test_a_segment_without_word_times_gets_the_speaker_of_most_of_its_time() -> 
     turns = heard((0, 1.2, "A"), (1.2, 5, "B"))
     found = attribute_speakers(given, turns, turns.exclusive())
     assert [s.speaker for s in found.segments] == ["B"] and found.segments[0].words is None
+    early = attribute_speakers(given, *[heard((0, 2.6, "A"), (2.6, 5, "B"))] * 2)
+    assert [s.speaker for s in early.segments] == ["A"]  # later times weigh no more
     assert found.turns == tuple(turns) and found.diarized

@@ -89,10 +89,13 @@ def test_without_turns_no_word_has_a_speaker_and_a_single_speaker_gets_all_near_
     assert set(speakers(words, alone)) <= {"A", None}
 
 
-def test_a_word_in_a_gap_goes_to_the_nearest_edge_not_the_nearest_middle() -> None:
+@pytest.mark.parametrize(("following", "speaker"), [(11, "long"), (10.6, "short")])
+def test_a_word_in_a_gap_goes_to_the_nearest_edge_not_the_nearest_middle(
+    following: float, speaker: str
+) -> None:
     words = [said(" well.", 10.3, 10.5)]
-    turns = heard((0, 10, "long"), (11, 11.4, "short"))
-    assert speakers(words, turns) == ["long"]
+    turns = heard((0, 10, "long"), (following, 11.4, "short"))
+    assert speakers(words, turns) == [speaker]
 
 
 def test_a_boundary_that_is_slightly_off_does_not_split_a_sentence() -> None:
@@ -107,21 +110,42 @@ def test_a_wrong_island_within_a_sentence_is_absorbed() -> None:
     assert speakers(words, turns) == ["A"] * 12
 
 
+@pytest.mark.parametrize(("step", "stays"), [(0.2, False), (0.3, True)])
+def test_three_words_within_a_sentence_stay_where_they_last_as_long_as_a_turn(
+    step: float, stays: bool
+) -> None:
+    """0.55 and 0.75 s, of which the first word takes 0.15 s."""
+    inner = [said(f" so{n}", 2 + n * step, 2.15 + n * step) for n in range(3)]
+    words = [*even(5), *inner, *even(5, 2.2 + 2 * step, sign=".")]
+    end = 2.17 + 2 * step
+    turns = heard((0, 1.98, "A"), (1.98, end, "B"), (end, 6, "A"))
+    assert speakers(words, turns) == ["A"] * 5 + ["B" if stays else "A"] * 3 + ["A"] * 5
+
+
 def test_a_short_answer_between_two_sentences_stays() -> None:
     words = [*even(6, sign="?"), said(" No.", 2.5, 2.8), *even(6, 3.0, sign=".")]
     turns = heard((0, 2.4, "A"), (2.45, 2.85, "B"), (2.95, 6, "A"))
     assert speakers(words, turns) == ["A"] * 6 + ["B"] + ["A"] * 6
 
 
-@pytest.mark.parametrize(("texts", "stays"), [((" Mm-hm,", " yeah."), 2), ((" oak", " table."), 0)])
+@pytest.mark.parametrize(
+    ("texts", "language", "stays"),
+    [
+        ((" Mm-hm,", " yeah."), "en", 2),
+        ((" oak", " table."), "en", 0),
+        ((" Mm-hm,", " yeah."), "de", 0),
+        ((" Mm-hm,", " yeah."), None, 2),
+        ((" ouais,", " yeah."), "of no list", 2),
+    ],
+)
 def test_backchannels_in_overlap_keep_their_speaker_other_words_do_not(
-    texts: tuple[str, str], stays: int
+    texts: tuple[str, str], language: str | None, stays: int
 ) -> None:
     words = even(12)
     words[5:7] = [said(texts[0], 2.0, 2.3), said(texts[1], 2.4, 2.7)]
     regular = heard((0, 5, "A"), (1.95, 2.75, "B"))
     exclusive = heard((0, 1.95, "A"), (1.95, 2.75, "B"), (2.75, 5, "A"))
-    found = assign_speakers(words, exclusive, regular, language="en")
+    found = assign_speakers(words, exclusive, regular, language=language)
     assert [a.speaker for a in found] == ["A"] * 5 + ["B"] * stays + ["A"] * (7 - stays)
     assert found[5].overlap and found[6].overlap and not found[1].overlap
 

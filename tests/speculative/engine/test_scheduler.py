@@ -17,7 +17,7 @@ from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Finish, Guarantee, Mode, Source
 from forescribe.speculative.rounds.accept import GreedyMatch, RuleChoice, TokenRejection
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Prefix
+from forescribe.speculative.types import Distribution, Prefix
 
 CPU = Device("cpu", torch.float32)
 
@@ -202,6 +202,12 @@ def test_rules_are_chosen_by_whether_a_row_is_sampled():
     greedy = RuleChoice(GreedyMatch(), None, None)
     assert greedy.guarantee(sampling=True) is Guarantee.GREEDY_ONLY
     assert greedy.guarantee(sampling=False) is Guarantee.EXACT
+
+    class DenseOnly(TokenRejection):
+        distributions = frozenset({Distribution.DENSE})
+
+    with pytest.raises(ValueError, match="cannot verify one-hot drafts; it takes: dense"):
+        RuleChoice(None, DenseOnly(), None).check()
 
 
 def test_a_processor_for_one_row_leaves_the_others_as_they_are():
