@@ -1,28 +1,42 @@
 """Compares this engine, transformers and faster-whisper on the same weights and windows, in one run.
 
-    result = measured(Options(("samples/memo.flac",)), say=print)
-    print(result.text())
+    python -m benchmarks.transcribe samples/*.flac --model tiny.en --json out.json
 
-Other systems may fail; their rows give the reason. Knows the jobs and the result; nothing of commands.
-
-Conversion of a target to CTranslate2's format, in a temporary folder.
-
-Knows the converter; nothing of what runs on its result.
+Other systems may fail; their rows give the reason. Knows options, jobs and the result; tables and ratios are
+in `speech_tables.py`, the systems in `systems/`. Import is light.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks import provenance
-from benchmarks import rows as speech_rows
-from benchmarks.provenance import INSTALL, missing
-from benchmarks.rows import References, Row, make_row, normalise
+from benchmarks import speech_tables as tables
+from benchmarks.options import (
+    DRAFT_DTYPES,
+    DTYPES,
+    INSTALL,
+    ComparisonOptions,
+    RecordingOptions,
+    Sink,
+    missing,
+    parse_names,
+    parse_numbers,
+    say,
+    start,
+)
+from benchmarks.rows import (
+    Equality,
+    Row,
+    Tokens,
+    compare,
+    normalise,
+)
+from benchmarks.systems import faster
 from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
@@ -41,35 +55,13 @@ from benchmarks.systems.jobs import (
     join,
     read_clips,
 )
-from benchmarks.systems.runs import Series, child, measure
+from benchmarks.systems.runs import Series, child, measure, unmeasured_row
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.model.presets import Pair, locate, resolve
-from forescribe.speculative.models.engines import ModelEngine
-from forescribe.speculative.models.quantized import as_floats
+from forescribe.cli.option_records import DIAGNOSTICS, PERFORMANCE, arg, like, opt, takes
+from forescribe.cli.options import AUTO
 
-MORE_FILES = ("tokenizer.json", "preprocessor_config.json")
-"""What faster-whisper reads besides the weights; else it downloads those of whisper-tiny."""
-
-
-def convert(model: Path, into: Path, dtypes: Iterable[str]) -> tuple[dict[str, str], str | None]:
-    """Return folders by dtype, and the reason if conversion failed.
-
-    A missing library, or a model that it refuses, costs the rows of that system, not the run.
-    """
-    folders: dict[str, str] = {}
-    try:
-        importlib.import_module("transformers.utils.logging").disable_progress_bar()
-        converters = importlib.import_module("ctranslate2.converters")
-        files = [name for name in MORE_FILES if (model / name).is_file()]
-        for dtype in dtypes:
-            converter = converters.TransformersConverter(str(model), copy_files=files)
-            folder = into / dtype
-            converter.convert(str(folder), quantization=dtype)
-            folders[dtype] = str(folder)
-    except Exception as error:  # the library may raise anything
-        return folders, f"{type(error).__name__}: {error}"
-    return folders, None
-
+PROGRAM = "benchmarks.transcribe"
 
 TRANSFORMERS_DRAFTS = 20
 """The default of `generate`: drafted tokens per round, as long as its confidence lasts."""
@@ -77,57 +69,150 @@ TRANSFORMERS_DRAFTS = 20
 FASTER = (SEQUENTIAL, BATCHED)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+@dataclass(frozen=True, kw_only=True)
+class TranscribeOptions(RecordingOptions):
+    """The parsed command line. Raises UsageError for values that are impossible."""
 
+    audio: list[str] = arg("AUDIO...", "Recordings, joined in this order and repeated as needed.")
+    model: str = like(ComparisonOptions, "model", default="tiny.en", shown=None)
+    batch: str = opt(PERFORMANCE, "--batch N,N", "Batch sizes of this engine.", "1,4,8,16")
+    peer_batch: str = opt(
+        PERFORMANCE,
+        "--peer-batch N,N",
+        "Batch sizes of other systems that can batch; 1 is always measured.",
+        "8",
+    )
+    gamma: int = opt(
+        PERFORMANCE,
+        "--gamma N",
+        "Drafted tokens per round, measured next to 0 and auto; 0 measures no drafting.",
+        5,
+        min=0,
+        max=64,
+    )
+    peer_threads: str | None = opt(
+        PERFORMANCE,
+        "--peer-threads N,N",
+        "CPU threads of the other systems, a row for each.",
+        shown="1 and all of ours",
+    )
+    only: list[str] | None = opt(
+        DIAGNOSTICS,
+        "--only SYSTEM",
+        "System to compare with; may be given several times. One of forescribe, transformers, transformers "
+        "assisted, 'transformers assisted, its defaults', faster-whisper, faster-whisper batched.",
+        shown="all",
+    )
+    dtype: str = opt(
+        PERFORMANCE,
+        "--dtype TYPE,TYPE",
+        "Number formats of this engine's rows: float32, bfloat16, int8, int8-bfloat16 (--quantize int8 with "
+        "that --dtype); float32 is always measured, and what other systems are compared with.",
+        "float32",
+    )
+    draft_dtype: str = opt(
+        PERFORMANCE,
+        "--draft-dtype TYPE,TYPE",
+        "Number formats of this engine's draft, with rows for each: auto, float32, float16, bfloat16 or "
+        "int8. Same tokens.",
+        AUTO,
+    )
+    modules: bool = opt(
+        DIAGNOSTICS,
+        "--modules/--no-modules",
+        "Also decode with transformers' modules at batch 1 without drafts, in each --dtype: the reference of "
+        "the other engines.",
+        False,
+    )
 
-@dataclass(frozen=True)
-class Options:
-    """What is measured. `reference` None means the .txt file beside each recording; `batch` is for this
-    engine, `peer_batch` for other systems that can batch; `only` are the systems to compare with.
-    `dtype` are this engine's number formats besides float32, which is always measured; `modules` adds
-    gamma 0 by transformers' modules in each. `threads` 0 means all cores. `peer_threads` are the thread
-    counts of the other systems, each in a row of its own; None means one thread and all of them: either
-    may be the faster."""
+    def __post_init__(self) -> None:
+        _ = self.batches, self.peer_batches, self.peer_cores
+        _ = self.dtypes, self.draft_dtypes
+        super().__post_init__()
 
-    audio: tuple[str, ...]
-    model: str = "tiny.en"
-    draft: str | None = None
-    reference: tuple[str, ...] | None = None
-    minutes: float = 10.0
-    batch: tuple[int, ...] = (1, 4, 8, 16)
-    peer_batch: tuple[int, ...] = (8,)
-    gamma: int = 5
-    repeats: int = 3
-    threads: int = 0
-    peer_threads: tuple[int, ...] | None = None
-    only: tuple[str, ...] = NAMES
-    engine: str = "auto"  # of `ModelEngine`, for this engine's rows
-    dtype: tuple[str, ...] = ()
-    draft_dtype: tuple[str, ...] = ("auto",)  # of this engine's drafts, with rows for each
-    modules: bool = False
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Batch sizes of this engine."""
+        return parse_numbers("--batch", self.batch, 1024)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """This engine's number formats, float32 first."""
-        return tuple(dict.fromkeys((FLOAT32, *self.dtype)))
+        """Number formats of this engine's rows, float32 first."""
+        return tuple(dict.fromkeys((FLOAT32, *parse_names("--dtype", self.dtype, DTYPES))))
 
     @property
-    def cores(self) -> int:
-        return self.threads or _cores()
+    def draft_dtypes(self) -> tuple[str, ...]:
+        """Number formats of this engine's draft."""
+        return parse_names("--draft-dtype", self.draft_dtype, DRAFT_DTYPES)
+
+    @property
+    def peer_batches(self) -> tuple[int, ...]:
+        """Batch sizes of other systems, besides 1."""
+        return tuple(n for n in parse_numbers("--peer-batch", self.peer_batch, 1024) if n != 1)
 
     @property
     def peer_cores(self) -> tuple[int, ...]:
-        """The thread counts of the other systems, most first."""
-        chosen = (1, self.cores) if self.peer_threads is None else self.peer_threads
-        return tuple(sorted({count or self.cores for count in chosen}, reverse=True))
+        """Thread counts of other systems, most first; one thread and all of ours if none are given, as either
+        may be the faster."""
+        given = self.peer_threads
+        chosen = (1, self.cores) if given is None else parse_numbers("--peer-threads", given, 1024)
+        return tuple(sorted(set(chosen), reverse=True))
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """The systems to compare with. Raises UsageError for unknown ones and for missing packages."""
+        if not self.only:
+            return NAMES
+        unknown = [name for name in self.only if name not in NAMES]
+        if unknown:
+            known = ", ".join(f"'{name}'" for name in NAMES)
+            raise UsageError(f"--only '{unknown[0]}' is no system; known: {known}")
+        package = missing("faster_whisper", "ctranslate2")
+        unavailable = [name for name in self.only if name in FASTER]
+        if package is not None and unavailable:
+            raise UsageError(f"--only '{unavailable[0]}' needs {package}: {INSTALL}")
+        return tuple(self.only)
+
+    def described(self) -> dict[str, object]:
+        """The options of the record; recordings are described apart."""
+        return asdict(self) | {
+            "batch": self.batches,
+            "peer_batch": self.peer_batches,
+            "threads": self.cores,
+            "peer_threads": self.peer_cores,
+            "only": self.systems,
+            "dtype": self.dtypes,
+            "draft_dtype": self.draft_dtypes,
+        }
+
+
+@takes(TranscribeOptions)
+def transcribe(**values: Any) -> None:
+    """Compare transcription with transformers and faster-whisper on the same weights and windows.
+
+    On CPUs, in English, with greedy decoding; every run is a separate process. Next to each speed
+    stand the tokens that equal this engine's plain decoding, and the word error rate. The exit code
+    is 1 if a row of this engine differs. The row of a system that cannot run gives the reason."""
+    options = TranscribeOptions(**values)
+    sink = Sink(options.json)
+    sink.check()
+    needs_jiwer("transcribe")
+    _ = options.systems
+    sink.report(PROGRAM, measured(options, say))
+
+
+def needs_jiwer(name: str) -> None:
+    """Raises UsageError where there would be no word error rate."""
+    package = missing("jiwer")
+    if package is not None:
+        raise UsageError(f"benchmarks.{name} needs {package}: {INSTALL}")
 
 
 @dataclass(frozen=True)
 class Result:
     """All rows, the reference first, and what they were measured on."""
 
-    options: Options
+    options: TranscribeOptions
     target: Path
     draft: Path | None
     material: Material
@@ -137,50 +222,39 @@ class Result:
     def differing(self) -> list[Row]:
         """The rows of this engine whose tokens are not all those of plain decoding in their dtype, and the
         modules' in float32: in a reduced one, engines round in different places."""
-        ours = [row for row in self.rows if (row.system, row.dtype) in self._promised]
+        promised = {(MODULES, FLOAT32), *((OURS, dtype) for dtype in self.options.dtypes)}
+        ours = [row for row in self.rows if (row.system, row.dtype) in promised]
         return [row for row in ours if row.equality is None or not row.equality.complete]
 
     @property
-    def _promised(self) -> set[tuple[str, str]]:
-        return {(MODULES, FLOAT32), *((OURS, dtype) for dtype in self.options.dtypes)}
+    def complaints(self) -> list[str]:
+        return [
+            f"{row.system}, batch {row.batch}, gamma {row.gamma}, {row.dtype}: differs from this engine's "
+            "plain decoding"
+            for row in self.differing
+        ]
 
     def text(self) -> str:
         """Return the tables."""
-        options, material, rows = self.options, self.material, self.rows
-        kernels = provenance.instruction_set()
+        options, material = self.options, self.material
         parts = [
             f"{options.model}, {material.length_s / 60:.1f} minutes in {len(material.windows)} windows "
             f"({material.speech_s / 60:.1f} minutes of speech), median of {options.repeats}",
-            f"{provenance.device()['cpu']}, {options.cores} threads, "
-            + ("no native kernels" if kernels is None else f"native kernels for {kernels}"),
+            provenance.machine(options.cores),
             "wall: features, encoder and decoding; equal: to this engine's gamma 0 at batch 1, in the "
             "same dtype for its own rows and in float32 for others\n",
-            speech_rows.results(rows),
+            tables.results(self.rows),
             "\nSeconds of this engine by stage (of the median run)\n",
-            speech_rows.stages(rows),
+            tables.stages(self.rows),
         ]
-        ends = [
-            speech_rows.gains_table(speech_rows.gains(rows)),
-            speech_rows.reductions_table(speech_rows.reductions(rows)),
-            speech_rows.exact_table(speech_rows.against_exact(rows)),
-            speech_rows.reduced_table(
-                speech_rows.against_reduced(rows), speech_rows.left_out(rows)
-            ),
-        ]
-        return "\n".join([*parts, *(line for end in filter(None, ends) for line in ("", end))])
+        return "\n".join([*parts, *(line for end in tables.lines(self.rows) for line in ("", end))])
 
-    def record(self, program: str) -> dict[str, object]:
-        """Return the full JSON record; `program` as in `provenance.record`."""
-        given = {k: v for k, v in asdict(self.options).items() if k not in ("audio", "reference")}
+    def record(self) -> dict[str, object]:
+        """Return the JSON record."""
+        left_out = ("audio", "reference", "json")
+        given = self.options.described()
         return {
-            "benchmark": "transcribe",
-            **provenance.record(program),
-            "options": given
-            | {
-                "threads": self.options.cores,
-                "peer_threads": self.options.peer_cores,
-                "dtype": self.options.dtypes,
-            },
+            "options": {name: value for name, value in given.items() if name not in left_out},
             "native_kernels": provenance.instruction_set(),
             "weights": {
                 "target": provenance.weights(self.target),
@@ -194,25 +268,31 @@ class Result:
                 "windows": len(self.material.windows),
                 "reference_words": len(self.material.reference.split()),
             },
-            "rows": [asdict(row) for row in self.rows],
-            "ratios": {
-                name: [ratio.record() for ratio in of(self.rows)]
-                for name, of in (
-                    ("gains", speech_rows.gains),
-                    ("reductions", speech_rows.reductions),
-                    ("against_exact", speech_rows.against_exact),
-                    ("against_reduced", speech_rows.against_reduced),
-                )
-            },
+            "rows": [_record(row) for row in self.rows],
+            "ratios": tables.record(self.rows),
         }
 
 
-def measured(options: Options, say: Callable[[str], None]) -> Result:
+def _record(row: Row) -> dict[str, object]:
+    return (
+        row.record("system", "batch", "gamma", "dtype", "wall_s", "walls_s", "x_real_time")
+        | row.record("word_error_rate", "equality")
+        | {"equality_float32": row.record("equality_first")["equality_first"]}
+        | row.record("equality_modules", "acceptance_rate", "mean_acceptance_length")
+        | row.record("peak_bytes", "threads", "load_s", "stages_s", "notes", "error")
+        | row.record("engine", "draft_dtype")
+    )
+
+
+def measured(options: TranscribeOptions, say: Callable[[str], None]) -> Result:
     """Run every job in a process of its own; `say` gets a line per run. Nothing is downloaded.
 
     Raises UsageError, ModelError and AudioError for options, weights and recordings; ForescribeError if
     plain decoding fails.
     """
+    from forescribe.speculative.models.engines import ModelEngine
+    from forescribe.speculative.models.quantized import as_floats
+
     ModelEngine.of(options.engine)
     target, draft = folders(resolve(options.model, options.draft, LANGUAGE))
     clips = read_clips(options.audio, options.reference)
@@ -239,7 +319,7 @@ def folders(pair: Pair) -> tuple[Path, Path | None]:
 
 
 def run(
-    options: Options,
+    options: TranscribeOptions,
     target: Path,
     draft: Path | None,
     material: Material,
@@ -257,19 +337,19 @@ def run(
 
 
 def converted_for(
-    options: Options, target: Path, scratch: Path
+    options: TranscribeOptions, target: Path, scratch: Path
 ) -> tuple[dict[str, str], str | None]:
     """Return CTranslate2's folders by dtype, and the reason if there are none; neither if not needed."""
-    if not set(FASTER) & set(options.only):
+    if not set(FASTER) & set(options.systems):
         return {}, None
     package = missing("faster_whisper", "ctranslate2")
     if package is not None:
         return {}, f"{package} is not installed: {INSTALL}"
-    return convert(target, scratch, (FLOAT32, "int8"))
+    return faster.convert(target, scratch, (FLOAT32, "int8"))
 
 
 def plan(
-    options: Options, target: Path, draft: Path | None, converted: Mapping[str, str]
+    options: TranscribeOptions, target: Path, draft: Path | None, converted: Mapping[str, str]
 ) -> list[Job]:
     """Return all jobs, the reference first: this engine with gamma 0, one window at a time."""
 
@@ -291,25 +371,25 @@ def plan(
     lengths: tuple[Gamma, ...] = (options.gamma, "auto") if options.gamma else ()
     for dtype in options.dtypes:
         jobs += [job(OURS, 1, 0, dtype)]
-        jobs += [job(OURS, batch, 0, dtype) for batch in options.batch if batch != 1]
+        jobs += [job(OURS, batch, 0, dtype) for batch in options.batches if batch != 1]
         jobs += [
             job(OURS, batch, gamma, dtype, draft_dtype=own)
-            for own in (options.draft_dtype if draft is not None else (None,))
+            for own in (options.draft_dtypes if draft is not None else (None,))
             for gamma in lengths
-            for batch in options.batch
+            for batch in options.batches
         ]
     if options.modules:
         jobs += [job(MODULES, 1, 0, dtype) for dtype in options.dtypes]
     for threads in options.peer_cores:
-        jobs += [job(GENERATE, batch, threads=threads) for batch in (1, *options.peer_batch)]
+        jobs += [job(GENERATE, batch, threads=threads) for batch in (1, *options.peer_batches)]
         # Assisted generation refuses larger batches.
         if options.gamma:
             jobs += [job(ASSISTED, 1, options.gamma, threads=threads)]
         jobs += [job(ASSISTED_DEFAULTS, 1, TRANSFORMERS_DRAFTS, threads=threads)]
         for dtype in (FLOAT32, "int8"):
             jobs += [job(SEQUENTIAL, 1, None, dtype, threads)]
-            jobs += [job(BATCHED, batch, None, dtype, threads) for batch in options.peer_batch]
-    systems = {OURS, MODULES, *options.only}
+            jobs += [job(BATCHED, batch, None, dtype, threads) for batch in options.peer_batches]
+    systems = {OURS, MODULES, *options.systems}
     return [each for each in dict.fromkeys(jobs) if each.system in systems]
 
 
@@ -321,6 +401,48 @@ def rows_of(all_series: Sequence[Series], material: Material) -> list[Row]:
         raise ForescribeError(f"plain decoding failed, so nothing can be compared: {first.error}")
     references = References.of(all_series)
     return [make_row(series, references, material) for series in all_series]
+
+
+@dataclass(frozen=True)
+class References:
+    """The tokens of gamma 0 at batch 1, by system (this engine, or the modules) and dtype."""
+
+    tokens: Mapping[tuple[str, str], Sequence[Tokens]]
+
+    @classmethod
+    def of(cls, all_series: Sequence[Series]) -> References:
+        """Those of the runs that succeeded."""
+        found = {}
+        for series in all_series:
+            job = series.job
+            plain = job.system in (OURS, MODULES) and (job.batch, job.gamma) == (1, 0)
+            if plain and series.error is None and series.median.written is not None:
+                found[job.system, job.dtype] = series.median.written.tokens
+        return cls(found)
+
+    def compared(self, system: str, dtype: str, tokens: Sequence[Tokens]) -> Equality | None:
+        """Compare with the reference of a system; None where there is none."""
+        plain = self.tokens.get((system, dtype))
+        return None if plain is None else compare(plain, tokens)
+
+
+def make_row(series: Series, references: References, material: Material) -> Row:
+    """The row of a job, with its equality: for other systems to this engine's plain decoding in float32."""
+    job = series.job
+    dtype = job.dtype if job.system in (OURS, MODULES) else FLOAT32
+    if series.error is None and (OURS, dtype) not in references.tokens:
+        reason = f"plain decoding in {job.dtype} failed, so its tokens have no reference"
+        return unmeasured_row(job, reason)
+    row = series.row(material)
+    if row.error is not None:
+        return row
+    return replace(
+        row,
+        equality=references.compared(OURS, dtype, row.tokens),
+        equality_first=references.compared(OURS, FLOAT32, row.tokens),
+        equality_modules=references.compared(MODULES, row.dtype, row.tokens),
+        notes=[*row.notes, *([] if row.steady else ["its runs gave different tokens"])],
+    )
 
 
 def _clean(row: Row, scratch: Path, trouble: str | None) -> Row:
@@ -336,6 +458,4 @@ def _clean(row: Row, scratch: Path, trouble: str | None) -> Row:
 
 
 if __name__ == "__main__":
-    from benchmarks.options import start, transcribe
-
-    start(transcribe, "benchmarks.transcribe")
+    start(transcribe, PROGRAM)

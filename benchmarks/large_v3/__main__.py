@@ -24,7 +24,8 @@ from benchmarks import provenance
 from benchmarks.gpu.dimensions import LARGE_V3, SMALL
 from benchmarks.gpu.pair import DECODERS, Pair
 from benchmarks.large_v3 import ctranslate2_rows, decoding_rows
-from benchmarks.provenance import instruction_set, layout
+from benchmarks.provenance import instruction_set
+from benchmarks.rows import layout
 from forescribe.speculative.device import choose
 from forescribe.speculative.native.library import load
 

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.provenance import ROOT, layout, record
-from benchmarks.rows import normalise
+from benchmarks.provenance import ROOT, record
+from benchmarks.rows import layout, normalise
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Word, samples_at

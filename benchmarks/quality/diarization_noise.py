@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.provenance import layout, record
+from benchmarks.provenance import record
 from benchmarks.quality.diarization import Case, mixed, score
+from benchmarks.rows import layout
 from forescribe.diarize.engines.registry import load
 from training.sentences.held_out import read_lines
 from training.sentences.read_aloud import spoken

@@ -32,7 +32,7 @@ from transformers.generation.logits_process import (
 )
 
 from benchmarks import provenance
-from benchmarks.provenance import layout
+from benchmarks.rows import layout
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.models.vocabularies import NONE, MappedVocabulary, TokenMap, mapped

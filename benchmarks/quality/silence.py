@@ -22,8 +22,8 @@ import soundfile
 import torch
 
 from benchmarks import provenance
-from benchmarks.provenance import layout
 from benchmarks.quality import sounds
+from benchmarks.rows import layout
 from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ForescribeError

@@ -26,7 +26,7 @@ from pathlib import Path
 import soundfile
 
 from benchmarks import provenance
-from benchmarks.provenance import layout
+from benchmarks.rows import layout
 
 SAMPLES = ("memo", "conversation", "noisy")
 HEAD = ("way", "run", "audio s", "start s", "total s", "x real time", "whole x", "load")

@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.provenance import layout, record
+from benchmarks.provenance import record
+from benchmarks.rows import layout
 from forescribe.asr.decode.options import Options, Outcome
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.diarize.engines.registry import AUTO, load

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import provenance
-from benchmarks.provenance import layout
+from benchmarks.rows import layout
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.model.loading import Whisper, load

@@ -28,7 +28,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from benchmarks import provenance
-from benchmarks.provenance import layout
+from benchmarks.rows import layout
 
 RATE = 16_000
 CYCLE_S = 600

@@ -30,7 +30,7 @@ from av import AudioStream
 from numpy.typing import NDArray
 
 from benchmarks import provenance
-from benchmarks.provenance import layout
+from benchmarks.rows import layout
 from forescribe.asr.audio.fork_server import Cutting
 from forescribe.asr.audio.reading import Recording, open_audio, read_audio
 from forescribe.asr.segment.cut_plan import Plan, planned_windows

@@ -39,7 +39,7 @@ import numpy as np
 import soundfile
 
 from benchmarks import provenance
-from benchmarks.provenance import layout
+from benchmarks.rows import layout
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.decode.transcriber import Transcriber

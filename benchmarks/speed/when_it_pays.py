@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks import provenance
-from benchmarks.provenance import layout
+from benchmarks.rows import layout
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, Stats
 from forescribe.speculative.device import Device, Stopwatch, choose
 from forescribe.speculative.engine.schedule import expected_tokens

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,30 @@ _LIBRARY = "faster_whisper"
 _NOT_NEEDED = ("torch", "transformers")
 """CTranslate2 imports both if they are installed, but only for its converters. An environment with
 faster-whisper alone has neither, so its peak memory must not include them."""
+
+
+MORE_FILES = ("tokenizer.json", "preprocessor_config.json")
+"""What faster-whisper reads besides the weights; else it downloads those of whisper-tiny."""
+
+
+def convert(model: Path, into: Path, dtypes: Iterable[str]) -> tuple[dict[str, str], str | None]:
+    """Return folders by dtype, and the reason if conversion failed.
+
+    A missing library, or a model that it refuses, costs the rows of that system, not the run.
+    """
+    folders: dict[str, str] = {}
+    try:
+        importlib.import_module("transformers.utils.logging").disable_progress_bar()
+        converters = importlib.import_module("ctranslate2.converters")
+        files = [name for name in MORE_FILES if (model / name).is_file()]
+        for dtype in dtypes:
+            converter = converters.TransformersConverter(str(model), copy_files=files)
+            folder = into / dtype
+            converter.convert(str(folder), quantization=dtype)
+            folders[dtype] = str(folder)
+    except Exception as error:  # the library may raise anything
+        return folders, f"{type(error).__name__}: {error}"
+    return folders, None
 
 
 class _Recorder:

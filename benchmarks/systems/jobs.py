@@ -1,11 +1,7 @@
-"""Jobs and systems: what is run in one row of the table, and what comes back.
+"""Jobs of speech: recordings joined and cut into windows once, what is run on them, and what comes back.
 
-Knows names and records; imports no system.
-
-Clips: recordings with reference texts, joined to the requested length and cut into windows once.
-
-Every system gets the same windows, so differences in words never come from different cuts. Knows
-audio and texts; nothing of models.
+Every system gets the same windows, so differences in words never come from different cuts. Imports no
+system. Import is light.
 """
 
 from __future__ import annotations
@@ -25,6 +21,7 @@ from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.asr.model.special_tokens import Task
 from forescribe.asr.segment.vad import SileroDetector
 from forescribe.asr.segment.windows import cut
+from forescribe.speculative.stats import Stats
 
 Samples = NDArray[np.float32]
 
@@ -135,6 +132,22 @@ Gamma = int | Literal["auto"] | None
 
 FLOAT32 = "float32"
 
+INT8 = {"int8": "float32", "int8-bfloat16": "bfloat16"}
+"""The number formats with matrices of 8-bit integers, and the dtype of the rest."""
+
+REDUCED = ("bfloat16", *INT8)
+
+
+def dtype_of(name: str) -> str:
+    """The dtype of a number format, as `--dtype` takes it."""
+    return INT8.get(name, name)
+
+
+def quantization_of(name: str) -> str:
+    """The quantization of a number format, as `--quantize` takes it."""
+    return "int8" if name in INT8 else "none"
+
+
 LANGUAGE = "en"
 TASK: Task = "transcribe"
 
@@ -167,37 +180,14 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Drafting:
-    """Counts of drafted and accepted tokens in one run."""
-
-    rounds: int
-    drafted: int
-    accepted: int
-    drafted_at_depth: Sequence[int] = ()
-    accepted_at_depth: Sequence[int] = ()
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        return self.accepted / self.drafted if self.drafted else None
-
-    @property
-    def mean_acceptance_length(self) -> float | None:
-        return 1 + self.accepted / self.rounds if self.rounds else None
-
-
-@dataclass(frozen=True)
 class Written:
     """The tokens and texts of one run over all windows."""
 
     tokens: list[list[int]]  # per window, without the prompt and end-of-text
     texts: list[str]  # in order; joined, they are the file's
-    drafting: Drafting | None = None
-    stages: dict[str, float] = field(default_factory=dict)  # seconds, if known
+    stats: Stats = field(default_factory=Stats)  # what of it is known of the system
     notes: list[str] = field(default_factory=list)
     engine: str | None = None  # what computed the target's decoder, for this engine's rows
-    rounds: int = 0  # of the batch, of this engine
-    row_rounds: int = 0  # rounds that rows took part in
-    emitted: int = 0  # tokens that rounds wrote
 
 
 class System(Protocol):

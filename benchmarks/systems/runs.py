@@ -2,16 +2,9 @@
 alike.
 
 Each run is a new process, so that its peak memory can be measured, no other run slows it, and
-libraries cannot affect each other. Knows processes and repeats; nothing of the systems.
-
-The system of a job, loaded and ready.
-
-Knows which module holds which system; nothing of how they work.
-
-The process of one job, so that its peak memory is its own.
-
-Started by `measure` with the names of three files: job, windows, and outcome. Loads no library
-before the job's system does, as its memory is measured. Knows one job; nothing of repeats.
+libraries cannot affect each other. It is started with the names of three files: job, windows, and outcome,
+and loads no library before the job's system does. Knows processes and repeats; nothing of how systems work.
+Import is light.
 """
 
 from __future__ import annotations
@@ -25,9 +18,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.rows import Row, error_rate, normalise
 from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
@@ -37,13 +31,14 @@ from benchmarks.systems.jobs import (
     NAMES,
     OURS,
     SEQUENTIAL,
-    Drafting,
     Job,
+    Material,
     Samples,
     System,
     Written,
     load_windows,
 )
+from forescribe.speculative.stats import Stats
 
 
 def build(job: Job) -> System:
@@ -83,11 +78,10 @@ class Outcome:
         record = json.loads(text)
         written = record.pop("written")
         if written is not None:
-            drafting = written.pop("drafting")
-            if drafting:  # JSON has lists for tuples
-                at_depth = ("drafted_at_depth", "accepted_at_depth")
-                drafting = Drafting(**drafting | {name: tuple(drafting[name]) for name in at_depth})
-            written = Written(**written, drafting=drafting)
+            stats = written.pop("stats")
+            for name in ("drafted_at_depth", "accepted_at_depth"):
+                stats[name] = tuple(stats[name])  # JSON has lists for tuples
+            written = Written(**written, stats=Stats(**stats))
         return cls(written, **record)
 
     def to_json(self) -> str:
@@ -172,6 +166,37 @@ class Series:
         """Whether all runs gave the same tokens."""
         written = [o.written.tokens for o in self.outcomes if o.written is not None]
         return all(tokens == written[0] for tokens in written)
+
+    def row(self, material: Material) -> Row:
+        """The row of the job, compared with nothing; no error rate where there is no reference text."""
+        if self.error is not None:
+            return unmeasured_row(self.job, self.error)
+        run = self.median
+        assert run.written is not None
+        rate = None
+        if normalise(material.reference):
+            rate = error_rate(material.reference, " ".join(run.written.texts))
+        return replace(
+            unmeasured_row(self.job),
+            threads=run.threads,
+            engine=run.written.engine,
+            walls_s=self.walls,
+            tokens=run.written.tokens,
+            stats=run.written.stats,
+            steady=self.steady,
+            audio_s=material.length_s,
+            word_error_rate=rate,
+            load_s=run.load_s,
+            peak_bytes=max(outcome.peak_bytes for outcome in self.outcomes),
+            notes=run.written.notes,
+        )
+
+
+def unmeasured_row(job: Job, error: str | None = None) -> Row:
+    """A row without figures."""
+    return Row(
+        job.system, job.batch, job.gamma, job.dtype, job.draft_dtype, job.threads, error=error
+    )
 
 
 def measure(

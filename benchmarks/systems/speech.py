@@ -1,22 +1,14 @@
-"""This engine: the parts of the transcriber, from windows to words.
+"""This engine and transformers' `generate`, from windows to words.
 
-Voice activity detection is left out for all systems; features, encoder, admission and rounds are
-measured. The encoder takes as many windows at a time as in the command. Knows the transcriber;
-nothing of measuring.
-
-transformers' `generate`, plain and with an assistant; not its pipeline.
-
-The pipeline's defaults use five beams and silently ignore the assistant. Here there is one beam and
-no sampling, and assisted loops are counted, to check that assisted generation took place.
-
-Each window is decoded once: `generate` would seek back to an unfinished last segment and decode the
-rest as another window, which the other systems do not. Knows the library; nothing of measuring.
+Voice activity detection is left out for all systems; features, encoder, admission and rounds are measured.
+Knows the libraries; nothing of measuring.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,26 +22,28 @@ from transformers import (
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 from transformers.utils import logging
 
-from benchmarks.provenance import dtype_of, quantization_of
 from benchmarks.systems.jobs import (
     ASSISTED,
     GENERATE,
     LANGUAGE,
     TASK,
-    Drafting,
     Job,
     Samples,
     Written,
+    dtype_of,
+    quantization_of,
     use_threads,
 )
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.speculative.models.weights import decoder_only, same_encoder
 from forescribe.speculative.requests import Request
+from forescribe.speculative.stats import Stats
 
 
 class Ours:
-    """With gamma 0 it decodes plainly, which is the reference of all rows."""
+    """The parts of the transcriber. The encoder takes as many windows at a time as in the command. With
+    gamma 0 it decodes plainly, which is the reference of all rows."""
 
     def __init__(self, job: Job) -> None:
         self.threads = use_threads(job.threads)
@@ -82,23 +76,12 @@ class Ours:
         stats = t.engine.stats - before
         decode, end = t.whisper.tokenizer.decode, t.whisper.tokens.end
         texts = [decode([i for i in ids if i < end], skip_special_tokens=True) for ids in tokens]
-        drafting = Drafting(
-            stats.row_rounds,
-            stats.drafted,
-            stats.accepted,
-            stats.drafted_at_depth,
-            stats.accepted_at_depth,
-        )
         return Written(
             tokens,
             texts,
-            drafting if self.drafts else None,
-            self.stages | stats.seconds,
+            replace(stats, seconds=self.stages | stats.seconds),
             ["drafts by lookup: the model has no draft"] if self.drafts and self.lookup else [],
             t.whisper.engine,
-            stats.rounds,
-            stats.row_rounds,
-            stats.emitted,
         )
 
     def _requests(self, windows: Sequence[Samples]) -> Iterator[Request]:
@@ -137,8 +120,15 @@ class _Watched(WhisperForConditionalGeneration):
 
 
 class Generate:
-    """The assistant is the draft's decoder on the target's encoder output if the draft has no
-    encoder or an equal one, which makes it fast; else the whole draft."""
+    """transformers' `generate`, plain and with an assistant; not its pipeline, whose defaults use five beams
+    and silently ignore the assistant.
+
+    Here there is one beam and no sampling, and assisted loops are counted, to check that assisted generation
+    took place. The assistant is the draft's decoder on the target's encoder output if the draft has no
+    encoder or an equal one, which makes it fast; else the whole draft.
+
+    Each window is decoded once: `generate` would seek back to an unfinished last segment and decode the
+    rest as another window, which the other systems do not."""
 
     def __init__(self, job: Job) -> None:
         logging.set_verbosity_error()  # a warning per assisted round would distort the timing
@@ -156,7 +146,7 @@ class Generate:
         self.notes: list[str] = []
         if job.system != GENERATE:
             self.options["assistant_model"] = self._assistant(job, dtype)
-            self.counts = _count_drafts()
+            self.rounds = _count_drafts()
 
     def _assistant(self, job: Job, dtype: torch.dtype) -> Any:
         if job.draft is None:
@@ -182,7 +172,7 @@ class Generate:
         assisted = "assistant_model" in self.options
         self.model.assisted_loops = 0
         if assisted:
-            self.counts.clear()
+            self.rounds.clear()
         tokens: list[list[int]] = []
         for first in range(0, len(windows), self.batch):
             features = self.extractor(
@@ -206,35 +196,27 @@ class Generate:
         end = self.model.generation_config.eos_token_id
         decode = self.tokenizer.decode
         texts = [decode([i for i in ids if i < end], skip_special_tokens=True) for ids in tokens]
-        drafting = self.counts.drafting if assisted else None
-        notes = self.notes + ([f"{self.model.assisted_loops} assisted loops"] if assisted else [])
-        return Written(tokens, texts, drafting, notes=notes)
-
-
-class _Counts:
-    """Rounds and drafted tokens, as the assisted loop reports them to its candidate generator."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.drafting = Drafting(0, 0, 0)
-
-    def add(self, drafted: int, accepted: int) -> None:
-        so_far = self.drafting
-        self.drafting = Drafting(
-            so_far.rounds + 1, so_far.drafted + drafted, so_far.accepted + accepted
+        if not assisted:
+            return Written(tokens, texts, notes=self.notes)
+        stats = Stats(  # the library reports the sums over all depths
+            row_rounds=len(self.rounds),
+            drafted_at_depth=(sum(drafted for drafted, _ in self.rounds),),
+            accepted_at_depth=(sum(accepted for _, accepted in self.rounds),),
         )
+        notes = [*self.notes, f"{self.model.assisted_loops} assisted loops"]
+        return Written(tokens, texts, stats, notes)
 
 
-def _count_drafts() -> _Counts:
-    """Count from now on, in the whole process: it runs one system and ends."""
-    counts, inner = _Counts(), AssistedCandidateGenerator.update_candidate_strategy
+def _count_drafts() -> list[tuple[int, int]]:
+    """Record drafted and accepted tokens of every round from now on, as the assisted loop reports them to its
+    candidate generator; in the whole process, which runs one system and ends."""
+    rounds: list[tuple[int, int]] = []
+    inner = AssistedCandidateGenerator.update_candidate_strategy
 
     def counted(self: Any, input_ids: Any, scores: torch.Tensor, num_matches: Any) -> None:
-        counts.add(scores.shape[1] - 1, int(num_matches))  # scores [1, drafted + 1, V]
+        rounds.append((scores.shape[1] - 1, int(num_matches)))  # scores [1, drafted + 1, V]
         inner(self, input_ids, scores, num_matches)
 
     patched: Any = AssistedCandidateGenerator
     patched.update_candidate_strategy = counted
-    return counts
+    return rounds

@@ -1,28 +1,60 @@
-"""The systems of `bench text`: transformers' `generate` and this engine, on the same weights.
+"""Systems that generate text: transformers' `generate` and this engine, on the same weights in one process.
 
-transformers drafts for one prompt at a time only, so its rows with drafts run the prompts one after
-the other. Knows how systems generate; nothing of measuring.
+They take turns, A B C A B C. transformers drafts for one prompt at a time only, so its rows with drafts run
+the prompts one after the other. Knows how systems generate and are timed; nothing of what is compared.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from forescribe.speculative.device import Device
+from benchmarks.rows import Row
+from benchmarks.systems.jobs import FLOAT32, OURS, Gamma, dtype_of, quantization_of
+from forescribe.asr.errors import UsageError
+from forescribe.speculative.device import Device, choose
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.engines import ModelEngine, draft_device
 from forescribe.speculative.stats import Stats
-from forescribe.text.drafts import HeadDraft
+from forescribe.text import presets
+from forescribe.text.drafts import HeadDraft, load_draft
 from forescribe.text.generator import CONTEXT, TextGenerator
-from forescribe.text.language_model import LanguageModel
-from forescribe.text.presets import NGRAM
+from forescribe.text.language_model import LanguageModel, check_draft, load
+from forescribe.text.presets import MTP, NGRAM, Pair
 from forescribe.text.streaming import Options
 
-OURS, THEIRS, PLAIN = "forescribe", "transformers", "plain"
+THEIRS, PLAIN = "transformers", "plain"
 
 Texts = list[tuple[int, ...]]  # without end-of-text tokens
+Turn = tuple[float, Texts, Stats]  # wall seconds
+
+TEXTS = (
+    "The train was late that morning, and",
+    "A good map shows three things:",
+    "When the rain stopped, the children",
+    "To make bread you need flour, water,",
+    "The river begins in the mountains and",
+    "She opened the letter and read:",
+    "In the year when the bridge was built,",
+    "There are two ways to learn a language:",
+)
+
+QUESTIONS = (
+    'Define "harbour".',
+    'Use "quiet" in a sentence.',
+    "Write the minutes of the sales meeting on March 3.",
+    'Define "lantern".',
+    "Write the minutes of the legal meeting on May 12.",
+    'Use "carry" in a sentence.',
+    "Write the minutes of the design meeting on June 9.",
+    'Define "gentle".',
+)
+"""For chat models; the bundled pair was trained on such prompts."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +65,45 @@ class System:
     batch: int
     write: Callable[[Sequence[tuple[int, ...]]], Texts]
     stats: Callable[[], Stats] | None = None
-    dtype: str = "float32"
+    dtype: str = FLOAT32
+    gamma: Gamma = None
 
-    @property
-    def label(self) -> str:
-        return f"{self.name}, batch {self.batch}, {self.dtype}"
 
-    @property
-    def ours(self) -> bool:
-        return self.name.startswith(OURS)
+def take_turns(
+    systems: Sequence[System],
+    prompts: Sequence[tuple[int, ...]],
+    repeats: int,
+    say: Callable[[str], None],
+) -> list[Row]:
+    """Run all systems in turns, after a warm-up with one prompt; `say` gets a line per turn."""
+    turns: list[list[Turn]] = [[] for _ in systems]
+    for system in systems:
+        system.write(prompts[:1])
+    for number in range(1, repeats + 1):
+        for system, done in zip(systems, turns, strict=True):
+            before, started = system.stats() if system.stats else Stats(), time.perf_counter()
+            texts = system.write(prompts)
+            wall_s = time.perf_counter() - started
+            stats = system.stats() - before if system.stats else before
+            done.append((wall_s, texts, stats))
+            label = f"{system.name}, batch {system.batch}, {system.dtype}"
+            say(f"{number}/{repeats} {label}: {wall_s:.2f} s")
+    return [row_of(system, done) for system, done in zip(systems, turns, strict=True)]
 
-    @property
-    def plain(self) -> bool:
-        """Whether it is this engine's plain decoding of one prompt at a time."""
-        return (self.name, self.batch) == (f"{OURS} {PLAIN}", 1)
+
+def row_of(system: System, turns: Sequence[Turn]) -> Row:
+    """The turns of a system, with the texts of the median one."""
+    _, texts, stats = sorted(turns, key=lambda turn: turn[0])[(len(turns) - 1) // 2]
+    return Row(
+        system.name,
+        system.batch,
+        system.gamma,
+        system.dtype,
+        walls_s=[wall_s for wall_s, _, _ in turns],
+        tokens=texts,
+        stats=stats,
+        steady=all(each == texts for _, each, _ in turns),
+    )
 
 
 class TransformersGenerate:
@@ -143,7 +200,9 @@ def ours(
         done = generator.generate(prompts, Options(max_tokens=most))
         return [cut(each.ids, target.ends) for each in done]
 
-    return System(f"{OURS} {kind}{length}", batch, write, lambda: generator.stats, dtype)
+    name = f"{OURS} {kind}{length}"
+    drafts: Gamma = "auto" if gamma is None else gamma
+    return System(name, batch, write, lambda: generator.stats, dtype, drafts)
 
 
 def systems(
@@ -211,3 +270,67 @@ def own_rows(
             for gamma in (*gammas, None)
         ]
     return rows
+
+
+def choose_format(device: str, name: str) -> Device:
+    """The device for a number format. Raises DeviceError."""
+    return choose(device, dtype_of(name), quantization_of(name))
+
+
+def load_pair(
+    pair: Pair, device: Device, engine: ModelEngine, draft_dtype: str | None = None
+) -> tuple[LanguageModel, LanguageModel | None, LanguageModel | None]:
+    """Load the target, and the draft if it is a model: once as transformers' assistant, in the target's
+    number format, and once as this engine's draft, in `draft_dtype`. Raises SpeculativeError."""
+    target = load(pair.target, device, network=False, engine=engine)
+    if pair.draft is None or pair.draft == NGRAM:
+        return target, None, None
+    if pair.draft in (MTP, *presets.names()):
+        raise LoadError(
+            f"--draft {pair.draft} is no model: this benchmark gives transformers the same draft; "
+            "`forescribe generate --compare` measures any"
+        )
+    draft = load(pair.draft, device, role="draft", network=False, engine=engine)
+    check_draft(target, draft)
+    place = draft_device(device, draft_dtype, engine)
+    if place == device:
+        return target, draft, draft
+    return target, draft, load(pair.draft, place, role="draft", network=False, engine=engine)
+
+
+def own_draft(
+    name: str | Path, target: LanguageModel, device: Device, engine: ModelEngine, dtype: str
+) -> LanguageModel | HeadDraft | str:
+    """A draft in its own number format; a head, which has no format of its own, in the target's. Raises
+    SpeculativeError."""
+    found = load_draft(name, target, device, network=False, engine=engine)
+    place = draft_device(device, dtype, engine)
+    if isinstance(found, HeadDraft) or place == device:
+        return found
+    return load(name, place, role="draft", network=False, engine=engine)
+
+
+def encoded(
+    target: LanguageModel, lines: Sequence[str] | None, chat: bool | None
+) -> list[tuple[int, ...]]:
+    """Encode the prompts, as chat messages if `chat` or if it is None and the model has a template;
+    `lines` None takes eight built-in prompts. Raises RequestError for a model without a chat
+    template."""
+    words = target.vocabulary
+    chat = words.converses if chat is None else chat
+    if lines is None:
+        lines = QUESTIONS if chat else TEXTS
+    if chat:
+        return [words.chat([{"role": "user", "content": line}]) for line in lines]
+    return [words.encode(line) for line in lines]
+
+
+def check_room(prompts: Sequence[tuple[int, ...]], most: int, positions: int, name: str) -> None:
+    """Check that no text is cut at the end of the model's context, where texts may differ although no
+    system is wrong. Raises UsageError."""
+    longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
+    if len(prompts[longest]) + most > positions:
+        raise UsageError(
+            f"--max-tokens {most}: prompt {longest + 1} has {len(prompts[longest])} tokens, and {name} "
+            f"has {positions} for both; ask for fewer, or shorten the prompt"
+        )

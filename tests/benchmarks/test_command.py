@@ -1,4 +1,4 @@
-"""What both `forescribe bench` commands share, and what a user's mistakes give."""
+"""What the comparisons share, and what a user's mistakes give."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from benchmarks import provenance
-from benchmarks.provenance import INSTALL
+from benchmarks.options import INSTALL
 from benchmarks.systems import runs
 from benchmarks.systems.jobs import NAMES, OURS, SEQUENTIAL, Job
 from forescribe.asr.errors import AudioError, UsageError
@@ -23,10 +23,11 @@ SAMPLES = ROOT / "samples"
 MEMO, MEMO_TXT = (str(SAMPLES / f"memo.{kind}") for kind in ("flac", "txt"))
 
 
-def test_help_loads_nothing_heavy() -> None:
-    """`forescribe --help` lists the commands; what they measure with is loaded by them."""
+@pytest.mark.parametrize("program", ["transcribe", "text", "drafts"])
+def test_help_loads_nothing_heavy(program: str) -> None:
+    """What they measure with is loaded when it is needed."""
     heavy = {*HEAVY, "jiwer", "faster_whisper", "ctranslate2"}
-    code = f"import sys, forescribe.cli.main; print(*sorted({heavy!r} & sys.modules.keys()))"
+    code = f"import sys, benchmarks.{program}; print(*sorted({heavy!r} & sys.modules.keys()))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
 
@@ -89,11 +90,11 @@ def test_a_users_mistake_is_one_line_before_anything_is_measured(
 ) -> None:
     pytest.importorskip("jiwer", reason="without it, that is what is said")
     monkeypatch.chdir(tmp_path)
-    from benchmarks import transcribe as speech
+    from benchmarks import transcribe
 
     soundfile.write("still.wav", np.full(16_000, 1 / 3), 16_000)
     Path("still.txt").write_text(" ... ")
-    monkeypatch.setattr(speech, "measure", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(transcribe, "measure", lambda *_: pytest.fail("it was measured"))
     with pytest.raises(error, match=said):
         bench("transcribe", *arguments)
 
@@ -101,7 +102,7 @@ def test_a_users_mistake_is_one_line_before_anything_is_measured(
 @pytest.mark.parametrize(
     ("module", "arguments", "said"),
     [
-        ("jiwer", [MEMO], f"bench transcribe needs jiwer: {INSTALL}"),
+        ("jiwer", [MEMO], f"benchmarks.transcribe needs jiwer: {INSTALL}"),
         ("faster_whisper", [MEMO, "--only", SEQUENTIAL],
          f"--only 'faster-whisper' needs faster-whisper: {INSTALL}"),
     ],

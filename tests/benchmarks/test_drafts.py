@@ -1,4 +1,4 @@
-"""`forescribe bench drafts`: its figures, its tables, and a run over the bundled text pair."""
+"""`python -m benchmarks.drafts`: its figures, its tables, and a run over the bundled text pair."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import draft_rows, drafts
-from benchmarks.draft_rows import PLAIN, DraftRun, Material, Options, rows_of, winners
+from benchmarks import drafts
+from benchmarks.drafts import PLAIN, DraftsOptions, Material, compared, winners
+from benchmarks.rows import Row
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.speculative.stats import Stats
 from tests.benchmarks.command import bench
 
 TEXT = [(1, 2, 3, 4, 5, 6), (7, 8, 9)]
-PLAIN_RUN = DraftRun(
+PLAIN_RUN = Row(
     PLAIN,
     1,
     0,
@@ -24,10 +25,10 @@ PLAIN_RUN = DraftRun(
     tokens=TEXT,
     stats=Stats(rounds=9, row_rounds=9, emitted=9, seconds={"score": 1.5, "accept": 0.3}),
 )
-DRAFTED = DraftRun(
+DRAFTED = Row(
     "model",
     1,
-    None,
+    "auto",
     walls_s=[1.5],
     tokens=TEXT,
     stats=Stats(
@@ -42,7 +43,7 @@ DRAFTED = DraftRun(
 
 
 def test_figures_follow_from_counts_and_seconds():
-    plain, drafted = rows_of([PLAIN_RUN, DRAFTED])
+    plain, drafted = compared([PLAIN_RUN, DRAFTED])
     assert plain.wall_s == 3.0 and plain.speed_up == 1.0 and plain.exact
     assert plain.tokens_per_round == 1.0 and plain.price is None and plain.acceptance_rate is None
     assert drafted.speed_up == pytest.approx(2.0)
@@ -54,27 +55,27 @@ def test_figures_follow_from_counts_and_seconds():
 
 
 def test_a_row_with_other_tokens_never_wins():
-    wrong = replace(DRAFTED, drafter="wrong", walls_s=[0.5], tokens=[TEXT[0], (7, 8, 1)])
-    restless = replace(DRAFTED, drafter="restless", walls_s=[0.4], steady=False)
-    failed = DraftRun("failed", 1, None, error="no such head")
-    rows = rows_of([PLAIN_RUN, DRAFTED, wrong, restless, failed])
-    assert [row.drafter for row in winners(rows)] == ["model"]
-    result = drafts.Result(Options(), Material("x", {}), rows)
-    assert [row.drafter for row in result.differing] == ["wrong", "restless"]
-    table = draft_rows.results(rows)
+    wrong = replace(DRAFTED, system="wrong", walls_s=[0.5], tokens=[TEXT[0], (7, 8, 1)])
+    restless = replace(DRAFTED, system="restless", walls_s=[0.4], steady=False)
+    failed = Row("failed", 1, "auto", error="no such head")
+    rows = compared([PLAIN_RUN, DRAFTED, wrong, restless, failed])
+    assert [row.system for row in winners(rows)] == ["model"]
+    result = drafts.Result(DraftsOptions(), Material("x", {}), rows)
+    assert [row.system for row in result.differing] == ["wrong", "restless"]
+    table = drafts.results(rows)
     assert "8 of 9" in table and "failed, batch 1: no such head" in table
     assert "WER" not in table  # nothing has an error rate
-    assert draft_rows.fastest(rows) == "fastest at batch 1: model, gamma auto, 2.00x plain"
+    assert drafts.fastest(rows) == "fastest at batch 1: model, gamma auto, 2.00x plain"
 
 
 def test_plain_decoding_wins_where_no_draft_pays():
     slow = replace(DRAFTED, walls_s=[3.5])
-    assert draft_rows.fastest(rows_of([PLAIN_RUN, slow])) == "fastest at batch 1: plain"
+    assert drafts.fastest(compared([PLAIN_RUN, slow])) == "fastest at batch 1: plain"
 
 
 def test_nothing_is_compared_where_plain_decoding_failed():
     with pytest.raises(ForescribeError, match="plain decoding failed, .*: out of memory"):
-        drafts.check([DraftRun(PLAIN, 1, 0, error="out of memory"), DRAFTED])
+        compared([Row(PLAIN, 1, 0, error="out of memory"), DRAFTED])
 
 
 def test_the_bundled_text_pair(tmp_path: Path):
@@ -110,5 +111,5 @@ def test_what_cannot_be_measured_is_refused(arguments, message):
 
 
 def test_a_row_that_drafted_nothing_wins_nothing():
-    nothing = replace(PLAIN_RUN, drafter="lookup", walls_s=[1.0])
-    assert draft_rows.fastest(rows_of([PLAIN_RUN, nothing])) == "fastest at batch 1: plain"
+    nothing = replace(PLAIN_RUN, system="lookup", walls_s=[1.0])
+    assert drafts.fastest(compared([PLAIN_RUN, nothing])) == "fastest at batch 1: plain"

@@ -1,4 +1,4 @@
-"""`forescribe bench text` on a tiny random pair: every system, equality beside every speed."""
+"""`python -m benchmarks.text` on a tiny random pair: every system, equality beside every speed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import text
-from benchmarks.systems.text import System
-from benchmarks.text import Options, Result, Row
+from benchmarks.rows import Row
+from benchmarks.systems import text as systems
+from benchmarks.systems.text import System, take_turns
+from benchmarks.text import Result, TextOptions, compared, reference
 from forescribe.asr.errors import UsageError
-from forescribe.speculative.device import choose
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.stats import Stats
 from forescribe.text.presets import Pair
@@ -45,31 +46,30 @@ def row(
     steady: bool = True,
     dtype: str = "float32",
 ) -> Row:
-    return Row(System(name, 1, lambda prompts: texts, dtype=dtype), walls, texts, steady)
+    return Row(name, 1, dtype=dtype, walls_s=walls, tokens=texts, steady=steady)
 
 
-def result(*rows: Row, options: Options | None = None) -> Result:
-    return Result(
-        options or Options(), Pair("target", None), choose("cpu"), [(1,), (2,)], rows, "lean"
-    )
+def result(*rows: Row, dtype: str = "float32") -> Result:
+    options, pair = TextOptions(dtype=dtype), Pair("target", None)
+    return Result(options, pair, [(1,), (2,)], compared(rows), "cpu", "lean", 1)
 
 
 def test_a_table_says_how_fast_and_how_equal():
-    reference = row("transformers greedy", [2.0, 2.0, 9.0], WRITTEN)
+    first = row("transformers greedy", [2.0, 2.0, 9.0], WRITTEN)
     other = row("forescribe plain", [1.0, 1.0, 1.0], [(1, 2, 9), (4,)], steady=False)
-    found = result(reference, other)
+    found = result(first, other)
     *_, line, note = found.text().splitlines()
     assert line.split() == "forescribe plain 1 1.00 4.0 2.00 1 of 2 3 of 4 - -".split()
     assert note == "forescribe plain, batch 1, float32: its turns gave different texts"
-    assert found.describe(other)["equality"] == {
-        "tokens": 3, "tokens_of": 4, "windows": 1, "windows_of": 2
-    }  # fmt: skip
-    assert found.differing == [other]
+    assert found.rows[1].record("equality") == {
+        "equality": {"tokens": 3, "tokens_of": 4, "windows": 1, "windows_of": 2}
+    }
+    assert found.differing == [found.rows[1]]
 
 
 def test_only_our_own_rows_break_the_promise():
-    reference = row("transformers greedy", [1.0], WRITTEN)
-    assert result(reference, row("transformers assisted 3", [1.0], [(9,), (4,)])).differing == []
+    first = row("transformers greedy", [1.0], WRITTEN)
+    assert result(first, row("transformers assisted 3", [1.0], [(9,), (4,)])).differing == []
 
 
 def test_rows_of_a_further_dtype_must_equal_plain_decoding_in_it():
@@ -79,10 +79,10 @@ def test_rows_of_a_further_dtype_must_equal_plain_decoding_in_it():
     drafted = row("forescribe draft 3", [0.5], rounded, dtype="bfloat16")
     wrong = row("forescribe draft auto", [0.5], WRITTEN, dtype="bfloat16")
     first = row("transformers greedy", [2.0], WRITTEN)
-    options = Options(further=("bfloat16",))
-    found = result(first, theirs, plain, drafted, wrong, options=options)
-    assert found.differing == [wrong]
-    assert found.reference(wrong) is plain and found.reference(first) is first
+    found = result(first, theirs, plain, drafted, wrong, dtype="float32,bfloat16")
+    assert found.differing == [found.rows[4]]
+    assert reference(found.rows[4], found.rows) is found.rows[2]
+    assert reference(found.rows[0], found.rows) is found.rows[0]
     head, _, *lines = found.text().splitlines()[-7:]
     assert "dtype" in head and "tokens as float32" in head
     assert lines[3].split() == (
@@ -94,26 +94,28 @@ def test_rows_of_a_further_dtype_must_equal_plain_decoding_in_it():
 
 
 def test_a_row_that_differs_is_named_and_the_status_is_1(monkeypatch, tmp_path):
-    reference = row("transformers greedy", [1.0], WRITTEN)
-    found = result(reference, row("forescribe draft 3", [1.0], [(9,), (4,)]))
+    first = row("transformers greedy", [1.0], WRITTEN)
+    found = result(first, row("forescribe draft 3", [1.0], [(9,), (4,)]))
     monkeypatch.setattr(text, "measured", lambda options, say: found)
-    monkeypatch.setattr(Result, "record", lambda self, program: {"program": program})
+    monkeypatch.setattr(Result, "record", lambda self: {"found": 1})
     done = bench("text", "--json", str(tmp_path / "made.json"))
     assert done.exit_code == 1
     assert (
         "forescribe draft 3, batch 1, float32: differs from transformers greedy, batch 1, float32"
         in done.stderr
     )
-    assert json.loads((tmp_path / "made.json").read_text()) == {"program": "benchmarks.text"}
+    made = json.loads((tmp_path / "made.json").read_text())
+    assert (made["benchmark"], made["found"]) == ("text", 1)
+    assert made["command"].startswith("python -m benchmarks.text")
 
 
 def test_turns_are_watched_for_texts_that_change():
-    written = iter([[(1,)], [(1,)], [(2,)]])
-    watched = Row(System("forescribe draft 3", 1, lambda prompts: next(written), lambda: Stats()))
-    for steady in (True, True, False):
-        watched.turn([(5,)])
+    for third, steady in (((1,), True), ((2,), False)):
+        written = iter([[(0,)], [(1,)], [(1,)], [third]])  # the warm-up first
+        system = System("forescribe draft 3", 1, lambda prompts: next(written), Stats)  # noqa: B023
+        (watched,) = take_turns([system], [(5,)], 3, lambda line: None)
         assert watched.steady is steady
-    assert len(watched.walls) == 3 and watched.acceptance_rate is None
+        assert len(watched.walls_s) == 3 and watched.acceptance_rate is None
 
 
 def test_all_systems_write_the_same_on_the_same_weights(pair, prompts):
@@ -194,7 +196,7 @@ def test_a_users_mistake_is_one_line_before_anything_is_measured(
     (tmp_path / "empty.txt").write_text(" \n\n")
     (tmp_path / "noise.txt").write_bytes(b"\xff\xfe\xff")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(text, "take_turns", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(systems, "take_turns", lambda *_: pytest.fail("it was measured"))
     given = ["--model", pair[0], "--draft", pair[1], "--prompts", Path(prompts).name]
     with pytest.raises(error, match=said):
         bench("text", *given, *arguments)

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says, on a random pair and a few seconds of speech.
+"""The benchmark measures what it says, on a random pair and a few seconds of transcribe.
 
 Nothing here is fast or right in its words; equality, counts and reasons are what is looked at.
 """
@@ -9,6 +9,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +18,10 @@ from transformers import WhisperForConditionalGeneration
 
 pytest.importorskip("jiwer", reason="word error rates need jiwer (group bench)")
 
-from benchmarks import provenance
-from benchmarks import rows as speech_rows
-from benchmarks import transcribe as speech
-from benchmarks.provenance import Equality, compare
-from benchmarks.rows import References, Row, error_rate, make_row, normalise
+from benchmarks import drafts, speech_tables, transcribe
+from benchmarks.rows import Equality, Row, compare, error_rate, layout, normalise
+from benchmarks.systems import faster, runs
 from benchmarks.systems import jobs as audio
-from benchmarks.systems import runs
 from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
@@ -32,14 +30,15 @@ from benchmarks.systems.jobs import (
     MODULES,
     OURS,
     SEQUENTIAL,
-    Drafting,
     Job,
     Material,
     Written,
 )
 from benchmarks.systems.runs import Outcome, Series
+from benchmarks.transcribe import References, TranscribeOptions, make_row
 from forescribe.asr.errors import UsageError
 from forescribe.asr.segment.windows import Window
+from forescribe.speculative.stats import Stats
 from tests.asr.model import folders
 from tests.benchmarks.command import bench
 
@@ -70,20 +69,24 @@ def memo(tmp_path_factory):
     return path
 
 
+def here(windows: Path) -> runs.Runner:
+    return lambda job: runs.perform(job, runs.load_windows(windows))
+
+
 def measured(pair, memo, tmp_path, *arguments: str) -> tuple[int, dict]:
     """The command's status and record; jobs run in this process, where libraries are loaded once."""
-
-    def here(windows: Path) -> runs.Runner:
-        return lambda job: runs.perform(job, runs.load_windows(windows))
-
     out = tmp_path / "out.json"
     given = [str(memo), "--model", pair[0], "--draft", pair[1], "--minutes", "0"]
     given += ["--batch", "1,2", "--gamma", "3", "--peer-batch", "2", "--threads", "1"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speech, "child", here)
+        patch.setattr(transcribe, "child", here)
         done = bench("transcribe", *given, "--repeats", "1", "--json", str(out), *arguments)
     (tmp_path / "out.txt").write_text(done.stdout)
     return done.exit_code, json.loads(out.read_text())
+
+
+def options_of(memo: object, **given: Any) -> TranscribeOptions:
+    return TranscribeOptions([str(memo)], **given)
 
 
 def only(*systems: str) -> list[str]:
@@ -116,6 +119,23 @@ def test_every_speed_has_its_equality_and_its_error_rate(pair, memo, tmp_path):
     assert "all tokens equal" in (tmp_path / "out.txt").read_text()
 
 
+def test_drafters_of_recordings_write_the_tokens_of_plain_decoding(
+    pair, memo, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(drafts, "child", here)
+    given = ["--model", pair[0], "--draft", pair[1], "--batch", "1", "--gamma", "3"]
+    out = tmp_path / "out.json"
+    done = bench("drafts", str(memo), *given, "--threads", "1", "--json", str(out))
+    assert done.exit_code == 0, done.output
+    record = json.loads(out.read_text())
+    assert [row["drafter"] for row in record["rows"]] == ["plain", "lookup", "model", "cascade"]
+    assert record["material"]["windows"] >= 1
+    for row in record["rows"]:
+        assert row["equality"]["windows"] == row["equality"]["windows_of"] >= 1
+        assert row["speed_up"] > 0 and row["word_error_rate"] is not None
+    assert "WER %" in done.stdout
+
+
 def test_converted_weights_write_the_tokens_of_the_original(pair, memo, tmp_path):
     pytest.importorskip("ctranslate2", reason="faster-whisper's engine is not installed")
     pytest.importorskip("faster_whisper", reason="faster-whisper is not installed")
@@ -131,41 +151,39 @@ def test_converted_weights_write_the_tokens_of_the_original(pair, memo, tmp_path
 
 
 def test_a_system_that_cannot_load_has_a_row_that_says_why(pair, memo, tmp_path, monkeypatch):
-    monkeypatch.setattr(speech, "missing", lambda *_: None)
-    monkeypatch.setattr(speech, "convert", lambda *_: ({}, "ValueError: no such architecture"))
-    options = speech.Options((str(memo),), only=(SEQUENTIAL,))
-    converted, trouble = speech.converted_for(options, Path(pair[0]), tmp_path)
+    monkeypatch.setattr(transcribe, "missing", lambda *_: None)
+    monkeypatch.setattr(faster, "convert", lambda *_: ({}, "ValueError: no such architecture"))
+    options = options_of(memo, only=[SEQUENTIAL])
+    converted, trouble = transcribe.converted_for(options, Path(pair[0]), tmp_path)
     assert (converted, trouble) == ({}, "ValueError: no such architecture")
-    job = speech.plan(options, Path(pair[0]), None, converted)[-1]
+    job = transcribe.plan(options, Path(pair[0]), None, converted)[-1]
     outcome = runs.perform(job, [])
     assert job.system == SEQUENTIAL and outcome.written is None
     made = make_row(Series(job, [outcome]), References({}), NOTHING)
-    row = speech._clean(made, tmp_path, trouble)
+    row = transcribe._clean(made, tmp_path, trouble)
     assert row.wall_s is None
     assert row.error and row.error.endswith("(ValueError: no such architecture)")
-    assert "failed" in speech_rows.results([row])
+    assert "failed" in speech_tables.results([row])
 
 
 def test_without_faster_whisper_its_rows_say_what_to_install(pair, memo, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "faster_whisper", None)
-    options = speech.Options((str(memo),))
+    options = options_of(memo)
     trouble = "faster-whisper is not installed: run `scripts/setup bench` in forescribe's folder"
-    assert speech.converted_for(options, Path(pair[0]), tmp_path) == ({}, trouble)
-    without = replace(options, only=PEERS)
-    assert speech.converted_for(without, Path(pair[0]), tmp_path) == ({}, None)
+    assert transcribe.converted_for(options, Path(pair[0]), tmp_path) == ({}, trouble)
+    without = options_of(memo, only=list(PEERS))
+    assert transcribe.converted_for(without, Path(pair[0]), tmp_path) == ({}, None)
 
 
 def test_a_gamma_of_zero_has_no_drafting_rows_of_its_own(pair, memo):
-    jobs = speech.plan(speech.Options((str(memo),), gamma=0), Path(pair[0]), Path(pair[1]), {})
+    jobs = transcribe.plan(options_of(memo, gamma=0), Path(pair[0]), Path(pair[1]), {})
     assert not [job for job in jobs if job.system == ASSISTED]
     assert {job.gamma for job in jobs if job.system == OURS} == {0}
 
 
 def test_other_systems_run_with_each_number_of_threads(pair, memo):
-    options = speech.Options(
-        (str(memo),), batch=(2,), peer_batch=(2, 4), peer_threads=(1, 2), threads=3
-    )
-    jobs = speech.plan(options, Path(pair[0]), Path(pair[1]), {})
+    options = options_of(memo, batch="2", peer_batch="2,4", peer_threads="1,2", threads=3)
+    jobs = transcribe.plan(options, Path(pair[0]), Path(pair[1]), {})
     assert {job.threads for job in jobs if job.system == OURS} == {3}
     assert {(job.batch, job.threads) for job in jobs if job.system == GENERATE} == {
         (batch, threads) for batch in (1, 2, 4) for threads in (1, 2)
@@ -193,10 +211,10 @@ def row(
         batch,
         gamma,
         dtype,
-        wall_s=wall,
+        walls_s=[wall],
         word_error_rate=errors,
         equality=equality,
-        equality_float32=equality if dtype == "float32" else OTHER,
+        equality_first=equality if dtype == "float32" else OTHER,
         threads=threads,
     )
 
@@ -212,12 +230,12 @@ PEER_ROWS = [
 
 def test_the_comparison_counts_rows_with_equal_tokens_only():
     rows = [row(OURS, 1, 2.0), row(OURS, 1, 1.0, OTHER), row(OURS, 8, 1.0), *PEER_ROWS]
-    lines = speech_rows.exact_table(speech_rows.against_exact(rows)).splitlines()
+    exact, end = speech_tables.lines(rows)
+    lines = exact.splitlines()
     assert len(lines) == 2
     assert "batch 1" in lines[0] and "2.00x" in lines[0] and "1 threads" in lines[0]
     assert "batch 8" in lines[1] and "3.00x" in lines[1]
-    assert speech_rows.against_reduced(rows) == speech_rows.reductions(rows) == []
-    end = speech_rows.reduced_table([], speech_rows.left_out(rows))
+    assert speech_tables.against_reduced(rows) == speech_tables.reductions(rows) == []
     assert end.endswith(
         "faster-whisper batched, batch 8, float32, 2 threads; faster-whisper, batch 1, int8, 2 threads"
     )
@@ -234,22 +252,23 @@ def test_ratios_of_a_reduced_dtype_stand_apart_with_their_words():
     ]
     rows = [row(OURS, 1, 2.0, gamma=0), row(OURS, 1, 1.6, gamma=5), *half, *PEER_ROWS]
 
-    (exact, reduced) = speech_rows.gains(rows)
+    (exact, reduced) = speech_tables.gains(rows)
     assert (exact.row.dtype, exact.speed) == ("float32", 1.25)
     assert (reduced.row.dtype, reduced.speed) == ("bfloat16", 1.5)
 
-    mine, theirs = speech_rows.against_exact(rows)
+    mine, theirs = speech_tables.against_exact(rows)
     assert (mine.row.dtype, mine.speed, mine.other.wall_s) == ("float32", 2.5, 4.0)
     assert (theirs.row.dtype, theirs.speed, theirs.other.wall_s) == ("bfloat16", 4.0, 4.0)
-    line = speech_rows.exact_table([mine, theirs]).splitlines()[1]
+    _, _, exact_lines, reduced_lines = speech_tables.lines(rows)
+    line = exact_lines.splitlines()[1]
     assert line.endswith("(tokens as float32: 3 of 4 and 4 of 4; word errors: 4.00% and 5.00%)")
 
-    (int8,) = speech_rows.against_reduced(rows)
+    (int8,) = speech_tables.against_reduced(rows)
     assert (int8.row.batch, int8.speed, int8.other.dtype) == (1, 3.6, "int8")
-    assert "word errors: 4.00% and 6.00%" in speech_rows.reduced_table([int8], [])
-    (gain,) = speech_rows.reductions(rows)
+    assert "word errors: 4.00% and 6.00%" in reduced_lines.splitlines()[0]
+    (gain,) = speech_tables.reductions(rows)
     assert (gain.speed, gain.other.gamma) == (1.6, 5)
-    assert [each.system for each in speech_rows.left_out(rows)] == [BATCHED]
+    assert [each.system for each in speech_tables.left_out(rows)] == [BATCHED]
 
 
 def series(system: str, dtype: str, tokens: list[list[int]] | None, gamma: int = 0) -> Series:
@@ -260,7 +279,7 @@ def series(system: str, dtype: str, tokens: list[list[int]] | None, gamma: int =
 
 def test_each_dtype_is_compared_with_its_own_plain_decoding():
     material = Material((np.zeros(1, np.float32),), 16000, "words", ("clip",))
-    rows = speech.rows_of(
+    rows = transcribe.rows_of(
         [
             series(OURS, "float32", [[1, 2, 3]]),
             series(OURS, "bfloat16", [[1, 2, 4]]),
@@ -271,23 +290,23 @@ def test_each_dtype_is_compared_with_its_own_plain_decoding():
         ],
         material,
     )
-    options = speech.Options(("a",), dtype=("float32", "bfloat16"), modules=True)
-    result = speech.Result(options, Path("target"), None, material, rows)
+    options = options_of("a", dtype="float32,bfloat16", modules=True)
+    result = transcribe.Result(options, Path("target"), None, material, rows)
     drafted = rows[2]
     assert drafted.equality == Equality(3, 3, 1, 1)
-    assert drafted.equality_float32 == Equality(2, 3, 0, 1)
+    assert drafted.equality_first == Equality(2, 3, 0, 1)
     assert drafted.equality_modules == Equality(1, 3, 0, 1)
     assert rows[5].equality == Equality(3, 3, 1, 1) and rows[5].equality_modules is None
     assert result.differing == []
     changed = [*rows[:3], replace(rows[3], equality=OTHER), *rows[4:]]
     assert replace(result, rows=changed).differing == [changed[3]]
-    head = speech_rows.results(rows).splitlines()[0]
+    head = speech_tables.results(rows).splitlines()[0]
     assert "tokens as float32" in head and "tokens as modules" in head
-    assert "tokens as" not in speech_rows.results([replace(rows[0], equality_modules=None)])
+    assert "tokens as" not in speech_tables.results([replace(rows[0], equality_modules=None)])
 
 
 def test_a_dtype_whose_plain_decoding_failed_has_no_figures():
-    rows = speech.rows_of(
+    rows = transcribe.rows_of(
         [
             series(OURS, "float32", [[1]]),
             series(OURS, "bfloat16", None),
@@ -383,7 +402,10 @@ def test_texts_that_are_not_required_are_those_of_all_or_of_none(tmp_path: Path)
 
 
 def test_an_outcome_survives_its_way_through_json():
-    outcome = Outcome(Written([[1, 2], []], ["a"], Drafting(3, 2, 1), {"score": 0.5}, ["n"]), 1.0)
+    stats = Stats(
+        row_rounds=3, drafted_at_depth=(2,), accepted_at_depth=(1,), seconds={"score": 0.5}
+    )
+    outcome = Outcome(Written([[1, 2], []], ["a"], stats, ["n"]), 1.0)
     assert Outcome.from_json(outcome.to_json()) == outcome
     assert Outcome.from_json(Outcome(error="x").to_json()) == Outcome(error="x")
 
@@ -414,4 +436,4 @@ def test_error_rate_counts_words():
 
 
 def test_columns_stand_under_their_heads():
-    assert provenance.layout([("a", "bb"), ("long", "1")]) == ["a     bb", "--------", "long   1"]
+    assert layout([("a", "bb"), ("long", "1")]) == ["a     bb", "--------", "long   1"]

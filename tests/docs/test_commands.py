@@ -23,8 +23,9 @@ import pytest
 import soundfile
 from typer.main import get_command
 
+from benchmarks import options
 from forescribe.asr.errors import ForescribeError
-from tests.benchmarks.command import COMMANDS, app
+from tests.benchmarks.command import COMMANDS
 from tests.docs.commands import Command, commands, documented
 from tests.docs.pages import ROOT, Block, blocks, pages
 
@@ -60,7 +61,9 @@ def check_python(command: Command) -> None:
         return
     _, _, comparison = command.words[2].partition("benchmarks.")
     if comparison in COMMANDS:  # options of a record, as those of the command
-        get_command(app(comparison)).make_context(comparison, list(command.words[3:]))
+        get_command(options.app(COMMANDS[comparison])).make_context(
+            comparison, list(command.words[3:])
+        )
         return
     found = importlib.util.find_spec(command.words[2])
     assert found is not None and found.origin, f"no module {command.words[2]}"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
-from benchmarks.text import load_pair
+from benchmarks.systems.text import load_pair
 from forescribe.cli.main import app
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import LoadError

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import provenance
-from benchmarks.provenance import layout
+from benchmarks.rows import layout
 from forescribe.speculative.models.engines import ModelEngine
 
 from . import forward, rounds
