@@ -218,15 +218,10 @@ def _logits(
     """Processed logits `[V]` after a prefix, from one forward pass without cache or batch."""
     device = whisper.device.torch
     prefix = torch.tensor([[*prompt, *tokens]], device=device)
-    logits = (
-        whisper.target(
-            encoder_outputs=(encoder_states.target[None],),
-            decoder_input_ids=prefix,
-            use_cache=False,
-        )
-        .logits[:, -1:]
-        .float()
-    )
+    hidden = whisper.target.model.decoder(
+        input_ids=prefix, encoder_hidden_states=encoder_states.target[None], use_cache=False
+    ).last_hidden_state
+    logits = whisper.target.proj_out(hidden[:, -1:]).float()
     last = torch.tensor([[prefix.shape[1] - 1]], device=device)
     view = Prefix(prefix, last, torch.tensor([len(prompt)], device=device))
     for rule in whisper_rules(whisper.target.generation_config, whisper.target.config, device):

@@ -33,6 +33,7 @@ from starlette.types import Receive, Scope, Send
 from forescribe.asr.formats import files
 from forescribe.asr.formats.transcript import Transcript, notice_to_dict
 from forescribe.asr.formats.transcript_parts import Json, Segment, Word
+from forescribe.asr.model.languages import LANGUAGES
 
 from ..errors import ApiError
 from .serving import TranscriptionStream
@@ -207,9 +208,7 @@ def token_usage(transcript: Transcript) -> dict[str, Json]:
 
 def language_name(code: str | None) -> str:
     """The English name in lower case, as OpenAI writes it."""
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
-    return UNKNOWN if code is None else str(LANGUAGES.get(code, code))
+    return UNKNOWN if code is None else LANGUAGES.get(code, code)
 
 
 def warnings(transcript: Transcript) -> dict[str, Json]:

@@ -8,15 +8,49 @@ or of where windows come from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from transformers import WhisperFeatureExtractor
+
+@dataclass(frozen=True, eq=False)
+class Extractor:
+    """The sizes of a model's features and their filters, as of transformers' WhisperFeatureExtractor."""
+
+    feature_size: int = 80
+    sampling_rate: int = 16000
+    hop_length: int = 160
+    chunk_length: int = 30  # seconds
+    n_fft: int = 400
+
+    @property
+    def n_samples(self) -> int:
+        return self.chunk_length * self.sampling_rate
+
+    @property
+    def nb_max_frames(self) -> int:
+        return self.n_samples // self.hop_length
+
+    @cached_property
+    def mel_filters(self) -> NDArray[np.float64]:
+        """Triangles `[n_fft / 2 + 1, M]` of equal area up to 8 kHz, on Slaney's scale: linear to 1 kHz,
+        logarithmic above."""
+        knee, step = 15.0, np.log(6.4) / 27.0
+        top = knee + np.log(8000.0 / 1000.0) * (27.0 / np.log(6.4))
+        mels = np.linspace(0.0, top, self.feature_size + 2)
+        edges = 200.0 * mels / 3.0
+        edges[mels >= knee] = 1000.0 * np.exp(step * (mels[mels >= knee] - knee))
+        bins = np.linspace(0, self.sampling_rate // 2, 1 + self.n_fft // 2)
+        width, distance = np.diff(edges), edges[None] - bins[:, None]
+        filters = np.maximum(
+            0.0, np.minimum(-distance[:, :-2] / width[:-1], distance[:, 2:] / width[1:])
+        )
+        filters *= 2.0 / (edges[2:] - edges[:-2])
+        return filters
 
 
 class LogMel:
@@ -27,9 +61,7 @@ class LogMel:
     et al. 2022, section 2.2; `WhisperFeatureExtractor._torch_extract_fbank_features`.
     """
 
-    def __init__(
-        self, extractor: WhisperFeatureExtractor, device: str | torch.device = "cpu"
-    ) -> None:
+    def __init__(self, extractor: Extractor, device: str | torch.device = "cpu") -> None:
         self.device = torch.device(device)
         self.samples = int(extractor.n_samples)
         self.n_fft = int(extractor.n_fft)

@@ -91,20 +91,25 @@ class Transcriber:
         draft_dtype: str | None = None,
         quantize: str | None = None,
         drafter: str = AUTO_DRAFTER,
+        modules: bool = False,
     ) -> Transcriber:
         """Load models by name: presets, hub ids or local folders, see `asr.model.presets.resolve`.
 
         `engine` runs the decoders: "auto", "native", "lean" or "modules"; the tokens are the same.
         `draft_dtype` is the draft's number format, which changes no token either (None: the fastest here, see
         `draft_precision`). `quantize` "int8" rounds the target's decoder to 8-bit integers, on the native
-        engine alone: other words than in float32, and the same with and without drafts. Raises ModelError for
-        weights that are missing or that the engine cannot run, DeviceError for a missing device.
+        engine alone: other words than in float32, and the same with and without drafts. With `modules` the
+        models are transformers' own, to be distilled or exported, whatever engine runs them. Raises
+        ModelError for weights that are missing or that the engine cannot run, DeviceError for a missing
+        device.
         """
         code = None if language is None else language_code(language)
         pair = resolve(model, "none" if gamma == 0 else draft, None if code == AUTO else code)
         place, forward = choose(device, dtype, quantize), ModelEngine.of(engine)
         drafts = draft_device(place, draft_dtype, forward)
-        whisper = load(pair, place, network=network, engine=forward, draft_device=drafts)
+        whisper = load(
+            pair, place, network=network, engine=forward, draft_device=drafts, modules=modules
+        )
         return cls(whisper, batch=batch, gamma=gamma, drafter=drafter)
 
     @property

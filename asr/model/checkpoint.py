@@ -1,16 +1,23 @@
 """Checkpoints: a folder of Whisper weights to a model that was checked, its tokenizer and its extractor.
 
-Uses unmodified transformers classes and loaders. Knows one model at a time; nothing of pairs.
+There are two doors. Folders of safetensors with a plain configuration and tokenizer.json are read here, with
+the results that transformers has, whose import takes as long as torch's. transformers' own loaders read all
+others, and what is wrong with a folder is told by them: where our own reading fails, it says nothing. They
+also read what `modules` runs, distills or exports. Knows one model at a time; nothing of pairs.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError
@@ -31,13 +38,23 @@ from forescribe.speculative.models.engines import (
     native_encoder,
 )
 from forescribe.speculative.models.hub import Role
-from forescribe.speculative.models.quantized import BORROWED, float_model, quantize_whisper
-from forescribe.speculative.models.weights import decoder_only, encoder_of
+from forescribe.speculative.models.plain import PlainWhisper, Settings
+from forescribe.speculative.models.quantized import (
+    BORROWED,
+    float_model,
+    float_weights,
+    quantize_whisper,
+)
+from forescribe.speculative.models.weights import ACTIVATIONS, decoder_only, encoder_of
 from forescribe.speculative.native.encoder import NativeEncoder
 
+from ..audio.features import Extractor
 from ..errors import CapacityError, ModelError, out_of_memory
 from .conversion.converting import origin
 from .presets import as_ids
+from .tokenizer import WhisperTokens
+
+log = logging.getLogger(__name__)
 
 _ENDS = ("eos_token_id", "decoder_start_token_id")
 _RULES = (
@@ -55,18 +72,124 @@ USED_IDS: Mapping[Role, Mapping[str, tuple[str, ...]]] = {
 """The settings whose token ids are used, by file. Rules are the target's, and a config.json has those of
 another vocabulary by default."""
 
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 51865,
+    "num_mel_bins": 80,
+    "encoder_layers": 4,
+    "encoder_attention_heads": 6,
+    "encoder_ffn_dim": 1536,
+    "decoder_layers": 4,
+    "decoder_attention_heads": 6,
+    "decoder_ffn_dim": 1536,
+    "d_model": 384,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+    "activation_function": "gelu",
+    "decoder_start_token_id": 50257,
+    "eos_token_id": 50256,
+    "pad_token_id": 50256,
+    "tie_word_embeddings": True,
+}
+"""What a config.json that leaves them out means."""
+
+_IGNORED = frozenset(
+    "_name_or_path activation_dropout apply_spec_augment architectures attention_dropout "
+    "begin_suppress_tokens bos_token_id classifier_proj_size decoder_layerdrop dropout dtype "
+    "encoder_layerdrop forced_decoder_ids init_std is_encoder_decoder mask_feature_length "
+    "mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob "
+    "max_length median_filter_width model_type num_hidden_layers scale_embedding suppress_tokens "
+    "torch_dtype transformers_version use_cache use_weighted_layer_sum".split()
+)
+"""Further settings of a config.json, of training, of classifiers or said by generation_config.json too: what
+a model computes does not depend on them."""
+
+_GENERATION = (
+    "eos_token_id",
+    "decoder_start_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+)
+"""Settings that a generation_config.json may leave out."""
+
+_SIZES = ("feature_size", "sampling_rate", "hop_length", "chunk_length", "n_fft")
 _FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
 
 
 def read_model(
-    folder: Path, role: Role, device: Device, engine: ModelEngine, target: Any = None
+    folder: Path,
+    role: Role,
+    device: Device,
+    engine: ModelEngine,
+    target: Any = None,
+    *,
+    modules: bool = False,
 ) -> tuple[Any, ModelEngine]:
     """A model and the engine that runs its decoder; `target` lends a draft the weights that it lacks, see
-    `read_weights`. Raises ModelError, and CapacityError where the device has no room."""
-    from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
-
+    `read_weights`. With `modules` it is made of transformers' modules whatever runs it, else only where it
+    has to be. Raises ModelError, and CapacityError where the device has no room."""
     if device.int8 and role == "model":  # before the weights are read
         engine = _supported(folder, role, lambda: int8_engine(engine))
+    if not modules and engine is not ModelEngine.MODULES:
+        plain = plain_model(folder, role, device, target)
+        if plain is not None:
+            try:
+                return _ready(plain, folder, role, device, engine)
+            except LoadError as error:
+                log.info("%s is read by transformers: %s", origin(folder), error)
+    model = _of_modules(folder, role, device, target)
+    try:
+        return _ready(model, folder, role, device, engine)
+    except LoadError as error:
+        raise ModelError(f"--{role} {origin(folder)} is not supported: {error}") from error
+
+
+def plain_model(
+    folder: Path, role: Role, device: Device, target: Any = None
+) -> PlainWhisper | None:
+    """The model of a folder by our own reading, as `read_model`; None where transformers has to read it."""
+    try:
+        stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        generation = json.loads((folder / GENERATION).read_text(encoding="utf-8"))
+        config = plain_config(stated)
+        bare = "WhisperForCausalLM" in (stated.get("architectures") or [])
+        shapes, counts = shapes_in(folder), {"decoder_layers": "decoder.layers."}
+        if not bare:
+            counts["encoder_layers"] = "encoder.layers."
+        if config is None or not shapes or (bare and role == "model"):
+            return None
+        if miscounted(folder, shapes, counts) or strange_id(
+            folder, config.vocab_size, USED_IDS[role]
+        ):
+            return None
+        weights = float_weights(folder, _lent(target))
+        model = PlainWhisper.of(config, weights, device.stored, encoder=not bare)
+    except Exception:  # transformers says what is wrong with a damaged folder
+        return None
+    if model is not None:
+        model.generation_config = Settings(**(dict.fromkeys(_GENERATION) | generation))
+    return model
+
+
+def plain_config(stated: Mapping[str, Any]) -> Settings | None:
+    """The settings of a config.json with what it leaves out; None where one is not known here."""
+    config = {**_DEFAULTS, **{key: stated[key] for key in stated if key in _DEFAULTS}}
+    numbers = [value for key, value in config.items() if isinstance(_DEFAULTS[key], int)]
+    if (
+        stated.get("model_type") != "whisper"
+        or stated.keys() - _DEFAULTS.keys() - _IGNORED
+        or config["activation_function"] not in ACTIVATIONS
+        or not config["tie_word_embeddings"]
+        or stated.get("num_hidden_layers", config["encoder_layers"]) != config["encoder_layers"]
+        or any(type(value) is not int for value in numbers if value is not True)
+    ):
+        return None
+    return Settings(architectures=stated.get("architectures"), model_type="whisper", **config)
+
+
+def _of_modules(folder: Path, role: Role, device: Device, target: Any) -> Any:
+    """The model of a folder as transformers' modules. Raises ModelError."""
+    from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
+
     try:
         shapes = shapes_in(folder)
         wrong = miscounted(folder, shapes, {"decoder_layers": "decoder.layers."})
@@ -88,19 +211,26 @@ def read_model(
         )
         if wrong is not None:
             raise ValueError(wrong)
-        model = read_weights(kind, folder, config, device.stored, target)
+        return read_weights(kind, folder, config, device.stored, target)
     except Exception as error:  # safetensors, pickle and configurations raise various errors
         raise ModelError(
             f"--{role} {origin(folder)} cannot be loaded as a Whisper model: "
             f"{damaged(folder) or _line(error)}"
         ) from error
+
+
+def _ready(
+    model: Any, folder: Path, role: Role, device: Device, engine: ModelEngine
+) -> tuple[Any, ModelEngine]:
+    """The model on its device, and the engine that runs it. Raises LoadError where none does, and
+    CapacityError."""
     model = _placed(model, folder, role, device)
     if device.int8:
         quantize_whisper(model)
-    found = _supported(
-        folder, role, lambda: checked_whisper_engine(model, engine, draft=role == "draft")
-    )
-    if device.products:
+    found = checked_whisper_engine(model, engine, draft=role == "draft")
+    if device.products and isinstance(model, PlainWhisper):
+        model.use_products()
+    elif device.products:
         from forescribe.speculative.models.modules import use_products
 
         use_products(model)
@@ -113,8 +243,12 @@ def read_weights(
     """The model of a folder, of a class of transformers. Weights of 8-bit integers become floats, and a draft
     without embeddings has those of `target`. Raises ValueError for weights that are missing, of another
     shape, or of integers without scales."""
-    lent = {} if target is None else {n: target.get_parameter(n).detach().cpu() for n in BORROWED}
-    return float_model(kind, folder, config, dtype, lent)
+    return float_model(kind, folder, config, dtype, _lent(target))
+
+
+def _lent(target: Any) -> dict[str, Tensor]:
+    """What a draft may have from its target."""
+    return {} if target is None else {n: target.get_parameter(n).detach().cpu() for n in BORROWED}
 
 
 def _supported(folder: Path, role: Role, choose: Callable[[], ModelEngine]) -> ModelEngine:
@@ -137,7 +271,14 @@ def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
         ) from error
 
 
-def read_tokenizer(folder: Path, config: Any) -> Any:
+def read_tokenizer(folder: Path, config: Any, *, modules: bool = False) -> Any:
+    """The tokenizer of a folder: `WhisperTokens`, or with `modules`, and where it has to be, transformers'.
+    Raises ModelError."""
+    if not modules:
+        with suppress(Exception):  # transformers says what is wrong with a damaged folder
+            own = WhisperTokens.read(folder)
+            if own is not None and len(own) >= max(as_ids(config.eos_token_id), default=1):
+                return own
     from transformers import WhisperTokenizer
 
     try:
@@ -154,13 +295,15 @@ def read_tokenizer(folder: Path, config: Any) -> Any:
 
 
 def read_extractor(folder: Path, config: Any) -> Any:
-    """The extractor of the features that the target's encoder reads."""
-    from transformers import WhisperFeatureExtractor
-
+    """The extractor of the features that the target's encoder reads. Raises ModelError."""
+    extractor: Any = plain_extractor(folder)
     try:
         if not any((folder / file).is_file() for file in _FEATURES):
             raise ValueError("it lacks preprocessor_config.json")
-        extractor = WhisperFeatureExtractor.from_pretrained(folder)
+        if extractor is None:
+            from transformers import WhisperFeatureExtractor
+
+            extractor = WhisperFeatureExtractor.from_pretrained(folder)
     except Exception as error:
         raise ModelError(
             f"{origin(folder)} has no usable features: {damaged(folder) or _line(error)}"
@@ -173,6 +316,18 @@ def read_extractor(folder: Path, config: Any) -> Any:
             f"{made[1]} frames, its encoder reads {read[0]} of {read[1]}"
         )
     return extractor
+
+
+def plain_extractor(folder: Path) -> Extractor | None:
+    """The extractor by our own reading; None where transformers has to read it."""
+    try:
+        stated = json.loads((folder / _FEATURES[0]).read_text(encoding="utf-8"))
+        sizes = {key: stated[key] for key in _SIZES if key in stated}
+    except (OSError, ValueError, TypeError):
+        return None
+    if (folder / _FEATURES[1]).is_file() or any(type(size) is not int for size in sizes.values()):
+        return None
+    return Extractor(**sizes) if min(sizes.values(), default=1) > 0 else None
 
 
 def _line(error: Exception) -> str:

@@ -53,18 +53,20 @@ def load(
     network: bool = True,
     engine: ModelEngine = ModelEngine.AUTO,
     draft_device: Device | None = None,
+    modules: bool = False,
 ) -> Whisper:
     """Load the models of a pair, drafts in the number format of `draft_device`, by default the target's. They
-    read the target's encoder states where both encoders are equal but for that rounding. Raises ModelError:
-    not found, not a Whisper model, an incompatible pair, an `engine` that cannot run them."""
+    read the target's encoder states where both encoders are equal but for that rounding. With `modules`
+    models and tokenizer are transformers', to be distilled or exported. Raises ModelError: not found, not a
+    Whisper model, an incompatible pair, an `engine` that cannot run them."""
     folder = locate(pair.target, role="model", network=network)
     pair = _without_absent(pair, network=network)
     folders = [(name, locate(name, role="draft", network=network)) for name in pair.drafts]
-    model, target_engine = read_model(folder, "model", device, engine)
+    model, target_engine = read_model(folder, "model", device, engine, modules=modules)
     target = Target(
         pair.target,
         model,
-        read_tokenizer(folder, model.config),
+        read_tokenizer(folder, model.config, modules=modules),
         (read_extractor(folder, model.config),),
         device,
     )
@@ -78,7 +80,13 @@ def load(
             block = load_block(name, draft_folder, model, draft_device or device)
             continue
         draft, extractors = load_draft(
-            name, draft_folder, target, draft_device or device, engine, pair.language
+            name,
+            draft_folder,
+            target,
+            draft_device or device,
+            engine,
+            pair.language,
+            modules=modules,
         )
         target = replace(target, extractors=extractors)
         drafts.append(draft)
@@ -106,7 +114,7 @@ class Whisper:
     target's first.
     """
 
-    target: Any  # WhisperForConditionalGeneration
+    target: Any  # PlainWhisper, or WhisperForConditionalGeneration
     drafts: tuple[DraftModel, ...]
     tokenizer: Any
     extractors: tuple[Any, ...]
@@ -226,7 +234,7 @@ class DraftModel:
     its ids are the target's, `tokens` where it proposes all of them.
     """
 
-    model: Any  # WhisperForConditionalGeneration, or WhisperForCausalLM
+    model: Any  # PlainWhisper, WhisperForConditionalGeneration or WhisperForCausalLM
     device: Device
     engine: ModelEngine = ModelEngine.AUTO
     shared_encoder: bool = False  # it uses the encoder states of the target
@@ -274,11 +282,13 @@ def load_draft(
     device: Device,
     engine: ModelEngine,
     language: str | None,
+    *,
+    modules: bool = False,
 ) -> tuple[DraftModel, tuple[Any, ...]]:
     """The draft in a folder, and the pair's extractors with its own; `language` is that of the audio, where
     it is known. Raises ModelError for a folder without a Whisper model, and, as `model_mismatch`, for one
     that cannot draft for this target."""
-    model, engine = read_model(folder, "draft", device, engine, target.model)
+    model, engine = read_model(folder, "draft", device, engine, target.model, modules=modules)
     _check_states(target, model, name)
     tokenizer = read_tokenizer(folder, model.config)
     shared = same_encoder(target.model, model, target.device.stored, device.stored)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from ..errors import UsageError
 from ..formats.transcript_parts import SAMPLE_RATE
 from .conversion.converting import ENGLISH_ONLY
+from .languages import CODES, LANGUAGES
 from .presets import as_ids
 
 _LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
@@ -40,8 +41,6 @@ def complete(generation_config: Any, tokenizer: Any, vocab_size: int) -> None:
     Older fine-tunes lack it: transformers takes ends and suppressed tokens from config.json, and has
     neither languages nor timestamps then. Their ids are those of the tokenizer's tokens.
     """
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
     known = tokenizer.get_vocab()
     found: dict[str, Any] = {"no_timestamps_token_id": known.get("<|notimestamps|>")}
     found["is_multilingual"] = vocab_size != ENGLISH_ONLY
@@ -57,16 +56,12 @@ def complete(generation_config: Any, tokenizer: Any, vocab_size: int) -> None:
 
 def language_code(name: str) -> str:
     """The ISO 639-1 code of an English language name in any case; other names in lower case."""
-    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
-
     lower = name.strip().lower()
-    return str(TO_LANGUAGE_CODE.get(lower, lower))
+    return CODES.get(lower, lower)
 
 
 def known_languages() -> frozenset[str]:
     """The codes of all languages that Whisper has tokens for."""
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
     return frozenset(LANGUAGES)
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from forescribe.speculative.models.vocabularies import NONE, TokenMap
 
+from .languages import LANGUAGES
 from .presets import as_ids
 
 ALIASES: Mapping[str, str] = {"<|nocaptions|>": "<|nospeech|>", "<|jv|>": "<|jw|>"}
@@ -210,15 +211,9 @@ def _token(
         return Token(Kind.TIMESTAMP, name)
     if name in (END, START, NO_TIMESTAMPS, *TASKS) or name in _CONTROLS:
         return Token(Kind.CONTROL, name)
-    if name in languages or inner in _codes():
+    if name in languages or inner in LANGUAGES:
         return Token(Kind.LANGUAGE, name)
     return Token(Kind.OTHER, name)
-
-
-def _codes() -> Mapping[str, str]:
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
-    return LANGUAGES
 
 
 def _is_stamp(inner: str) -> bool:

@@ -30,6 +30,7 @@ from forescribe.speculative.requests import Source
 
 from ..formats.transcript_parts import TOKEN_SOURCES, Json, TokenSource
 from ..model.special_tokens import SpecialTokens
+from ..model.tokenizer import WhisperTokens
 
 SPACELESS = {"zh", "ja", "th", "lo", "my", "yue"}
 """Languages without spaces between words."""
@@ -38,6 +39,9 @@ OPENING = frozenset("\"'“‘¡¿([{-–—")
 UNSPOKEN = OPENING | frozenset("”’.。,，!！?？:：;；)]}、…")
 """Punctuation that takes no time: openai/whisper's, and a few more. Not "%" or "$", which are read
 aloud."""
+
+BROKEN = "\ufffd"
+"""In a text, in place of a part of a character."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +109,9 @@ class WordTokens:
 
 def split_words(tokenizer: Any, language: str | None, tokens: Sequence[int]) -> list[WordTokens]:
     """The words of a text; their tokens joined are the tokens of the text."""
-    from transformers.models.whisper.tokenization_whisper import _split_tokens_on_unicode
-
     if not tokens:
         return []
-    texts, groups, _ = _split_tokens_on_unicode(tokenizer, list(tokens))
-    units = [(text, len(group)) for text, group in zip(texts, groups, strict=True)]
+    units = _characters(tokenizer, tokens)
     starts_word = _is_visible if language in SPACELESS else _begins_with_space
     return [WordTokens.of(word) for word in _with_punctuation(_cut(units, starts_word))]
 
@@ -151,6 +152,27 @@ def name_of(source: Source) -> TokenSource:
     """The name of a source in a transcript. Prompt tokens are not part of transcripts."""
     assert source is not Source.PROMPT
     return cast(TokenSource, source.name.lower())
+
+
+def _characters(tokenizer: Any, tokens: Sequence[int]) -> list[Unit]:
+    """Tokens in the smallest groups that end with whole characters (openai/whisper)."""
+
+    def text(some: Sequence[int]) -> str:
+        # As it is written: `decode` drops what looks like a timestamp.
+        if isinstance(tokenizer, WhisperTokens):
+            return tokenizer.text(some)
+        found: str = tokenizer.decode(some, decode_with_timestamps=True)
+        return found
+
+    whole, units, group, offset = text(tokens), list[Unit](), list[int](), 0
+    for token in tokens:
+        group.append(token)
+        part = text(group)
+        at = offset + part.find(BROKEN)
+        if BROKEN not in part or at >= len(whole) or whole[at] == BROKEN:
+            units.append((part, len(group)))
+            group, offset = [], offset + len(part)
+    return units
 
 
 def _begins_with_space(text: str) -> bool:

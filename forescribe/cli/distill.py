@@ -257,6 +257,7 @@ def _recordings(options: DistillOptions, stop: Stop, hook: Hook) -> Made:
         device=options.device,
         batch=options.batch_size,
         network=not options.local_files_only,
+        modules=True,
     )
     decoding = Options(language=options.language)
     pair = SpeechPair(transcriber.whisper)

@@ -246,6 +246,7 @@ def _speech(options: PruneOptions) -> tuple[DraftPair, list[LabelRow]]:
         device=options.device,
         batch=options.batch_size,
         network=not options.local_files_only,
+        modules=True,
     )
     rows = labelled_now(
         transcriber,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from . import plain
 from .quantized import Int8Linear
 
 CAUSAL = frozenset(
@@ -30,9 +31,11 @@ _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 def whisper_gap(model: Any) -> str | None:
     """Why a Whisper has no lean form."""
+    decoder = model.model.decoder
+    if isinstance(decoder, plain.Decoder):
+        return _foreign([decoder, model.proj_out])
     from transformers.models.whisper.modeling_whisper import WhisperDecoder, WhisperDecoderLayer
 
-    decoder = model.model.decoder
     if type(decoder) is not WhisperDecoder:
         return f"its decoder is a {type(decoder).__name__}"
     strange = {type(layer).__name__ for layer in decoder.layers} - {WhisperDecoderLayer.__name__}
@@ -43,6 +46,8 @@ def whisper_gap(model: Any) -> str | None:
 
 def encoder_gap(encoder: Any) -> str | None:
     """Why a Whisper's encoder has no form of plain weights."""
+    if isinstance(encoder, plain.Encoder) and len(encoder.layers):
+        return _foreign([encoder])
     from transformers.models.whisper.modeling_whisper import WhisperEncoder, WhisperEncoderLayer
 
     if type(encoder) is not WhisperEncoder:

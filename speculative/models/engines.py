@@ -40,6 +40,7 @@ from ..native.packing import forget
 from .agreement import adapter_difference
 from .coverage import causal_gap, encoder_gap, whisper_gap
 from .lean import LeanCausalDecoder, LeanWhisperDecoder
+from .plain import PlainWhisper
 from .quantized import is_int8
 from .slot_model import SlotModel
 from .weights import encoder_of
@@ -99,10 +100,14 @@ def _of_modules(name: str) -> Callable[..., SlotModel]:
     return adapter
 
 
+def _modules_gap(model: Any) -> str | None:
+    return "it was not read by transformers" if isinstance(model, PlainWhisper) else None
+
+
 WHISPER_FORMS = (
     Form(ModelEngine.NATIVE, native_gap, NativeWhisperDecoder),
     Form(ModelEngine.LEAN, whisper_gap, LeanWhisperDecoder),
-    Form(ModelEngine.MODULES, lambda model: None, _of_modules("WhisperDecoder")),
+    Form(ModelEngine.MODULES, _modules_gap, _of_modules("WhisperDecoder")),
 )
 
 CAUSAL_FORMS = (

@@ -11,12 +11,8 @@ memory here, as the cache holds all positions, but the tokens are exact.
 Tapped states are read by hooks that last as long as one forward: transformers' own `output_hidden_states`
 leaves hooks in a model for good, which other adapters of the same model refuse.
 
-On CPUs attention of a few queries over many keys is two matrix products (`use_products`). A round of
-speculation asks G + 1 queries of 1,500 encoder positions. PyTorch's fused CPU kernel is made for many
-queries: on two cores, with four heads of 64, six queries took 1.7 ms in it (eight layers) and 1.0 ms as
-products; one query took the same in both. So scoring a draft costs less relative to a plain step, on which
-the gain of speculation depends. GPUs keep their own kernels. transformers looks such a function up by name,
-so the models stay unmodified.
+On CPUs attention of a few queries over many keys is two matrix products (`use_products`; why: `products`).
+transformers looks such a function up by name, so the models stay unmodified.
 """
 
 from __future__ import annotations
@@ -38,12 +34,11 @@ from ..errors import LoadError
 from ..types import Prefilled, Scores, Topology
 from .causal import SLIDING, CausalModel
 from .module_cache import SlotCache
+from .plain import few, products
 from .slot_model import LayerShape, SlotModel
 from .weights import cut, with_cut_head
 
 NAME = "products"
-FEW, MANY = 16, 512  # queries at most, keys at least
-EXACT = frozenset({torch.float32, torch.float64})  # below, the fused kernel sums in float32 itself
 
 States = dict[int, Tensor]
 """By layer, the states `[B, N, D]` that enter it."""
@@ -267,18 +262,15 @@ def attend(
 
     Everything but few queries over many keys goes to the fused kernel.
     """
-    few = query.shape[2] <= FEW and key.shape[2] >= MANY and key.shape[1] == query.shape[1]
     causal = attention_mask is None and query.shape[2] > 1 and getattr(module, "is_causal", True)
-    if not few or causal or query.dtype not in EXACT or dropout:
+    if causal or dropout or not few(query, key):
         result: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return result
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = torch.matmul(query if scale == 1 else query * scale, key.transpose(2, 3))
-    if attention_mask is not None:
-        scores += attention_mask
-    return torch.matmul(scores.softmax(-1), value).transpose(1, 2).contiguous(), None
+    read = products(query if scale == 1 else query * scale, key, value, attention_mask)
+    return read.transpose(1, 2).contiguous(), None
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CapacityError, ModelError, out_of_memory
+from ..languages import LANGUAGES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -381,8 +382,6 @@ def _config(state: Mapping[str, Tensor], settings: Settings) -> dict[str, Any]:
 
 
 def _generation_config(state: Mapping[str, Tensor], settings: Settings) -> dict[str, Any]:
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
     ids = settings.tokens
     end = ids["<|endoftext|>"]
     # English-only models have the places of languages and tasks too, but have never read them.

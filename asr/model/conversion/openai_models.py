@@ -24,6 +24,7 @@ from typing import Any
 from forescribe.speculative.models.hub import CONNECT_S
 
 from ...errors import ModelError
+from ..languages import LANGUAGES
 from .converting import ENGLISH_ONLY, check_text_tokens
 
 
@@ -280,8 +281,6 @@ def _places(weights: Path, *, english: bool, network: bool) -> Iterator[Path]:
 def special_tokens(size: int, text_tokens: int) -> list[str]:
     """The special tokens of a vocabulary in their order. Raises ValueError for a size that Whisper's cannot
     have."""
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
     languages = size - text_tokens - 2 - len(CONTROLS) - STEPS
     if not 0 < languages <= len(LANGUAGES):
         raise ValueError(

@@ -44,7 +44,7 @@ def speech_pair() -> DecoderPair:
     from forescribe.speculative.models.engines import WHISPER_FORMS as FORMS
     from forescribe.speculative.models.engines import whisper_decoder
 
-    whisper = load(resolve("tiny.en", None), choose("cpu"))
+    whisper = load(resolve("tiny.en", None), choose("cpu"), modules=True)
     paths = [str(provenance.ROOT / "samples" / f"{name}.flac") for name in SAMPLES]
     windows = join(read_clips(paths, None), 0).windows
     (draft,) = whisper.drafts

@@ -191,9 +191,10 @@ def shortfall(whisper: Whisper, result, dtype: torch.dtype) -> float:
     prompt, text = result.request.prompt, result.tokens
     states = result.request.encoder_states.target[None]
     ids = torch.tensor([[*prompt, *text]])
-    logits = whisper.target(
-        encoder_outputs=(states,), decoder_input_ids=ids, use_cache=False
-    ).logits.float()[0, len(prompt) - 1 : -1]
+    hidden = whisper.target.model.decoder(
+        input_ids=ids, encoder_hidden_states=states, use_cache=False
+    ).last_hidden_state
+    logits = whisper.target.proj_out(hidden).float()[0, len(prompt) - 1 : -1]
     options = whisper.target.generation_config
     (rules,) = whisper_rules(options, whisper.target.config)
     (suppress,) = (rule for rule in rules.rules if isinstance(rule, Suppress))

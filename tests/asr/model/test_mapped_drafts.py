@@ -59,7 +59,7 @@ def pair(request, tmp_path_factory) -> Pair:
 
 @pytest.fixture(scope="module")
 def whisper(pair) -> Whisper:
-    return load(pair, choose("cpu"))
+    return load(pair, choose("cpu"), modules=True)
 
 
 @functools.cache

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from forescribe.speculative.models import modules
-from forescribe.speculative.models.modules import FEW, MANY, attend, use_products
+from forescribe.speculative.models.modules import attend, use_products
+from forescribe.speculative.models.plain import FEW, MANY
 from tests.speculative.models.whispers import SOT, whisper
 
 
