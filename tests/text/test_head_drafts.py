@@ -28,7 +28,6 @@ from training.text.heads import published
 
 PROMPTS = ["the other", "a", "on and on and on and on again, on and on", "Zürich, 8 o'clock: tea"]
 LAYERS = 8
-DOCS = Path(__file__).parent.parent.parent / "docs" / "methods" / "heads.md"
 runner = CliRunner()
 
 
@@ -144,12 +143,39 @@ def test_the_command_says_what_a_folder_is(target: Path, heads: dict[str, Path])
 # -- drafters of other packages -------------------------------------------------------------------------
 
 
+REPEAT = """\
+from forescribe.speculative.types import Distribution, Draft
+from forescribe.speculative.protocols import Needs
+
+
+class Repeat:
+    needs = Needs()
+
+    def bind(self, target): ...
+    def allocate(self, batch, slots, device): ...
+    def admit(self, rows, tokens, requests, taps): ...
+    def catch_up(self, rows, start, count): ...
+    def observe(self, rows, draft, scores, verdict): ...
+
+    def distribution(self, *, sampling):
+        return Distribution.ONE_HOT
+
+    def forwards(self, gamma):
+        return 0
+
+    def propose(self, rows, gamma):
+        return Draft(rows.pending().repeat(1, gamma), rows.lengths * 0 + gamma)
+
+
+def make(setting):
+    return Repeat()
+"""
+
+
 @pytest.fixture
 def another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed distribution whose module is the example of the documentation."""
-    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text("utf-8"), re.S)
-    (code,) = [block for block in blocks if "class Repeat" in block]
-    (tmp_path / "repeating_drafts.py").write_text(code)
+    """An installed distribution with a drafter in its module."""
+    (tmp_path / "repeating_drafts.py").write_text(REPEAT)
     folder = tmp_path / "repeating_drafts-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(
