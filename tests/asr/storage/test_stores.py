@@ -250,6 +250,24 @@ def test_a_copy_that_always_ends_too_early_is_an_error_with_its_name(tmp_path: P
         store.fetch("a", tmp_path / "b")
 
 
+def test_a_whole_copy_takes_one_request_and_no_pause(tmp_path: Path) -> None:
+    location = memory()
+    open_store(location).put("a", b"1" * 100)
+    store = open_store(location, retries=Retries(sleep=pytest.fail))
+    store.fetch("a", tmp_path / "a")
+    assert store.requests["get"] == 1
+
+
+def test_what_is_too_large_is_not_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forescribe.asr.storage.stores.SMALL", 100)
+    store = open_store(memory())
+    store.put("a", b"1" * 100)
+    store.put("b", b"1" * 101)
+    assert len(store.read("a")) == 100
+    with pytest.raises(UnsupportedError, match="101 bytes or more are too many"):
+        store.read("b")
+
+
 def test_without_retries_of_its_own_a_store_waits_for_most_of_a_minute() -> None:
     given = quick()
     assert Stores(given).retries is given
