@@ -130,7 +130,7 @@ def test_tokens_equal_generate(case, pairs, encoded, theirs):
     check(case, pairs, encoded, theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_tokens_equal_generate_in_every_combination(case, pairs, encoded, theirs):
     check(case, pairs, encoded, theirs)

@@ -18,7 +18,7 @@ FLAGS = ("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wn
          "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fopenmp")  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(
     not os.environ.get("FORESCRIBE_SANITIZERS"),
     reason="FORESCRIBE_SANITIZERS is not set: four instruction sets compile for many minutes",
