@@ -111,7 +111,13 @@ SUBJECTS = {
     ),
     "records": Subject(
         "asr/records/record_store.py",
-        ("tests/asr/records/test_record_store.py", "tests/asr/records/test_shared_folder.py"),
+        (
+            "tests/asr/records/test_record_store.py",
+            "tests/asr/records/test_shared_folder.py",
+            "tests/asr/batch/test_outputs.py",
+            "tests/asr/batch/test_results.py",
+            "tests/asr/batch/remote/test_remote_batch.py",
+        ),
     ),
     "word_speakers": Subject(
         "diarize/attribution.py",

@@ -60,7 +60,10 @@ def test_a_record_is_created_once(opened) -> None:
     assert ours.create(record("s3://calls/a.mp3"))
     assert not theirs.create(record("s3://calls/a.mp3", text="b"))
     assert (ours.doubled, theirs.doubled) == (0, 1)
-    stored = opened().load()["s3://calls/a.mp3"]
+    stored = theirs.load()["s3://calls/a.mp3"]
+    assert (theirs.all_doubled, theirs.created) == (1, 0)
+    theirs.adopt(stored)
+    assert theirs.created == 1
     assert stored.record == record("s3://calls/a.mp3") or stored.record.attempt == 1
     assert stored.worker == ours.worker and stored.run == 1 and stored.generation == 1
     assert stored.content == "a" and stored.formats == {"json"}
