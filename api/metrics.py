@@ -210,7 +210,7 @@ class Series(Collector):
 
 def _build(model: str, session: Session | None) -> Iterator[Metric]:
     """Version, model, engine and device; the last two are empty until the model is loaded."""
-    whisper = None if session is None else session.transcriber.whisper
+    whisper = None if session is None else session.context.whisper
     facts = {
         "version": version("forescribe"),
         "model": model,
@@ -242,5 +242,5 @@ def _engine_seconds(session: Session | None) -> Iterator[Metric]:
 def _busy(session: Session | None) -> float:
     if session is None:
         return 0.0
-    transcriber = session.transcriber
-    return 1 - transcriber.engine.free / transcriber.batch
+    context = session.context
+    return 1 - context.engine.free / context.batch

@@ -249,7 +249,7 @@ def group_alone(
     from forescribe.asr.sessions.session import Session
 
     with _enough_memory():
-        session = Session(load_transcriber(settings), readers=1)
+        session = Session(load_transcriber(settings).context, readers=1)
     begin()
     threading.Thread(target=session.run, daemon=True).start()
     threading.Thread(target=_end_if_it_hangs, args=(session, settings.stall_s), daemon=True).start()

@@ -50,7 +50,8 @@ class EndpointHandler:
         model = os.environ.get("ASR_MODEL") or path or None
         self.decoders = Decoders()
         self.decoders.start()  # while the weights are loaded
-        self.session = Session(Transcriber.load(model, os.environ.get("ASSISTANT_MODEL") or None))
+        transcriber = Transcriber.load(model, os.environ.get("ASSISTANT_MODEL") or None)
+        self.session = Session(transcriber.context)
         diarizer = os.environ.get("DIARIZATION_MODEL")
         self.speakers = Speakers(lambda: _diarizer(diarizer), self.decoders) if diarizer else None
         self._thread = threading.Thread(target=self.session.run, name="engine", daemon=True)
@@ -68,7 +69,7 @@ class EndpointHandler:
             return {"detail": ApiError.of(error).message}
         except ApiError as error:
             return {"detail": error.message}
-        drafting = self.session.transcriber.whisper.drafting
+        drafting = self.session.context.whisper.drafting
         warnings += parameters.warnings(drafting=drafting, diarizing=self.speakers is not None)
         return huggingface_contract.answer(transcript, diarized, warnings)
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
     from forescribe.asr.decode.options import Options, Outcome
     from forescribe.asr.decode.transcriber import Transcriber
+    from forescribe.asr.model.loading import Whisper
     from forescribe.asr.sessions.parts import Part
     from forescribe.asr.sessions.session import Session
     from forescribe.asr.sessions.submission import Tap
@@ -137,9 +138,9 @@ class Serving(Lifecycle):
     # -- on the event loop ------------------------------------------------------------------------
 
     @property
-    def transcriber(self) -> Transcriber:
+    def whisper(self) -> Whisper:
         """Raises ApiError `not_ready` before it is loaded."""
-        return self._ready().transcriber
+        return self._ready().context.whisper
 
     def check(self) -> None:
         """Raises ApiError `not_ready` if no work is admitted."""
@@ -148,12 +149,12 @@ class Serving(Lifecycle):
     @property
     def multilingual(self) -> bool:
         """Whether the model translates. Raises ApiError `not_ready` before it is loaded."""
-        return self.transcriber.whisper.tokens.translates
+        return self.whisper.tokens.translates
 
     def language(self, name: str) -> str:
         """The code of a language. Raises ApiError `invalid_value` for one that the model does not know."""
         try:
-            return self.transcriber.whisper.tokens.language(name)
+            return self.whisper.tokens.language(name)
         except UsageError as error:
             raise ApiError.of(error, param="language") from error
 
@@ -216,7 +217,7 @@ class Serving(Lifecycle):
             transcriber = self._load()
             from forescribe.asr.sessions.session import Session
 
-            return Session(transcriber, readers=self.settings.readers)
+            return Session(transcriber.context, readers=self.settings.readers)
 
     def _run(self, session: Session) -> None:
         self.session = session

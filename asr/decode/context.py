@@ -28,11 +28,12 @@ from forescribe.speculative.engine.context import release
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.graphs.snapshots import SideStream
 from forescribe.speculative.requests import Finish, Request, Result
+from forescribe.speculative.stats import Stats
 
 from ..audio.features import LogMel
 from ..model.loading import EncoderStates, Whisper
 from ..segment.vad import Detector, SileroDetector
-from ..segment.windows import Samples
+from ..segment.windows import Samples, Window
 from .rules import NoSpeech
 
 T = TypeVar("T")
@@ -87,6 +88,11 @@ class DecodingContext:
     def forward(self) -> str:
         """What runs the forwards of the target's decoder: a name of `ModelEngine`."""
         return str(getattr(self.engine.target, "engine", self.whisper.engine))
+
+    def stats(self) -> Stats:
+        """The engine's statistics so far, with the seconds before the engine: `audio` (decoding audio and
+        voice activity) and `encode`."""
+        return self.engine.stats + Stats(seconds=self.watch.seconds)
 
     def voice_detector(self) -> Detector:
         """The voice activity detector, loaded on first use. Raises ModelError."""
@@ -158,31 +164,23 @@ Ended = Result | Fault
 
 
 def encode_windows(
-    context: DecodingContext, windows: Sequence[Samples], detect: Sequence[bool]
+    context: DecodingContext, windows: Sequence[Window], detect: Sequence[bool]
 ) -> list[EncodedWindow | Exception]:
-    """Encode windows of samples; `detect` says for each whether to detect its language.
+    """Encode windows; `detect` says for each whether to detect its language.
 
     Returns an exception in place of each window that failed.
     """
 
-    def encode(batch: Sequence[tuple[Samples, bool]]) -> list[EncodedWindow | Exception]:
-        samples = [samples for samples, _ in batch]
+    def encode(batch: Sequence[tuple[Window, bool]]) -> list[EncodedWindow | Exception]:
         detect = [wanted for _, wanted in batch]
         side = context.side
         # Rounds of the windows that are being decoded go on meanwhile, where the device has streams.
-        passed = side.run(lambda: _forward(context.whisper, context.features(samples)), advance)
+        passed = side.run(lambda: _forward(context, [window for window, _ in batch]), advance)
         passed.hand_over(side)
         return side.run(lambda: passed.windows(context.whisper, detect))
 
     advance = context.slots.advance
     return apply_each(encode, list(zip(windows, detect, strict=True)))
-
-
-def encode_features(
-    whisper: Whisper, features: Sequence[Tensor], detect: Sequence[bool]
-) -> list[EncodedWindow | Exception]:
-    """Encode features `[B, M, F]`, by model; as `encode_windows`, but raises what the model raises."""
-    return _forward(whisper, features).windows(whisper, detect)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,8 +248,13 @@ class _Forward:
         ]
 
 
-def _forward(whisper: Whisper, features: Sequence[Tensor]) -> _Forward:
-    states = whisper.encode(*features)
+def _forward(context: DecodingContext, windows: Sequence[Window]) -> _Forward:
+    own = [window.features() for window in windows if window.features is not None]
+    if own:
+        features = tuple(torch.stack(rows) for rows in zip(*own, strict=True))
+    else:
+        features = context.features([window.samples for window in windows])
+    states = context.whisper.encode(*features)
     return _Forward(features[0], states, _finite(states))
 
 

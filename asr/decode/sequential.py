@@ -13,174 +13,99 @@ samples go to a temporary file first (`SeekableAudio`): 230 MB per hour on disk,
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forescribe.speculative.requests import Request
-
 from ..audio.features import LogMel
-from ..audio.inputs import Input
 from ..audio.reading import Samples
 from ..formats.transcript_parts import State
 from ..model.special_tokens import SpecialTokens
-from ..segment.windows import Run, VoiceRuns, within
-from ..sessions.submission import Call
-from .answers import Extent
-from .context import encode_features
+from ..segment.windows import VoiceRuns, Window, within
+from ..sessions.submission import Windows
+from .context import DecodingContext
 from .options import Decoded
-from .recording import RecordingState, WindowTag, internal
-from .windows import language_in, pauses_for, prompt_room, settled_language
+from .recording import RecordingState, WindowTag
+from .windows import BoundOptions, WindowDecoder, prompt_room, settled_language
 
 FRAMES_PER_STEP = 2
 """Mel frames of 0.01 s in a timestamp's step of 0.02 s."""
+
+NO_SAMPLES = np.zeros(0, np.float32)
 
 FORGET_ABOVE = 0.5
 """Above this temperature the text so far, that of the window included, is no context (openai/whisper)."""
 
 
-class SequentialWindows:
-    """The `WindowSource` of windows that depend on each other: one per recording is in the engine."""
+class SequentialWindows(Windows):
+    """The `Windows` of a recording that depend on each other: one of them is in the engine."""
 
-    def __init__(self, call: Call) -> None:
-        self.call, self.context, self.mel = call, call.context, call.context.mel
+    independent = False
 
-    def requests(self, sources: Iterable[Input]) -> Generator[Request, None, None]:
-        """The first request of each recording."""
-        for source in sources:
-            request = self._first(source)
-            if request is not None:
-                yield request
+    def __init__(self, context: DecodingContext, bound: BoundOptions) -> None:
+        super().__init__(context, bound)
+        self.mel = context.mel
+        self._frame = 0  # where the next window starts
 
-    def following(self, tag: WindowTag, decoded: Decoded) -> Request | None:
-        """The request of the next window, after the result of this one."""
-        assert isinstance(tag, SequentialTag)
-        self._move(tag.position, decoded)
-        return self._next(tag.recording, tag.position)
+    def read(self, recording: RecordingState) -> Iterator[Window]:
+        """The first window, once the recording has been read to its end; none if it is empty."""
+        voice = VoiceRuns(self.context.voice_detector())
+        self._audio = SeekableAudio(voice.through(recording.audio.blocks()), *self.context.mels)
+        recording.resources.callback(self._audio.close)
+        self._voiced = voice.runs()
+        recording.fully_read = True
+        yield from self._next(recording)
 
-    def _first(self, source: Input) -> Request | None:
-        """The first request of a recording, which is read to its end; None where there is none."""
-        recording: RecordingState | None = None
-        try:
-            with self.call.open(source) as audio:
-                recording = self.call.begin(source, audio)
-                self.context.watch.start()
-                voice = VoiceRuns(self.context.voice_detector())
-                seekable = SeekableAudio(voice.through(audio.blocks()), *self.context.mels)
-                recording.resources.callback(seekable.close)
-                self.context.watch.mark("audio")
-            position = Position(seekable, voice.runs(), self.call.bound.previous)
-            return self._next(recording, position)
-        except Exception as error:  # of a decoder or our own: the other recordings go on
-            self.call.fail(source, recording, internal(source, error))
-        return None
-
-    def _next(self, recording: RecordingState, position: Position) -> Request | None:
-        """The request of the next window that can be encoded; None where the recording ends. Windows
-        that cannot be encoded fail and are passed over."""
-        while not recording.failed and not position.at_end:
-            tag = self._tag(recording, position)
-            recording.window_count += 1
-            try:
-                return self._request(tag)
-            except Exception as error:
-                decoded = self.call.decoder.fail(tag, error)
-                if decoded is not None:
-                    self._move(position, decoded)
-        if not recording.failed:
-            recording.fully_read = True
-            recording.resources.close()
-        return None
-
-    def _tag(self, recording: RecordingState, position: Position) -> SequentialTag:
-        start = position.frame * self.mel.hop
-        end = min(start + self.mel.samples, position.audio.sample_count)
-        language = self.call.bound.language or recording.language or ""
-        return SequentialTag(
-            recording,
-            recording.window_count,
-            start,
-            end,
-            language,
-            voiced=within(position.voiced, start, end),
-            position=position,
-        )
-
-    def _request(self, tag: SequentialTag) -> Request:
-        self.context.watch.start()
-        features = tag.position.audio.all_features(tag.position.frame)
-        known = self.call.bound.language or settled_language(tag.recording)
-        rows = [each[None] for each in features]
-        (encoded,) = encode_features(self.context.whisper, rows, [known is None])
-        self.context.watch.mark("encode")
-        if isinstance(encoded, Exception):
-            raise encoded
-        pauses = pauses_for(self.call.bound.options, features[0], tag.end - tag.start)
-        language = known or language_in(tag.recording, encoded)
-        tag = replace(tag, language=language, pauses=pauses)
-        position = tag.position
-        return self.call.decoder.request(
-            tag, encoded.encoder_states, position.previous, position.hypothesis
-        )
-
-    def _move(self, position: Position, decoded: Decoded) -> None:
-        """Go on behind a window that has ended."""
-        at_end = decoded.end == position.audio.sample_count
-        position.frame = position.audio.frames if at_end else decoded.end // self.mel.hop
+    def ended(self, decoder: WindowDecoder, recording: RecordingState, decoded: Decoded) -> None:
+        """Go on behind a window: the next one is to be encoded."""
+        at_end = decoded.end == self._audio.sample_count
+        self._frame = self._audio.frames if at_end else decoded.end // self.mel.hop
         end = self.context.whisper.tokens.end
         discarded = decoded.result.tokens[len(decoded.tokens) :]
-        position.hypothesis = tuple(token for token in discarded if token < end)
-        if decoded.state != "decoded" or not self.call.bound.options.condition_on_previous_text:
-            return
-        if decoded.tried > FORGET_ABOVE:
-            position.previous = ()
-            return
-        text = previous_text(decoded.tokens, self.context.whisper.tokens)
-        position.previous = (*position.previous, *text)[-prompt_room(self.context.whisper) :]
-
-
-def sequential_extent(mel: LogMel, special: SpecialTokens) -> Extent:
-    """The extent of windows that end where their last closed segment ends."""
+        self.hypothesis = tuple(token for token in discarded if token < end)
+        if decoded.state == "decoded" and self.bound.options.condition_on_previous_text:
+            text = previous_text(decoded.tokens, self.context.whisper.tokens)
+            room = prompt_room(self.context.whisper)
+            forgotten = decoded.tried > FORGET_ABOVE
+            self.previous = () if forgotten else (*self.previous, *text)[-room:]
+        decoder.rests.extend(self._next(recording))
 
     def extent(
-        tag: WindowTag, tokens: tuple[int, ...], state: State
+        self, tag: WindowTag, tokens: tuple[int, ...], state: State
     ) -> tuple[int, tuple[int, ...]]:
-        assert isinstance(tag, SequentialTag)
-        audio, first = tag.position.audio, tag.start // mel.hop
-        whole = min(mel.frames, audio.frames - first)
-        step = advance(tokens, special, whole)
+        """A window ends where its last closed segment ends."""
+        audio, first = self._audio, tag.start // self.mel.hop
+        whole = min(self.mel.frames, audio.frames - first)
+        step = advance(tokens, self.context.whisper.tokens, whole)
         frames = step.frames if state == "decoded" else whole
         # Samples after the last whole frame belong to the last window.
         at_end = first + frames >= audio.frames
-        return (audio.sample_count if at_end else tag.start + frames * mel.hop), step.tokens
+        end = audio.sample_count if at_end else tag.start + frames * self.mel.hop
+        return end, step.tokens
 
-    return extent
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SequentialTag(WindowTag):
-    """A window's tag with the position that it was taken from."""
-
-    position: Position
-
-
-@dataclass
-class Position:
-    """How far a recording has been decoded: where its next window starts, and the text before it."""
-
-    audio: SeekableAudio
-    voiced: tuple[Run, ...]  # of the whole recording
-    previous: tuple[int, ...]
-    frame: int = 0
-    hypothesis: tuple[int, ...] = ()  # what the previous window has written of the next one
-
-    @property
-    def at_end(self) -> bool:
-        return not self.audio.sample_count or self.frame >= self.audio.frames
+    def _next(self, recording: RecordingState) -> Iterator[Window]:
+        """The window at the place that has been reached; none at the end."""
+        audio, frame = self._audio, self._frame
+        if not audio.sample_count or frame >= audio.frames:
+            return
+        start = frame * self.mel.hop
+        end = min(start + self.mel.samples, audio.sample_count)
+        recording.window_count += 1
+        yield Window(
+            recording.window_count - 1,
+            start,
+            end,
+            speech=True,
+            samples=NO_SAMPLES,
+            voiced=within(self._voiced, start, end),
+            language=settled_language(recording),
+            features=partial(audio.all_features, frame),
+        )
 
 
 class SeekableAudio:

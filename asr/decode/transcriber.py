@@ -4,8 +4,8 @@
     for outcome in transcriber.transcribe(["samples/memo.flac"]):
         print(outcome.transcript.text)
 
-Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments: what one call does is in
-`asr.sessions.submission.Call`. A recording that fails does not affect the others.
+Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments: what a call does is
+`Session.transcribe` (`asr.sessions.session`). A recording that fails does not affect the others.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from ..model.loading import Whisper, load
 from ..model.presets import resolve
 from ..model.special_tokens import AUTO, language_code
 from ..segment.vad import Detector
-from ..sessions.submission import Call, ParallelWindows
+from ..sessions.session import Session
+from ..sessions.submission import Windows
 from .context import DecodingContext, IsolatedEngine
 from .drafting import AUTO as AUTO_DRAFTER
 from .drafting import drafter_for
 from .options import Decoded, Hook, Options, Outcome, Progress
 from .rules import NoSpeech, whisper_rules
-from .sequential import SequentialWindows, sequential_extent
+from .sequential import SequentialWindows
 from .windows import bind, settings_of
 
 __all__ = ["Decoded", "Hook", "Options", "Outcome", "Progress", "Transcriber"]
@@ -138,7 +139,7 @@ class Transcriber:
     def stats(self) -> Stats:
         """The engine's statistics since the transcriber was created, with the seconds before the
         engine: `audio` (decoding audio and voice activity) and `encode`."""
-        return self.engine.stats + Stats(seconds=self.context.watch.seconds)
+        return self.context.stats()
 
     def settings(self, options: Options) -> dict[str, Json]:
         """Models, options and versions, for reproducing a transcript."""
@@ -163,12 +164,8 @@ class Transcriber:
             raise UsageError("the sources are one recording; give a list of them")
         context = self.context
         bound = bind(options or Options(), context)
-        if bound.options.long_form == "sequential":
-            extent = sequential_extent(context.mel, context.whisper.tokens)
-            call = Call(context, bound, hook, open, extent=extent)
-            return call.run(SequentialWindows(call), sources)
-        call = Call(context, bound, hook, open)
-        return call.run(ParallelWindows(call), sources)
+        windows = SequentialWindows if bound.options.long_form == "sequential" else Windows
+        return Session(context, readers=0).transcribe(sources, bound, hook, open, windows)
 
 
 def _engine(whisper: Whisper, batch: int, gamma: int | None, source: str) -> Engine:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -104,15 +103,15 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
     return BoundOptions(options, language, previous, hint_tokens(context.whisper, options.hint))
 
 
-GiveUp = Callable[[RecordingState, ForescribeError], None]
+GiveUp = Callable[[ForescribeError], None]
 """Ends a recording that cannot be continued."""
 
 
 class WindowDecoder:
-    """The windows of a call that are in the engine.
+    """The windows of a recording that are in the engine.
 
     `in_engine` holds their tags, `rests` the parts of windows that are to be encoded next. `give_up` is
-    called with a recording that cannot be continued: running out of memory may not happen with a smaller
+    called if the recording cannot be continued: running out of memory may not happen with a smaller
     batch, so it must not look like a transcript.
     """
 
@@ -122,7 +121,6 @@ class WindowDecoder:
         bound: BoundOptions,
         timer: WordTimer,
         give_up: GiveUp,
-        *,
         extent: Extent = whole_window,
     ) -> None:
         self.context, self.bound, self.timer = context, bound, timer
@@ -130,7 +128,7 @@ class WindowDecoder:
         self.in_engine: set[WindowTag] = set()
         # The best answer of a window that is repeated.
         self._rejected: dict[WindowTag, Attempt] = {}
-        self.rests: deque[tuple[RecordingState, Window]] = deque()
+        self.rests: list[Window] = []
 
     def detects_language(self, window: Window) -> bool:
         """Whether the language of a window is to be detected when it is encoded."""
@@ -177,7 +175,7 @@ class WindowDecoder:
         release(error)
         self.drop([tag])
         if out_of_memory(error):
-            self._give_up(recording, fault(recording.name, error))
+            self._give_up(fault(recording.name, error))
             return None
         decoded = failed_window(self.context.whisper, tag, error, self._extent)
         decoded = accounted(decoded, tag.voiced, ())
@@ -187,9 +185,9 @@ class WindowDecoder:
         return decoded
 
     def forget(self, recording: RecordingState) -> None:
-        """Drop all windows of a recording, wherever they are."""
-        self.drop([tag for tag in self.in_engine if tag.recording is recording])
-        self.rests = deque(item for item in self.rests if item[0] is not recording)
+        """Drop all windows, wherever they are."""
+        self.drop(self.in_engine)
+        self.rests.clear()
         self.timer.forget(recording)
 
     def drop(self, tags: Iterable[WindowTag]) -> None:
@@ -229,7 +227,7 @@ class WindowDecoder:
         whisper = self.context.whisper
         decoded, rest = rest_of(whisper, self.bound.options, tag, decoded, states)
         if rest is not None:
-            self.rests.append((tag.recording, rest))
+            self.rests.append(rest)
         segments = segments_of(whisper, decoded)
         tag.recording.segments[tag.start] = segments
         return accounted(decoded, tag.voiced, segments)

@@ -11,15 +11,18 @@ arrived, so the size of blocks changes nothing, and memory is bounded (about a m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
 from .vad import FRAME, Detector, Probabilities
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Samples = NDArray[np.float32]
 
@@ -119,7 +122,8 @@ class Window:
 
     `part` is above 0 for what is left of a cut window whose model closed its answer early: the number
     of answers before it. It keeps the index of the cut window; `language` is that of the answers before it,
-    `before` are the tokens of the last one. Raises ValueError for inconsistent values.
+    `before` are the tokens of the last one. A window with `features` holds no samples: it makes its features
+    [M, F] for each model itself, of more than its own samples. Raises ValueError for inconsistent values.
     """
 
     index: int
@@ -131,11 +135,12 @@ class Window:
     part: int = 0
     language: str | None = None
     before: tuple[int, ...] = ()
+    features: Callable[[], tuple[Tensor, ...]] | None = None
 
     def __post_init__(self) -> None:
         if self.index < 0 or not 0 <= self.start < self.end:
             raise ValueError(f"window {self.index} runs from sample {self.start} to {self.end}")
-        held = self.end - self.start if self.speech else 0
+        held = self.end - self.start if self.speech and self.features is None else 0
         if self.samples.shape != (held,):
             raise ValueError(f"window {self.index} holds {self.samples.shape} samples, not {held}")
         if self.speech and held > MAX_SAMPLES:

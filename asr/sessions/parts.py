@@ -58,7 +58,19 @@ class PartQueue:
         self._ended[decoded.start] = decoded
 
     def next_part(self, recording: RecordingState) -> Part | None:
-        """The windows that follow those delivered before; None where the next one has not ended."""
+        """What follows the part delivered before; None where the next window has not ended."""
+        decoded = self.next_windows(recording)
+        if decoded is None:
+            return None
+        return Part(
+            tuple(s for d in decoded for s in timed_segments(self.whisper, recording, d)),
+            tuple(token for d in decoded for token in tokens_of(self.whisper, d)),
+            recording.done_s,
+        )
+
+    def next_windows(self, recording: RecordingState) -> list[Decoded] | None:
+        """The windows that follow those delivered before, without silent ones; None where the next one has
+        not ended."""
         for window in recording.silent[self._silent :]:
             self._ended[window.start] = window
             self._silent += 1
@@ -68,41 +80,28 @@ class PartQueue:
             if isinstance(ended, Decoded):
                 decoded.append(ended)
             self._next = ended.end
-        if self._next == first:
-            return None
-        return Part(
-            tuple(s for d in decoded for s in timed_segments(self.whisper, recording, d)),
-            tuple(token for d in decoded for token in tokens_of(self.whisper, d)),
-            recording.done_s,
-        )
+        return None if self._next == first else decoded
 
 
 class ProgressReporter:
     """Calls `hook` for each window that ends, and shows it text that is being decoded if it asks."""
 
-    def __init__(self, context: DecodingContext, hook: Hook | None) -> None:
+    def __init__(self, context: DecodingContext, hook: Hook) -> None:
         self.context, self.hook = context, hook
         self._stats_before = context.engine.stats
-        self._reported: dict[RecordingState, int] = {}  # samples reported in order, by recording
 
-    def window_ended(self, recording: RecordingState, decoded: Decoded) -> None:
-        """Report a window."""
-        if self.hook is None or recording.failed:
-            return
-        segments = timed_segments(self.context.whisper, recording, decoded)
+    def window_ended(self, recording: RecordingState, decoded: Decoded, parts: PartQueue) -> None:
+        """Report a window, and the segments that are complete in order now; those without words."""
+        spoken = parts.next_windows(recording) or ()
         progress = Progress(
             recording.source,
             recording.done_s,
             recording.audio.declared_s,
-            tuple(segments),
+            tuple(timed_segments(self.context.whisper, recording, decoded)),
             self.context.engine.stats - self._stats_before,
-            tuple(self._next_in_order(recording)),
+            tuple(s for d in spoken for s in recording.segments.get(d.start, ())),
         )
         self.hook(progress)
-
-    def recording_ended(self, recording: RecordingState) -> None:
-        """Forget a recording."""
-        self._reported.pop(recording, None)
 
     def show_partial(self, recording: RecordingState | None) -> None:
         """Show the text of the first window of a recording that is being decoded."""
@@ -122,17 +121,6 @@ class ProgressReporter:
         except Exception:  # partial text is only for display: decoding goes on without it
             return
         hook.follow(Partial(recording.source, text.rstrip("\ufffd")))  # an incomplete character
-
-    def _next_in_order(self, recording: RecordingState) -> Iterator[Segment]:
-        """Segments that were not reported yet, without words, up to the first window or part that has not
-        ended."""
-        ended = {decoded.start: decoded.end for decoded in recording.decoded}
-        ended |= {window.start: window.end for window in recording.silent}
-        at = self._reported.get(recording, 0)
-        while at in ended:
-            yield from recording.segments.get(at, ())
-            at = ended[at]
-        self._reported[recording] = at
 
 
 def tokens_of(whisper: Whisper, decoded: Decoded) -> Iterator[Token]:

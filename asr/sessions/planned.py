@@ -21,11 +21,11 @@ from ..decode.answers import timed_segments
 from ..decode.context import DecodingContext
 from ..decode.options import Decoded, Options
 from ..decode.recording import RecordingState, in_order
-from ..decode.windows import WindowDecoder
+from ..decode.windows import BoundOptions, WindowDecoder, bind
 from ..formats.transcript_parts import Segment, Word
 from ..segment.cut_plan import Plan, planned_windows
 from ..segment.windows import Window
-from .submission import Listener, Submission
+from .submission import Listener, Submission, Windows
 
 _RESULT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "sources": lambda values: tuple(Source(value) for value in values),
@@ -54,13 +54,14 @@ def planned(
     name: str | None = None,
 ) -> Submission:
     """A submission that follows a plan. Arguments as of `PlannedWindows` and `Submission`."""
-    windows = PlannedWindows(plan, kept, grouped)
+    bound = bind(options, context)
+    windows = PlannedWindows(context, bound, plan, kept, grouped)
     # Restored groups take no time: the submission's place in the queue is that of its next window.
     restored_s = plan.until_s(len(kept) - 1) if kept else 0.0
     return Submission(
         context,
         source,
-        options,
+        bound,
         listener,
         arrived_s=arrived_s - restored_s,
         name=name,
@@ -68,7 +69,7 @@ def planned(
     )
 
 
-class PlannedWindows:
+class PlannedWindows(Windows):
     """The `Windows` of a plan, without those of the groups in `kept`.
 
     `kept` are the first groups of the plan, in order. `grouped` is called with each further group as
@@ -77,9 +78,16 @@ class PlannedWindows:
     this keeps the encoder states of all groups that are being decoded.
     """
 
-    timing_batch: int | None = None
-
-    def __init__(self, plan: Plan, kept: Sequence[Group], grouped: OnGroup) -> None:
+    def __init__(
+        self,
+        context: DecodingContext,
+        bound: BoundOptions,
+        plan: Plan,
+        kept: Sequence[Group],
+        grouped: OnGroup,
+    ) -> None:
+        super().__init__(context, bound)
+        self.timing_batch = None
         assert [group.k for group in kept] == list(range(len(kept)))
         self.plan, self.kept, self.grouped = plan, tuple(kept), grouped
         self._group_of = {i: k for k, group in enumerate(plan.groups) for i in group}
@@ -102,7 +110,8 @@ class PlannedWindows:
     def read(self, recording: RecordingState) -> Iterator[Window]:
         """The windows of the plan that have not been restored."""
         skip = frozenset(decoded.index for group in self.kept for decoded in group.decoded)
-        return planned_windows(recording.audio.blocks(), self.plan, skip)
+        windows = planned_windows(recording.audio.blocks(), self.plan, skip)
+        return recording.spoken_windows(windows)
 
     def ended(self, decoder: WindowDecoder, recording: RecordingState, decoded: Decoded) -> None:
         """Report the group of a window if it was the last one missing."""

@@ -20,6 +20,7 @@ Knows nothing of models.
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import threading
 from collections import deque
@@ -147,11 +148,11 @@ class ReadAhead:
             self.changed.notify_all()  # the readers may go on
         return taken
 
-    def put(self, submission: Submission, windows: Iterable[Window]) -> None:
-        """Queue parts of windows of a recording that have been read before."""
+    def put(self, submission: Submission, windows: Iterable[Window], since_s: float) -> None:
+        """Queue windows that follow from others of a recording; they are due at `since_s` or later."""
         with self.changed:
             for window in windows:
-                self._queue(submission, window, next(self._numbers))
+                self._queue(submission, window, next(self._numbers), since_s)
 
     def clear(self) -> None:
         """Drop the windows that wait."""
@@ -194,6 +195,13 @@ class ReadAhead:
         due_s = self.readings[0].due_s
         return sum(window.due_s <= due_s for window in self.ready) < self.limit
 
+    def read_next(self) -> float:
+        """Read the window that is due first, in the calling thread; returns up to when its recording has
+        been read."""
+        reading = heapq.heappop(self.readings)
+        self.read_window(reading)
+        return reading.due_s
+
     def read_window(self, reading: Reading) -> None:
         """Read one window; the recording is queued again or released, whatever happens."""
         submission, window = reading.submission, None
@@ -219,8 +227,10 @@ class ReadAhead:
                 heapq.heappush(self.readings, reading)
             self.changed.notify_all()
 
-    def _queue(self, submission: Submission, window: Window, number: int) -> None:
-        due_s = submission.arrived_s + seconds(window.start)
+    def _queue(
+        self, submission: Submission, window: Window, number: int, since_s: float = -math.inf
+    ) -> None:
+        due_s = max(since_s, submission.arrived_s + seconds(window.start))
         heapq.heappush(self.ready, ReadWindow(due_s, number, submission, window))
 
 

@@ -1,6 +1,6 @@
-"""Session: recordings from any thread, at any time, share one transcriber's slots.
+"""Session: the one driver of an engine. Recordings share its slots, in a thread or in the caller's.
 
-    session = Session(transcriber)
+    session = Session(transcriber.context)
     threading.Thread(target=session.run).start()        # the one thread that uses the model
     submission = session.submit("memo.flac", Options(), listener)
     session.cancel(submission)
@@ -9,28 +9,37 @@ Slots are shared by window, not by recording. A window is decoded in order of it
 when its recording arrived, plus the position in it where the window starts. So a short upload passes an
 hour that came before it, and the hour still progresses at real time or faster, however many short ones
 follow. Knows nothing of HTTP.
+
+`Session(context, readers=0).transcribe(sources, bound)` does the same in the calling thread, which reads the
+recordings too: one after the other, when slots are free, so hours of audio are never in memory. A recording
+arrives where the one before it ends; that gives the order of the sources.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from forescribe.speculative.requests import Request
 from forescribe.speculative.stats import Stats
 
 from ..audio.inputs import Input
-from ..decode.context import EncodedWindow, Ended, encode_windows
-from ..decode.options import Options, Outcome, PhaseTimes
+from ..audio.reading import Open, open_audio
+from ..decode.context import DecodingContext, EncodedWindow, encode_windows
+from ..decode.options import Hook, Options, Outcome, PhaseTimes
 from ..decode.recording import RecordingState, fault
-from ..decode.transcriber import Transcriber
-from ..errors import CapacityError
+from ..decode.windows import BoundOptions, bind
+from ..decode.word_timer import WordTimer
+from ..errors import CapacityError, UsageError
+from .parts import ProgressReporter
 from .readers import Note, ReadAhead, ReadWindow
-from .submission import Listener, Submission, Tap
+from .submission import Listener, Submission, Tap, Windows
 
 T = TypeVar("T")
 
@@ -52,28 +61,88 @@ class _EncodedRequest:
 
 
 class Session:
-    """Shares a transcriber among recordings. `run` owns the engine's thread; `submit`, `enter`,
-    `cancel`, `close` and the attributes `stats` and `standing_s` are for any thread.
+    """Shares a model among recordings. `run` owns the engine's thread; `submit`, `enter`, `cancel`, `close`
+    and the attributes `stats` and `standing_s` are for any thread.
 
-    `readers` threads decode audio. While a session runs, nothing else may use the transcriber.
+    `readers` threads decode audio; 0 is for `transcribe`. While a session runs, nothing else may use the
+    model.
     """
 
     def __init__(
         self,
-        transcriber: Transcriber,
+        context: DecodingContext,
         *,
         readers: int = 2,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.transcriber, self.context, self.clock = transcriber, transcriber.context, clock
-        self.context.voice_detector()  # loaded once, before several readers need it
-        self.reading = ReadAhead(limit=2 * transcriber.batch, threads=readers)
+        self.context, self.clock = context, clock
+        if readers:
+            context.voice_detector()  # loaded once, before several readers need it
+        self.reading = ReadAhead(limit=2 * context.batch, threads=readers)
         self.stats = Stats()  # of all recordings so far, at most STATS_S old
         self._stats_read_s = clock()
-        self._live: set[Submission] = set()  # guarded by `reading.changed`
+        self._live: dict[Submission, None] = {}  # in order; guarded by `reading.changed`
         self._step_began_s: float | None = None
         self._encoded: list[_EncodedRequest] = []
         self._owners: dict[RecordingState, Submission] = {}
+        self._together = context.encoded_together
+        # Of `transcribe`:
+        self._inline = readers == 0
+        self._coming: Iterator[Submission] | None = None  # None once all have been pulled
+        self._ended: list[tuple[float, Outcome]] = []  # not yielded yet, with their arrivals
+        self._read_s = 0.0  # up to where the recordings have been read
+        self._taken_s = -math.inf  # when the last window that has been encoded was due
+
+    # -- in the calling thread --------------------------------------------------------------------
+
+    def transcribe(
+        self,
+        sources: Iterable[Input],
+        bound: BoundOptions,
+        hook: Hook | None = None,
+        open: Open = open_audio,
+        windows: type[Windows] = Windows,
+    ) -> Iterator[Outcome]:
+        """Yield outcomes as recordings end. Sources are pulled as slots become free; the words of all are
+        timed together. Errors of a recording are in its outcome; what the engine or the hook raises ends
+        the call."""
+        context = self.context
+        progress = None if hook is None else ProgressReporter(context, hook)
+        timer = WordTimer(context.whisper, bound.options.task, context.batch)
+        self._together = context.encoded_together if windows.independent else 1
+        self._coming = (
+            Submission(
+                context,
+                source,
+                bound,
+                None,
+                arrived_s=self._read_s,
+                open=open,
+                windows=windows(context, bound),
+                timer=timer,
+                progress=progress,
+            )
+            for source in sources
+        )
+        try:
+            while self._live or self._coming is not None:
+                for _ in self._step():
+                    yield from self._outcomes()
+                if progress is not None and self._live:
+                    progress.show_partial(next(iter(self._live)).recording)
+                yield from self._outcomes()
+        finally:  # the caller may stop at any outcome
+            in_engine = any(submission.decoder.in_engine for submission in self._live)
+            self._end_all(None)
+            if in_engine:
+                self.context.slots.settle()
+
+    def _outcomes(self) -> Iterator[Outcome]:
+        """Those that are ready: failures, then the others in the order of their sources."""
+        self._handle_notes()
+        ended, self._ended = self._ended, []
+        for _, outcome in sorted(ended, key=lambda item: (item[1].error is None, item[0])):
+            yield outcome
 
     # -- from any thread --------------------------------------------------------------------------
 
@@ -93,19 +162,25 @@ class Session:
         Raises UsageError for options that the model cannot serve, CapacityError once the session is
         closed; errors of the recording are in its outcome.
         """
+        bound = bind(options, self.context)
         submission = Submission(
-            self.context, source, options, listener, arrived_s=self.clock(), name=name, tap=tap
+            self.context, source, bound, listener, arrived_s=self.clock(), name=name, tap=tap
         )
         submission.time_phases(phases)
         return self.enter(submission)
 
     def enter(self, submission: Submission) -> Submission:
-        """Queue a submission that was made for this session's transcriber. Raises CapacityError once
-        the session is closed."""
+        """Queue a submission that was made for this session's model. Raises CapacityError once the session
+        is closed, UsageError for sequential decoding."""
+        if submission.bound.options.long_form == "sequential":
+            raise UsageError("a session decodes windows in parallel; it cannot be sequential")
+        self._add(submission)
+        return submission
+
+    def _add(self, submission: Submission) -> None:
         with self.reading.changed:
             self.reading.add(submission)
-            self._live.add(submission)
-        return submission
+            self._live[submission] = None
 
     def cancel(self, submission: Submission) -> None:
         """Free its rows before the next step; its listener is notified when the source is released."""
@@ -138,83 +213,93 @@ class Session:
             while self.reading.wait(self._has_work):
                 self._step_began_s = self.clock()
                 try:
-                    self._step()
+                    for _ in self._step():
+                        pass
+                    self._read_stats()
                 except Exception as error:
-                    self._fail_all(error)
+                    self._end_all(error)
                 self._step_began_s = None
                 if self.context.engine.broken is not None:
                     raise self.context.engine.broken
         finally:
             self.close()
             self.reading.join()
-            self._fail_all(CapacityError("the service is stopping"))
+            self._end_all(CapacityError("the service is stopping"))
             self._handle_notes()
 
     def _has_work(self) -> bool:
         return bool(self._encoded) or not self.context.slots.idle
 
-    def _step(self) -> None:
+    def _read_stats(self) -> None:
+        if self.clock() - self._stats_read_s >= STATS_S or self.context.slots.idle:
+            self.stats, self._stats_read_s = self.context.stats(), self.clock()
+
+    def _step(self) -> Iterator[None]:
+        """A step of the engine, with what there is to do before and after it; pauses after each window that
+        has ended."""
         self._handle_notes()
         self._fill_slots()
         for ended in self.context.slots.ended(self.context.engine.step()):
-            self._finish(ended)
-        if self.clock() - self._stats_read_s >= STATS_S or self.context.slots.idle:
-            self.stats, self._stats_read_s = self.transcriber.stats(), self.clock()
+            submission = self._owners.get(ended.request.tag.recording)
+            if submission is not None:
+                _mark(submission, "rounds", time.time_ns())
+                self._act(submission, partial(submission.finish, ended))
+                yield
 
     def _handle_notes(self) -> None:
         for note in self.reading.take_notes():
             submission = note.submission
             submission.source_released |= note.released
             if note.error is not None:
-                self._settle(submission, Outcome(submission.source, error=note.error))
-            elif note.released:
-                self._contained(submission, submission.report)
-            else:
-                self._settle(submission, None)
-            self._release(submission)
+                submission.fail(note.error)
+            elif not note.released:
+                submission.settle(None)
+            self._act(submission, submission.report)
 
-    def _finish(self, ended: Ended) -> None:
-        submission = self._owners.get(ended.request.tag.recording)
-        if submission is not None:
-            _mark(submission, "rounds", time.time_ns())
-            self._contained(submission, lambda: submission.finish(ended))
-            self.reading.put(submission, submission.take_rests())
-            self._release(submission)
-
-    def _contained(self, submission: Submission, act: Callable[[], T]) -> T | None:
-        """Run `act`; an exception fails this recording and no other."""
+    def _act(self, submission: Submission, act: Callable[[], T]) -> T | None:
+        """Run `act`, and do what follows from it. An exception, which is the listener's own, fails this
+        recording and no other; in a call it is the hook's own, and ends the call."""
+        made = None
         try:
-            return act()
+            made = act()
         except Exception as error:
-            error = fault(submission.name, error)
-            self._settle(submission, Outcome(submission.source, error=error))
-            return None
-
-    def _settle(self, submission: Submission, outcome: Outcome | None) -> None:
-        submission.settle(outcome)
-        self.reading.abandon(submission)
+            if self._inline:
+                raise
+            submission.fail(fault(submission.name, error))
+        self.reading.put(submission, submission.take_rests(), self._taken_s)
+        if submission.settled:
+            self._release(submission)
+        return made
 
     def _release(self, submission: Submission) -> None:
-        """Tell the listener of a recording that is settled and no longer read."""
-        settled = submission.settled and submission.source_released
-        if not (settled and submission in self._live):
+        """Tell of the end of a settled recording, once it is no longer read."""
+        if not submission.source_released:
+            self.reading.abandon(submission)
+        if not submission.source_released or submission not in self._live:
             return
-        self._live.remove(submission)
+        del self._live[submission]
         if submission.recording is not None:
             self._owners.pop(submission.recording, None)
+        if submission.listener is None:
+            if submission.outcome is not None:
+                self._ended.append((submission.arrived_s, submission.outcome))
+            return
         try:
             submission.listener.ended(submission.outcome)
         except Exception:  # the listener's own: other recordings go on
             LOG.exception("a listener failed at the end of %s", submission.name)
 
-    def _fail_all(self, error: Exception) -> None:
+    def _end_all(self, error: Exception | None) -> None:
+        """End all recordings with an error; None cancels them."""
         with self.reading.changed:
             live = list(self._live)
             self.reading.clear()
         self._encoded = []
         for submission in live:
-            cause = fault(submission.name, error)
-            self._settle(submission, Outcome(submission.source, error=cause))
+            if error is None:
+                submission.settle(None)
+            else:
+                submission.fail(fault(submission.name, error))
             self._release(submission)
 
     # -- windows into the engine ------------------------------------------------------------------
@@ -222,14 +307,30 @@ class Session:
     def _fill_slots(self) -> None:
         """Fill the free rows with the windows that are due first."""
         while self.context.slots.free:
+            if self._coming is not None and not self._encoded:
+                self._read_on(self._coming)
             if self._must_encode():
                 self._encode()
-            if not self._encoded:
+            elif not self._encoded:
                 return
-            chosen = heapq.heappop(self._encoded)
-            if not chosen.submission.settled:
-                _mark(chosen.submission, "rounds", time.time_ns())
-                self.context.slots.submit(chosen.request)
+            else:
+                chosen = heapq.heappop(self._encoded)
+                if not chosen.submission.settled:
+                    _mark(chosen.submission, "rounds", time.time_ns())
+                    self.context.slots.submit(chosen.request)
+
+    def _read_on(self, coming: Iterator[Submission]) -> None:
+        """Read in this thread until the next windows to be encoded are there."""
+        while len(self.reading.ready) < self._together:
+            if not self.reading.readings:
+                submission = next(coming, None)
+                if submission is None:
+                    self._coming = None
+                    return
+                self._add(submission)
+            self.context.watch.start()
+            self._read_s = self.reading.read_next()
+            self.context.watch.mark("audio")
 
     def _must_encode(self) -> bool:
         """Whether a window that has not been encoded is due before all that have been."""
@@ -237,15 +338,17 @@ class Session:
         return due_s is not None and not (self._encoded and self._encoded[0].due_s <= due_s)
 
     def _encode(self) -> None:
-        """Encode the next windows of all recordings together, up to a batch."""
-        taken = self.reading.take_windows(self.context.batch)
+        """Encode the next windows of all recordings together."""
+        taken = self.reading.take_windows(self._together)
+        if self._inline:
+            self._taken_s = taken[-1].due_s
         batch = [window for window in taken if not window.submission.settled]
         if not batch:
             return
         self.context.watch.start()
         began_ns = time.time_ns()
         detect = [read.submission.decoder.detects_language(read.window) for read in batch]
-        encoded = encode_windows(self.context, [read.window.samples for read in batch], detect)
+        encoded = encode_windows(self.context, [read.window for read in batch], detect)
         self.context.watch.mark("encode")
         for submission in {window.submission for window in batch}:
             _mark(submission, "encode", began_ns)
@@ -257,13 +360,12 @@ class Session:
         submission = read.submission
         if submission.settled:  # by a window before this one
             return
-        request = self._contained(submission, lambda: submission.request(read.window, encoded))
+        request = self._act(submission, lambda: submission.request(read.window, encoded))
         if request is not None:
             self._owners[request.tag.recording] = submission
             heapq.heappush(
                 self._encoded, _EncodedRequest(read.due_s, read.number, submission, request)
             )
-        self._release(submission)
 
 
 def _mark(submission: Submission, phase: str, began_ns: int) -> None:

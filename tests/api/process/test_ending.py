@@ -168,9 +168,7 @@ def test_nothing_is_decoded_beside_another_load(service) -> None:
     client = service.loading(announce_s=0.0)
     serving = client.app.state.serving
     until(lambda: serving.state == "ready")  # its texts are off: nothing to wait for
-    waiting = Serving(
-        serving.settings, lambda: serving.session.transcriber, Halves, serving.decoders
-    )
+    waiting = Serving(serving.settings, lambda: serving.session, Halves, serving.decoders)
     other = threading.Event()
     waiting.thread.others.append(other)
     waiting.start()

@@ -104,7 +104,7 @@ def in_session(
     one: Transcriber, sources: list[bytes], options: Options, ears: list[Ear] | None = None
 ) -> list[Outcome]:
     """All queued before the session runs, so that they share the encoder and the engine."""
-    session, ears = Session(one), ears or [Ear() for _ in sources]
+    session, ears = Session(one.context), ears or [Ear() for _ in sources]
     for source, ear in zip(sources, ears, strict=True):
         session.submit(source, options, ear)
     thread = threading.Thread(target=session.run)
@@ -521,7 +521,7 @@ def test_a_listener_that_fails_harms_its_own_recording_only(
 
 
 def test_a_tap_that_fails_harms_its_own_recording_only(shared, undisturbed, clean) -> None:
-    session, ears = Session(shared), [Ear(), Ear()]
+    session, ears = Session(shared.context), [Ear(), Ear()]
 
     def tap(samples) -> None:
         raise Planted("planted")
@@ -570,7 +570,7 @@ def test_what_settles_takes_no_result_of_others(shared, undisturbed, clean) -> N
 
 
 def test_a_cancelled_recording_releases_what_it_held(shared, undisturbed, clean) -> None:
-    session, ears = Session(shared), [Ear(), Ear()]
+    session, ears = Session(shared.context), [Ear(), Ear()]
     victim = session.submit(VICTIM, GUARDED, ears[0])
     session.submit(AFTER, GUARDED, ears[1])
     slots, ended = shared.context.slots, shared.context.slots.ended

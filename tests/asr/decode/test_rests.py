@@ -180,7 +180,7 @@ def test_a_part_is_what_its_samples_are_alone(demo, closed) -> None:
 def test_a_session_goes_on_as_a_call_does(demo, monkeypatch, closed, moment) -> None:
     called = closed(moment)
     answers(monkeypatch, CLOSED[moment](demo))
-    with running(Session(demo, readers=1)) as session:
+    with running(Session(demo.context, readers=1)) as session:
         listener = Ear()
         session.submit(MEMO, ENGLISH, listener)
         outcome = listener.outcome()

@@ -37,7 +37,7 @@ def transcriber(tmp_path_factory) -> Transcriber:
 
 @pytest.fixture
 def session(transcriber):
-    made = Session(transcriber)
+    made = Session(transcriber.context)
     thread = threading.Thread(target=made.run)
     thread.start()
     yield made

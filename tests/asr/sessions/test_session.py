@@ -119,7 +119,7 @@ def test_recordings_of_a_session_are_what_a_call_makes_of_them(whisper) -> None:
     sources = [sound(2, 1), sound(45, 2), silence(20), sound(7, 3), sound(33, 4)]
     plain = {id(o.source): o for o in transcriber(whisper).transcribe(sources, GERMAN)}
     ears = [Ear() for _ in sources]
-    with running(Session(transcriber(whisper))) as session:
+    with running(Session(transcriber(whisper).context)) as session:
         threads = [
             threading.Thread(target=session.submit, args=(source, GERMAN, ear))
             for source, ear in zip(sources, ears, strict=True)
@@ -140,7 +140,7 @@ def test_recordings_of_a_session_are_what_a_call_makes_of_them(whisper) -> None:
 def test_words_are_timed_as_in_a_call(whisper) -> None:
     options, source, ear = Options(language="de", words=True), sound(35, 5), Ear()
     (plain,) = transcriber(whisper).transcribe([source], options)
-    with running(Session(transcriber(whisper))) as session:
+    with running(Session(transcriber(whisper).context)) as session:
         session.submit(source, options, ear)
         outcome = ear.outcome()
 
@@ -152,7 +152,7 @@ def test_words_are_timed_as_in_a_call(whisper) -> None:
 
 def test_what_is_said_on_the_way_is_in_order_and_has_the_tokens_of_its_text(whisper) -> None:
     ear = Ear()
-    with running(Session(transcriber(whisper))) as session:
+    with running(Session(transcriber(whisper).context)) as session:
         session.submit(sound(100, 6), GERMAN, ear)
         outcome = ear.outcome()
     assert outcome is not None and outcome.transcript is not None
@@ -170,7 +170,7 @@ def test_what_is_said_on_the_way_is_in_order_and_has_the_tokens_of_its_text(whis
 def test_a_language_is_heard_where_none_is_given(whisper) -> None:
     source, ear = sound(3, 7), Ear()
     (plain,) = transcriber(whisper).transcribe([source])
-    with running(Session(transcriber(whisper))) as session:
+    with running(Session(transcriber(whisper).context)) as session:
         session.submit(source, Options(), ear)
         outcome = ear.outcome()
     assert outcome is not None and outcome.transcript is not None and plain.transcript is not None
@@ -182,7 +182,7 @@ def test_a_language_is_heard_where_none_is_given(whisper) -> None:
 def test_a_short_recording_passes_a_long_one_window_by_window(whisper) -> None:
     """The long one was first, and has fifteen windows; the short one's only window is due before all
     but those that the engine and the encoder had already taken."""
-    session = Session(transcriber(whisper, batch=2))
+    session = Session(transcriber(whisper, batch=2).context)
     order: list[str] = []
     long_ear, short_ear = (
         Ear(at=lambda: order.append("long")),
@@ -204,7 +204,7 @@ def test_a_short_recording_passes_a_long_one_window_by_window(whisper) -> None:
 
 def test_a_long_recording_is_due_again_after_as_long_as_it_has_run(whisper) -> None:
     """No stream of short ones can hold it up for ever: a window's due time does not move."""
-    session = Session(transcriber(whisper), clock=lambda: 100.0)
+    session = Session(transcriber(whisper).context, clock=lambda: 100.0)
     long = session.submit(sound(70, 10), GERMAN, Ear())
     session.clock = lambda: 125.0
     first = session.submit(sound(2, 11), GERMAN, Ear())
@@ -218,7 +218,7 @@ def test_a_long_recording_is_due_again_after_as_long_as_it_has_run(whisper) -> N
 
 
 def test_readers_stay_a_fixed_number_of_windows_ahead(whisper) -> None:
-    session = Session(transcriber(whisper, batch=1))
+    session = Session(transcriber(whisper, batch=1).context)
     session.submit(sound(600, 13), GERMAN, Ear())
     session.submit(sound(600, 14), GERMAN, Ear())
     reads = 0
@@ -231,11 +231,11 @@ def test_readers_stay_a_fixed_number_of_windows_ahead(whisper) -> None:
 
 def test_a_cancelled_recording_is_out_of_its_rows_before_the_next_round(whisper) -> None:
     made = transcriber(whisper, batch=2)
-    session, ear, other = Session(made), Ear(), Ear()
+    session, ear, other = Session(made.context), Ear(), Ear()
     submission = session.submit(sound(200, 15), GERMAN, ear)
     for _ in range(4):
         session.reading.read_window(session.reading.readings.pop(0))
-    session._step()
+    list(session._step())
     assert len(submission.decoder.in_engine) == 2 + len(session._encoded)
     session.submit(sound(2, 16), GERMAN, other)
     session.cancel(submission)
@@ -245,7 +245,7 @@ def test_a_cancelled_recording_is_out_of_its_rows_before_the_next_round(whisper)
     assert not made.engine.rows.active.any()
     session.reading.read_window(session.reading.readings.pop(0))
     while not other.outcomes:
-        session._step()
+        list(session._step())
     assert other.outcome() is not None
 
 
@@ -259,7 +259,7 @@ def test_silence_is_not_read_on_after_the_end(whisper, how) -> None:
         begun.set()
         assert go.wait(SOON)
 
-    with running(Session(transcriber(whisper))) as session:
+    with running(Session(transcriber(whisper).context)) as session:
         submission = session.submit(silence(3600), GERMAN, ear, tap=tap)
         assert begun.wait(SOON)
         session.cancel(submission) if how == "cancelled" else session.close()
@@ -309,7 +309,7 @@ def test_reading_leaves_the_cores_to_the_model(whisper) -> None:
     torch.set_num_threads(2)
     try:
         t = Transcriber(whisper, batch=3, gamma=2, detector=Watched())
-        with running(Session(t)) as session:
+        with running(Session(t.context)) as session:
             ear = Ear()
             session.submit(sound(2.0), GERMAN, ear)
             assert ear.outcome().transcript is not None
@@ -320,7 +320,7 @@ def test_reading_leaves_the_cores_to_the_model(whisper) -> None:
 
 
 def test_a_source_is_left_alone_once_its_end_was_told(whisper) -> None:
-    with running(Session(transcriber(whisper))) as session:
+    with running(Session(transcriber(whisper).context)) as session:
         for seed in range(4):
             file, ear = Watched(sound(120, seed)), Ear()
             ear.at = partial(setattr, file, "told", True)
@@ -335,7 +335,7 @@ def test_a_source_is_left_alone_once_its_end_was_told(whisper) -> None:
 
 def test_a_recording_that_fails_takes_no_other_with_it(whisper) -> None:
     bad, good = Ear(), Ear()
-    with running(Session(transcriber(whisper))) as session:
+    with running(Session(transcriber(whisper).context)) as session:
         session.submit(b"no audio at all", GERMAN, bad, name="upload")
         session.submit(sound(2, 17), GERMAN, good)
         failed, outcome = bad.outcome(), good.outcome()
@@ -358,7 +358,7 @@ def test_a_fault_of_the_model_ends_what_is_under_way_and_nothing_later(
 
     monkeypatch.setattr(made.engine, "step", faulty)
     first, second = Ear(), Ear()
-    with running(Session(made)) as session:
+    with running(Session(made.context)) as session:
         session.submit(sound(2, 18), GERMAN, first)
         failed = first.outcome()
         session.submit(sound(2, 19), GERMAN, second)
@@ -374,7 +374,7 @@ def test_a_draft_that_fails_costs_no_word(whisper, monkeypatch) -> None:
     def fail(rows, gamma):
         raise RuntimeError("the draft")
 
-    with running(Session(made)) as session:
+    with running(Session(made.context)) as session:
         session.submit(sound(2, 18), options, first)
         expected = first.outcome()
         monkeypatch.setattr(made.engine.drafter, "propose", fail)
@@ -397,7 +397,7 @@ def test_a_session_ends_when_its_device_has_failed(whisper, monkeypatch) -> None
 
     monkeypatch.setattr(made.engine.target, "score", lost)
     monkeypatch.setattr(type(made.engine.device), "synchronize", lost)
-    session = Session(made)
+    session = Session(made.context)
 
     def run() -> None:
         try:
@@ -419,7 +419,7 @@ def test_a_session_ends_when_its_device_has_failed(whisper, monkeypatch) -> None
 def test_what_is_under_way_when_a_session_closes_is_told_so(whisper) -> None:
     made = transcriber(whisper)
     made.engine.step = lambda: []  # type: ignore[method-assign]  # it never gets on
-    session, ears = Session(made), [Ear() for _ in range(3)]
+    session, ears = Session(made.context), [Ear() for _ in range(3)]
     with running(session):
         for ear in ears:
             session.submit(sound(300, 20), GERMAN, ear)
@@ -433,9 +433,9 @@ def test_what_is_under_way_when_a_session_closes_is_told_so(whisper) -> None:
 
 
 def test_the_first_temperature_of_the_guards_is_tried_first(whisper) -> None:
-    session, seen = Session(transcriber(whisper)), list[Request]()
-    submit = session.transcriber.engine.submit
-    session.transcriber.engine.submit = lambda request: (seen.append(request), submit(request))[1]
+    session, seen = Session(transcriber(whisper).context), list[Request]()
+    submit = session.context.engine.submit
+    session.context.engine.submit = lambda request: (seen.append(request), submit(request))[1]
     guards = Guards(None, None, None, (0.7,))
     ears = [Ear(), Ear()]
     with running(session):
@@ -448,7 +448,7 @@ def test_the_first_temperature_of_the_guards_is_tried_first(whisper) -> None:
 
 
 def test_options_that_the_model_cannot_serve_are_refused_at_once(whisper) -> None:
-    session = Session(transcriber(whisper))
+    session = Session(transcriber(whisper).context)
     for options in (Options(language="tlh"), Options(long_form="sequential")):
         with pytest.raises(UsageError):
             session.submit(sound(1), options, Ear())
@@ -463,7 +463,7 @@ def test_tokens_are_their_bytes() -> None:
 def test_a_round_stands_as_long_as_it_takes_and_not_longer(whisper):
     now, seen = [0.0], []
     made = transcriber(whisper)
-    session = Session(made, clock=lambda: now[0])
+    session = Session(made.context, clock=lambda: now[0])
     step = made.engine.step
 
     def slow():

@@ -100,8 +100,9 @@ def encode(
         slots=slots,
         side=SideStream(CUDA),
     )
+    wrapped: Any = [SimpleNamespace(samples=samples, features=None) for samples in windows]
     with cuda.reads_allowed():  # of the side stream, which it stops alone
-        return whisper, encode_windows(context, windows, [True] * len(windows))  # type: ignore[arg-type]
+        return whisper, encode_windows(context, wrapped, [True] * len(windows))
 
 
 def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tensor) -> None:
