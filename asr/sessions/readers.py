@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from forescribe.speculative.device import keep_to_one_core
 
@@ -48,8 +48,7 @@ from ..formats.transcript_parts import SAMPLE_RATE, seconds
 from ..segment.windows import Window
 from .submission import Submission
 
-if TYPE_CHECKING:
-    from ..batch.batch import BatchTranscriber
+T = TypeVar("T")
 
 SPOOL_BYTES = 4 << 30
 """Samples of 18 hours."""
@@ -265,8 +264,8 @@ class Note:
 
 
 def reading_ahead(
-    transcriber: BatchTranscriber, readers: int | None, *, recordings: int, on_cpu: bool
-) -> BatchTranscriber:
+    transcriber: T, readers: int | None, *, recordings: int, on_cpu: bool
+) -> T | ReadingTranscriber:
     """The transcriber with `readers` processes; unchanged for 0. None chooses: none on a CPU, whose cores the
     model uses, and none for a single recording, which is read as it is transcribed."""
     if readers is None:

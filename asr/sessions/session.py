@@ -266,7 +266,9 @@ class Session:
             if self._inline:
                 raise
             submission.fail(fault(submission.name, error))
-        self.reading.put(submission, submission.take_rests(), self._taken_s)
+        rests = submission.take_rests()
+        if rests:
+            self.reading.put(submission, rests, self._taken_s)
         if submission.settled:
             self._release(submission)
         return made
