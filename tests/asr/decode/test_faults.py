@@ -9,10 +9,8 @@ from __future__ import annotations
 import gc
 import io
 import math
-import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -28,17 +26,16 @@ from forescribe.asr.errors import AudioError
 from forescribe.asr.model.loading import EncoderStates, Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.asr.sessions.parts import Part
 from forescribe.asr.sessions.session import Session
 from forescribe.speculative.device import choose
 from tests.asr.decode.whole_windows import judged, whole
 from tests.asr.model import folders
+from tests.asr.sessions.ways import WAYS, Ear, called, in_session, running
 
 RATE = 16_000
 MARK = np.float32(0.4375)
 """A sample that only the victim's second window has."""
 
-SOON = 120.0
 SECOND = 2
 """The index of that window: the first is speech, then there is silence."""
 
@@ -77,53 +74,6 @@ def whisper(tmp_path_factory) -> Whisper:
 @pytest.fixture(scope="module")
 def shared(whisper) -> Transcriber:
     return Transcriber(whisper, batch=3, gamma=0, detector=EnergyDetector())
-
-
-@dataclass
-class Ear:
-    done: threading.Event = field(default_factory=threading.Event)
-    outcome: Outcome | None = None
-    at_part: Callable[[], None] = lambda: None
-    at_end: Callable[[], None] = lambda: None
-
-    def progressed(self, part: Part) -> None:
-        self.at_part()
-
-    def ended(self, outcome: Outcome | None) -> None:
-        self.outcome = outcome
-        self.done.set()
-        self.at_end()
-
-
-def called(one: Transcriber, sources: list[bytes], options: Options) -> list[Outcome]:
-    found = {id(outcome.source): outcome for outcome in one.transcribe(sources, options)}
-    return [found[id(source)] for source in sources]
-
-
-def in_session(
-    one: Transcriber, sources: list[bytes], options: Options, ears: list[Ear] | None = None
-) -> list[Outcome]:
-    """All queued before the session runs, so that they share the encoder and the engine."""
-    session, ears = Session(one.context), ears or [Ear() for _ in sources]
-    for source, ear in zip(sources, ears, strict=True):
-        session.submit(source, options, ear)
-    thread = threading.Thread(target=session.run)
-    thread.start()
-    try:
-        assert all(ear.done.wait(SOON) for ear in ears)
-        late = Ear()  # the session stays usable
-        session.submit(AFTER, options, late)
-        assert late.done.wait(SOON) and late.outcome.transcript is not None
-    finally:
-        session.close()
-        thread.join(SOON)
-    assert not thread.is_alive()
-    assert not any(thread.name.startswith("reader-") for thread in threading.enumerate())
-    assert not (session._live or session._owners or session.reading.readings or session._encoded)
-    return [ear.outcome for ear in ears]
-
-
-WAYS = pytest.mark.parametrize("way", [called, in_session], ids=["call", "session"])
 
 
 def essence(outcome: Outcome) -> tuple:
@@ -528,13 +478,10 @@ def test_a_tap_that_fails_harms_its_own_recording_only(shared, undisturbed, clea
 
     session.submit(VICTIM, GUARDED, ears[0], tap=tap, name="upload.wav")
     session.submit(AFTER, GUARDED, ears[1])
-    thread = threading.Thread(target=session.run)
-    thread.start()
-    assert all(ear.done.wait(SOON) for ear in ears)
-    session.close()
-    thread.join(SOON)
-    assert str(ears[0].outcome.error) == "upload.wav: Planted: planted"
-    assert essence(ears[1].outcome) == essence(undisturbed[2])
+    with running(session):
+        failed, other = (ear.outcome() for ear in ears)
+    assert str(failed.error) == "upload.wav: Planted: planted"
+    assert essence(other) == essence(undisturbed[2])
 
 
 def test_a_call_that_is_left_releases_what_it_held(shared, clean, monkeypatch) -> None:
@@ -581,12 +528,9 @@ def test_a_cancelled_recording_releases_what_it_held(shared, undisturbed, clean)
         return ended(results)
 
     slots.ended = cancelling
-    thread = threading.Thread(target=session.run)
-    thread.start()
-    assert all(ear.done.wait(SOON) for ear in ears)
-    session.close()
-    thread.join(SOON)
-    assert ears[0].outcome is None and essence(ears[1].outcome) == essence(undisturbed[2])
+    with running(session):
+        cancelled, other = (ear.outcome() for ear in ears)
+    assert cancelled is None and essence(other) == essence(undisturbed[2])
 
 
 @WAYS

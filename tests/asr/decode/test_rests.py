@@ -29,7 +29,7 @@ from forescribe.asr.sessions.planned import Group
 from forescribe.asr.sessions.session import Session
 from forescribe.asr.words.splitting import Stretch
 from forescribe.speculative.requests import Result
-from tests.asr.sessions.test_session import Ear, running
+from tests.asr.sessions.ways import Ear, running
 
 MEMO = "samples/memo.flac"
 RATE = 16_000

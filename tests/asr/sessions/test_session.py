@@ -1,4 +1,4 @@
-"""A session: recordings from any thread share the slots, and none notices the others."""
+"""The one driver: recordings share the slots and none notices the others, in a call and in a session."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,6 +15,7 @@ import soundfile
 import torch
 from transformers import WhisperForConditionalGeneration
 
+from forescribe.asr.decode import word_timer
 from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import CapacityError, UsageError
@@ -24,16 +24,16 @@ from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.vocabulary import bytes_of
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.asr.sessions.parts import Part
 from forescribe.asr.sessions.session import Session
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import BrokenError
 from forescribe.speculative.requests import Request
+from tests.asr.decode.whole_windows import whole
 from tests.asr.model import folders
+from tests.asr.sessions.ways import SOON, WAYS, Ear, called, in_session, running
 
 RATE = 16_000
 GERMAN = Options(language="de")
-SOON = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -64,41 +64,6 @@ def silence(seconds: float) -> bytes:
     return file.getvalue()
 
 
-@dataclass
-class Ear:
-    """A listener that keeps what it hears."""
-
-    parts: list[Part] = field(default_factory=list)
-    outcomes: list[Outcome | None] = field(default_factory=list)
-    done: threading.Event = field(default_factory=threading.Event)
-    at: Callable[[], None] = lambda: None
-
-    def progressed(self, part: Part) -> None:
-        self.parts.append(part)
-
-    def ended(self, outcome: Outcome | None) -> None:
-        self.outcomes.append(outcome)
-        self.at()
-        self.done.set()
-
-    def outcome(self) -> Outcome | None:
-        assert self.done.wait(SOON)
-        assert len(self.outcomes) == 1
-        return self.outcomes[0]
-
-
-@contextmanager
-def running(session: Session) -> Iterator[Session]:
-    thread = threading.Thread(target=session.run)
-    thread.start()
-    try:
-        yield session
-    finally:
-        session.close()
-        thread.join(SOON)
-        assert not thread.is_alive()
-
-
 def written(outcome: Outcome | None) -> list[Segment]:
     """The segments without what rounds differently beside other rows."""
     assert outcome is not None and outcome.transcript is not None
@@ -115,10 +80,151 @@ def drained(session: Session) -> None:
     assert not session.reading.ready and not session._encoded
 
 
-def test_recordings_of_a_session_are_what_a_call_makes_of_them(whisper) -> None:
+@pytest.fixture(scope="module")
+def alone(whisper) -> Callable[..., Outcome]:
+    """A recording by itself, plainly decoded in a call."""
+    one = Transcriber(whisper, batch=1, gamma=0, detector=EnergyDetector())
+
+    def decode(source: bytes, options: Options = GERMAN) -> Outcome:
+        return next(one.transcribe([source], options))
+
+    return decode
+
+
+# In a call and in a session
+
+
+@WAYS
+def test_recordings_together_are_what_each_is_alone(whisper, alone, way) -> None:
     sources = [sound(2, 1), sound(45, 2), silence(20), sound(7, 3), sound(33, 4)]
-    plain = {id(o.source): o for o in transcriber(whisper).transcribe(sources, GERMAN)}
-    ears = [Ear() for _ in sources]
+    for source, outcome in zip(sources, way(transcriber(whisper), sources, GERMAN), strict=True):
+        expected = alone(source)
+        assert written(outcome) == written(expected)
+        assert outcome.transcript.coverage == expected.transcript.coverage
+
+
+@WAYS
+def test_words_are_those_of_each_alone(whisper, alone, way) -> None:
+    options, sources = Options(language="de", words=True), [sound(35, 5), sound(3, 1)]
+
+    def timed(outcome: Outcome) -> list[tuple[str, float, float]]:
+        return [(w.text, w.start, w.end) for s in written(outcome) for w in s.words or ()]
+
+    for source, outcome in zip(sources, way(transcriber(whisper), sources, options), strict=True):
+        assert timed(outcome) == timed(alone(source, options)) != []
+
+
+@pytest.mark.parametrize(("way", "batches"), [(called, [2, 1]), (in_session, [1, 2])])
+def test_words_of_a_call_are_timed_together_and_those_of_a_session_by_recording(
+    whisper, monkeypatch, way, batches
+) -> None:
+    """The short recording ends between the two windows of the long one. In a call it takes the waiting window
+    along; in a service no upload waits for the words of another."""
+    seen, real = [], word_timer.token_times
+
+    def counted(whisper, utterances):
+        seen.append(len(utterances))
+        return real(whisper, utterances)
+
+    monkeypatch.setattr(word_timer, "token_times", counted)
+    whole(monkeypatch)
+    one = transcriber(whisper)
+    monkeypatch.setattr(one.engine, "step", together(one.engine, 3))
+    way(one, [sound(45, 2), sound(2, 1)], Options(language="de", words=True))
+    assert seen == batches
+
+
+def together(engine, count: int) -> Callable[[], list]:
+    """A step that returns results only when it has `count` of them, first windows first."""
+    step, held = engine.step, list()
+
+    def stepped() -> list:
+        held.extend(step())
+        if len(held) < count:
+            return []
+        results, held[:] = sorted(held, key=lambda result: result.request.tag.start), []
+        return results
+
+    return stepped
+
+
+@WAYS
+def test_a_language_is_heard_where_none_is_given(whisper, alone, way) -> None:
+    (outcome,) = way(transcriber(whisper), [sound(3, 7)], Options())
+    expected = alone(sound(3, 7), Options()).transcript
+    assert outcome.transcript.language == expected.language
+    chance = outcome.transcript.language_probability
+    assert chance == pytest.approx(expected.language_probability)
+
+
+@WAYS
+def test_a_recording_that_fails_takes_no_other_with_it(whisper, way) -> None:
+    one = transcriber(whisper)
+    failed, outcome = way(one, [b"no audio at all", sound(2, 17)], GERMAN)
+    assert failed.error is not None and failed.error.code == "invalid_audio"
+    assert outcome.transcript is not None
+
+
+@WAYS
+def test_a_draft_that_fails_costs_no_word(whisper, monkeypatch, way) -> None:
+    one, options = transcriber(whisper), Options(language="de", guards=None)
+
+    def fail(rows, gamma):
+        raise RuntimeError("the draft")
+
+    (expected,) = way(one, [sound(2, 18)], options)
+    monkeypatch.setattr(one.engine.drafter, "propose", fail)
+    (outcome,) = way(one, [sound(2, 18)], options)
+    assert written(outcome) == written(expected)
+    notices = {notice.code: notice.message for notice in outcome.transcript.warnings}
+    assert (
+        "drafting failed: RuntimeError: the draft; the text is complete" in notices["draft_failed"]
+    )
+    assert "draft_failed" not in {notice.code for notice in expected.transcript.warnings}
+
+
+@WAYS
+def test_the_first_temperature_of_the_guards_is_tried_first(whisper, way) -> None:
+    one, seen = transcriber(whisper), list[Request]()
+    submit = one.engine.submit
+    one.engine.submit = lambda request: (seen.append(request), submit(request))[1]
+    options = Options(language="de", guards=Guards(None, None, None, (0.7,)))
+    texts = [way(one, [sound(2, 21)], options)[0].transcript.text for _ in range(2)]
+    assert [request.temperature for request in seen] == [0.7, 0.7]
+    assert texts[0] == texts[1]  # sampled, and the same: the seed is the window's place
+
+
+# In a call
+
+
+def test_sources_are_pulled_as_rows_become_free(whisper) -> None:
+    """As many are open as there are rows; and where no more come, what was pulled ends."""
+    pulled, ended, most = [], 0, 0
+
+    def sources() -> Iterator[bytes]:
+        nonlocal most
+        for seed in range(7):
+            pulled.append(seed)
+            most = max(most, len(pulled) - ended)
+            yield sound(2, seed)
+
+    for _ in transcriber(whisper, batch=2).transcribe(sources(), GERMAN):
+        ended += 1
+    assert (len(pulled), ended) == (7, 7)
+    assert most <= 3  # one more whose outcome the last step has made
+
+
+def test_outcomes_of_a_step_are_in_the_order_of_their_sources(whisper) -> None:
+    one, sources = transcriber(whisper), [silence(3), sound(2, 1), silence(4), b"no audio"]
+    found = [sources.index(outcome.source) for outcome in one.transcribe(sources, GERMAN)]
+    assert found == [3, 0, 2, 1]  # failures first; the second takes several steps
+
+
+# In a session
+
+
+def test_submissions_may_come_from_any_thread(whisper) -> None:
+    sources, ears = [sound(2, 1), silence(20), sound(33, 4)], [Ear() for _ in range(3)]
     with running(Session(transcriber(whisper).context)) as session:
         threads = [
             threading.Thread(target=session.submit, args=(source, GERMAN, ear))
@@ -128,26 +234,9 @@ def test_recordings_of_a_session_are_what_a_call_makes_of_them(whisper) -> None:
             thread.start()
         outcomes = [ear.outcome() for ear in ears]
         drained(session)
-    for source, ear, outcome in zip(sources, ears, outcomes, strict=True):
-        expected = plain[id(source)].transcript
-        assert written(outcome) == written(plain[id(source)])
-        assert outcome is not None and outcome.transcript is not None and expected is not None
-        assert outcome.transcript.coverage == expected.coverage
-        assert "".join(part.text for part in ear.parts).strip() == expected.text
+    for ear, outcome in zip(ears, outcomes, strict=True):
+        assert "".join(part.text for part in ear.parts).strip() == outcome.transcript.text
         assert [d.index for d in outcome.decoded] == sorted(d.index for d in outcome.decoded)
-
-
-def test_words_are_timed_as_in_a_call(whisper) -> None:
-    options, source, ear = Options(language="de", words=True), sound(35, 5), Ear()
-    (plain,) = transcriber(whisper).transcribe([source], options)
-    with running(Session(transcriber(whisper).context)) as session:
-        session.submit(source, options, ear)
-        outcome = ear.outcome()
-
-    def timed(outcome: Outcome | None) -> list[tuple[str, float, float]]:
-        return [(w.text, w.start, w.end) for s in written(outcome) for w in s.words or ()]
-
-    assert timed(outcome) == timed(plain) != []
 
 
 def test_what_is_said_on_the_way_is_in_order_and_has_the_tokens_of_its_text(whisper) -> None:
@@ -167,26 +256,14 @@ def test_what_is_said_on_the_way_is_in_order_and_has_the_tokens_of_its_text(whis
     assert all(token.logprob <= 0 for token in tokens)
 
 
-def test_a_language_is_heard_where_none_is_given(whisper) -> None:
-    source, ear = sound(3, 7), Ear()
-    (plain,) = transcriber(whisper).transcribe([source])
-    with running(Session(transcriber(whisper).context)) as session:
-        session.submit(source, Options(), ear)
-        outcome = ear.outcome()
-    assert outcome is not None and outcome.transcript is not None and plain.transcript is not None
-    assert outcome.transcript.language == plain.transcript.language
-    chance = outcome.transcript.language_probability
-    assert chance == pytest.approx(plain.transcript.language_probability)
-
-
 def test_a_short_recording_passes_a_long_one_window_by_window(whisper) -> None:
     """The long one was first, and has fifteen windows; the short one's only window is due before all
     but those that the engine and the encoder had already taken."""
     session = Session(transcriber(whisper, batch=2).context)
     order: list[str] = []
     long_ear, short_ear = (
-        Ear(at=lambda: order.append("long")),
-        Ear(at=lambda: order.append("short")),
+        Ear(at_end=lambda: order.append("long")),
+        Ear(at_end=lambda: order.append("short")),
     )
     begun = threading.Event()
     progressed = long_ear.progressed
@@ -323,7 +400,7 @@ def test_a_source_is_left_alone_once_its_end_was_told(whisper) -> None:
     with running(Session(transcriber(whisper).context)) as session:
         for seed in range(4):
             file, ear = Watched(sound(120, seed)), Ear()
-            ear.at = partial(setattr, file, "told", True)
+            ear.at_end = partial(setattr, file, "told", True)
             submission = session.submit(file, GERMAN, ear)
             if seed % 2:
                 session.cancel(submission)
@@ -333,16 +410,14 @@ def test_a_source_is_left_alone_once_its_end_was_told(whisper) -> None:
         drained(session)
 
 
-def test_a_recording_that_fails_takes_no_other_with_it(whisper) -> None:
-    bad, good = Ear(), Ear()
+def test_a_recording_is_called_by_the_name_of_its_upload(whisper) -> None:
+    bad = Ear()
     with running(Session(transcriber(whisper).context)) as session:
         session.submit(b"no audio at all", GERMAN, bad, name="upload")
-        session.submit(sound(2, 17), GERMAN, good)
-        failed, outcome = bad.outcome(), good.outcome()
+        failed = bad.outcome()
         drained(session)
     assert failed is not None and failed.error is not None
     assert failed.error.code == "invalid_audio" and failed.error.message.startswith("upload: ")
-    assert outcome is not None and outcome.transcript is not None
 
 
 def test_a_fault_of_the_model_ends_what_is_under_way_and_nothing_later(
@@ -365,27 +440,6 @@ def test_a_fault_of_the_model_ends_what_is_under_way_and_nothing_later(
         outcome = second.outcome()
     assert failed is not None and failed.error is not None and failed.error.code == "overloaded"
     assert outcome is not None and outcome.transcript is not None
-
-
-def test_a_draft_that_fails_costs_no_word(whisper, monkeypatch) -> None:
-    made, options = transcriber(whisper), Options(language="de", guards=None)
-    first, second = Ear(), Ear()
-
-    def fail(rows, gamma):
-        raise RuntimeError("the draft")
-
-    with running(Session(made.context)) as session:
-        session.submit(sound(2, 18), options, first)
-        expected = first.outcome()
-        monkeypatch.setattr(made.engine.drafter, "propose", fail)
-        session.submit(sound(2, 18), options, second)
-        outcome = second.outcome()
-    assert written(outcome) == written(expected)
-    notices = {notice.code: notice.message for notice in outcome.transcript.warnings}
-    assert (
-        "drafting failed: RuntimeError: the draft; the text is complete" in notices["draft_failed"]
-    )
-    assert "draft_failed" not in {notice.code for notice in expected.transcript.warnings}
 
 
 def test_a_session_ends_when_its_device_has_failed(whisper, monkeypatch) -> None:
@@ -430,21 +484,6 @@ def test_what_is_under_way_when_a_session_closes_is_told_so(whisper) -> None:
     drained(session)
     with pytest.raises(CapacityError):
         session.submit(sound(1), GERMAN, Ear())
-
-
-def test_the_first_temperature_of_the_guards_is_tried_first(whisper) -> None:
-    session, seen = Session(transcriber(whisper).context), list[Request]()
-    submit = session.context.engine.submit
-    session.context.engine.submit = lambda request: (seen.append(request), submit(request))[1]
-    guards = Guards(None, None, None, (0.7,))
-    ears = [Ear(), Ear()]
-    with running(session):
-        for ear in ears:
-            session.submit(sound(2, 21), Options(language="de", guards=guards), ear)
-            ear.outcome()
-    assert [request.temperature for request in seen] == [0.7, 0.7]
-    texts = [ear.outcomes[0].transcript.text for ear in ears]
-    assert texts[0] == texts[1]  # sampled, and the same: the seed is the window's place
 
 
 def test_options_that_the_model_cannot_serve_are_refused_at_once(whisper) -> None:
