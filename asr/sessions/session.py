@@ -31,7 +31,7 @@ from forescribe.speculative.stats import Stats
 
 from ..audio.inputs import Input
 from ..audio.reading import Open, open_audio
-from ..decode.context import DecodingContext, EncodedWindow, encode_windows
+from ..decode.context import DecodingContext, EncodedWindow, Ended, encode_windows
 from ..decode.options import Hook, Options, Outcome, PhaseTimes
 from ..decode.recording import RecordingState, fault
 from ..decode.windows import BoundOptions, bind
@@ -126,7 +126,9 @@ class Session:
         )
         try:
             while self._live or self._coming is not None:
-                for _ in self._step():
+                self._fill_slots()
+                for ended in context.slots.ended(context.engine.step()):
+                    self._finish(ended)
                     yield from self._outcomes()
                 if progress is not None and self._live:
                     progress.show_partial(next(iter(self._live)).recording)
@@ -213,9 +215,7 @@ class Session:
             while self.reading.wait(self._has_work):
                 self._step_began_s = self.clock()
                 try:
-                    for _ in self._step():
-                        pass
-                    self._read_stats()
+                    self._step()
                 except Exception as error:
                     self._end_all(error)
                 self._step_began_s = None
@@ -230,21 +230,19 @@ class Session:
     def _has_work(self) -> bool:
         return bool(self._encoded) or not self.context.slots.idle
 
-    def _read_stats(self) -> None:
-        if self.clock() - self._stats_read_s >= STATS_S or self.context.slots.idle:
-            self.stats, self._stats_read_s = self.context.stats(), self.clock()
-
-    def _step(self) -> Iterator[None]:
-        """A step of the engine, with what there is to do before and after it; pauses after each window that
-        has ended."""
+    def _step(self) -> None:
         self._handle_notes()
         self._fill_slots()
         for ended in self.context.slots.ended(self.context.engine.step()):
-            submission = self._owners.get(ended.request.tag.recording)
-            if submission is not None:
-                _mark(submission, "rounds", time.time_ns())
-                self._act(submission, partial(submission.finish, ended))
-                yield
+            self._finish(ended)
+        if self.clock() - self._stats_read_s >= STATS_S or self.context.slots.idle:
+            self.stats, self._stats_read_s = self.context.stats(), self.clock()
+
+    def _finish(self, ended: Ended) -> None:
+        submission = self._owners.get(ended.request.tag.recording)
+        if submission is not None:
+            _mark(submission, "rounds", time.time_ns())
+            self._act(submission, partial(submission.finish, ended))
 
     def _handle_notes(self) -> None:
         for note in self.reading.take_notes():

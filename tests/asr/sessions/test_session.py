@@ -312,7 +312,7 @@ def test_a_cancelled_recording_is_out_of_its_rows_before_the_next_round(whisper)
     submission = session.submit(sound(200, 15), GERMAN, ear)
     for _ in range(4):
         session.reading.read_window(session.reading.readings.pop(0))
-    list(session._step())
+    session._step()
     assert len(submission.decoder.in_engine) == 2 + len(session._encoded)
     session.submit(sound(2, 16), GERMAN, other)
     session.cancel(submission)
@@ -322,7 +322,7 @@ def test_a_cancelled_recording_is_out_of_its_rows_before_the_next_round(whisper)
     assert not made.engine.rows.active.any()
     session.reading.read_window(session.reading.readings.pop(0))
     while not other.outcomes:
-        list(session._step())
+        session._step()
     assert other.outcome() is not None
 
 
