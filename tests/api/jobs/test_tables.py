@@ -72,6 +72,18 @@ def test_an_earlier_run_writes_nothing_and_every_transition_is_logged(store) -> 
     assert [entry.n for entry in store.log.entries("a", after=2)] == [3, 4]
 
 
+def test_a_new_run_and_progress_forget_the_crashes_of_a_job(store) -> None:
+    assert [store.crashes.count_crash("a") for _ in range(2)] == [1, 2]
+    with store.transaction() as tx:
+        assert store.jobs.start(tx, "a", 1) is not None
+        store.jobs.end(tx, "a", "failed", ("crashed_workers", "text"))
+        store.jobs.new_run(tx, "a", "transcribe")
+    assert [store.crashes.count_crash("a") for _ in range(2)] == [1, 2]
+    with store.transaction() as tx:
+        store.jobs.set_progress(tx, "a", 30.0)
+    assert store.crashes.count_crash("a") == 1
+
+
 def test_a_job_of_another_owner_does_not_exist(store) -> None:
     assert store.jobs.get("a", "team") is not None and store.jobs.get("a", "press") is None
     assert store.jobs.page("press", 10) == ([], False)
