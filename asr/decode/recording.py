@@ -29,7 +29,7 @@ from ..formats.transcript_parts import (
 from ..segment.windows import Run, Window, total
 from ..words import splitting
 from ..words.borders import Pause
-from .options import Decoded, Outcome
+from .options import Decoded
 
 
 @dataclass(eq=False)
@@ -50,7 +50,6 @@ class RecordingState:
     language_probability: float | None = None
     window_count: int = 0  # windows found so far
     fully_read: bool = False  # no window will follow
-    failed: bool = False
     decoded: list[Decoded] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)  # indices of the decoded windows that have ended
     silent: list[Window] = field(default_factory=list)  # without their samples
@@ -148,11 +147,6 @@ def fault(name: str, cause: BaseException) -> ForescribeError:
         error = AudioError(text, code="internal_error")
     error.__cause__ = cause
     return error
-
-
-def internal(source: Input, cause: Exception) -> ForescribeError:
-    """The error of a source for an exception."""
-    return fault(Outcome(source).name, cause)
 
 
 def reason_of(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -103,16 +103,12 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
     return BoundOptions(options, language, previous, hint_tokens(context.whisper, options.hint))
 
 
-GiveUp = Callable[[ForescribeError], None]
-"""Ends a recording that cannot be continued."""
-
-
 class WindowDecoder:
     """The windows of a recording that are in the engine.
 
-    `in_engine` holds their tags, `rests` the parts of windows that are to be encoded next. `give_up` is
-    called if the recording cannot be continued: running out of memory may not happen with a smaller
-    batch, so it must not look like a transcript.
+    `in_engine` holds their tags, `rests` the parts of windows that are to be encoded next. `fatal` is
+    set if the recording cannot be continued: running out of memory may not happen with a smaller batch,
+    so it must not look like a transcript.
     """
 
     def __init__(
@@ -120,11 +116,11 @@ class WindowDecoder:
         context: DecodingContext,
         bound: BoundOptions,
         timer: WordTimer,
-        give_up: GiveUp,
         extent: Extent = whole_window,
     ) -> None:
         self.context, self.bound, self.timer = context, bound, timer
-        self._give_up, self._extent = give_up, extent
+        self._extent = extent
+        self.fatal: ForescribeError | None = None
         self.in_engine: set[WindowTag] = set()
         # The best answer of a window that is repeated.
         self._rejected: dict[WindowTag, Attempt] = {}
@@ -175,7 +171,7 @@ class WindowDecoder:
         release(error)
         self.drop([tag])
         if out_of_memory(error):
-            self._give_up(fault(recording.name, error))
+            self.fatal = fault(recording.name, error)
             return None
         decoded = failed_window(self.context.whisper, tag, error, self._extent)
         decoded = accounted(decoded, tag.voiced, ())

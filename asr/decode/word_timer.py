@@ -64,11 +64,7 @@ class WordTimer:
             self.phases.add("words", began_ns, time.time_ns())
 
     def _time_words(self, waiting: Sequence[Waiting]) -> None:
-        work = [
-            (tag, decoded)
-            for tag, decoded in waiting
-            if tag.recording.segments[decoded.start] and not tag.recording.failed
-        ]
+        work = [(tag, done) for tag, done in waiting if tag.recording.segments[done.start]]
         for (tag, decoded), times in zip(work, apply_each(self._token_times, work), strict=True):
             try:
                 if isinstance(times, Exception):

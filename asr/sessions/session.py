@@ -136,6 +136,7 @@ class Session:
         finally:  # the caller may stop at any outcome
             in_engine = any(submission.decoder.in_engine for submission in self._live)
             self._end_all(None)
+            self._coming = None  # no cycle: what a call has made is freed with it
             if in_engine:
                 self.context.slots.settle()
 

@@ -65,7 +65,7 @@ class Submission:
         self._open = open or partial(open_audio, name=self.name)
         self._windows = windows = windows or Windows(context, bound)
         self._timer = timer or WordTimer(context.whisper, bound.options.task, windows.timing_batch)
-        self.decoder = WindowDecoder(context, bound, self._timer, self._give_up, windows.extent)
+        self.decoder = WindowDecoder(context, bound, self._timer, windows.extent)
         self.phases: PhaseTimes | None = None  # set before it is queued, if somebody reads them
         self._parts = PartQueue(context.whisper)
         self.recording: RecordingState | None = None  # None until it has been opened
@@ -85,11 +85,14 @@ class Submission:
         with self._open(self.source) as audio:
             self._tap = self._tap or audio.tap  # whoever opens it may listen too
             audio.tap = self._block_read
-            recording = RecordingState(self.source, audio, self.name, time.perf_counter())
-            for decoded in self._windows.restore(recording):
-                self._parts.add(decoded)
-            self.recording = recording
-            yield from self._windows.read(recording)
+            try:
+                recording = RecordingState(self.source, audio, self.name, time.perf_counter())
+                for decoded in self._windows.restore(recording):
+                    self._parts.add(decoded)
+                self.recording = recording
+                yield from self._windows.read(recording)
+            finally:
+                audio.tap = None  # no cycle through the recording: it is freed with its outcome
 
     def _block_read(self, samples: Samples) -> None:
         # Silence makes no window: without this, hours of it would be read after the recording's end.
@@ -181,14 +184,13 @@ class Submission:
             self.recording.resources.close()
 
     def _window_ended(self, recording: RecordingState, decoded: Decoded | None) -> None:
+        if self.decoder.fatal is not None:
+            self.fail(self.decoder.fatal)
         if decoded is None:
             return
         self._windows.ended(self.decoder, recording, decoded)
         self._parts.add(decoded)
         self.report(decoded)
-
-    def _give_up(self, error: ForescribeError) -> None:
-        self.fail(error)
 
 
 class Listener(Protocol):

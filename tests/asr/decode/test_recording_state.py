@@ -123,13 +123,11 @@ def test_a_window_that_cannot_be_timed_keeps_its_text(timed) -> None:
     assert str(recording.timing_faults[13 * SECOND]) == "planted"
 
 
-def test_windows_without_text_and_of_failed_recordings_are_not_timed(timed) -> None:
-    recording, failed, timer = state(), state(), WordTimer(None, "transcribe", None)
+def test_windows_without_text_and_of_forgotten_recordings_are_not_timed(timed) -> None:
+    recording, timer = state(), WordTimer(None, "transcribe", None)
     silent = tag(recording, 0)
     recording.segments[0] = ()
     timer.add(silent, decoded(0), None)
-    timer.add(tag(failed, 1), decoded(1), None)
-    failed.failed = True
     timer.run()
     assert timed == [[]] or timed == []
     timer.add(tag(recording, 2), decoded(2), None)

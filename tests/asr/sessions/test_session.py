@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -92,6 +94,33 @@ def alone(whisper) -> Callable[..., Outcome]:
 
 
 # In a call and in a session
+
+
+@WAYS
+def test_what_a_recording_has_made_is_freed_with_its_outcome(whisper, monkeypatch, way) -> None:
+    """Without the garbage collector: on a device, encoder states that wait for it are memory that the next
+    recording lacks. The second recording cannot be read, the windows of the third run out of memory."""
+    one, made = transcriber(whisper), []
+    encode = Whisper.encode
+
+    def kept(self, features):
+        if len(made) == 3:
+            raise torch.OutOfMemoryError("planted")
+        states = encode(self, features)
+        made.append([weakref.ref(each) for each in states])
+        return states
+
+    monkeypatch.setattr(Whisper, "encode", kept)
+    one = transcriber(whisper, batch=1)
+    gc.collect()
+    gc.disable()
+    try:
+        outcomes = way(one, [sound(35, 1), b"no sound", sound(45, 2)], GERMAN)
+        assert [outcome.error is None for outcome in outcomes] == [True, False, False]
+        assert isinstance(outcomes[2].error, CapacityError)
+        assert len(made) == 3 and not any(ref() for states in made for ref in states)
+    finally:
+        gc.enable()
 
 
 @WAYS
