@@ -34,7 +34,8 @@ from .decode.rules import whisper_rules
 from .decode.transcriber import Decoded, Options, Outcome, Transcriber
 from .errors import visible
 from .formats.transcript_parts import seconds
-from .model.loading import EncoderStates, Whisper
+from .model.encoder_states import EncoderStates
+from .model.loading import Whisper
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from forescribe.speculative.requests import Finish, Request, Result
 from forescribe.speculative.stats import Stats
 
 from ..audio.features import LogMel
-from ..model.loading import EncoderStates, Whisper
+from ..model.encoder_states import DraftStates, EncoderStates
+from ..model.loading import Whisper
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import Samples, Window
 from .rules import NoSpeech
@@ -230,8 +231,8 @@ class _Forward:
 
     def hand_over(self, side: SideStream) -> None:
         """For the stream of the rounds, which reads the states."""
-        side.hand_over(self.features)
-        for part in (part for s in self.states for part in (s.target, *s.drafts)):
+        own = (d.features for s in self.states for d in s.by_draft if isinstance(d, DraftStates))
+        for part in (self.features, *(s.target for s in self.states), *own):
             side.hand_over(part)
 
     def windows(self, whisper: Whisper, detect: Sequence[bool]) -> list[EncodedWindow | Exception]:
@@ -260,9 +261,4 @@ def _forward(context: DecodingContext, windows: Sequence[Window]) -> _Forward:
 
 def _finite(states: Sequence[EncoderStates]) -> Tensor:
     """Whether each window's states are finite `[B]`. NaN would also spoil the detected language."""
-    return torch.stack(
-        [
-            torch.stack([part.isfinite().all() for part in (s.target, *s.drafts)]).all()
-            for s in states
-        ]
-    )
+    return torch.stack([s.target.isfinite().all() for s in states])

@@ -26,7 +26,8 @@ from forescribe.speculative.requests import Request, Result
 from ..errors import ForescribeError, UsageError, out_of_memory
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Json, Notice, Segment, seconds
-from ..model.loading import EncoderStates, Whisper
+from ..model.encoder_states import EncoderStates
+from ..model.loading import Whisper
 from ..model.special_tokens import AUTO, CANNOT_TRANSLATE, language_code
 from ..segment.windows import Window
 from ..words.borders import Pause, pauses

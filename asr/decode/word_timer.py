@@ -13,7 +13,8 @@ from dataclasses import replace
 from forescribe.speculative.engine.context import release
 
 from ..formats.transcript_parts import TokenSource, Word
-from ..model.loading import EncoderStates, Whisper
+from ..model.encoder_states import EncoderStates
+from ..model.loading import Whisper
 from ..model.special_tokens import Task
 from ..words import splitting
 from ..words.borders import assemble_words, within

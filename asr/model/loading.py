@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from forescribe.speculative.native.encoder import NativeEncoder
 
 from ..errors import ModelError
 from .checkpoint import native_encoders, read_extractor, read_model, read_tokenizer
+from .encoder_states import DraftStates, EncoderStates
 from .presets import Pair, locate, made_for
 from .special_tokens import SpecialTokens, complete
 from .vocabulary import WhisperVocabulary, token_map
@@ -162,18 +164,17 @@ class Whisper:
 
     @torch.inference_mode()
     def encode(self, features: Tensor, *others: Tensor) -> list[EncoderStates]:
-        """Encoder states of windows from features `[B, M, F]`, by one pass of each encoder. `others` are
-        those of the further `extractors`, in their order. Raises ValueError where they are not as many."""
+        """Encoder states of windows from features `[B, M, F]`, by one pass of the target's encoder. A draft's
+        own encoder runs when its states are first read. `others` are the features of the further
+        `extractors`, in their order. Raises ValueError where they are not as many."""
         given = (features, *others)
         if len(given) != len(self.extractors):
             raise ValueError(f"{len(given)} features; these models read {len(self.extractors)}")
-        rows = len(features)
-        if self.device.static_shapes:  # another batch size would be another shape
-            padding = (1 << (rows - 1).bit_length()) - rows
-            given = tuple(torch.cat([f, f[-1:].expand(padding, -1, -1)]) for f in given)
-        states = self._encoded(self.target, given[0])[:rows]
-        drafts = [
-            states if draft.shared_encoder else self._encoded(draft.model, given[draft.features])
+        states = self._encoded(self.target, features)
+        drafts: list[Sequence[Tensor | DraftStates]] = [
+            states
+            if draft.shared_encoder
+            else DraftStates.of(partial(self._encoded, draft.model), given[draft.features])
             for draft in self.drafts
         ]
         return [EncoderStates(s, tuple(d[row] for d in drafts)) for row, s in enumerate(states)]
@@ -181,13 +182,17 @@ class Whisper:
     def _encoded(self, model: Any, features: Tensor) -> list[Tensor]:
         """States `[S, D]` by row. They are copies: a view would keep the whole batch in memory as long as
         one of its windows is decoded again."""
-        encoder = encoder_of(model)
+        encoder, rows = encoder_of(model), len(features)
+        if self.device.static_shapes:  # another batch size would be another shape
+            padding = (1 << (rows - 1).bit_length()) - rows
+            features = torch.cat([features, features[-1:].expand(padding, -1, -1)])
         native = self.native_encoders.get(encoder)
         if native is not None:
             return native(features)
         features = features.to(self.device.torch, encoder.conv1.weight.dtype)
         groups = [features] if self.device.rows_together else features.split(1)
-        return [row.clone() for group in groups for row in encoder(group).last_hidden_state]
+        states = [row.clone() for group in groups for row in encoder(group).last_hidden_state]
+        return states[:rows]
 
     @torch.inference_mode()
     def detect_language(self, encoded: list[EncoderStates]) -> list[tuple[str, float]]:
@@ -209,21 +214,6 @@ class Whisper:
         return [
             (codes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
-
-
-@dataclass(frozen=True)
-class EncoderStates:
-    """The encoder states `[S, D]` of a window: the target's, and those that each draft reads. `chosen` is the
-    draft that proposes for this window."""
-
-    target: Tensor
-    drafts: tuple[Tensor, ...] = ()
-    chosen: int = 0
-
-    @property
-    def draft(self) -> Tensor | None:
-        """Those of the draft that proposes; None without drafts."""
-        return self.drafts[self.chosen] if self.drafts else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +243,7 @@ class DraftModel:
         def build(listed: Sequence[int] | None) -> SlotModel:
             return whisper_decoder(
                 self.model,
-                lambda states: states.drafts[index],
+                lambda states: states.of_draft(index),
                 engine=self.engine,
                 stored=self.device.stored,
                 listed=listed,

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..model.loading import EncoderStates, Whisper
+from ..model.encoder_states import EncoderStates
+from ..model.loading import Whisper
 from ..model.special_tokens import SAMPLES_PER_STEP
 
 MEDIAN = 7

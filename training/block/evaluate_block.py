@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.model.loading import EncoderStates
+from forescribe.asr.model.encoder_states import EncoderStates
 from forescribe.speculative.requests import Request
 from forescribe.speculative.stats import Stats
 from training.block.train_block import BLOCK, LENGTHS

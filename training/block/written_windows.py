@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from forescribe.asr.decode.rules import whisper_rules
-from forescribe.asr.model.loading import EncoderStates, Whisper, load
+from forescribe.asr.model.encoder_states import EncoderStates
+from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import resolve
 from forescribe.distill.labels import LabelStore
 from forescribe.speculative import Engine, Fixed

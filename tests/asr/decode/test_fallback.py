@@ -15,7 +15,8 @@ from forescribe.asr.decode.recording import WindowTag
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.decode.windows import seed_of
 from forescribe.asr.errors import UsageError
-from forescribe.asr.model.loading import EncoderStates, load
+from forescribe.asr.model.encoder_states import EncoderStates
+from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.words.splitting import mean_logprob

@@ -23,7 +23,8 @@ from forescribe.asr.decode.options import Guards, Judgement, Outcome
 from forescribe.asr.decode.sequential import SeekableAudio
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import AudioError
-from forescribe.asr.model.loading import EncoderStates, Whisper, load
+from forescribe.asr.model.encoder_states import EncoderStates
+from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.sessions.session import Session

@@ -13,7 +13,8 @@ import torch
 
 from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.model.loading import EncoderStates, load
+from forescribe.asr.model.encoder_states import EncoderStates
+from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.windows import Window
 from forescribe.speculative import choose

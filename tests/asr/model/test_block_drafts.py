@@ -13,7 +13,8 @@ import torch
 from forescribe.asr.decode.drafting import drafter_for
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ModelError, UsageError
-from forescribe.asr.model.loading import EncoderStates, load
+from forescribe.asr.model.encoder_states import EncoderStates
+from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative import Engine, Fixed, Request
 from forescribe.speculative.device import choose

@@ -19,7 +19,8 @@ from transformers.utils import logging
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import CapacityError, ModelError
-from forescribe.asr.model.loading import EncoderStates, Whisper, load
+from forescribe.asr.model.encoder_states import EncoderStates
+from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.words.timing import alignment_heads
 from forescribe.speculative.device import Device, choose
