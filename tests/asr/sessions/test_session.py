@@ -97,28 +97,31 @@ def alone(whisper) -> Callable[..., Outcome]:
 
 
 @WAYS
-def test_what_a_recording_has_made_is_freed_with_its_outcome(whisper, monkeypatch, way) -> None:
+@pytest.mark.parametrize("full_at", [2, None], ids=["out of memory", "decoded"])
+def test_what_a_recording_has_made_is_freed_with_its_outcome(
+    whisper, monkeypatch, way, full_at
+) -> None:
     """Without the garbage collector: on a device, encoder states that wait for it are memory that the next
-    recording lacks. The second recording cannot be read, the windows of the third run out of memory."""
-    one, made = transcriber(whisper), []
-    encode = Whisper.encode
+    recording lacks."""
+    one, made, encode = transcriber(whisper, batch=1), [], Whisper.encode
 
     def kept(self, features):
-        if len(made) == 3:
+        if len(made) == full_at:
             raise torch.OutOfMemoryError("planted")
         states = encode(self, features)
-        made.append([weakref.ref(each) for each in states])
+        made.append([weakref.ref(each.target) for each in states])
         return states
 
     monkeypatch.setattr(Whisper, "encode", kept)
-    one = transcriber(whisper, batch=1)
     gc.collect()
     gc.disable()
     try:
-        outcomes = way(one, [sound(35, 1), b"no sound", sound(45, 2)], GERMAN)
-        assert [outcome.error is None for outcome in outcomes] == [True, False, False]
-        assert isinstance(outcomes[2].error, CapacityError)
-        assert len(made) == 3 and not any(ref() for states in made for ref in states)
+        keeping = replace(GERMAN, keep_encoder_states=True)
+        outcomes = way(one, [sound(65, 1), b"no sound"], keeping)
+        assert isinstance(outcomes[0].error, CapacityError) is (full_at is not None)
+        assert outcomes[1].error is not None
+        del outcomes
+        assert len(made) >= 2 and all(ref() is None for states in made for ref in states)
     finally:
         gc.enable()
 
