@@ -120,7 +120,6 @@ class RecordStore:
         overwrite: bool = False,
         total: int | None = None,
         total_bytes: int | None = None,
-        total_s: float | None = None,
         program: str = "",
         dry_run: bool = False,
     ) -> Run:
@@ -135,7 +134,6 @@ class RecordStore:
             tuple(formats),
             total=total,
             total_bytes=total_bytes,
-            total_s=total_s,
             started=self.clock(),
             program=program,
         )
@@ -208,17 +206,6 @@ class RecordStore:
             for stored in (*known.values(), *fresh):
                 self._remember(stored)
             return dict(self._known)
-
-    def read(self, source: str) -> StoredRecord | None:
-        """The latest record of a recording, by requests for this one only; None if there is none."""
-        generation, found = self.generation(source), self._known.get(source)
-        while True:
-            stored = self._read_hash((source_hash(source), generation + 1))
-            if stored is None:
-                return found
-            generation, found = stored.generation, stored
-            with self._changing:
-                self._remember(stored)
 
     def known(self, source: str) -> StoredRecord | None:
         """The latest record of a recording that is known here."""

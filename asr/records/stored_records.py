@@ -22,7 +22,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import PurePosixPath
 from typing import Any
 
 from ..batch.manifest import Record
@@ -85,25 +84,9 @@ class StoredRecord:
     def key(self) -> str:
         return record_key(source_hash(self.source), self.generation)
 
-    @property
-    def formats(self) -> frozenset[str]:
-        """The formats of the results."""
-        return frozenset(PurePosixPath(name).suffix[1:] for name in self.record.outputs)
-
-    @property
-    def content(self) -> str | None:
-        """The hash of the recording's bytes, if its result can be resumed."""
-        mark = self.record.fingerprint
-        return mark.removeprefix("sha256:").partition("+")[0] if mark else None
-
     def counts_in(self, run: Run) -> bool:
         """Whether it belongs to `run` or to one that `run` continues."""
         return self.run >= run.since and self.settings == run.settings
-
-    def serves(self, run: Run, formats: frozenset[str]) -> bool:
-        """Whether nothing is left to do for these formats, if the recording has not changed."""
-        done = self.record.status == "succeeded" and formats <= self.formats
-        return done and self.counts_in(run)
 
     def to_dict(self) -> dict[str, Json]:
         values = {name: getattr(self, name) for name in _CIRCUMSTANCES}
@@ -130,8 +113,8 @@ class StoredRecord:
 @dataclass(frozen=True)
 class Run:
     """One run. `settings` is the hash of everything that can change a word; `formats` are those that were
-    asked for in this run and before; `since` is the first run whose records count. `total`, `total_bytes`
-    and `total_s` (audio) describe its inputs where they are known, and `started` is in seconds since 1970.
+    asked for in this run and before; `since` is the first run whose records count. `total` and `total_bytes`
+    describe its inputs where they are known, and `started` is in seconds since 1970.
     """
 
     settings: str
@@ -140,7 +123,6 @@ class Run:
     since: int = 1
     total: int | None = None
     total_bytes: int | None = None
-    total_s: float | None = None
     started: float = 0.0
     program: str = ""
 

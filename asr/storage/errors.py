@@ -6,7 +6,7 @@
         UnavailableError    no answer, throttled, cut off: worth another attempt
         UnreachableError    no such server, or one that is not trusted
         ExistsError         `create`: somebody else's object is there
-        ChangedError        `replace`, `fetch`: it is not the version that was named any more
+        ChangedError        it is not the version any more of which a part was read
         UnsupportedError    the store cannot do this
 
 Each says the location and what to do. Messages hold no credentials, no query strings and no text of the

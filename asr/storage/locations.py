@@ -223,10 +223,6 @@ class Backend(Protocol):
         """Write an object if there is none. Raises ExistsError."""
         ...
 
-    def replace(self, key: str, data: bytes, etag: str) -> Entry:
-        """Write an object if it has this tag. Raises ChangedError."""
-        ...
-
     def delete(self, key: str) -> None:
         """Remove an object, if it exists."""
         ...

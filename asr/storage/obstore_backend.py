@@ -113,14 +113,6 @@ class ObstoreBackend:
         with self._errors(self.root / key):
             return _written(key, len(data), obstore.put(self._store, key, data, mode="create"))
 
-    def replace(self, key: str, data: bytes, etag: str) -> Entry:
-        import obstore
-
-        self._count("replace")
-        with self._errors(self.root / key):
-            mode: Any = {"e_tag": etag}
-            return _written(key, len(data), obstore.put(self._store, key, data, mode=mode))
-
     def delete(self, key: str) -> None:
         import obstore
 

@@ -56,9 +56,6 @@ class _ReadOnlyBackend:
     def create(self, key: str, data: bytes) -> Entry:
         raise self._refused()
 
-    def replace(self, key: str, data: bytes, etag: str) -> Entry:
-        raise self._refused()
-
     def delete(self, key: str) -> None:
         raise self._refused()
 

@@ -33,10 +33,8 @@ from typing import TypeVar
 
 from ..errors import output_errors
 from .errors import (
-    ChangedError,
     ExistsError,
     LocatedError,
-    MissingError,
     UnavailableError,
     UnsupportedError,
 )
@@ -158,20 +156,19 @@ class Store:
         key: str,
         path: Path,
         *,
-        etag: str | None = None,
         progress: Callable[[int], object] = lambda done: None,
     ) -> Entry:
         """Copy an object to a new file, in pieces; after a break it continues where it was.
 
         Where the tag is an MD5, the copy is compared with it; a damaged copy is fetched again. `progress`
         receives the number of bytes so far, and may raise. Raises MissingError, ChangedError if the object
-        is not (or no longer) the version `etag`, and OutputError (`storage_full`, `unwritable_output`) for
-        the file; what is incomplete is removed.
+        changes between two attempts, and OutputError (`storage_full`, `unwritable_output`) for the file; what
+        is incomplete is removed.
         """
         seen: set[str] = set()
         try:
             for _ in range(3):
-                copy = Copy(self.backend, self._key(key), path, etag, progress)
+                copy = Copy(self.backend, self._key(key), path, progress)
                 entry = copy.run(self.retries)
                 if self._is_intact(entry, copy.md5) or copy.md5 in seen:
                     # Read twice alike: the tag is no MD5, as where a key service encrypts.
@@ -195,25 +192,24 @@ class Store:
         A write whose reply was lost is found by reading the object, so `data` should hold something that no
         other writer writes, such as a random number.
         """
-        return self._once(key, data, lambda: self.backend.create(self._key(key), data), ExistsError)
+        lost = False
 
-    def replace(self, key: str, data: bytes, etag: str) -> bool:
-        """Write an object if it still has the tag `etag`; False if it has another one. Lost replies are
-        handled as by `create`."""
-        return self._once(
-            key, data, lambda: self.backend.replace(self._key(key), data, etag), ChangedError
-        )
+        def attempt() -> bool:
+            nonlocal lost
+            try:
+                self.backend.create(self._key(key), data)
+            except ExistsError:
+                return lost and self.read(key) == data
+            except UnavailableError:
+                lost = True
+                raise
+            return True
+
+        return self.retries.call(attempt)
 
     def delete(self, key: str) -> None:
         """Remove an object, if it exists."""
         self.retries.call(lambda: self.backend.delete(self._key(key)))
-
-    def exists(self, key: str) -> bool:
-        try:
-            self.head(key)
-        except MissingError:
-            return False
-        return True
 
     def check_create(self) -> None:
         """Check that `create` refuses to replace an object: some stores ignore the condition. Costs three
@@ -232,30 +228,6 @@ class Store:
                 "this store ignores conditions (If-None-Match), so results could be recorded twice; "
                 "write to another store, or to a folder",
             )
-
-    def below(self, name: str) -> Store:
-        """The store at the folder `name` below this one, with the same connections."""
-        return Store(self.backend, self.location / name, self.retries)
-
-    def _once(
-        self, key: str, data: bytes, write: Callable[[], object], refused: type[LocatedError]
-    ) -> bool:
-        """Whether a conditional write was made. If it is refused after a reply was lost, the object tells
-        whose it is."""
-        lost = False
-
-        def attempt() -> bool:
-            nonlocal lost
-            try:
-                write()
-            except refused:
-                return lost and self.read(key) == data
-            except UnavailableError:
-                lost = True
-                raise
-            return True
-
-        return self.retries.call(attempt)
 
     @property
     def _base(self) -> str:
@@ -318,9 +290,6 @@ class Retries:
             attempt += 1
 
 
-NO_RETRIES = Retries(attempts=1)
-
-
 def telling(say: Callable[[str], None]) -> Retries:
     """The usual attempts, which say that they go on: once for each server."""
     known: set[str] = set()
@@ -335,20 +304,19 @@ def telling(say: Callable[[str], None]) -> Retries:
 
 
 class Copy:
-    """One copy. With `etag`, only of the version with this tag. `progress` receives the number of bytes so
-    far and may raise, which ends the copy."""
+    """One copy, of one version of the object. `progress` receives the number of bytes so far and may raise,
+    which ends the copy."""
 
     def __init__(
         self,
         backend: Backend,
         key: str,
         path: Path,
-        etag: str | None = None,
-        progress: Callable[[int], object] = lambda done: None,
+        progress: Callable[[int], object],
     ) -> None:
-        self.backend, self.key, self.path, self.etag = backend, key, path, etag
-        self.progress = progress
+        self.backend, self.key, self.path, self.progress = backend, key, path, progress
         self.done = 0  # bytes
+        self._etag: str | None = None  # of the version, once it is known
         self._entry: Entry | None = None
         self._digest = hashlib.md5(usedforsecurity=False)
 
@@ -373,11 +341,11 @@ class Copy:
     def _attempt(self) -> Entry:
         if self._entry and 0 < self._entry.size == self.done:
             return self._entry  # it broke off after the last byte
-        with self.backend.read(self.key, self.done, self.etag) as reading:
+        with self.backend.read(self.key, self.done, self._etag) as reading:
             self._entry = reading.entry
             if reading.start != self.done:  # the server has no ranges
                 self._digest, self.done = hashlib.md5(usedforsecurity=False), reading.start
-            self.etag = self.etag or reading.entry.etag
+            self._etag = self._etag or reading.entry.etag
             with self._disk_errors():
                 file = self.path.open("ab", buffering=0)  # a buffer would raise again when closed
                 if file.tell() > self.done:

@@ -90,9 +90,6 @@ class FaultyBackend:
     def create(self, key: str, data: bytes) -> Any:
         return self._call("create", key, data)
 
-    def replace(self, key: str, data: bytes, etag: str) -> Any:
-        return self._call("replace", key, data, etag)
-
     def delete(self, key: str) -> None:
         self._call("delete", key)
 

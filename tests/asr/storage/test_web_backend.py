@@ -206,7 +206,6 @@ def test_web_servers_are_read_only(web) -> None:
     for call in (
         lambda: store.put("b", b""),
         lambda: store.create("b", b""),
-        lambda: store.replace("b", b"", "t"),
         lambda: store.delete("b"),
         lambda: store.list(),
     ):

@@ -79,7 +79,7 @@ def test_a_folder_in_a_store_gives_what_the_same_folder_here_gives(calls, out) -
 def test_a_record_comes_after_its_files_and_once(calls, out) -> None:
     made = batch([str(calls)], out)
     for result in made.run(lambda size: CopyTypist(), size=4):
-        stored = RecordStore.open(out).read(result.record.source)
+        stored = RecordStore.open(out).load()[result.record.source]
         assert stored.generation == 1 and stored.record.outputs
         assert set(stored.record.outputs) <= set(files(out))
         assert list(map(str, result.files)) == [f"{out}/{name}" for name in stored.record.outputs]
@@ -199,7 +199,7 @@ def test_a_failure_is_tried_again(calls, out) -> None:
     put_wav(calls / "nope.wav", value=9)
     typist = CopyTypist()
     assert statuses(run([str(calls)], out, typist)) == {"succeeded": 3}
-    stored = RecordStore.open(out).read(str(calls / "nope.wav"))
+    stored = RecordStore.open(out).load()[str(calls / "nope.wav")]
     assert stored.generation == 2 and stored.record.status == "succeeded"
 
 
