@@ -281,12 +281,8 @@ class Manifest(Ledger):
 
     def append(self, records: Iterable[Record]) -> None:
         """Append records; the caller holds the lock. Raises OutputError."""
-        self.append_lines(record.to_dict() for record in records)
-
-    def append_lines(self, values: Iterable[Mapping[str, Json]]) -> None:
-        """Append records that may have further fields, as `append` does."""
         # In ASCII: a path may hold bytes that are no text in any encoding.
-        lines = "".join(json.dumps(entry) + "\n" for entry in values)
+        lines = "".join(json.dumps(record.to_dict()) + "\n" for record in records)
         with output_errors(repr(str(self.path))), self.path.open("a+b") as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)

@@ -22,11 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import OutputError, UsageError
-from ..formats.files import formats, rendered
+from ..errors import OutputError, UsageError, output_errors
+from ..formats.files import formats, put, rendered
 from ..formats.subtitles import PLAIN, LineRules
 from ..formats.transcript import Transcript
-from ..records.record_files import FolderFiles, Stdout
 from ..records.record_store import RecordLedger, RecordStore
 from ..records.sources import STDIN, Source, identity
 from ..storage.locations import Location, is_url
@@ -49,14 +48,14 @@ class Outputs:
     Attributes:
         where: the folder or the location; None for stdout.
         store: what the files are written to.
-        ledger: knows what earlier runs wrote: for a folder its manifest, for object storage and for a folder
-            of several machines records that are created once (`asr.records`), for stdout nothing.
+        ledger: knows what earlier runs wrote: for a folder its manifest, for object storage records that
+            are created once (`asr.records`), for stdout nothing.
         stems: for every recording the path of its files below `where`, without extension.
         owners: the recording that each name belonged to when the names were chosen.
     """
 
     where: Path | Location | None
-    store: FolderFiles | Store | Stdout
+    store: Folder | Store | Stdout
     ledger: Ledger
     formats: tuple[str, ...]
     stems: dict[str, str]
@@ -72,21 +71,19 @@ class Outputs:
         *,
         stores: Stores | None = None,
         rules: LineRules = PLAIN,
-        shared: bool = False,
         dry_run: bool = False,
     ) -> Outputs:
         """Choose names for the results of `sources` in the formats `names`, and check everything that can be
         checked without a transcript; create the folder. With `dry_run` nothing is created.
 
-        Several machines may write to a folder that is `shared`: its records are created once, as in object
-        storage. Raises UsageError for unknown formats, for several formats on stdout, for line rules without
-        subtitles and for locations that can only be read; OutputError for a folder that cannot be written;
-        LocatedError for stores.
+        Raises UsageError for unknown formats, for several formats on stdout, for line rules without subtitles
+        and for locations that can only be read; OutputError for a folder that cannot be written; LocatedError
+        for stores.
         """
         chosen = _chosen_formats(names, rules)
         if where == STDOUT and len(chosen) > 1:
             raise UsageError("stdout takes one format: choose it, as in `-o - -f txt`")
-        place, store, ledger = _opened(where, stores or Stores(), shared=shared, dry_run=dry_run)
+        place, store, ledger = _opened(where, stores or Stores(), dry_run=dry_run)
         stems = _choose_stems(sources, chosen, ledger)
         owners = {stem: ledger.owner(stem) for stem in stems.values()}
         return cls(place, store, ledger, chosen, stems, rules, owners)
@@ -156,25 +153,51 @@ class Outputs:
         self.ledger.sweep(self.stems.values())
 
 
+class Folder:
+    """Files below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a file, replacing another one at once. Raises OutputError."""
+        path = self.folder / key
+        with output_errors(f"{path.stem!r} to {str(path.parent)!r}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            put(path, data)
+
+
+class Stdout:
+    """Text, printed in UTF-8 as in files, whatever the locale is."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Raises OutputError, and BrokenPipeError if the reader has closed it: no error of ours."""
+        try:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"cannot write to stdout: {error.strerror}") from error
+
+
 def _opened(
-    where: str, stores: Stores, *, shared: bool, dry_run: bool
-) -> tuple[Path | Location | None, FolderFiles | Store | Stdout, Ledger]:
+    where: str, stores: Stores, *, dry_run: bool
+) -> tuple[Path | Location | None, Folder | Store | Stdout, Ledger]:
     """What `where` names, checked: see `Outputs`."""
     if where == STDOUT:
         return None, Stdout(), Ledger()
     location = Location.parse(where) if is_url(where) else None
     if location is not None and location.scheme != "file":
-        records, store = RecordStore.open(location, stores=stores), stores.at(location)
+        records = RecordStore.open(location, stores=stores)
         if not dry_run:
-            store.check_create()
-        return location, store, _planned(records, location.identity)
+            records.store.check_create()
+        return location, records.store, _planned(records, location.identity)
     folder = where if location is None else location.key
     path = Path(folder)
     if not dry_run:
         _check_writable(path, folder)
-    if shared:
-        return path, FolderFiles(path), _planned(RecordStore.open(path), identity(folder))
-    return path, FolderFiles(path), _manifest(path, folder)
+    return path, Folder(path), _manifest(path, folder)
 
 
 def _choose_stems(
@@ -297,7 +320,7 @@ def _manifest(path: Path, folder: str) -> Manifest:
 
 def _planned(records: RecordStore, folder: str) -> RecordLedger:
     """The ledger of an output as its records and files are now."""
-    entries = records.files.list()
+    entries = records.store.list()
     return RecordLedger(
         records, folder, dict(records.load(entries)), frozenset(entry.key for entry in entries)
     )

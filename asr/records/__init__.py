@@ -1,1 +1,1 @@
-"""Records of a run, one object per recording, created once: in object storage or in a shared folder."""
+"""Records of a run in object storage, one object per recording, created once."""

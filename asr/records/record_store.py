@@ -1,4 +1,4 @@
-"""The records of an output: created once each, listed with few requests, merged at the end.
+"""The records of an output in object storage: created once each, listed with few requests, merged at the end.
 
     records = RecordStore.open("s3://out/2026")
     run = records.begin(settings="5e77", formats=("json", "srt"), total=10_000)
@@ -21,19 +21,18 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from ..batch.manifest import NAME as MANIFEST
-from ..batch.manifest import Ledger, Manifest, Record
+from ..batch.manifest import Ledger, Record
 from ..errors import ForescribeError, UsageError
-from ..storage.locations import Entry, Location, is_url
-from ..storage.stores import Stores
-from .record_files import FolderFiles, RecordFiles
+from ..storage.locations import Entry, Location
+from ..storage.stores import Store, Stores
 from .sources import Source, identity
 from .stored_records import (
     CRASHES,
@@ -57,7 +56,7 @@ MAX_CRASHES = 3
 
 
 class RecordStore:
-    """The records in `files`. Methods may be called from several threads.
+    """The records in a store. Methods may be called from several threads.
 
     Attributes:
         created: records that were made here.
@@ -66,16 +65,9 @@ class RecordStore:
         worker: written into records, to tell machines and processes apart.
     """
 
-    def __init__(
-        self,
-        files: RecordFiles,
-        where: str,
-        *,
-        worker: str | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.files, self.where, self.clock = files, where, clock
-        self.worker = worker or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    def __init__(self, store: Store, where: str) -> None:
+        self.store, self.where = store, where
+        self.worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.created = self.doubled = self.all_doubled = 0
         self._run: Run | None = None
         self._known: dict[str, StoredRecord] = {}  # the latest one by source
@@ -83,21 +75,12 @@ class RecordStore:
         self._changing = threading.Lock()
 
     @classmethod
-    def open(
-        cls,
-        output: str | Path | Location,
-        *,
-        stores: Stores | None = None,
-        worker: str | None = None,
-    ) -> RecordStore:
-        """The records of an output: a URL or a folder. Nothing is requested yet. Raises UsageError."""
-        if isinstance(output, str) and is_url(output):
-            output = Location.parse(output)
-        if isinstance(output, Location):
-            if not output.writable:
-                raise UsageError(f"{output} can only be read: name s3://, gs://, az:// or a folder")
-            return cls((stores or Stores()).at(output), output.shown, worker=worker)
-        return cls(FolderFiles(Path(output)), str(output), worker=worker)
+    def open(cls, output: str | Location, *, stores: Stores | None = None) -> RecordStore:
+        """The records of an output. Nothing is requested yet. Raises UsageError."""
+        location = Location.parse(output) if isinstance(output, str) else output
+        if not location.writable:
+            raise UsageError(f"{location} can only be read: name s3://, gs://, az:// or a folder")
+        return cls((stores or Stores()).at(location), location.shown)
 
     # Runs
 
@@ -134,7 +117,7 @@ class RecordStore:
             tuple(formats),
             total=total,
             total_bytes=total_bytes,
-            started=self.clock(),
+            started=time.time(),
             program=program,
         )
         while True:
@@ -142,7 +125,7 @@ class RecordStore:
             new = wanted if latest is None else self._following(latest, wanted, overwrite)
             if new is None or dry_run:
                 self._run = new or latest
-            elif self.files.create(_run_key(new.number), new.to_json()):
+            elif self.store.create(_run_key(new.number), new.to_json()):
                 self._run = new
             else:
                 continue  # another process was first: follow its run
@@ -167,7 +150,7 @@ class RecordStore:
         found, number = None, 1
         while True:
             try:
-                data = self.files.read(_run_key(number))
+                data = self.store.read(_run_key(number))
             except FileNotFoundError:
                 return found
             found = Run.from_json(data, f"{self.where}: {_run_key(number)}")
@@ -185,7 +168,7 @@ class RecordStore:
         latest: dict[str, int] = {}
         crashes: Counter[tuple[str, int]] = Counter()
         doubled = 0
-        for entry in self.files.list("_forescribe") if entries is None else entries:
+        for entry in self.store.list("_forescribe") if entries is None else entries:
             folder, _, name = entry.key.rpartition("/")
             doubled += f"{folder}/" == DOUBLED
             if f"{folder}/" == CRASHES:
@@ -249,10 +232,10 @@ class RecordStore:
             self.run.number,
             seen + 1,
             self.worker if worker is None else f"{self.worker}/{worker}",
-            round(self.clock(), 3),
+            round(time.time(), 3),
             secrets.token_hex(8),
         )
-        while not self.files.create(stored.key, stored.to_json()):
+        while not self.store.create(stored.key, stored.to_json()):
             other = self._read_hash((source_hash(record.source), stored.generation))
             if other is not None and not self._gives_way(other, stored):
                 self._count_doubled(stored)
@@ -270,7 +253,7 @@ class RecordStore:
         with self._changing:
             self.doubled += 1
         with suppress(ForescribeError):
-            self.files.create(f"{DOUBLED}{source_hash(stored.source)}.{stored.token}", b"")
+            self.store.create(f"{DOUBLED}{source_hash(stored.source)}.{stored.token}", b"")
 
     def _gives_way(self, old: StoredRecord, new: StoredRecord) -> bool:
         """Whether a record that was made meanwhile is replaced by ours."""
@@ -294,7 +277,7 @@ class RecordStore:
         sees it, such as the driver of a cluster; after `MAX_CRASHES` it is given up."""
         mark = source_hash(source), self.generation(source)
         name = f"{CRASHES}{mark[0]}.{mark[1]}.{secrets.token_hex(4)}"
-        self.files.create(name, (json.dumps({"worker": self.worker, "at": self.clock()})).encode())
+        self.store.create(name, (json.dumps({"worker": self.worker, "at": time.time()})).encode())
         with self._changing:
             self._crashes[mark] += 1
             return self._crashes[mark]
@@ -305,24 +288,13 @@ class RecordStore:
         """Write `manifest.jsonl`: the latest record of every recording, one per line, in one piece. Returns
         their number. Records are not touched."""
         records = self.load()
-        if isinstance(self.files, FolderFiles):
-            self._append(records.values(), self.files.folder)
-        else:
-            lines = b"".join(records[source].to_json() for source in sorted(records))
-            self.files.put(MANIFEST, lines)
+        lines = b"".join(records[source].to_json() for source in sorted(records))
+        self.store.put(MANIFEST, lines)
         return len(records)
-
-    def _append(self, records: Iterable[StoredRecord], folder: Path) -> None:
-        """Add what is new to the manifest of a folder, where other runs append their own lines."""
-        manifest = Manifest(folder)
-        with manifest.locked():
-            there = {stored.token for stored in self._merged()}
-            fresh = [stored for stored in records if stored.token not in there]
-            manifest.append_lines(stored.to_dict() for stored in fresh)
 
     def _merged(self) -> list[StoredRecord]:
         try:
-            data = self.files.read(MANIFEST)
+            data = self.store.read(MANIFEST)
         except FileNotFoundError:
             return []
         found = []
@@ -335,7 +307,7 @@ class RecordStore:
 
     def _read_hash(self, name: tuple[str, int]) -> StoredRecord | None:
         try:
-            return StoredRecord.from_dict(json.loads(self.files.read(record_key(*name))))
+            return StoredRecord.from_dict(json.loads(self.store.read(record_key(*name))))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -4,15 +4,14 @@
     status = reader.read()          # again and again: one listing, and what is new since the last time
     status.left, status.failures["invalid_audio"].count
 
-Of a folder that one machine writes, the manifest is read. Times are those of the writers' clocks. Knows
-nothing of terminals.
+Of a folder the manifest is read. Times are those of the writers' clocks. Knows nothing of terminals.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +20,6 @@ from ..batch.manifest import NAME as MANIFEST
 from ..errors import UsageError
 from ..formats.transcript_parts import Json
 from ..storage.locations import is_url
-from ..storage.stores import Stores
 from .record_store import RecordStore
 from .stored_records import Run, StoredRecord
 
@@ -38,40 +36,42 @@ BARS = 24
 class StatusReader:
     """The status of an output: a URL or a folder."""
 
-    def __init__(
-        self, output: str, *, stores: Stores | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
-        self.output, self.clock = output, clock
-        self.records = RecordStore.open(output, stores=stores)
+    def __init__(self, output: str) -> None:
+        self.records = RecordStore.open(output) if is_url(output) else None
+        self.where = output if self.records is None else self.records.where
 
     def read(self) -> RunStatus:
         """Raises UsageError if nothing was ever written there, and LocatedError."""
+        if self.records is None:
+            return self._of_manifest(Path(self.where, MANIFEST))
         run = self.records.join()
         if run is None:
-            return self._of_manifest()
+            raise self._nothing_there()
         known = self.records.load()
         return RunStatus.of(
             known.values(),
             run,
-            now=self.clock(),
+            now=time.time(),
             doubled=self.records.all_doubled,
             crashes=self.records.all_crashes,
         )
 
-    def _of_manifest(self) -> RunStatus:
-        """Of a folder that one machine writes: its manifest has no times and does not know the total."""
-        path = Path(self.output, MANIFEST)
-        if is_url(self.output) or not path.is_file():
-            raise UsageError(
-                f"{self.records.where}: no run has written there; name the output of `transcribe -o`"
-            )
+    def _of_manifest(self, path: Path) -> RunStatus:
+        """Of a folder: its manifest has no times and does not know the total."""
+        if not path.is_file():
+            raise self._nothing_there()
         latest: dict[str, StoredRecord] = {}
         for line in path.read_bytes().split(b"\n"):
             with suppress(ValueError, KeyError, TypeError, AttributeError):
                 values = {"settings": "", "run": 1} | json.loads(line)
                 stored = StoredRecord.from_dict(values)
                 latest[stored.source] = stored
-        return RunStatus.of(latest.values(), None, now=self.clock())
+        return RunStatus.of(latest.values(), None, now=time.time())
+
+    def _nothing_there(self) -> UsageError:
+        return UsageError(
+            f"{self.where}: no run has written there; name the output of `transcribe -o`"
+        )
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,10 @@ def status(**values: Any) -> None:
     while True:
         found = reader.read()
         if options.json:
-            shown = {"output": reader.records.where} | found.to_dict()
+            shown = {"output": reader.where} | found.to_dict()
             text = json.dumps(shown)
         else:
-            text = "\n".join(status_lines(reader.records.where, found, now=time.time()))
+            text = "\n".join(status_lines(reader.where, found, now=time.time()))
         clear = options.watch and not options.json and sys.stdout.isatty()
         typer.echo((CLEAR if clear else "") + text)
         if not options.watch or found.left == 0 or found.total is None:

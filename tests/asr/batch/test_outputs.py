@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forescribe.asr.batch import outputs as batch_outputs
 from forescribe.asr.batch.outputs import Outputs
 from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span
-from forescribe.asr.records import record_files
 from forescribe.asr.records.sources import Source
 
 TRANSCRIPT = Transcript(
@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path, folder) ->
 
 
 def stdout(monkeypatch: pytest.MonkeyPatch, buffer: io.RawIOBase | io.BytesIO) -> None:
-    monkeypatch.setattr(record_files.sys, "stdout", SimpleNamespace(buffer=buffer))
+    monkeypatch.setattr(batch_outputs.sys, "stdout", SimpleNamespace(buffer=buffer))
 
 
 def test_stdout_is_utf8_whatever_the_locale(monkeypatch) -> None:

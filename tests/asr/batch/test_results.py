@@ -1,4 +1,4 @@
-"""The contract of outputs: a folder, one of several machines, and object storage keep the same promises."""
+"""The contract of outputs: a folder and object storage keep the same promises."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ EARLIER = Path(__file__).parent / "earlier"
 
 @dataclass(frozen=True)
 class Output:
-    kind: str  # folder, shared, store
+    kind: str  # folder, store
     where: str
 
     def batch(self, *names: str, **options: Any) -> Batch:
-        shared = self.kind == "shared"
-        return objects.batch([*names] or ["calls"], self.where, shared=shared, **options)
+        return objects.batch([*names] or ["calls"], self.where, **options)
 
     def run(
         self, *names: str, typist: Typist | None = None, **options: Any
@@ -67,7 +66,7 @@ class Output:
         return [*map(json.loads, Path(self.where, "manifest.jsonl").read_text().splitlines())]
 
 
-@pytest.fixture(params=["folder", "shared", "store"])
+@pytest.fixture(params=["folder", "store"])
 def out(request, tmp_path, monkeypatch) -> Output:
     monkeypatch.chdir(tmp_path)
     return Output(request.param, str(memory() / "out") if request.param == "store" else "out")
@@ -259,23 +258,18 @@ def test_a_folder_of_an_earlier_version_is_continued(tmp_path, monkeypatch) -> N
     assert out.batch().todo == [] and StatusReader("out").read().succeeded == 3
 
 
-@pytest.mark.parametrize("kind", ["store", "shared"])
 @pytest.mark.parametrize("merged", [True, False])
-def test_a_run_of_an_earlier_version_is_continued(tmp_path, monkeypatch, kind, merged) -> None:
+def test_a_run_of_an_earlier_version_is_continued(tmp_path, monkeypatch, merged) -> None:
     monkeypatch.chdir(tmp_path)
-    where = str(memory() / "out") if kind == "store" else "out"
+    where = str(memory() / "out")
     for path in (EARLIER / "store").rglob("*"):
         name = path.relative_to(EARLIER / "store")
         if path.is_dir() or (name.name == "manifest.jsonl" and not merged):
             continue
-        if kind == "store":
-            open_store(Location.parse(where)).put(name.as_posix(), path.read_bytes())
-        else:
-            Path(where, name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, Path(where, name))
+        open_store(Location.parse(where)).put(name.as_posix(), path.read_bytes())
     recordings = Location.parse("memory://earlier/calls")
     put_calls(recordings, 3)
-    out = Output(kind, where)
+    out = Output("store", where)
     typist = CopyTypist()  # the others may be fetched again, as their tags are new
     results = {r.record.path: r.record for r in out.run(str(recordings), typist=typist)}
     assert typist.typed == [left := f"{recordings}/02.wav"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import threading
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from forescribe.asr.batch.manifest import Manifest, Record
-from forescribe.asr.errors import OutputError, StorageError, UsageError
-from forescribe.asr.records.record_files import FolderFiles
+from forescribe.asr.batch.manifest import Record
+from forescribe.asr.errors import StorageError, UsageError
 from forescribe.asr.records.record_store import MAX_CRASHES, RecordStore
 from forescribe.asr.records.status import StatusReader
 from forescribe.asr.storage.stores import open_store
@@ -37,14 +35,16 @@ def record(source: str, status: str = "succeeded", *, text: str = "a") -> Record
     )
 
 
-@pytest.fixture(params=["store", "folder"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path):
+@pytest.fixture
+def opened():
     location = memory() / "out"
+    return lambda: RecordStore.open(location)
 
-    def make(**more) -> RecordStore:
-        return RecordStore.open(location if request.param == "store" else tmp_path / "out", **more)
 
-    return make
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A store whose objects are files in the folder."""
+    return f"file://{tmp_path}"
 
 
 def begun(records: RecordStore, **more) -> RecordStore:
@@ -108,14 +108,14 @@ def test_many_threads_leave_one_record(opened) -> None:
     assert won.count(True) == 1 and store.doubled == 15
 
 
-def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
-    store = begun(RecordStore.open(tmp_path))
+def test_a_damaged_record_is_no_record(tmp_path: Path, url: str) -> None:
+    store = begun(RecordStore.open(url))
     store.create(record("a"))
     (path,) = (tmp_path / "_forescribe/records").iterdir()
     path.write_text('{"path": "a", "sta')
-    again = begun(RecordStore.open(tmp_path))
+    again = begun(RecordStore.open(url))
     assert again.load() == {} and again.create(record("a"))
-    assert RecordStore.open(tmp_path).load()["a"].generation == 2
+    assert RecordStore.open(url).load()["a"].generation == 2
 
 
 @pytest.mark.parametrize(
@@ -133,55 +133,26 @@ def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
         {"generation": None},
     ],
 )
-def test_a_record_with_values_of_other_kinds_is_no_record(tmp_path: Path, wrong) -> None:
-    store = begun(RecordStore.open(tmp_path))
+def test_a_record_with_values_of_other_kinds_is_no_record(tmp_path: Path, url, wrong) -> None:
+    store = begun(RecordStore.open(url))
     store.create(record("a"))
     (path,) = (tmp_path / "_forescribe/records").iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
-    status = StatusReader(str(tmp_path)).read()
+    status = StatusReader(url).read()
     assert (status.succeeded, status.failed) == (0, 0)
-    assert begun(RecordStore.open(tmp_path)).create(record("a"))
+    assert begun(RecordStore.open(url)).create(record("a"))
 
 
-def test_a_file_in_place_of_the_folder_or_of_a_record(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="no run has written there"):
         StatusReader(str(tmp_path / "file")).read()
-    (tmp_path / "_forescribe/run.json").mkdir(parents=True)
-    with pytest.raises(OutputError, match=r"cannot read .*run\.json"):
-        StatusReader(str(tmp_path)).read()
 
 
 def test_an_output_that_can_only_be_read_is_refused() -> None:
     for url in ("https://example.com/out", "hf://datasets/org/name"):
         with pytest.raises(UsageError, match="can only be read"):
             RecordStore.open(url)
-
-
-def test_a_link_whose_reply_was_lost_is_ours(tmp_path: Path, monkeypatch) -> None:
-    """As over NFS: the link is made, and the repeated request is refused."""
-    link = os.link
-
-    def twice(made, path) -> None:
-        link(made, path)
-        raise FileExistsError(17, "File exists")
-
-    files = FolderFiles(tmp_path)
-    monkeypatch.setattr(os, "link", twice)
-    assert files.create("a", b"mine")
-    monkeypatch.setattr(os, "link", link)
-    assert not files.create("a", b"yours") and files.read("a") == b"mine"
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_a_file_system_without_links(tmp_path: Path, monkeypatch) -> None:
-    def refused(made, path) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refused)
-    files = FolderFiles(tmp_path)
-    assert files.create("x/a", b"mine") and not files.create("x/a", b"yours")
-    assert files.read("x/a") == b"mine"
 
 
 # Runs
@@ -224,15 +195,15 @@ def test_two_that_begin_together_are_in_one_run(opened) -> None:
     assert {store.run.number for store in stores} == {1}
 
 
-def test_a_run_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    begun(RecordStore.open(tmp_path))
+def test_a_run_of_a_newer_version_is_refused(tmp_path: Path, url: str) -> None:
+    begun(RecordStore.open(url))
     path = tmp_path / "_forescribe/run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2}))
     with pytest.raises(UsageError, match="newer version"):
-        RecordStore.open(tmp_path).join()
+        RecordStore.open(url).join()
     path.write_text("{")
     with pytest.raises(UsageError, match="damaged"):
-        RecordStore.open(tmp_path).join()
+        RecordStore.open(url).join()
 
 
 # Requests
@@ -272,17 +243,6 @@ def test_the_manifest_has_the_latest_record_of_each(opened) -> None:
     store.create(record("a"), seen=1)
     assert store.merge() == 2 == opened().merge()
     assert set(opened().load()) == {"a", "b"}
-
-
-def test_the_manifest_of_a_folder_is_one_that_other_runs_read(tmp_path: Path) -> None:
-    (tmp_path / "manifest.jsonl").write_text(json.dumps(record("old").to_dict()) + "\n")
-    store = begun(RecordStore.open(tmp_path))
-    store.create(record("a"))
-    store.merge()
-    store.merge()
-    lines = (tmp_path / "manifest.jsonl").read_text().splitlines()
-    assert [json.loads(line)["source"] for line in lines] == ["old", "a"]
-    assert Manifest(tmp_path).fingerprint("a.json") == f"sha256:a+{SETTINGS}"
 
 
 # Crashes

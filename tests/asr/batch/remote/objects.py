@@ -69,13 +69,12 @@ def batch(
     settings: str = SETTINGS,
     overwrite: bool = False,
     recursive: bool = True,
-    shared: bool = False,
     limit: int | None = 1 << 30,
     **options: Any,
 ) -> Batch:
     stores = stores or Stores(quick())
     sources = discover(names, recursive=recursive, stores=stores)
-    outputs = Outputs.plan(sources, out, formats, stores=stores, shared=shared)
+    outputs = Outputs.plan(sources, out, formats, stores=stores)
     outputs.begin(sources, settings, overwrite=overwrite)
     return Batch(
         sources,
