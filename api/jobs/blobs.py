@@ -26,10 +26,11 @@ import re
 import secrets
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, ClassVar
 
 from forescribe.asr.errors import OutputError
 
@@ -39,10 +40,16 @@ PIECE = 1 << 20
 """Bytes that are copied at a time."""
 
 
-class Blobs:
-    """Blobs at `<root>/<aa>/<sha256>`, and drafts on the same file system, so that a rename is atomic."""
+class BlobStore(ABC):
+    """Blobs by name, which begins with the SHA-256 of the bytes; drafts of them are local files below `root`.
+    Methods that write raise OutputError for a local disk, StorageError for object storage that refuses or
+    does not answer."""
 
-    marked = False
+    marked: ClassVar[bool]
+    """Whether references are protected by marks in the database instead of locks."""
+
+    place: str
+    """Tells stores apart: processes with equal places see the same blobs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -50,72 +57,48 @@ class Blobs:
         with disk_errors():
             self._drafts.mkdir(parents=True, exist_ok=True)
 
-    @property
-    def place(self) -> str:
-        """The name of this folder, for all processes that share it. Raises OutputError."""
-        path = self.root / "identity"
-        with disk_errors():
-            if not path.exists():
-                new = self._drafts / secrets.token_hex(16)
-                new.write_text(secrets.token_hex(16))
-                with suppress(FileExistsError):
-                    os.link(new, path)  # complete, or not there; the first one stays
-                new.unlink()
-            return f"folder:{path.read_text()}"
-
-    def draft(self) -> Draft:
+    @abstractmethod
+    def draft(self) -> BlobDraft:
         """Begin a new blob. Raises OutputError."""
-        return Draft(self, self._drafts / secrets.token_hex(16))
 
+    @abstractmethod
     def put(self, data: bytes) -> str:
-        """Store the bytes and return their name. Raises OutputError."""
-        draft = self.draft()
-        try:
-            draft.write(data)
-            return draft.commit()
-        finally:
-            draft.discard()
+        """Store the bytes and return their name."""
 
-    def copy(self, file: BinaryIO) -> Draft:
+    def copy(self, file: BinaryIO) -> BlobDraft:
         """A draft with the whole content of a file. Raises OutputError."""
         draft = self.draft()
-        draft.fill(file)
+        try:
+            file.seek(0)
+            while piece := file.read(PIECE):
+                draft.write(piece)
+        except BaseException:
+            draft.discard()
+            raise
         return draft
 
+    @abstractmethod
     def read(self, name: str) -> bytes:
         """Raises FileNotFoundError."""
-        return self.path(name).read_bytes()
 
-    def path(self, name: str) -> Path:
-        """Where the blob is, or would be."""
-        if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a blob's name")
-        return self.root / name[:2] / name
+    @abstractmethod
+    def held(self, name: str) -> AbstractContextManager[Path]:
+        """A local file with the blob, which exists for the block. Raises FileNotFoundError."""
 
-    @contextmanager
-    def held(self, name: str) -> Iterator[Path]:
-        """The blob's file."""
-        yield self.local(name)
-
+    @abstractmethod
     def local(self, name: str) -> Path:
-        """The blob's file. Raises FileNotFoundError."""
-        path = self.path(name)
-        path.stat()
-        return path
+        """A local file with the blob, to be opened at once. Raises FileNotFoundError."""
 
+    @abstractmethod
     def delete(self, name: str) -> None:
         """Delete the blob, if it exists."""
-        self.path(name).unlink(missing_ok=True)
 
+    @abstractmethod
     def names(self, older_s: float = 0.0) -> Iterator[str]:
-        """All blobs; with `older_s`, those written longer ago."""
-        newest = time.time() - older_s
-        for path in self.root.glob("??/*"):
-            if NAME.fullmatch(path.name) and (not older_s or path.stat().st_mtime <= newest):
-                yield path.name
+        """All blobs; with `older_s`, those stored longer ago."""
 
     def probe(self) -> None:
-        """Write and remove a byte. Raises OutputError if that fails."""
+        """Write and remove a byte. Raises OutputError, StorageError if that fails."""
         draft = self.draft()
         try:
             draft.write(b"\0")
@@ -124,7 +107,7 @@ class Blobs:
             draft.discard()
 
     def sweep(self, older_s: float) -> int:
-        """Remove drafts that have not been written to for `older_s` seconds, and return their number."""
+        """Remove local files that nobody has used for `older_s` seconds, and return their number."""
         oldest, count = time.time() - older_s, 0
         for path in self._drafts.iterdir():
             with suppress(FileNotFoundError):
@@ -133,42 +116,30 @@ class Blobs:
                     count += 1
         return count
 
+    @abstractmethod
     def close(self) -> None:
-        """All files here outlive the process, or are removed by `sweep`."""
+        """Remove what was only needed by this process."""
 
     @property
     def free(self) -> int:
-        """Free bytes on the disk."""
+        """Free bytes on the local disk."""
         return shutil.disk_usage(self.root).free
 
     @property
     def requests(self) -> Mapping[str, int]:
-        """None: nothing is requested."""
+        """Requests to object storage so far, by kind; none on a local disk."""
         return {}
 
-    @contextmanager
-    def shared_lock(self) -> Iterator[None]:
+    @abstractmethod
+    def shared_lock(self) -> AbstractContextManager[None]:
         """Hold while a blob may exist that no row refers to yet. Several holders are possible."""
-        with self._locked(fcntl.LOCK_SH):
-            yield
 
-    @contextmanager
-    def exclusive_lock(self) -> Iterator[None]:
+    @abstractmethod
+    def exclusive_lock(self) -> AbstractContextManager[None]:
         """Hold while blobs are deleted: no other process or thread holds `shared_lock`."""
-        with self._locked(fcntl.LOCK_EX):
-            yield
-
-    @contextmanager
-    def _locked(self, operation: int) -> Iterator[None]:
-        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, operation)
-            yield
-        finally:
-            os.close(descriptor)
 
 
-class DraftFile:
+class BlobDraft(ABC):
     """A blob while it is written to a local file."""
 
     def __init__(self, path: Path) -> None:
@@ -180,7 +151,7 @@ class DraftFile:
 
     @property
     def name(self) -> str:
-        """The SHA-256 of the bytes written so far."""
+        """The SHA-256 of the bytes written so far, as hexadecimal digits."""
         return self._hash.hexdigest()
 
     def write(self, data: bytes) -> None:
@@ -190,125 +161,119 @@ class DraftFile:
         self._hash.update(data)
         self.size += len(data)
 
-    def fill(self, file: BinaryIO) -> None:
-        """Append the whole content of a file; an exception discards the draft. Raises OutputError."""
-        try:
-            file.seek(0)
-            while piece := file.read(PIECE):
-                self.write(piece)
-        except BaseException:
-            self.discard()
-            raise
-
+    @abstractmethod
     def flush(self) -> None:
-        """Write everything to disk. Raises OutputError."""
-        with disk_errors():
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        """Complete the local file: afterwards `path` can be read. Raises OutputError."""
+
+    @abstractmethod
+    def commit(self) -> str:
+        """Store the blob and return its name. Raises OutputError, StorageError."""
 
     def discard(self) -> None:
-        """Remove the draft; does nothing after `commit`."""
+        """Remove the local file; does nothing after `commit`."""
         with suppress(OSError):
             self._file.close()
         with suppress(OSError):  # a read-only disk: `sweep` removes it later
             self.path.unlink(missing_ok=True)
 
 
-class Draft(DraftFile):
+class Blobs(BlobStore):
+    """Blobs at `<root>/<aa>/<sha256>`, and drafts on the same file system, so that a rename is atomic."""
+
+    marked = False
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.place = f"folder:{self._identity()}"
+
+    def draft(self) -> Draft:
+        return Draft(self, self._drafts / secrets.token_hex(16))
+
+    def put(self, data: bytes) -> str:
+        draft = self.draft()
+        try:
+            draft.write(data)
+            return draft.commit()
+        finally:
+            draft.discard()
+
+    def read(self, name: str) -> bytes:
+        return self.path(name).read_bytes()
+
+    def path(self, name: str) -> Path:
+        """Where the blob is, or would be."""
+        if not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a blob's name")
+        return self.root / name[:2] / name
+
+    def held(self, name: str) -> AbstractContextManager[Path]:
+        return nullcontext(self.local(name))
+
+    def local(self, name: str) -> Path:
+        path = self.path(name)
+        path.stat()
+        return path
+
+    def delete(self, name: str) -> None:
+        self.path(name).unlink(missing_ok=True)
+
+    def names(self, older_s: float = 0.0) -> Iterator[str]:
+        newest = time.time() - older_s
+        for path in self.root.glob("??/*"):
+            if NAME.fullmatch(path.name) and (not older_s or path.stat().st_mtime <= newest):
+                yield path.name
+
+    def close(self) -> None:
+        """All files here outlive the process, or are removed by `sweep`."""
+
+    def shared_lock(self) -> AbstractContextManager[None]:
+        return self._locked(fcntl.LOCK_SH)
+
+    def exclusive_lock(self) -> AbstractContextManager[None]:
+        return self._locked(fcntl.LOCK_EX)
+
+    @contextmanager
+    def _locked(self, operation: int) -> Iterator[None]:
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, operation)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _identity(self) -> str:
+        """The name of this folder, for all processes that share it. Raises OutputError."""
+        path = self.root / "identity"
+        with disk_errors():
+            if not path.exists():
+                new = self._drafts / secrets.token_hex(16)
+                new.write_text(secrets.token_hex(16))
+                with suppress(FileExistsError):
+                    os.link(new, path)  # complete, or not there; the first one stays
+                new.unlink()
+            return path.read_text()
+
+
+class Draft(BlobDraft):
     """A draft of a blob on this disk. `flush` does the slow part of `commit` in advance."""
 
     def __init__(self, blobs: Blobs, path: Path) -> None:
         super().__init__(path)
         self.blobs = blobs
 
+    def flush(self) -> None:
+        """Write everything to disk."""
+        with disk_errors():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
     def commit(self) -> str:
-        """Make the blob durable, directory entry included, and return its name. Raises OutputError."""
+        """Make the blob durable, directory entry included."""
         with disk_errors():
             self.flush()
             self._file.close()
             move_durably(self.path, self.blobs.path(self.name))
         return self.name
-
-
-class BlobStore(Protocol):
-    """Blobs by name, which begins with the SHA-256 of the bytes. Methods that write raise OutputError for a
-    local disk, StorageError for object storage that refuses or does not answer."""
-
-    marked: bool
-    """Whether references are protected by marks in the database instead of locks."""
-
-    @property
-    def place(self) -> str:
-        """Tells stores apart: processes with equal places see the same blobs."""
-
-    def draft(self) -> BlobDraft: ...
-
-    def put(self, data: bytes) -> str:
-        """Store the bytes and return their name."""
-
-    def copy(self, file: BinaryIO) -> BlobDraft:
-        """A draft with the whole content of a file."""
-
-    def read(self, name: str) -> bytes:
-        """Raises FileNotFoundError."""
-
-    def held(self, name: str) -> AbstractContextManager[Path]:
-        """A local file with the blob, which exists for the block. Raises FileNotFoundError."""
-
-    def local(self, name: str) -> Path:
-        """A local file with the blob, to be opened at once. Raises FileNotFoundError."""
-
-    def delete(self, name: str) -> None:
-        """Delete the blob, if it exists."""
-
-    def names(self, older_s: float = 0.0) -> Iterator[str]:
-        """All blobs; with `older_s`, those stored longer ago."""
-
-    def probe(self) -> None:
-        """Write and remove a byte. Raises OutputError, StorageError."""
-
-    def sweep(self, older_s: float) -> int:
-        """Remove local files that nobody has used for `older_s` seconds, and return their number."""
-
-    def close(self) -> None:
-        """Remove what was only needed by this process."""
-
-    @property
-    def free(self) -> int:
-        """Free bytes on the local disk."""
-
-    @property
-    def requests(self) -> Mapping[str, int]:
-        """Requests to object storage so far, by kind; none on a local disk."""
-
-    def shared_lock(self) -> AbstractContextManager[None]:
-        """Hold while a blob may exist that no row refers to yet. Several holders are possible."""
-
-    def exclusive_lock(self) -> AbstractContextManager[None]:
-        """Hold while blobs are deleted."""
-
-
-class BlobDraft(Protocol):
-    """A blob while it is written to a local file."""
-
-    path: Path
-    size: int
-
-    @property
-    def name(self) -> str:
-        """The SHA-256 of the bytes written so far, as hexadecimal digits."""
-
-    def write(self, data: bytes) -> None:
-        """Append bytes. Raises OutputError."""
-
-    def flush(self) -> None:
-        """Complete the local file: afterwards `path` can be read. Raises OutputError."""
-
-    def commit(self) -> str:
-        """Store the blob and return its name. Raises OutputError, StorageError."""
-
-    def discard(self) -> None:
-        """Remove the local file; does nothing after `commit`."""
 
 
 @contextmanager

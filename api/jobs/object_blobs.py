@@ -19,19 +19,18 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from forescribe.asr.errors import StorageError
 
-from .blobs import DraftFile, disk_errors
+from .blobs import BlobDraft, BlobStore, disk_errors
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -48,7 +47,7 @@ IDLE_S = 60.0
 """How long a copy is kept after its last use: a browser plays a recording by many requests."""
 
 
-class ObjectBlobs:
+class ObjectBlobs(BlobStore):
     """Blobs at `<store>/blobs/<aa>/<name>`.
 
     Args:
@@ -60,31 +59,21 @@ class ObjectBlobs:
     marked = True
 
     def __init__(self, store: Store, folder: Path, cache_bytes: int) -> None:
+        super().__init__(folder)
         self.objects = store
         with disk_errors():
-            self.root = folder
-            self._drafts = folder / "drafts"
-            self._drafts.mkdir(parents=True, exist_ok=True)
             for path in self._drafts.iterdir():  # left by a process that died
                 path.unlink()
             self.cache = BlobCache(folder / "copies", cache_bytes, self._size, self._fetch)
         self.place = f"objects:{self._identity()}"
 
     def draft(self) -> ObjectDraft:
-        """Begin a new blob in a local file. Raises OutputError."""
         return ObjectDraft(self, self._drafts / secrets.token_hex(16))
 
     def put(self, data: bytes) -> str:
-        """Store the bytes and return their name. Raises StorageError."""
         name = _new_name(hashlib.sha256(data).hexdigest())
         self.objects.put(_key(name), data)
         return name
-
-    def copy(self, file: BinaryIO) -> ObjectDraft:
-        """A draft with the whole content of a file. Raises OutputError."""
-        draft = self.draft()
-        draft.fill(file)
-        return draft
 
     def read(self, name: str) -> bytes:
         """Raises FileNotFoundError, StorageError."""
@@ -94,11 +83,9 @@ class ObjectBlobs:
             raise StorageError("an object of the job store is damaged", code="internal_error")
         return data
 
-    @contextmanager
-    def held(self, name: str) -> Iterator[Path]:
+    def held(self, name: str) -> AbstractContextManager[Path]:
         """A local copy, which exists for the block. Raises FileNotFoundError, StorageError, OutputError."""
-        with self.cache.held(name) as path:
-            yield path
+        return self.cache.held(name)
 
     def local(self, name: str) -> Path:
         """A local copy to be opened at once: it is removed some time after its last use. Raises as `held`
@@ -107,7 +94,6 @@ class ObjectBlobs:
             return path
 
     def delete(self, name: str) -> None:
-        """Delete the object, if it exists. Raises StorageError."""
         self.cache.drop(name)
         self.objects.delete(_key(name))
 
@@ -121,35 +107,19 @@ class ObjectBlobs:
                 yield name
 
     def probe(self) -> None:
-        """Write and remove a local byte and an object. Raises OutputError, StorageError."""
-        draft = self.draft()
-        try:
-            draft.write(b"\0")
-            draft.flush()
-        finally:
-            draft.discard()
+        """Write and remove a local byte and an object."""
+        super().probe()
         key = f"probes/{secrets.token_hex(8)}"
         self.objects.put(key, b"\0")
         self.objects.delete(key)
 
     def sweep(self, older_s: float) -> int:
-        """Remove drafts that nobody has written to for `older_s` seconds, and copies that are not in use."""
-        oldest, count = time.time() - older_s, self.cache.trim()
-        for path in self._drafts.iterdir():
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime < oldest:
-                    path.unlink()
-                    count += 1
-        return count
+        """Also copies that are not in use."""
+        return super().sweep(older_s) + self.cache.trim()
 
     def close(self) -> None:
         """Remove the local copies."""
         self.cache.trim(0.0)
-
-    @property
-    def free(self) -> int:
-        """Free bytes on the local disk."""
-        return shutil.disk_usage(self.root).free
 
     @property
     def requests(self) -> Mapping[str, int]:
@@ -194,7 +164,7 @@ class ObjectBlobs:
         return self.objects.read(IDENTITY).decode()
 
 
-class ObjectDraft(DraftFile):
+class ObjectDraft(BlobDraft):
     """A draft whose commit stores an object."""
 
     def __init__(self, blobs: ObjectBlobs, path: Path) -> None:
@@ -202,7 +172,6 @@ class ObjectDraft(DraftFile):
         self.blobs = blobs
 
     def commit(self) -> str:
-        """Store the object and return its name. Raises OutputError, StorageError."""
         self.flush()
         name = _new_name(self.name)
         self.blobs.objects.put(_key(name), self.path)
