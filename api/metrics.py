@@ -14,7 +14,7 @@ import math
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -63,40 +63,35 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = self._counter("requests", "Requests answered.", "route", "status")
-        self._errors = self._counter(
+        self._requests = self.counter("requests", "Requests answered.", "route", "status")
+        self._errors = self.counter(
             "errors", "Recordings that failed after they were queued.", "code"
         )
-        self._refused = self._counter("refusals", "Requests answered with an error.", "code")
-        self._steps = Histogram(
-            "forescribe_step_seconds",
+        self._refused = self.counter("refusals", "Requests answered with an error.", "code")
+        self._steps = self.histogram(
+            "step_seconds",
             "Steps of a recording: upload, decode, wait for a reader, transcribe.",
-            ["step"],
-            buckets=SECONDS,
-            registry=self.registry,
+            "step",
         )
-        self._request_s = Histogram(
-            "forescribe_request_seconds",
+        self._request_s = self.histogram(
+            "request_seconds",
             "From the first byte of a request to the last of its answer.",
-            ["route"],
-            buckets=SECONDS,
-            registry=self.registry,
+            "route",
         )
-        self._speed = Histogram(
-            "forescribe_real_time_factor",
+        self._speed = self.histogram(
+            "real_time_factor",
             "Seconds of audio per second in the engine, for each recording, with others at the same time.",
             buckets=SPEEDS,
-            registry=self.registry,
         )
-        self._audio_s = self._counter("audio_seconds", "Audio transcribed.")
-        self._wordless_s = self._counter(
+        self._audio_s = self.counter("audio_seconds", "Audio transcribed.")
+        self._wordless_s = self.counter(
             "voice_without_words_seconds", "Audio in which a voice was heard and no word written."
         )
-        self._windows = self._counter("windows", "Windows of audio by result.", "state")
-        self._fallbacks = self._counter("fallbacks", "Windows decoded again at a temperature.")
-        self._tokens = self._counter("tokens", "Tokens of transcripts.")
-        self._drafted = self._counter("drafted_tokens", "Tokens drafted.")
-        self._accepted = self._counter("accepted_tokens", "Drafted tokens accepted by the target.")
+        self._windows = self.counter("windows", "Windows of audio by result.", "state")
+        self._fallbacks = self.counter("fallbacks", "Windows decoded again at a temperature.")
+        self._tokens = self.counter("tokens", "Tokens of transcripts.")
+        self._drafted = self.counter("drafted_tokens", "Tokens drafted.")
+        self._accepted = self.counter("accepted_tokens", "Drafted tokens accepted by the target.")
 
     def refused(self, code: str) -> None:
         """Count a request that was answered with an error."""
@@ -106,9 +101,32 @@ class Metrics:
         """Record the duration of a step: `upload`, `decode`, `wait`, `transcribe`."""
         self._steps.labels(step).observe(wall_s)
 
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"forescribe_{name}", text, labels, registry=self.registry)
+
+    def histogram(
+        self, name: str, text: str, *labels: str, buckets: Sequence[float] = SECONDS
+    ) -> Histogram:
+        return Histogram(
+            f"forescribe_{name}", text, labels, buckets=buckets, registry=self.registry
+        )
+
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge that is evaluated when metrics are requested."""
         Gauge(f"forescribe_{name}", text, registry=self.registry).set_function(TimedValue(value))
+
+    def count(
+        self, name: str, text: str, label: str, values: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Add a counter that somebody else keeps, by one label; read when metrics are requested."""
+
+        def read() -> Iterator[Metric]:
+            family = CounterMetricFamily(f"forescribe_{name}", text, labels=[label])
+            for kind, count in dict(values()).items():
+                family.add_metric([kind], count)
+            yield family
+
+        self.registry.register(Series(read))
 
     def answered(self, route: str, status: int, wall_s: float) -> None:
         self._requests.labels(route, str(status)).inc()
@@ -138,9 +156,6 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"forescribe_{name}", text, labels, registry=self.registry)
-
 
 def watch(
     metrics: Metrics,
@@ -152,7 +167,12 @@ def watch(
     """Register the gauges of speech serving; `session` gives None until the model is loaded."""
     metrics.registry.register(Series(lambda: _build(model, session())))
     metrics.registry.register(Series(lambda: _engine_counts(session())))
-    metrics.registry.register(Series(lambda: _engine_seconds(session())))
+    metrics.count(
+        "engine_seconds",
+        "Time of the engine's thread by stage; up to five seconds old.",
+        "stage",
+        lambda: {} if (known := session()) is None else known.stats.seconds,
+    )
     metrics.watch("ready", "Whether requests are admitted.", ready)
     metrics.watch("requests_inside", "Requests in progress.", lambda: admission.requests)
     metrics.watch("slots_busy", "Share of the engine's slots in use.", lambda: _busy(session()))
@@ -228,15 +248,6 @@ def _engine_counts(session: Session | None) -> Iterator[Metric]:
     for name, (attribute, text) in ENGINE_COUNTS.items():
         value = 0 if session is None else getattr(session.stats, attribute)
         yield CounterMetricFamily(f"forescribe_{name}", text, value=value)
-
-
-def _engine_seconds(session: Session | None) -> Iterator[Metric]:
-    """Seconds by stage; their sum is the time for which the engine was busy."""
-    text = "Time of the engine's thread by stage; up to five seconds old."
-    family = CounterMetricFamily("forescribe_engine_seconds", text, labels=["stage"])
-    for stage, seconds in ({} if session is None else session.stats.seconds).items():
-        family.add_metric([stage], seconds)
-    yield family
 
 
 def _busy(session: Session | None) -> float:

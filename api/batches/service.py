@@ -30,8 +30,9 @@ from ..jobs.active import report_fault
 from ..jobs.service import Jobs
 from ..jobs.submissions import IdempotencyKey
 from ..jobs.workflows import Stopping
+from ..metrics import WHOLE_DATABASE
 from .lines import LineAudio
-from .steps import INPUT, BatchMetrics, BatchSteps
+from .steps import INPUT, BatchSteps
 from .table import (
     BATCHES,
     ID,
@@ -71,11 +72,13 @@ class Batches:
         self.jobs, self.files, self.store = jobs, files, jobs.store
         self.settings = jobs.settings
         self.table = BatchTable(self.store.database, self.store.now)
-        metrics = BatchMetrics(jobs.serving.metrics.registry, self.table.count_unfinished)
-        self.runner = BatchRunner(jobs, self.table)
+        jobs.serving.metrics.watch(
+            "batches_open",
+            f"Batches that have not ended, {WHOLE_DATABASE}.",
+            self.table.count_unfinished,
+        )
         audio = LineAudio(self.settings, files, resolve)
-        self.runner.steps = BatchSteps(jobs, files, self.table, audio, metrics, self.runner.leave)
-        self.runner.also = self._erase_expired
+        self.runner = BatchRunner(jobs, files, self.table, audio, self._erase_expired)
         self._erased_at = -RETENTION_TICK_S
 
     def start(self) -> None:
@@ -198,13 +201,19 @@ class Batches:
 
 
 class BatchRunner:
-    """Moves the batches of one database on, in one thread and a few helpers."""
+    """Moves the batches of one database on, in one thread and a few helpers. `also` is called at each
+    pass."""
 
-    def __init__(self, jobs: Jobs, table: BatchTable) -> None:
-        self.jobs, self.table = jobs, table
-        self.steps: BatchSteps | None = None
-        self.also: Callable[[], None] = lambda: None
-        """Called at each pass."""
+    def __init__(
+        self,
+        jobs: Jobs,
+        files: Files,
+        table: BatchTable,
+        audio: LineAudio,
+        also: Callable[[], None],
+    ) -> None:
+        self.jobs, self.table, self.also = jobs, table, also
+        self.steps = BatchSteps(jobs, files, table, audio, self.leave)
         self._stopping, self._woken = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._pool = ThreadPoolExecutor(SUBMITTERS, thread_name_prefix="batch-line")
@@ -260,7 +269,6 @@ class BatchRunner:
 
     def advance(self, batch: Batch) -> None:
         """Do what the batch's state asks for."""
-        assert self.steps is not None
         steps = self.steps
         if batch.state == "validating":
             steps.validate(batch)
@@ -271,16 +279,16 @@ class BatchRunner:
         elif self.jobs.store.now() >= batch.expires_at:
             steps.expire(batch)
         else:
-            self._progress(batch, steps)
+            self._progress(batch)
 
-    def _progress(self, batch: Batch, steps: BatchSteps) -> None:
+    def _progress(self, batch: Batch) -> None:
         """Settle lines, submit further ones, and finalize once all have ended."""
-        steps.settle(batch)
+        self.steps.settle(batch)
         counts = self.table.counts([batch.id])[batch.id]
         room = self.jobs.settings.batch_open_jobs - counts.get("submitted", 0)
         room = 0 if self._rests(batch) else room
         pending = self.table.lines(batch.id, "pending", room) if room > 0 else []
-        submitted = [self._pool.submit(self._submit, batch, line, steps) for line in pending]
+        submitted = [self._pool.submit(self._submit, batch, line) for line in pending]
         if any([waited.result() for waited in submitted]):
             self.wake()
         if not (counts.get("pending") or counts.get("submitted")):
@@ -292,7 +300,7 @@ class BatchRunner:
     def _rests(self, batch: Batch) -> bool:
         return self.clock() < self._resting.get(batch.id, 0.0)
 
-    def _submit(self, batch: Batch, line: LineRow, steps: BatchSteps) -> bool:
+    def _submit(self, batch: Batch, line: LineRow) -> bool:
         """Submit a line; False if it has to wait."""
         self.leave()
         if self._rests(batch):
@@ -300,7 +308,7 @@ class BatchRunner:
         try:
             place = self.jobs.traces.place(batch.id)
             with self.jobs.serving.tracing.span("batch line", parent=place, batch=batch.id):
-                steps.submit(batch, line)
+                self.steps.submit(batch, line)
             return True
         except ApiError as error:  # the server or the key is at a limit
             self._resting[batch.id] = self.clock() + min(error.retry_after or 1, REST_S)
@@ -311,7 +319,7 @@ class BatchRunner:
             report_fault("batch", error)
             self._faults[batch.id, line.k] += 1
             if self._faults[batch.id, line.k] >= MAX_FAULTS:
-                steps.drop(line)
+                self.steps.drop(line)
             return False
 
     def _report(self, error: Exception) -> None:

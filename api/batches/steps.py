@@ -31,7 +31,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
 from sqlalchemy.exc import IntegrityError
 
 from forescribe.asr.formats.transcript import Transcript
@@ -43,7 +42,6 @@ from ..jobs.blobs import BlobDraft
 from ..jobs.service import Jobs
 from ..jobs.submissions import shown
 from ..jobs.tables import NewJob
-from ..metrics import WHOLE_DATABASE, TimedValue
 from ..speech.answers import body_of, token_usage
 from ..speech.diarization import letter, relabelled
 from ..speech.forms import TranscriptionForm
@@ -90,12 +88,14 @@ class BatchSteps:
         files: Files,
         table: BatchTable,
         audio: LineAudio,
-        metrics: BatchMetrics,
         leave: Callable[[], None],
     ) -> None:
         self.jobs, self.files, self.table, self.audio = jobs, files, table, audio
-        self.metrics, self.leave = metrics, leave
+        self.leave = leave
         self.settings, self.serving, self.store = jobs.settings, jobs.serving, jobs.store
+        self._ended = self.serving.metrics.counter(
+            "batch_lines", "Lines of batches by result.", "state"
+        )
 
     def validate(self, batch: Batch) -> None:
         """Read the input once: insert all its lines, or fail the batch with what is wrong."""
@@ -261,7 +261,7 @@ class BatchSteps:
         with self.store.transaction() as tx:
             ended = self.table.set_line(tx, line, state, error)
         if ended:
-            self.metrics.ended(state)
+            self._ended.labels(state).inc()
 
     def _cancel_jobs(self, batch: Batch) -> None:
         for job in self.table.open_jobs(batch.id):
@@ -279,22 +279,6 @@ class BatchSteps:
         now = max(self.store.now(), batch.created_at)  # the clock may have been set back
         name = f"{batch.id}_{'output' if role == 'output' else 'error'}.jsonl"
         return StoredFile(id, batch.owner, "batch_output", name, size, now, now + kept_s)
-
-
-class BatchMetrics:
-    """Counts of lines, and a gauge of batches that is read when metrics are requested. The help text of each
-    defines it."""
-
-    def __init__(self, registry: CollectorRegistry, unfinished: Callable[[], float]) -> None:
-        self._lines = Counter(
-            "forescribe_batch_lines", "Lines of batches by result.", ["state"], registry=registry
-        )
-        text = f"Batches that have not ended, {WHOLE_DATABASE}."
-        gauge = Gauge("forescribe_batches_open", text, registry=registry)
-        gauge.set_function(TimedValue(unfinished))
-
-    def ended(self, state: str) -> None:
-        self._lines.labels(state).inc()
 
 
 @dataclass(frozen=True)

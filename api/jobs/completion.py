@@ -17,20 +17,18 @@ import binascii
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
 import httpx
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily
 from standardwebhooks import Webhook
 
 from ..access import outbound
 from ..access.addresses import Network
 from ..errors import ApiError
-from ..metrics import SECONDS, Series, TimedValue
+from ..metrics import Metrics
 from .database import Tx
 from .store import Store
 from .tables import Job, State, callback_item, run_item
@@ -107,7 +105,7 @@ class Completion:
             return "over"
         answer = self.webhooks.deliver(row)
         wait_s = self.webhooks.wait_s(number + 1) if answer == "failed" else None
-        self.metrics.called_back(answer)
+        self.metrics.tries.labels(answer).inc()
         with self.store.transaction() as tx:
             if wait_s is None:
                 self.store.jobs.set_callback(tx, job, answer, number + 1)
@@ -180,47 +178,18 @@ def check_secret(secret: str) -> str:
 class JobMetrics:
     """The series of jobs; the help text of each defines it."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"forescribe_{name}", text, labels, registry=registry)
-
-        self._registry = registry
+    def __init__(self, metrics: Metrics) -> None:
+        counter, histogram = metrics.counter, metrics.histogram
         self._ended = counter("jobs_ended", "Runs of jobs by final state.", "state")
-        self._resumed = counter("jobs_resumed", "Work taken over from a process that has died.")
-        self._stuck = counter("jobs_stuck", "Work that its process had lost, queued again.")
-        self._queue_s = Histogram(
-            "forescribe_job_queue_seconds",
-            "From the creation of a job to the beginning of its work.",
-            buckets=SECONDS,
-            registry=registry,
+        self.resumed = counter("jobs_resumed", "Work taken over from a process that has died.")
+        self.stuck = counter("jobs_stuck", "Work that its process had lost, queued again.")
+        self._queue_s = histogram(
+            "job_queue_seconds", "From the creation of a job to the beginning of its work."
         )
-        self._job_s = Histogram(
-            "forescribe_job_seconds",
-            "From the beginning of a job's work to its end, downtime included.",
-            buckets=SECONDS,
-            registry=registry,
+        self._job_s = histogram(
+            "job_seconds", "From the beginning of a job's work to its end, downtime included."
         )
-        self._tries = counter(
-            "webhook_tries", "Delivery attempts of callbacks by result.", "answer"
-        )
-
-    def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Add a gauge that is evaluated when metrics are read."""
-        gauge = Gauge(f"forescribe_{name}", text, registry=self._registry)
-        gauge.set_function(TimedValue(value))
-
-    def count(
-        self, name: str, text: str, label: str, values: Callable[[], Mapping[str, int]]
-    ) -> None:
-        """Add a counter that somebody else keeps, by one label."""
-
-        def read() -> Iterator[CounterMetricFamily]:
-            family = CounterMetricFamily(f"forescribe_{name}", text, labels=[label])
-            for kind, count in dict(values()).items():
-                family.add_metric([kind], count)
-            yield family
-
-        self._registry.register(Series(read))
+        self.tries = counter("webhook_tries", "Delivery attempts of callbacks by result.", "answer")
 
     def ended(self, job: Job) -> None:
         """Count a run that has ended."""
@@ -228,12 +197,3 @@ class JobMetrics:
         if job.started_at is not None and job.finished_at is not None and job.run == 1:
             self._queue_s.observe(max(0.0, job.started_at - job.created_at))
             self._job_s.observe(max(0.0, job.finished_at - job.started_at))
-
-    def resumed(self) -> None:
-        self._resumed.inc()
-
-    def stuck(self) -> None:
-        self._stuck.inc()
-
-    def called_back(self, answer: str) -> None:
-        self._tries.labels(answer).inc()

@@ -3,7 +3,6 @@
     database = Database.open("sqlite:///jobs.db")
     with database.transaction() as tx:
         tx.execute(...)
-        after_commit(tx, callback)
 
     if turns.take("retention", 60.0):         # this process does the task for all, once in a period
         ...
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
@@ -91,16 +90,12 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
-        """A transaction; callbacks of `after_commit` run once it is committed. Raises OutputError if the
-        database's disk is full or read-only."""
+        """A transaction. Raises OutputError if the database's disk is full or read-only."""
         with database_disk_errors(), self.engine.begin() as tx:
             if self.engine.dialect.name == "sqlite":
                 # Python's driver begins with the first write, so what was read before it could change.
                 tx.exec_driver_sql("BEGIN IMMEDIATE")
-            tx.info["after_commit"] = callbacks = list[Callable[[], None]]()
             yield tx
-        for act in callbacks:
-            act()
 
     def available(self) -> bool:
         """Whether the database answers."""
@@ -161,11 +156,6 @@ class Turns:
             if taken.rowcount:
                 return True
             return bool(insert_new(tx, TURNS, [{"task": task, "at": now}]))
-
-
-def after_commit(tx: Tx, act: Callable[[], None]) -> None:
-    """Call `act` once the transaction is committed, and not at all if it is rolled back."""
-    tx.info["after_commit"].append(act)
 
 
 def database_time(tx: Tx) -> float:

@@ -24,7 +24,6 @@ from forescribe.asr.installing import how_to_install
 from ..errors import ApiError
 from ..settings import Settings
 from .active import ActiveJobs
-from .blobs import Blobs, BlobStore
 from .completion import Completion, JobMetrics
 from .store import Store
 from .tables import run_item
@@ -107,7 +106,7 @@ class Recovery:
                 known = running if own else (living or {}).get(work.executor)
                 self._watch(work, lost=known is not None and work.id not in known)
             else:
-                self.metrics.resumed()
+                self.metrics.resumed.inc()
                 self.engine.resume(work.id, work.executor)
                 resumed = True
         first = self._asked_at is None
@@ -156,7 +155,7 @@ class Recovery:
         since = self._lost.setdefault(work.id, self.clock())
         if self.clock() - since >= STUCK_AFTER_S:
             del self._lost[work.id]
-            self.metrics.stuck()
+            self.metrics.stuck.inc()
             self.engine.resume(work.id, work.executor)
 
     def _count_deaths(self, living: frozenset[str | None]) -> None:
@@ -220,11 +219,9 @@ def join(
 
 def open_store(settings: Settings, folder: Path) -> Store:
     """The job store of the settings, in the folder. Raises UsageError, CapacityError."""
-    blobs: BlobStore = (
-        Blobs(folder / "blobs")
-        if settings.blobs_url is None
-        else open_objects(settings.blobs_url, folder, settings.blob_cache_bytes)
-    )
+    blobs = None
+    if settings.blobs_url is not None:
+        blobs = open_objects(settings.blobs_url, folder, settings.blob_cache_bytes)
     return Store.open(folder, settings.database_url, blobs)
 
 

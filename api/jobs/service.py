@@ -62,7 +62,7 @@ RETENTION_TICK_S = 60.0
 
 @dataclass(frozen=True)
 class Components:
-    """The classes that do the work. Fault tests replace some of them."""
+    """The classes that do the work. Fault tests replace some of them (`benchmarks/faults`)."""
 
     active: type[ActiveJobs] = ActiveJobs
     files: type[JobFiles] = JobFiles
@@ -88,9 +88,10 @@ class Jobs:
     ) -> None:
         self.settings, self.serving = settings, serving
         self.store, self.engine = store, engine
-        self.metrics = JobMetrics(serving.metrics.registry)
+        self.metrics = JobMetrics(serving.metrics)
         self.webhooks = webhooks or Webhooks(allowed=networks(settings.webhook_networks))
         self.uploads = _uploads(settings, store, engine)
+        self.traces = JobTraces(store.database, serving.tracing)
         files = components.files(store)
         self.active = components.active(serving, store, engine.executor)
         self.completion = Completion(store, engine, self.webhooks, self.metrics)
@@ -100,6 +101,7 @@ class Jobs:
             components.diarization(self.active, files),
             self.completion,
             Outages(settings, store, self.active),
+            self.traces,
         )
         self.recovery = Recovery(
             store, engine, self.active, self.completion, self.metrics, exclusive=exclusive
@@ -107,9 +109,7 @@ class Jobs:
         self.retention = Retention(
             settings, store, engine, self.active, self.uploads, exclusive=exclusive
         )
-        self.submissions = Submissions(settings, serving, store, engine)
-        self.traces = JobTraces(store.database, serving.tracing)
-        self.submissions.traces = self.steps.traces = self.traces
+        self.submissions = Submissions(settings, serving, store, engine, self.traces)
         self.operations = Operations(
             store, engine, self.active, files, self.completion, self.retention
         )
@@ -227,7 +227,8 @@ class Jobs:
             self._stopping.wait(period_s)
 
     def _watch(self) -> None:
-        store, watch, whole = self.store, self.metrics.watch, WHOLE_DATABASE
+        store, metrics, whole = self.store, self.serving.metrics, WHOLE_DATABASE
+        watch = metrics.watch
         watch("jobs_open", f"Jobs queued or running, {whole}.", lambda: store.jobs.backlog()[0])
         watch(
             "jobs_audio_seconds",
@@ -236,7 +237,7 @@ class Jobs:
         )
         watch("jobs_oldest_seconds", f"Age of the oldest unfinished job, {whole}.", self._oldest_s)
         watch("disk_free_bytes", "Free space for audio and results.", lambda: store.blobs.free)
-        self.metrics.count(
+        metrics.count(
             "store_requests",
             "Requests to object storage, repetitions included, by kind.",
             "kind",

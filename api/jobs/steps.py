@@ -73,8 +73,10 @@ class Steps:
         diarization: DiarizationStep,
         completion: Completion,
         outages: Outages,
+        traces: JobTraces,
     ) -> None:
         self.active, self.completion, self.outages = active, completion, outages
+        self.traces = traces
         self._steps: Mapping[str, Callable[..., Any]] = {
             "prepare": transcription.prepare,
             "group": transcription.group,
@@ -83,7 +85,6 @@ class Steps:
             "finish": self._finish,
         }
         self._retrying = threading.Lock()
-        self.traces: JobTraces | None = None
 
     def __call__(self, step: str, job: str, run: int, *args: int) -> Any:
         """The step's answer; None if the run has been replaced or has failed. Raises Stopping."""
@@ -121,8 +122,7 @@ class Steps:
             retrying = True
 
     def _attempt(self, step: str, job: str, run: int, *args: int, retrying: bool) -> Any:
-        tracing = self.active.serving.tracing
-        place = None if self.traces is None else self.traces.place(job)
+        tracing, place = self.active.serving.tracing, self.traces.place(job)
         alone = self._one_at_a_time(job) if retrying and step in USES_ENGINE else nullcontext()
         with tracing.span(f"job {step}", parent=place, job=job, run=run), alone:
             return self.outages.wait_for_database(job, lambda: self._steps[step](job, run, *args))

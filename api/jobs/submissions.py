@@ -60,11 +60,15 @@ class Submissions:
     """Accepts new jobs."""
 
     def __init__(
-        self, settings: Settings, serving: Serving, store: Store, engine: JobEngine
+        self,
+        settings: Settings,
+        serving: Serving,
+        store: Store,
+        engine: JobEngine,
+        traces: JobTraces,
     ) -> None:
         self.settings, self.serving, self.store, self.engine = settings, serving, store, engine
-        self.shares = StorageShares(settings, store)
-        self.traces: JobTraces | None = None
+        self.traces, self.shares = traces, StorageShares(settings, store)
         self.receiving: set[tuple[str, str]] = set()  # keys whose request is still being received
 
     # -- before the audio is received -------------------------------------------------------------
@@ -163,8 +167,7 @@ class Submissions:
                     if key is not None:
                         store.keys.insert(tx, new.owner, key.text, key.fingerprint, new.id)
                     job = store.jobs.insert(tx, new)
-                    if self.traces is not None:
-                        self.traces.keep(tx, new.id, store.now())
+                    self.traces.keep(tx, new.id, store.now())
                     usage.spend_in(tx, new.owner, requests=1, audio_s=new.total_s)
                     for role, blob, size in (
                         ("audio", audio_blob, audio.size),

@@ -12,9 +12,8 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, Select
+from sqlalchemy import Connection, Select, event
 
-from forescribe.api.jobs.database import after_commit
 from forescribe.api.jobs.tables import WorkItem, item_prefix
 from forescribe.api.jobs.workflows import Pending, Stopping, Workflow
 
@@ -43,7 +42,15 @@ class MemoryEngine:
         self._steps, self._workflows = steps, workflows
 
     def enqueue(self, tx: Connection, item: WorkItem) -> None:
-        after_commit(tx, lambda: self._add(item))
+        """Add the item when the connection goes back to its pool, if it has committed by then."""
+        committed: list[Connection] = []
+
+        def returned(*args: object) -> None:
+            if committed:
+                self._add(item)
+
+        event.listen(tx, "commit", committed.append, once=True)
+        event.listen(tx.engine.pool, "checkin", returned, once=True)
 
     def cancel(self, id: str) -> None:
         with self._lock:

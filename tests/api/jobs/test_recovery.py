@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
-from prometheus_client import CollectorRegistry
 
 from forescribe.api.jobs.completion import JobMetrics
 from forescribe.api.jobs.recovery import (
@@ -21,6 +20,7 @@ from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.suspects import CrashTracker
 from forescribe.api.jobs.tables import JOBS, TURNS, NewJob
 from forescribe.api.jobs.workflows import Pending
+from forescribe.api.metrics import Metrics
 
 
 class Engine:
@@ -75,7 +75,7 @@ def made(tmp_path):
         fail=lambda job, run, error: failed.append((job, run, error.code)),
         restart=restart,
     )
-    metrics = JobMetrics(CollectorRegistry())
+    metrics = JobMetrics(Metrics())
 
     def recovery(**given) -> Recovery:
         return Recovery(store, engine, active, completion, metrics, clock=lambda: now[0], **given)
