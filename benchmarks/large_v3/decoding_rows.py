@@ -18,7 +18,7 @@ from benchmarks.gpu.dimensions import Dimensions
 from benchmarks.gpu.pair import DECODERS, Known, Pair
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.models.coverage import encoder_gap
-from forescribe.speculative.models.engines import difference
+from forescribe.speculative.models.whisper import encoder_difference
 from forescribe.speculative.native.encoder import NativeEncoder, unsupported_encoder
 
 HEADS = ("full", "frequent")
@@ -156,7 +156,7 @@ def encoders(pair: Pair) -> dict[str, Any]:
     }
     if found["problem"] is None:
         native = NativeEncoder(encoder)
-        found["problem"] = difference(encoder, native)
+        found["problem"] = encoder_difference(encoder, native)
         found["native_s"] = min(_timed(lambda: native(mel)) for _ in range(2))
     return found
 

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .quantized import is_int8
 from .slot_model import SlotModel
 
 ROWS = 3
@@ -149,41 +148,6 @@ def dependence(
     finally:
         decoder.release()
     return None
-
-
-@torch.inference_mode()
-def adapter_difference(model: Any, adapter: Callable[..., SlotModel]) -> str | None:
-    """A description of where an adapter of the model, made by `adapter(sources=...)`, differs from the
-    model's own decoder, None where it does not. Call it before attention is replaced. See
-    `speculative.models.agreement`."""
-    sources = 8  # the positions of a window would cost as much as an encoder's pass
-    decoder, modules, head = adapter(sources=sources), model.model.decoder, model.proj_out
-    if decoder.max_positions < LENGTH:
-        return f"it has {decoder.max_positions} positions, fewer than {LENGTH}"
-    reading = Reading.of(decoder.vocab_size, LENGTH, decoder.device)
-    generator = torch.Generator().manual_seed(1)
-    states = torch.randn((ROWS, sources, model.config.d_model), generator=generator)
-    states = states.to(decoder.device, decoder.dtype)
-
-    def plain() -> Tensor:
-        hidden = modules(
-            input_ids=reading.tokens, encoder_hidden_states=states, use_cache=False
-        ).last_hidden_state
-        logits: Tensor = head(hidden)
-        return logits.float()
-
-    logits = plain()
-    if not bool(logits.isfinite().any(-1).all()):
-        return f"its logits are no numbers in {str(decoder.dtype).removeprefix('torch.')}"
-    close = Closeness.of(
-        decoder.dtype, modules.get_input_embeddings(), plain, int8=is_int8(modules)
-    )
-    where = difference(decoder, logits, reading, close, list(states))
-    if where is not None:
-        return f"logits behind {where} are not those of its plain forward"
-    if decoder.invariant and is_int8(modules):
-        where = dependence(decoder, reading, list(states))
-    return where and f"in 8-bit integers its logits of {where}"
 
 
 def _listed(decoder: SlotModel, logits: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ methods. Every admission overwrites the whole strip of its row, so nothing of an
                 Projections of encoder states are written where they stay, without a copy.
     Natural     keys and values [B, H, S, d], torch's fused attention: every other device and dtype.
 
-Native kernels read `SelfCaches`, which lie as in every engine, `[B, H, T, d]` per layer, and `cross_caches`,
-whose layout only they know. Knows slots and layouts; nothing of masks or models.
+Native kernels read the same self-attention caches; those of cross-attention have a layout that only they
+know. Knows slots and layouts; nothing of masks or models.
 """
 
 from __future__ import annotations
@@ -33,13 +33,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..native.library import STORED, Stored
 from .weights import Linear
 
 EXACT = frozenset({torch.float32, torch.float64})
 """Dtypes of attention as two products: less exact ones would round the scores."""
-
-DTYPES = {stored: dtype for dtype, stored in STORED.items()}
 
 
 class SelfCache:
@@ -108,33 +105,6 @@ class SelfCache:
         self.kv.scatter_(4, self.index(target).expand(whole), taken)
 
 
-class SelfCaches(SelfCache):
-    """Keys and values `[L, 2, B, H, T, d]` of `heads` heads in `slots` slots per row, on the CPU."""
-
-    def __init__(
-        self, layers: int, batch: int, heads: int, slots: int, size: int, stored: Stored
-    ) -> None:
-        super().__init__(
-            layers=layers,
-            batch=batch,
-            heads=heads,
-            slots=slots,
-            size=size,
-            dtype=DTYPES[stored],
-            device=torch.device("cpu"),
-        )
-
-    def addresses(self, layer: int) -> tuple[int, int]:
-        """Where the keys and the values of a layer begin."""
-        return self.kv[layer, 0].data_ptr(), self.kv[layer, 1].data_ptr()
-
-
-def cross_caches(layers: int, strips: int, size: int) -> Tensor:
-    """Zeroed bytes `[L, 2, strips * size]` for the keys and values of `strips` rows and heads. They take
-    memory as rows are used: 35 MB for each of whisper-base's."""
-    return zeros((layers, 2, strips * size), torch.uint8, torch.device("cpu"))
-
-
 def sources_for(
     weights: Linear, *, layers: int, batch: int, heads: int, length: int, like: Tensor
 ) -> Sources:
@@ -158,11 +128,6 @@ class Sources(ABC):
         layers, width = len(keys), weights.weight.shape[1]
         self.weight = weights.weight.view(layers, 2, width, width)
         self.bias = weights.bias.view(layers, 2, width)
-
-    @property
-    def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of every layer, as views."""
-        return list(zip(self.keys, self.values, strict=True))
 
     @abstractmethod
     def admit(self, layer: int, rows: Tensor, states: Tensor, queries: Tensor) -> Tensor:

@@ -44,8 +44,8 @@ class CausalModel(SlotModel):
 
     `positions` bounds the rows, and the cache is allocated for it; None takes the model's own limit.
     `vocab` is the target's number of tokens where this model is a draft: models of one family pad the same
-    vocabulary to different sizes, and tokens that only one of them has are never proposed. Of a draft,
-    `listed` are the only tokens that it proposes (None: all): its head has their rows alone.
+    vocabulary to different sizes, and tokens that only one of them has are never proposed. `stored` and
+    `listed` are as of `WhisperModel`.
 
     The first adapter of its class compares itself with the model's plain forward. Raises LoadError, with
     the model's type, where they differ, for layers that the adapter cannot run, and for more positions than
@@ -61,6 +61,7 @@ class CausalModel(SlotModel):
         positions: int | None = None,
         vocab: int | None = None,
         *,
+        stored: torch.dtype | None = None,
         listed: Sequence[int] | None = None,
     ) -> None:
         config = model.config.get_text_config()
@@ -87,7 +88,7 @@ class CausalModel(SlotModel):
         )
         self.room = config.vocab_size - self.vocab_size  # for tokens that the target does not have
         self.rounded = self.dtype
-        self.prepare()
+        self.prepare(stored or self.dtype)
         seen, form = _checked.setdefault(model, set()), (type(self), self.rounded)
         if form not in seen:
             self._check()
@@ -95,7 +96,7 @@ class CausalModel(SlotModel):
         self._positions = positions or limit
 
     @abstractmethod
-    def prepare(self) -> None:
+    def prepare(self, stored: torch.dtype) -> None:
         """Reads from the model what the adapter needs. Raises LoadError where it lacks that."""
 
     def known_tokens(self, tokens: Tensor) -> Tensor:

@@ -14,12 +14,10 @@ compute.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -37,23 +35,17 @@ from ..native.decoder import (
 from ..native.encoder import NativeEncoder, unsupported_encoder
 from ..native.library import missing
 from ..native.packing import forget
-from .agreement import adapter_difference
 from .coverage import causal_gap, encoder_gap, whisper_gap
 from .lean import LeanCausalDecoder, LeanWhisperDecoder
 from .plain import PlainWhisper
 from .quantized import is_int8
 from .slot_model import SlotModel
 from .weights import encoder_of
+from .whisper import decoder_difference, encoder_difference
 
 log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
-
-POSITIONS = 60
-"""Positions of the window that is compared: more than the kernels take at a time, few beside 1,500."""
-BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Root mean square of the difference at any position, as a share of the states' spread. Rounding differs by
-1e-6 to 1e-5 in float32, and by 0.02 to 0.03 in bfloat16."""
 
 
 class ModelEngine(StrEnum):
@@ -119,25 +111,16 @@ CAUSAL_FORMS = (
 
 def whisper_decoder(
     model: Any,
-    pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
+    pick: Callable[[Any], Tensor],
     *,
-    sources: int | None = None,
     engine: ModelEngine = ModelEngine.AUTO,
     stored: torch.dtype | None = None,
     listed: Sequence[int] | None = None,
 ) -> SlotModel:
-    """The decoder of a Whisper model on an engine; arguments as `WhisperDecoder`. Native kernels store
-    weights and caches in `stored`, by default the model's dtype. Raises LoadError for an engine that cannot
-    run it."""
-
-    def make(form: Form) -> SlotModel:
-        if form.engine is ModelEngine.NATIVE and stored is torch.bfloat16:
-            return NativeWhisperDecoder(
-                model, pick, sources=sources, storage="bfloat16", listed=listed
-            )
-        return form.adapter(model, pick, sources=sources, listed=listed)
-
-    return build(WHISPER_FORMS, model, engine, make)
+    """The decoder of a Whisper model on an engine; arguments as `WhisperModel`. Raises LoadError for an
+    engine that cannot run it."""
+    given = {"stored": stored, "listed": listed}
+    return build(WHISPER_FORMS, model, engine, lambda form: form.adapter(model, pick, **given))
 
 
 def causal_decoder(
@@ -149,18 +132,11 @@ def causal_decoder(
     stored: torch.dtype | None = None,
     listed: Sequence[int] | None = None,
 ) -> SlotModel:
-    """A causal LM on an engine; arguments and errors as `CausalModel`. Native kernels store weights and
-    caches in `stored`, by default the model's dtype. The first decoder of a model compares itself with the
-    model's plain forward."""
+    """A causal LM on an engine; arguments and errors as `CausalModel`. The first decoder of a model compares
+    itself with the model's plain forward."""
 
     def make(form: Form) -> SlotModel:
-        if form.engine is ModelEngine.NATIVE:
-            try:
-                return form.adapter(model, positions, vocab, stored=stored, listed=listed)
-            except LoadError:
-                forget(model)
-                raise
-        return form.adapter(model, positions, vocab, listed=listed)
+        return form.adapter(model, positions, vocab, stored=stored, listed=listed)
 
     return build(CAUSAL_FORMS, model, engine, make)
 
@@ -175,9 +151,8 @@ def checked_whisper_engine(
         asked = int8_engine(asked, native_gap(model))
 
     def compare(form: Form) -> ModelEngine:
-        problem = adapter_difference(model, partial(form.adapter, model))
+        problem = decoder_difference(model, form.adapter)
         if problem is not None:
-            forget(model)
             raise LoadError(problem)
         return form.engine
 
@@ -209,7 +184,7 @@ def native_encoder(model: Any, engine: ModelEngine, asked: ModelEngine) -> Nativ
     problem = encoder_gap(encoder) or unsupported_encoder(encoder)
     if problem is None:
         native = NativeEncoder(encoder)
-        problem = difference(encoder, native)
+        problem = encoder_difference(encoder, native)
         if problem is None:
             return native
     if asked is ModelEngine.NATIVE:
@@ -275,44 +250,19 @@ def build(
             log.debug("the %s engine has no form of this %s: %s", form.engine, kind, gap)
     for form, other in pairwise(able):
         try:
-            return _made(form, kind, make)
+            return _made(form, model, make)
         except LoadError as error:
             log.warning("engine %s instead of %s: %s", other.engine, form.engine, error)
     if not able:
         raise LoadError(f"{kind} has no engine {asked}: {', '.join(f.engine for f in forms)}")
-    return _made(able[-1], kind, make)
+    return _made(able[-1], model, make)
 
 
-def _made(form: Form, kind: str, make: Callable[[Form], Made]) -> Made:
-    made = make(form)
-    log.info("%s: engine %s", kind, form.engine)
+def _made(form: Form, model: Any, make: Callable[[Form], Made]) -> Made:
+    try:
+        made = make(form)
+    except LoadError:
+        forget(model)  # what native kernels have packed, which nothing else would free
+        raise
+    log.info("%s: engine %s", model.config.model_type, form.engine)
     return made
-
-
-@torch.inference_mode()
-def difference(encoder: Any, native: NativeEncoder) -> str | None:
-    """How native states of a short window differ from the modules'; None where only rounding differs."""
-    short = shortened(encoder, min(POSITIONS, native.positions))
-    generator = torch.Generator().manual_seed(2)
-    frames = 2 * short.config.max_source_positions
-    features = torch.randn((encoder.config.num_mel_bins, frames), generator=generator)
-    theirs: Tensor = short(features[None].to(native.dtype)).last_hidden_state[0].float()
-    if not bool(theirs.isfinite().all()):
-        return "the states of its modules are no numbers"
-    gap = (native.states(features).float() - theirs).double().square().mean(-1).sqrt()
-    share = gap / theirs.double().std(-1).clamp_min(1e-6)
-    if not bool((share <= BOUNDS[native.dtype]).all()):  # `not`, so that NaN counts as a difference
-        return f"its states differ by {float(share.max()):.2g} of their spread"
-    return None
-
-
-def shortened(encoder: Any, positions: int) -> Any:
-    """The same modules and weights for windows of the first `positions`: a whole window would cost as much
-    as encoding one."""
-    short = copy.copy(encoder)
-    short._modules = dict(encoder._modules)
-    short.config = copy.copy(encoder.config)
-    short.config.max_source_positions = positions
-    rows = encoder.embed_positions.weight.detach()[:positions]
-    short.embed_positions = torch.nn.Embedding.from_pretrained(rows)
-    return short

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,8 +32,8 @@ from .weights import (
     Norm,
     WhisperWeights,
     activation,
-    rows_of,
 )
+from .whisper import WhisperModel
 
 Run = Callable[[int, Tensor], Tensor]
 """One layer, by its index, over `x [B N, D]`."""
@@ -90,34 +89,15 @@ class LeanDecoder(SlotModel):
         return states[-1], self.tapped(states)
 
 
-class LeanWhisperDecoder(LeanDecoder):
-    """The decoder of a Whisper model. Arguments as `modules.WhisperDecoder`."""
+class LeanWhisperDecoder(WhisperModel, LeanDecoder):
+    """The decoder of a Whisper model; arguments as `WhisperModel`."""
 
     weights: WhisperWeights
-    sources: Sources | None = None
+    cross: Sources | None = None
 
-    def __init__(
-        self,
-        model: Any,
-        pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
-        *,
-        sources: int | None = None,
-        listed: Sequence[int] | None = None,
-    ) -> None:
-        config = model.config
-        self.weights, self.pick = WhisperWeights.of(model), pick
-        self.length = config.max_source_positions if sources is None else sources
-        self.activate = activation(self.weights.activation)
-        super().__init__(
-            device=self.weights.embedding.device,
-            dtype=self.weights.embedding.dtype,
-            vocab_size=config.vocab_size,
-            positions=config.max_target_positions,
-            layers=config.decoder_layers,
-            listed=listed,
-        )
-        if self.listed is not None:
-            self.weights = replace(self.weights, head=self.weights.head.rows(self.listed))
+    def prepare(self, model: Any, stored: torch.dtype) -> None:
+        self.weights = WhisperWeights.of(model, self.listed)
+        self.output, self.activate = self.weights.head, activation(self.weights.activation)
 
     def allocate(self, batch: int, slots: int) -> None:
         weights, layers = self.weights, len(self.weights.layers)
@@ -131,17 +111,17 @@ class LeanWhisperDecoder(LeanDecoder):
             dtype=like.dtype,
             device=like.device,
         )
-        self.sources = sources_for(
+        self.cross = sources_for(
             weights.cross_kv,
             layers=layers,
             batch=batch,
             heads=heads,
-            length=self.length,
+            length=self.sources,
             like=like,
         )
 
     def release(self) -> None:
-        self.cache = self.sources = None
+        self.cache = self.cross = None
 
     @torch.inference_mode()
     def prefill(
@@ -152,10 +132,10 @@ class LeanWhisperDecoder(LeanDecoder):
         nodes: Tensor | None = None,
     ) -> Prefilled:
         cache, at = self._allocated(), self.prompt_places(tokens)
-        states = torch.stack([self.pick(s) for s in encoder_states]).to(self.device, self.dtype)
+        states = self.stacked(encoder_states)
         cache.clear(rows, tokens.shape[1])
-        assert self.sources is not None
-        admit = self.sources.admit
+        assert self.cross is not None
+        admit = self.cross.admit
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             cache.write_prompt(layer, rows, qkv[1:])
@@ -167,12 +147,6 @@ class LeanWhisperDecoder(LeanDecoder):
         hidden, taps = self._hidden(tokens, at, self._layers(tokens.shape, attend, cross))
         return Prefilled(self.head(self.chosen(hidden, nodes)), taps)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        return embedding(tokens, self.weights.embedding)
-
-    def head(self, states: Tensor) -> Tensor:
-        return self.whole(self.weights.head(states).float())
-
     def _embedded(self, tokens: Tensor, at: Places) -> Tensor:
         weights = self.weights
         x = embedding(tokens, weights.embedding) + embedding(at.positions, weights.positions)
@@ -180,14 +154,14 @@ class LeanWhisperDecoder(LeanDecoder):
 
     def _round(self, tokens: Tensor, at: Places, reach: int) -> tuple[Tensor, Tensor | None]:
         cache, (rows, nodes) = self._allocated(), tokens.shape
-        assert self.sources is not None
+        assert self.cross is not None
         index, readable = cache.index(at.slots), cache.readable(rows, reach, nodes)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             cache.write(layer, index, qkv[1:])
             return _attention(qkv[0], readable[layer], at.mask)
 
-        layers = self._layers(tokens.shape, attend, self.sources.attend)
+        layers = self._layers(tokens.shape, attend, self.cross.attend)
         return self._hidden(tokens, at, layers)
 
     def _layers(self, shape: Sequence[int], attend: SelfAttention, cross: CrossAttention) -> Run:
@@ -215,12 +189,11 @@ class LeanCausalDecoder(CausalModel, LeanDecoder):
 
     weights: CausalWeights
 
-    def prepare(self) -> None:
+    def prepare(self, stored: torch.dtype) -> None:
         gap = causal_gap(self.model)
         if gap is not None:
             raise LoadError(f"{self.config.model_type} has no lean form: {gap}")
-        weights = CausalWeights.of(self.model)
-        self.weights = weights = replace(weights, head=rows_of(weights.head, self.listed))
+        self.weights = weights = CausalWeights.of(self.model, self.listed)
         self.activate = activation(weights.activation)
         self.groups = weights.heads // weights.kv_heads
         self._angles: tuple[Tensor, Tensor] | None = None  # [slots, d] each

@@ -18,7 +18,7 @@ transformers looks such a function up by name, so the models stay unmodified.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -35,8 +35,9 @@ from ..types import Prefilled, Scores, Topology
 from .causal import SLIDING, CausalModel
 from .module_cache import SlotCache
 from .plain import few, products
-from .slot_model import LayerShape, SlotModel
+from .slot_model import LayerShape, Places, SlotModel
 from .weights import cut, with_cut_head
+from .whisper import WhisperModel
 
 NAME = "products"
 
@@ -45,34 +46,43 @@ States = dict[int, Tensor]
 
 
 class ModuleModel(SlotModel):
-    """A decoder made of transformers' modules, on top of two methods of a family's adapter.
+    """A decoder made of transformers' modules: knows slots, positions and masks; a family's adapter knows how
+    its decoder is called."""
 
-    It knows slots, positions and masks; the adapter knows how its decoder is called.
-    """
-
+    engine = "modules"
     cache: SlotCache | None = None
 
     @abstractmethod
-    def new_cache(self, batch: int, slots: int) -> SlotCache:
-        """A cache for `batch` rows of `slots` slots."""
+    def forward(self, tokens: Tensor, at: Places, cache: Cache) -> Scores:
+        """The decoder over `tokens [B, N]`."""
 
-    @abstractmethod
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor,
-        cache: Cache,
-        encoder_states: Tensor | None,
+    def score(
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
     ) -> Scores:
-        """The decoder over `tokens [B, N]`; `encoder_states` only in a prefill, for cross-attention."""
+        cache, at = self._allocated(), self.places(tokens, start, reach, topology)
+        return self.forward(tokens, at, cache.decode(at.slots, reach))
 
-    def stack_encoder_states(self, encoder_states: Sequence[Any]) -> Tensor | None:
-        """Stacks the encoder states of the requests; None for a family without cross-attention."""
-        return None
+
+class WhisperDecoder(WhisperModel, ModuleModel):
+    """The decoder of a Whisper model; arguments as `WhisperModel`."""
+
+    def prepare(self, model: Any, stored: torch.dtype) -> None:
+        self.decoder, self.output = model.model.decoder, cut(model.proj_out, self.listed)
+        # Cross-attention is entered only if encoder states are given; with the cache filled, their
+        # content is never read.
+        self._seen = torch.empty((1, 0, self.config.d_model), device=self.device, dtype=self.dtype)
 
     def allocate(self, batch: int, slots: int) -> None:
-        self.cache = self.new_cache(batch, slots)
+        heads = self.config.decoder_attention_heads
+        size = self.config.d_model // heads
+        self.cache = SlotCache(
+            batch=batch,
+            slots=slots,
+            layers=[LayerShape(heads, size, size)] * self.depth,
+            dtype=self.dtype,
+            device=self.device,
+            cross_slots=self.sources,
+        )
 
     @torch.inference_mode()
     def prefill(
@@ -83,85 +93,18 @@ class ModuleModel(SlotModel):
         nodes: Tensor | None = None,
     ) -> Prefilled:
         cache, at = self._allocated().prefill(rows), self.prompt_places(tokens)
-        states = self.stack_encoder_states(encoder_states)
-        scores = self.forward(tokens, at.positions, at.mask, cache, states)
+        scores = self.forward(tokens, at, cache, self.stacked(encoder_states))
         return Prefilled(self.chosen(scores.logits, nodes), scores.taps)
 
-    def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
-    ) -> Scores:
-        cache, at = self._allocated(), self.places(tokens, start, reach, topology)
-        return self.forward(tokens, at.positions, at.mask, cache.decode(at.slots, reach), None)
-
-
-class WhisperDecoder(ModuleModel):
-    """The decoder of a Whisper model; `pick` selects this model's encoder output from a request's encoder
-    states, `sources` are the positions of those outputs if they are not the model's own. Of a draft, `listed`
-    are the only tokens that it proposes (None: all): its head has their rows alone."""
-
-    engine = "modules"
-
-    def __init__(
-        self,
-        model: Any,
-        pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
-        *,
-        sources: int | None = None,
-        listed: Sequence[int] | None = None,
-    ) -> None:
-        config = model.config
-        self.sources = config.max_source_positions if sources is None else sources
-        inner = model.model  # WhisperModel, or the wrapper of the decoder-only class
-        self.decoder, self.pick = inner.decoder, pick
-        self.config = config
-        super().__init__(
-            device=self.decoder.embed_tokens.weight.device,
-            dtype=self.decoder.embed_tokens.weight.dtype,
-            vocab_size=config.vocab_size,
-            positions=config.max_target_positions,
-            layers=config.decoder_layers,
-            listed=listed,
-        )
-        self.output = cut(model.proj_out, self.listed)
-        # Cross-attention is entered only if encoder states are given; with the cache filled, their
-        # content is never read.
-        self._seen = torch.empty((1, 0, config.d_model), device=self.device, dtype=self.dtype)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        embedded: Tensor = self.decoder.embed_tokens(tokens)
-        return embedded
-
-    def head(self, states: Tensor) -> Tensor:
-        return self.whole(self.output(states).float())
-
-    def new_cache(self, batch: int, slots: int) -> SlotCache:
-        heads = self.config.decoder_attention_heads
-        size = self.config.d_model // heads
-        return SlotCache(
-            batch=batch,
-            slots=slots,
-            layers=[LayerShape(heads, size, size)] * self.config.decoder_layers,
-            dtype=self.dtype,
-            device=self.device,
-            cross_slots=self.sources,
-        )
-
-    def stack_encoder_states(self, encoder_states: Sequence[Any]) -> Tensor:
-        return torch.stack([self.pick(m) for m in encoder_states]).to(self.device, self.dtype)
-
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor,
-        cache: Cache,
-        encoder_states: Tensor | None,
+        self, tokens: Tensor, at: Places, cache: Cache, encoder_states: Tensor | None = None
     ) -> Scores:
+        """As `ModuleModel.forward`; a prefill brings the encoder states, for cross-attention."""
         with reading(self.decoder.layers, self.taps) as states:
             states[-1] = self.decoder(
                 input_ids=tokens,
-                position_ids=positions,
-                attention_mask=mask,
+                position_ids=at.positions,
+                attention_mask=at.mask,
                 encoder_hidden_states=self._seen if encoder_states is None else encoder_states,
                 past_key_values=cache,
                 use_cache=True,
@@ -176,9 +119,7 @@ class CausalDecoder(CausalModel, ModuleModel):
     compressed) too.
     """
 
-    engine = "modules"
-
-    def prepare(self) -> None:
+    def prepare(self, stored: torch.dtype) -> None:
         self.layers = _shapes(self.model, self.config.model_type)
         self.layer_list = ModuleList()
         self.drafting = with_cut_head(self.model, self.listed)
@@ -187,8 +128,8 @@ class CausalDecoder(CausalModel, ModuleModel):
         super().tap(layers)
         self.layer_list = layers_of(self.model.base_model, self.depth) if layers else ModuleList()
 
-    def new_cache(self, batch: int, slots: int) -> SlotCache:
-        return SlotCache(
+    def allocate(self, batch: int, slots: int) -> None:
+        self.cache = SlotCache(
             batch=batch, slots=slots, layers=self.layers, dtype=self.dtype, device=self.device
         )
 
@@ -203,9 +144,9 @@ class CausalDecoder(CausalModel, ModuleModel):
         """Skips the head where no `nodes` are asked for: returns logits `[K, 0, V]`."""
         cache, at = self._allocated().prefill(rows), self.prompt_places(tokens)
         if nodes is not None:
-            scores = self.forward(tokens, at.positions, at.mask, cache, None)
+            scores = self.forward(tokens, at, cache)
             return Prefilled(self.chosen(scores.logits, nodes), scores.taps)
-        inputs = self._inputs(tokens, at.positions, at.mask, cache)
+        inputs = self._inputs(tokens, at, cache)
         # Of some families the base model is the whole one, whose head is then read from instead.
         with reading(self.layer_list, self.taps, self.model.get_output_embeddings()) as states:
             read = self.model.base_model(**inputs)
@@ -214,28 +155,19 @@ class CausalDecoder(CausalModel, ModuleModel):
         none = torch.empty((len(tokens), 0, self.vocab_size), device=self.device)
         return Prefilled(none, self.tapped(states))
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor,
-        cache: Cache,
-        encoder_states: Tensor | None,
-    ) -> Scores:
-        inputs = self._inputs(tokens, positions, mask, cache)
+    def forward(self, tokens: Tensor, at: Places, cache: Cache) -> Scores:
+        inputs = self._inputs(tokens, at, cache)
         with reading(self.layer_list, self.taps, self.drafting.get_output_embeddings()) as states:
             logits = self.drafting(**inputs).logits
         return Scores(self.own_vocabulary(logits), self.tapped(states))
 
-    def _inputs(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache
-    ) -> dict[str, Any]:
-        masks = self.masks(mask, positions)
+    def _inputs(self, tokens: Tensor, at: Places, cache: Cache) -> dict[str, Any]:
+        masks = self.masks(at.mask, at.positions)
         by_kind = bool(self.kinds) and len(masks) > 1
         return {
             "input_ids": self.known_tokens(tokens),
-            "position_ids": positions,
-            "attention_mask": masks if by_kind else masks.get(SLIDING, mask),
+            "position_ids": at.positions,
+            "attention_mask": masks if by_kind else masks.get(SLIDING, at.mask),
             "past_key_values": cache,
             "use_cache": True,
         }

@@ -70,7 +70,7 @@ class WhisperWeights:
     positions: Tensor  # [P, D]
     layers: tuple[WhisperLayer, ...]
     norm: Norm
-    head: Linear  # [V, D]; the embedding itself where they are tied
+    head: Linear  # [V, D] or [C, D]; the embedding itself where they are tied
     cross_kv: Linear  # [L 2 D, D]
     heads: int
     activation: str  # transformers' name of it
@@ -85,9 +85,10 @@ class WhisperWeights:
         return self.width // self.heads
 
     @classmethod
-    def of(cls, model: Any) -> WhisperWeights:
-        """The weights of a `WhisperForConditionalGeneration` or `WhisperForCausalLM`. The model's modules
-        share them; only queries are copies, as their scale is part of them."""
+    def of(cls, model: Any, listed: Tensor | None = None) -> WhisperWeights:
+        """The weights of a `WhisperForConditionalGeneration` or `WhisperForCausalLM`; of the head the rows of
+        the `listed` tokens `[C]` (None: all). The model's modules share them; only queries are copies, as
+        their scale is part of them."""
         decoder = model.model.decoder
         cross = [p for x in decoder.layers for p in (x.encoder_attn.k_proj, x.encoder_attn.v_proj)]
         return cls(
@@ -95,7 +96,7 @@ class WhisperWeights:
             positions=decoder.embed_positions.weight.detach(),
             layers=tuple(_whisper_layer(layer) for layer in decoder.layers),
             norm=norm_of(decoder.layer_norm),
-            head=linear_of(model.proj_out),
+            head=head_of(model.proj_out, listed),
             cross_kv=fused(cross),
             heads=model.config.decoder_attention_heads,
             activation=model.config.activation_function,
@@ -129,7 +130,7 @@ class CausalWeights:
     embedding: Tensor  # [V, D]
     layers: tuple[CausalLayer, ...]
     norm: Norm
-    head: Linear  # [V, D]
+    head: Linear  # [V, D] or [C, D]
     inv_freq: Tensor  # [d / 2] float32
     rotary_scale: float
     heads: int
@@ -148,16 +149,16 @@ class CausalWeights:
         return torch.cat([cos, cos], 1).to(dtype), torch.cat([-sin, sin], 1).to(dtype)
 
     @classmethod
-    def of(cls, model: Any) -> CausalWeights:
-        """The weights of a causal LM that `coverage.causal_gap` finds no fault with. The model's modules
-        share them, and compute as before."""
+    def of(cls, model: Any, listed: Tensor | None = None) -> CausalWeights:
+        """The weights of a causal LM that `coverage.causal_gap` finds no fault with; of the head the rows of
+        the `listed` tokens `[C]` (None: all). The model's modules share them, and compute as before."""
         body, config = model.base_model, model.config
         first = body.layers[0].self_attn
         return cls(
             embedding=body.embed_tokens.weight.detach(),
             layers=tuple(_causal_layer(layer, config, i) for i, layer in enumerate(body.layers)),
             norm=norm_of(body.norm),
-            head=linear_of(model.lm_head),
+            head=head_of(model.lm_head, listed),
             inv_freq=body.rotary_emb.inv_freq.float(),
             rotary_scale=float(body.rotary_emb.attention_scaling),
             heads=config.num_attention_heads,
@@ -319,11 +320,10 @@ def fused(modules: Sequence[Any], scales: Sequence[float] | None = None) -> Line
     return Linear(weight, torch.cat(biases), joined)
 
 
-def rows_of(linear: Linear, tokens: Tensor | None) -> Linear:
-    """The rows of these tokens `[C]`; None: all."""
-    if tokens is None:
-        return linear
-    return linear.rows(tokens)
+def head_of(module: Any, tokens: Tensor | None) -> Linear:
+    """The weights of a head, those of these tokens `[C]`; None: all."""
+    head = linear_of(module)
+    return head if tokens is None else head.rows(tokens)
 
 
 def cut(head: torch.nn.Linear | Int8Linear, tokens: Tensor | None) -> torch.nn.Module:

@@ -10,21 +10,20 @@ checked before.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import addressof
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from ..errors import LoadError
-from ..models.caches import SelfCaches, cross_caches
+from ..models.caches import SelfCache, zeros
 from ..models.causal import SLIDING, CausalModel
 from ..models.coverage import causal_gap
 from ..models.slot_model import SlotModel
-from ..models.weights import CausalWeights, WhisperWeights, linear_of, rows_of
+from ..models.weights import CausalWeights, WhisperWeights, head_of
+from ..models.whisper import WhisperModel
 from ..rounds.choice import Allowed, Choice
 from ..types import Prefilled, Scores, Topology
 from . import library
@@ -36,7 +35,6 @@ from .library import (
     Draft,
     Library,
     Step,
-    Stored,
     Whisper,
     WhisperLayer,
     Workspace,
@@ -56,13 +54,6 @@ from .packing import (
     whisper_record,
 )
 
-WHISPER_STORAGE = {
-    "float32": (Stored.FLOAT32, Stored.FLOAT32, Stored.FLOAT32),
-    "bfloat16-cross": (Stored.FLOAT32, Stored.FLOAT32, Stored.BFLOAT16),
-    "bfloat16": (Stored.BFLOAT16, Stored.BFLOAT16, Stored.BFLOAT16),
-}
-"""How weights, self-attention caches and cross-attention caches are stored."""
-
 PROMPT = 128
 """Tokens of a causal LM's prompt in one call: bounds the memory for intermediate results, changes no bit."""
 
@@ -72,19 +63,16 @@ class NativeDecoder(SlotModel, ABC):
 
     engine = "native"
     invariant = True
-    returns_hidden = False
-    """Whether the kernels write the states after the last norm to memory of the caller."""
 
     library: Library
-    cache: SelfCaches | None = None
+    cache: SelfCache | None = None
     _record: Whisper | Causal
     _beside: object = None  # what else the record leads to while there is a cache
 
     def _take(
-        self, packed: Packed[Any, Any], *, columns: int, heads: int, size: int, stored: Stored
+        self, packed: Packed[Any, Any], *, columns: int, heads: int, size: int, stored: torch.dtype
     ) -> None:
-        """Takes packed weights. `columns` are those of the logits; caches have `heads` of `size` numbers, in
-        the form `stored`."""
+        """Takes packed weights. `columns` are those of the logits; caches have `heads` of `size` numbers."""
         self._packed, self._record = packed, packed.copy()
         self._layers = (type(packed.layers[0]) * len(packed.layers))(*packed.layers)
         self._record.layer = addressof(self._layers)
@@ -93,10 +81,18 @@ class NativeDecoder(SlotModel, ABC):
 
     def allocate(self, batch: int, slots: int) -> None:
         layers = self._layers
-        self.cache = SelfCaches(len(layers), batch, self._heads, slots, self._size, self.stored)
+        self.cache = SelfCache(
+            layers=len(layers),
+            batch=batch,
+            heads=self._heads,
+            slots=slots,
+            size=self._size,
+            dtype=self.stored,
+            device=self.device,
+        )
         self._record.batch, self._record.slots = batch, slots
-        for index, layer in enumerate(layers):
-            layer.keys, layer.values = self.cache.addresses(index)
+        for layer, caches in zip(layers, self.cache.layers, strict=True):
+            layer.keys, layer.values = (t.data_ptr() for t in caches)
 
     def release(self) -> None:
         """Frees the caches."""
@@ -205,7 +201,7 @@ class NativeDecoder(SlotModel, ABC):
             give("ancestry", ancestry, torch.bool, nodes, nodes)
         read = nodes if node is None else 1
         give("logits", logits, torch.float32, batch, read, self._columns)
-        if self.returns_hidden:
+        if isinstance(record, Whisper):  # these kernels keep the states after the last norm there
             hidden = torch.empty((batch, nodes, record.width))
             give("hidden", hidden, torch.float32, *hidden.shape)
         taps = None
@@ -221,47 +217,22 @@ class NativeDecoder(SlotModel, ABC):
         return taps
 
 
-class NativeWhisperDecoder(NativeDecoder):
-    """The decoder of a Whisper model. Arguments as `LeanWhisperDecoder`; `storage` is one of
-    `WHISPER_STORAGE`, None takes bfloat16 for a model in bfloat16. Raises LoadError where `unsupported` has a
-    reason."""
+class NativeWhisperDecoder(WhisperModel, NativeDecoder):
+    """The decoder of a Whisper model on a CPU; arguments and errors as `WhisperModel`."""
 
-    returns_hidden = True
     _record: Whisper
 
-    def __init__(
-        self,
-        model: Any,
-        pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
-        *,
-        sources: int | None = None,
-        storage: str | None = None,
-        listed: Sequence[int] | None = None,
-    ) -> None:
+    def prepare(self, model: Any, stored: torch.dtype) -> None:
         reason = unsupported(model)
         if reason is not None:
             raise LoadError(reason)
-        config, embedding = model.config, model.model.decoder.embed_tokens.weight
-        self.storage = storage or ("bfloat16" if embedding.dtype == torch.bfloat16 else "float32")
-        stored, own, cross = WHISPER_STORAGE[self.storage]
-        self.pick = pick
-        self.sources = config.max_source_positions if sources is None else sources
-        super().__init__(
-            device=embedding.device,
-            dtype=embedding.dtype,
-            vocab_size=config.vocab_size,
-            positions=config.max_target_positions,
-            layers=config.decoder_layers,
-            listed=listed,
-        )
-        self._embedding = embedding.detach()
-        self._head = rows_of(linear_of(model.proj_out), self.listed)
         self.library = load()
+        self.output = head_of(model.proj_out, self.listed)
+        stored = stored if stored in STORED else torch.float32  # float16 is read as that
 
         def packed() -> Packed[Whisper, WhisperLayer]:
-            weights = WhisperWeights.of(model)
-            weights = replace(weights, head=rows_of(weights.head, self.listed))
-            packer = Packer(self.library, stored)
+            weights = WhisperWeights.of(model, self.listed)
+            packer = Packer(self.library, STORED[stored])
             return Packed(packer, whisper_record(packer, weights), whisper_layers(packer, weights))
 
         made = packed_once(
@@ -271,19 +242,15 @@ class NativeWhisperDecoder(NativeDecoder):
             packed,
         )
         heads, size = made.record.heads, made.record.width // made.record.heads
-        self._take(made, columns=made.record.outputs, heads=heads, size=size, stored=own)
+        self._take(made, columns=made.record.outputs, heads=heads, size=size, stored=stored)
         self._record.sources = self.sources
-        self._record.cache_storage, self._record.cross_storage = own, cross
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return embedding(tokens, self._embedding)
-
-    def head(self, states: Tensor) -> Tensor:
-        return self.whole(self._head(states).float())
+        self._record.cache_storage = self._record.cross_storage = STORED[stored]
 
     def allocate(self, batch: int, slots: int) -> None:
         size = self.library.cross_bytes(self.sources, self._size, self._record.cross_storage)
-        cross = cross_caches(len(self._layers), batch * self._heads, size)
+        # Their pages take memory as rows are used: 35 MB for each of whisper-base's.
+        shape = (len(self._layers), 2, batch * self._heads * size)
+        cross = zeros(shape, torch.uint8, self.device)
         super().allocate(batch, slots)
         self._beside = cross
         for layer, caches in zip(self._layers, cross, strict=True):
@@ -325,35 +292,19 @@ class NativeWhisperDecoder(NativeDecoder):
 
 
 class NativeCausalDecoder(NativeDecoder, CausalModel):
-    """A Llama-like causal LM on a CPU; arguments and errors as `CausalModel`. Weights and caches are stored
-    in `stored`, None: in the model's dtype (arithmetic: `Stored`)."""
+    """A Llama-like causal LM on a CPU; arguments and errors as `CausalModel`."""
 
-    def __init__(
-        self,
-        model: Any,
-        positions: int | None = None,
-        vocab: int | None = None,
-        *,
-        listed: Sequence[int] | None = None,
-        stored: torch.dtype | None = None,
-    ) -> None:
-        self._asked = stored
-        super().__init__(model, positions, vocab, listed=listed)
-
-    def prepare(self) -> None:
+    def prepare(self, stored: torch.dtype) -> None:
         reason = native_causal_gap(self.model)
         if reason is not None:
             raise LoadError(f"{self.config.model_type} cannot run natively: {reason}")
         self.library = load()
-        weights = CausalWeights.of(self.model)
-        self.weights = weights = replace(weights, head=rows_of(weights.head, self.listed))
-        if self._asked is not None:
-            self.rounded = self._asked
-        stored = STORED[self.rounded]
+        self.weights = weights = CausalWeights.of(self.model, self.listed)
+        self.rounded = stored
         columns = self.vocab_size if self.listed is None else len(self.listed)
 
         def packed() -> Packed[Causal, CausalLayer]:
-            packer = Packer(self.library, stored)
+            packer = Packer(self.library, STORED[stored])
             record = causal_record(packer, weights, columns)
             return Packed(packer, record, causal_layers(packer, weights))
 

@@ -47,7 +47,7 @@ def phi() -> Any:
 
 
 def native_bfloat16(draft: Any, **given: Any) -> Any:
-    return NativeWhisperDecoder(draft, storage="bfloat16", **given)
+    return NativeWhisperDecoder(draft, stored=torch.bfloat16, **given)
 
 
 def native_text_bfloat16(draft: Any, **given: Any) -> Any:

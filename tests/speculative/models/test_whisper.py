@@ -98,8 +98,8 @@ def test_poisoned_slots_are_never_read(decoder, gamma):
         processors=rules,
     )
     for model in models[: 2 if gamma else 1]:
-        lean = hasattr(model.sources, "layers")  # beside its cache
-        cross = model.sources.layers if lean else model.cache.cross
+        lean = hasattr(model, "cross")  # beside its cache
+        cross = [(model.cross.keys, model.cross.values)] if lean else model.cache.cross
         for pair in [*model.cache.layers, *cross]:
             for buffer in pair:
                 buffer.fill_(1e4)

@@ -22,7 +22,6 @@ from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.lean import LeanCausalDecoder
 from forescribe.speculative.models.modules import CausalDecoder
 from forescribe.speculative.native.decoder import NativeCausalDecoder
-from forescribe.speculative.native.library import Stored
 from forescribe.text import TextGenerator
 from forescribe.text.language_model import load
 from forescribe.text.streaming import Options
@@ -44,8 +43,8 @@ value differs by 2 ** -8 of itself, and logits of the tiny models by up to this.
 class RoundedCaches(LeanCausalDecoder):
     """The oracle: see the module."""
 
-    def prepare(self) -> None:
-        super().prepare()
+    def prepare(self, stored: torch.dtype) -> None:
+        super().prepare(stored)
         self.rounded = HALF
 
     def _heads(self, *args: Any) -> Tensor:
@@ -78,7 +77,7 @@ def test_logits_are_those_of_rounded_weights_and_caches(family, batch, length, c
     with float32_arithmetic():
         ours = NativeCausalDecoder(model, stored=HALF)
         pair = Pair(RoundedCaches(model), ours, batch=batch, slots=SLOTS)
-        assert ours.stored is Stored.BFLOAT16 and ours.cache.kv.dtype is HALF
+        assert ours.stored is HALF and ours.cache.kv.dtype is HALF
         pair.prefill(list(range(batch)), length, [None] * batch)
         found = [shares(pair.score(count))]
         pair.starts += torch.arange(batch).clamp_max(min(kept, count))
@@ -132,8 +131,8 @@ def test_stored_weights_of_another_model_are_refused():
     with torch.no_grad():  # after the weights were joined, before they are packed
         right = NativeCausalDecoder.prepare
 
-        def prepare(self: NativeCausalDecoder) -> None:
-            right(self)
+        def prepare(self: NativeCausalDecoder, stored: torch.dtype) -> None:
+            right(self, stored)
             self._layers[1].out = self._layers[0].out
 
         with pytest.MonkeyPatch.context() as patch:
@@ -156,7 +155,7 @@ def test_the_bundled_pair_writes_the_texts_of_its_rounded_target(gamma):
         made = TextGenerator(target, draft if gamma else None, device=place, batch=2, gamma=gamma)
         found[name] = [c.ids for c in made.generate(prompts, Options(max_tokens=40))]
         assert made.engine.target.engine == name
-    assert made.engine.target.stored is Stored.BFLOAT16
+    assert made.engine.target.stored is HALF
     assert isinstance(found["native"], list) and found["native"] == found["modules"]
 
 

@@ -33,7 +33,7 @@ shapes = st.builds(
     sources=st.sampled_from([1, 9, 50]),
     activation=st.sampled_from(["gelu", "relu"]),
 )
-STORAGES = ("float32", "bfloat16")
+STORAGES = (torch.float32, torch.bfloat16)
 
 
 @functools.cache
@@ -54,11 +54,11 @@ def causal(family: str) -> Any:
 @settings(max_examples=12, deadline=None)
 @given(shapes, st.integers(1, 3), st.integers(1, 13), st.sampled_from(STORAGES))
 @torch.inference_mode()
-def test_a_product_has_the_bits_of_torchs_integers(name, shape, batch, nodes, storage):
+def test_a_product_has_the_bits_of_torchs_integers(name, shape, batch, nodes, stored):
     """On every instruction set: the head's logits of the states that the kernels themselves returned."""
     load().choose(name)
     try:
-        native = NativeWhisperDecoder(whisper(shape), storage=storage)
+        native = NativeWhisperDecoder(whisper(shape), stored=stored)
         native.tap((-1,))
         native.allocate(batch, SLOTS)
         prefill(native, shape, batch, 3)
@@ -76,9 +76,9 @@ def test_a_product_has_the_bits_of_torchs_integers(name, shape, batch, nodes, st
 @given(shapes, st.integers(1, 7), st.integers(1, 2), st.sampled_from(STORAGES))
 @torch.inference_mode()
 def test_a_rows_bits_depend_neither_on_the_batch_nor_on_nodes_nor_on_threads(
-    shape: Shape, batch: int, threads: int, storage: str
+    shape: Shape, batch: int, threads: int, stored: torch.dtype
 ) -> None:
-    together, alone = (NativeWhisperDecoder(whisper(shape), storage=storage) for _ in range(2))
+    together, alone = (NativeWhisperDecoder(whisper(shape), stored=stored) for _ in range(2))
     together.allocate(batch, SLOTS)
     alone.allocate(1, SLOTS)
     known, new, start = tokens(batch, 4), tokens(batch, 12, 3), torch.arange(batch) % 3 + 2
@@ -152,14 +152,14 @@ def test_logits_are_nearer_to_the_quantised_modules_than_those_are_to_float32(na
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 6), st.sampled_from(STORAGES))
-def test_drafts_change_no_token_of_a_quantised_target(batch, gamma, storage):
+def test_drafts_change_no_token_of_a_quantised_target(batch, gamma, stored):
     """Several rounds of ragged rows, with a draft in float32 that is often wrong."""
     shape = Shape(size=32, inner=64)
 
     def written(gamma: int, batch: int) -> dict[int, tuple[int, ...]]:
         draft = NativeWhisperDecoder(cases.model(Shape(size=32, inner=64)))
         engine = Engine(
-            NativeWhisperDecoder(whisper(shape), storage=storage),
+            NativeWhisperDecoder(whisper(shape), stored=stored),
             ModelDrafter(draft) if gamma else None,
             batch=batch,
             eos=[EOS],

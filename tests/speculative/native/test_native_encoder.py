@@ -15,6 +15,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models import engines
 from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.models.whisper import encoder_difference
 from forescribe.speculative.native.encoder import NativeEncoder, unsupported_encoder
 
 pytestmark = pytest.mark.native
@@ -160,8 +161,8 @@ def test_another_encoder_is_refused_by_name_and_replaced_by_auto(caplog):
 def test_a_difference_is_found_when_a_model_is_loaded():
     modules = encoder()
     native = NativeEncoder(modules)
-    assert engines.difference(modules, native) is None
+    assert encoder_difference(modules, native) is None
     changed = copy.deepcopy(modules)
     with torch.no_grad():
         changed.layers[1].fc2.weight.mul_(1.05)
-    assert "states differ by" in str(engines.difference(changed, native))
+    assert "states differ by" in str(encoder_difference(changed, native))

@@ -53,12 +53,14 @@ def test_ragged_rows_score_as_in_the_modules(shape: Shape, data: st.DataObject) 
 
 
 @settings(max_examples=20, deadline=None)
-@given(shapes, st.integers(1, 7), st.integers(1, 2), st.sampled_from(["float32", "bfloat16"]))
+@given(
+    shapes, st.integers(1, 7), st.integers(1, 2), st.sampled_from([torch.float32, torch.bfloat16])
+)
 @torch.inference_mode()
 def test_a_rows_bits_depend_neither_on_the_batch_nor_on_nodes_nor_on_threads(
-    shape: Shape, batch: int, threads: int, storage: str
+    shape: Shape, batch: int, threads: int, stored: torch.dtype
 ) -> None:
-    together, alone = (NativeWhisperDecoder(cases.model(shape), storage=storage) for _ in range(2))
+    together, alone = (NativeWhisperDecoder(cases.model(shape), stored=stored) for _ in range(2))
     together.allocate(batch, SLOTS)
     alone.allocate(1, SLOTS)
     known, new, start = tokens(batch, 4), tokens(batch, 12, 3), torch.arange(batch) % 3 + 2

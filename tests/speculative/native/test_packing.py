@@ -40,10 +40,7 @@ def test_adapters_of_a_model_share_its_packed_weights_and_no_cache():
     prefill(one, SHAPE, 2, 5)
     assert read(two).equal(expected)
     assert one._record.batch == 2 and two._record.batch == 0
-    crossed = NativeWhisperDecoder(whisper, storage="bfloat16-cross")
-    assert crossed._packed is one._packed  # its weights are float32, its caches are not
-    assert not read(crossed).equal(expected) and read(one).equal(expected)
-    other = NativeWhisperDecoder(whisper, storage="bfloat16")
+    other = NativeWhisperDecoder(whisper, stored=torch.bfloat16)
     assert other._packed is not one._packed
     cut = NativeWhisperDecoder(whisper, listed=range(4, 20))
     assert cut._packed is not one._packed and cut._record.outputs == 16
@@ -85,7 +82,7 @@ def test_packed_weights_are_freed_with_the_model():
 
 def test_what_was_packed_for_a_refused_engine_is_freed(monkeypatch):
     whisper, llama = copy.deepcopy(model(SHAPE)), copy.deepcopy(causal_lm("llama"))
-    monkeypatch.setattr(engines, "adapter_difference", lambda model, adapter: _build(adapter))
+    monkeypatch.setattr(engines, "decoder_difference", _build)
     with pytest.raises(Exception, match="logits"):
         checked_whisper_engine(whisper, engines.ModelEngine.NATIVE)
     assert whisper not in packing._packed
@@ -95,8 +92,8 @@ def test_what_was_packed_for_a_refused_engine_is_freed(monkeypatch):
     assert llama not in packing._packed
 
 
-def _build(adapter) -> str:
-    assert isinstance(adapter(), native_whisper.NativeWhisperDecoder)
+def _build(model, adapter) -> str:
+    assert isinstance(adapter(model), native_whisper.NativeWhisperDecoder)
     return "other logits"
 
 
