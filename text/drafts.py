@@ -18,7 +18,7 @@ from forescribe.speculative.drafters.model_drafter import ModelDrafter, confiden
 from forescribe.speculative.drafters.ngram import NgramDrafter
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.checkpoint import loading
-from forescribe.speculative.models.engines import ModelEngine, causal_decoder
+from forescribe.speculative.models.engines import ModelEngine
 from forescribe.speculative.models.heads.formats import described, format_in, load_head, load_mtp
 from forescribe.speculative.models.heads.records import Head, TargetShape
 from forescribe.speculative.models.hub import find, locate
@@ -100,15 +100,7 @@ def drafter_for(
             f"of {context}: give a context that it has"
         )
     return ModelDrafter(
-        causal_decoder(
-            draft.model,
-            context,
-            target.vocab_size,
-            engine=draft.engine,
-            stored=draft.stored,
-            listed=draft.listed,
-        ),
-        confidence=confidence_for(gamma, device),
+        draft.decoder(context, target.vocab_size), confidence=confidence_for(gamma, device)
     )
 
 
@@ -124,12 +116,7 @@ def _universal(target: LanguageModel, draft: LanguageModel, device: Device) -> D
             f"CPUs, not on {device.kind}, whose rounds are graphs"
         )
     return UniversalDrafter(
-        causal_decoder(
-            draft.model,
-            engine=draft.engine,
-            stored=draft.stored,
-            listed=draft.listed,
-        ),
+        draft.decoder(),
         draft.vocabulary,
         draft.ends,
         target.vocabulary,

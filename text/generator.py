@@ -27,7 +27,7 @@ from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.errors import BrokenError, LoadError, RequestError
 from forescribe.speculative.models.causal import cache_numbers
 from forescribe.speculative.models.checkpoint import loading
-from forescribe.speculative.models.engines import ModelEngine, causal_decoder, draft_device
+from forescribe.speculative.models.engines import ModelEngine, draft_device
 from forescribe.speculative.requests import Mode, Request, Result
 from forescribe.speculative.rounds.accept import BlockVerification
 from forescribe.speculative.stats import Stats
@@ -91,7 +91,7 @@ class TextGenerator:
             target, draft, device, gamma=gamma, context=self.context, universal=universal
         )
         self.engine = Engine(
-            causal_decoder(target.model, self.context, engine=target.engine, stored=target.stored),
+            target.decoder(self.context),
             drafter,
             batch=batch,
             eos=target.ends,

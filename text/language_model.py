@@ -34,10 +34,16 @@ from forescribe.speculative.models.checkpoint import (
     shapes_in,
     strange_id,
 )
-from forescribe.speculative.models.engines import ModelEngine, checked_causal_engine, int8_engine
+from forescribe.speculative.models.engines import (
+    ModelEngine,
+    causal_decoder,
+    checked_causal_engine,
+    int8_engine,
+)
 from forescribe.speculative.models.heads.formats import format_in
 from forescribe.speculative.models.hub import NO_FILES, Family, Role, locate
 from forescribe.speculative.models.quantized import float_model, quantize_causal
+from forescribe.speculative.models.slot_model import SlotModel
 
 from .vocabulary import Vocabulary
 
@@ -82,6 +88,17 @@ class LanguageModel:
     def listed(self) -> tuple[int, ...] | None:
         """The only tokens that it proposes as a draft; None: all."""
         return None if self.draft_tokens is None else self.draft_tokens.ids
+
+    def decoder(self, positions: int | None = None, vocab: int | None = None) -> SlotModel:
+        """Its decoder, on its engine; `positions` and `vocab` as of `CausalModel`."""
+        return causal_decoder(
+            self.model,
+            positions,
+            vocab,
+            engine=self.engine,
+            stored=self.stored,
+            listed=self.listed,
+        )
 
     @property
     def vocab_size(self) -> int:

@@ -17,7 +17,7 @@ from forescribe.speculative.device import choose
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.models.checkpoint import loading
-from forescribe.speculative.models.engines import ModelEngine, draft_device, whisper_decoder
+from forescribe.speculative.models.engines import ModelEngine, draft_device
 from forescribe.speculative.stats import Stats
 
 from ..audio.features import LogMel
@@ -173,12 +173,7 @@ def _engine(whisper: Whisper, batch: int, gamma: int | None, source: str) -> Eng
     generation, config = whisper.target.generation_config, whisper.target.config
     drafter = None if gamma == 0 else drafter_for(whisper, gamma, source)
     engine = Engine(
-        whisper_decoder(
-            whisper.target,
-            lambda states: states.target,
-            engine=whisper.engine,
-            stored=whisper.device.stored,
-        ),
+        whisper.decoder(),
         drafter,
         batch=batch,
         eos=whisper.tokens.ends,

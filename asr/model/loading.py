@@ -127,6 +127,15 @@ class Whisper:
     native_encoders: Mapping[Any, NativeEncoder] = field(default_factory=dict)  # by its modules
     block: WhisperBlock | None = None  # a head that drafts in place of a model
 
+    def decoder(self) -> SlotModel:
+        """The target's decoder, on its engine."""
+        return whisper_decoder(
+            self.target,
+            lambda states: states.target,
+            engine=self.engine,
+            stored=self.device.stored,
+        )
+
     @property
     def drafting(self) -> bool:
         """Whether there is a model or a head that drafts."""
@@ -151,16 +160,6 @@ class Whisper:
     def draft_engine(self) -> ModelEngine:
         """What runs the first draft's decoder."""
         return self.drafts[0].engine if self.drafts else self.engine
-
-    @property
-    def draft_place(self) -> Device:
-        """The device of the drafts, in their number format."""
-        return self.drafts[0].device if self.drafts else self.device
-
-    @property
-    def listed(self) -> tuple[int, ...] | None:
-        """The only tokens that the first draft proposes; None: all."""
-        return self.drafts[0].listed if self.drafts else None
 
     @torch.inference_mode()
     def encode(self, features: Tensor, *others: Tensor) -> list[EncoderStates]:

@@ -32,7 +32,6 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, Stats
 from forescribe.speculative.device import Device, Stopwatch, choose
 from forescribe.speculative.engine.schedule import expected_tokens
 from forescribe.speculative.models import hub
-from forescribe.speculative.protocols import Model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,19 +159,15 @@ def speed_ups(points: Sequence[Point]) -> dict[int, float]:
 
 
 def text_pair(device: Device) -> Subject:
-    from forescribe.speculative.models.engines import causal_decoder
-    from forescribe.text.language_model import LanguageModel, load
+    from forescribe.text.language_model import load
 
     target, draft = (load(hub.path(name), device, network=False) for name in ("text", "text-draft"))
     prompts = [target.vocabulary.chat([{"role": "user", "content": q}]) for q in QUESTIONS]
 
-    def decoder(part: LanguageModel) -> Model:
-        return causal_decoder(part.model, engine=part.engine, stored=device.stored)
-
     def decode(batch: int, gamma: int) -> tuple[Stats, Written]:
         engine = Engine(
-            decoder(target),
-            ModelDrafter(decoder(draft)) if gamma else None,
+            target.decoder(),
+            ModelDrafter(draft.decoder()) if gamma else None,
             batch=batch,
             eos=target.ends,
             schedule=Fixed(gamma),

@@ -126,12 +126,7 @@ class SpeechPair:
                 )
             )
         return Engine(
-            whisper_decoder(
-                self.target,
-                lambda states: states.target,
-                engine=whisper.engine,
-                stored=self.device.stored,
-            ),
+            whisper.decoder(),
             drafter,
             batch=batch,
             eos=whisper.tokens.ends,

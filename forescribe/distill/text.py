@@ -142,7 +142,7 @@ class TextPair:
                 )
             )
         return Engine(
-            causal_decoder(self.target, engine=self.model.engine, stored=self.place.stored),
+            self.model.decoder(),
             drafter,
             batch=batch,
             eos=self.model.ends,

@@ -23,19 +23,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding as lookup
-from torch.nn.functional import linear
 
 from ..errors import LoadError
 from ..models.heads.records import BlockHead, ChainHead, Head, Output, Run
 from ..models.heads.whisper_block import WhisperBlock
-from ..models.slot_model import LayerShape, additive, chain_mask
+from ..models.slot_model import LayerShape, additive, at_node, chain_mask
 from ..protocols import Model, Needs
 from ..requests import Request
-from ..rounds.accept import Stream, distribution, draw, uniform
 from ..rounds.choice import argmax
-from ..rounds.sampling import penalise
 from ..rows import Rows
-from ..types import Distribution, Draft, Prefix, Scores, Verdict
+from ..types import Distribution, Draft, Scores, Verdict
+from .model_drafter import Picker
 
 if TYPE_CHECKING:
     from ..models.module_cache import SlotCache
@@ -95,8 +93,14 @@ class HeadDrafter:
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
         """Does nothing: every round is observed, as states cannot be caught up from tokens."""
 
-    def _picker(self, rows: Rows) -> Picker:
-        return Picker(rows, self._scorer, self.confidence)
+    def _pick(self, picker: Picker, states: Tensor) -> Tensor:
+        """The next draft `[B]`, of states `[B, 1, H]`, or without an `output` of logits of all tokens."""
+        if self._scorer is None:
+            return picker.pick(states)
+        logits = self._scorer.rows(states)
+        if picker.reads_all:
+            return picker.pick(self._scorer.whole(logits))
+        return picker.pick(logits, self._scorer.ids)
 
     def _layers(self) -> SharedLayers:
         assert self._shared is not None, "bind() comes before the first forward"
@@ -143,13 +147,13 @@ class ChainDrafter(HeadDrafter):
         feature = self.record.taps.feature(_given(taps, "prompts").to(state.dtype))
         run = Run(slots, mask, cache.prefill(rows))
         states = self.record.step(self._embed(after), feature, run)
-        state[rows] = _at(states, (lengths - 2).clamp_min(0))[:, 0]
+        state[rows] = at_node(states, (lengths - 2).clamp_min(0))[:, 0]
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         states = self._state[: rows.batch, None]  # [B, 1, H]
-        picker, lengths = self._picker(rows), rows.lengths
+        picker, lengths = Picker(rows, self.confidence), rows.lengths
         for depth in range(gamma):
-            token = picker.pick(states)
+            token = self._pick(picker, states)
             if picker.ended:
                 break
             if depth + 1 < gamma:
@@ -162,7 +166,7 @@ class ChainDrafter(HeadDrafter):
         feature = self.record.taps.feature(_given(scores.taps, "every round").to(state.dtype))
         states = self._read(verdict.tokens, feature, rows.lengths - 1, rows.reach)
         # Where a row takes no part, nothing is committed, and what was written is written again.
-        last = _at(states, verdict.num_accepted)[:, 0]
+        last = at_node(states, verdict.num_accepted)[:, 0]
         state[: rows.batch] = torch.where(rows.active[:, None], last, state[: rows.batch])
 
     def _read(self, tokens: Tensor, feature: Tensor, start: Tensor, reach: int) -> Tensor:
@@ -204,9 +208,9 @@ class _BlockDrafter(HeadDrafter, ABC):
 
     def _drafted(self, rows: Rows, states: Tensor, count: int) -> Draft:
         """Drafts of the first `count` positions of `states [B, N, H]`."""
-        picker = self._picker(rows)
+        picker = Picker(rows, self.confidence)
         for depth in range(count):
-            picker.pick(states[:, depth : depth + 1])
+            self._pick(picker, states[:, depth : depth + 1])
             if picker.ended:
                 break
         return picker.draft(torch.full_like(rows.lengths, count))
@@ -323,11 +327,6 @@ def _given(taps: Tensor | None, of: str) -> Tensor:
     return taps
 
 
-def _at(states: Tensor, index: Tensor) -> Tensor:
-    """`[B, 1, H]`: the states at `index [B]` of `[B, N, H]`."""
-    return states.gather(1, index[:, None, None].expand(-1, 1, states.shape[2]))
-
-
 @dataclass(frozen=True, eq=False)
 class SharedLayers:
     """The functions that a head calls besides its own layers."""
@@ -367,7 +366,7 @@ class Scorer:
     def rows(self, states: Tensor) -> Tensor:
         """Logits `[B, N, U]` float32 of the output layer's rows."""
         normed, own = self.output.normed(states), self.output.head
-        return self.head(normed) if own is None else linear(normed, own.weight, own.bias).float()
+        return self.head(normed) if own is None else own(normed).float()
 
     def whole(self, rows: Tensor) -> Tensor:
         """The same in all tokens of the target `[B, N, V]`: -inf for those that the head does not propose."""
@@ -375,65 +374,6 @@ class Scorer:
             return rows
         made = rows.new_full((*rows.shape[:-1], self.vocab), float("-inf"))
         return made.index_copy_(-1, self.ids, rows)
-
-    def tokens(self, best: Tensor) -> Tensor:
-        """The tokens of rows."""
-        return best if self.ids is None else self.ids[best]
-
-
-class Picker:
-    """Picks the tokens of one draft, one position after another: greedily, or drawn from the row's
-    distribution. Without a `scorer` it is given logits of all tokens in place of states."""
-
-    def __init__(self, rows: Rows, scorer: Scorer | None, confidence: float) -> None:
-        self._rows, self._scorer, self._confidence = rows, scorer, confidence
-        self._ends = bool(confidence) and not rows.mode.sampling
-        # [B] the chance, by the head itself, that all drafts so far are kept; where drafts may end early
-        self._belief = torch.ones(rows.batch, device=rows.lengths.device)
-        self._tokens: list[Tensor] = []
-        self._probs: list[Tensor] = []
-        # Penalties read the drafts, which are not committed: one copy for all of them.
-        self._known = rows.tokens.clone() if rows.mode.penalised else rows.tokens
-
-    def pick(self, states: Tensor) -> Tensor:
-        """The next draft `[B]`, of states `[B, 1, H]`."""
-        rows, mode, scorer = self._rows, self._rows.mode, self._scorer
-        slot = rows.lengths + len(self._tokens)  # of the token drafted now
-        logits = states if scorer is None else scorer.rows(states)
-        if scorer is not None and (mode.penalised or mode.sampling):
-            logits, scorer = scorer.whole(logits), None
-        if mode.penalised:
-            logits = penalise(rows, logits, Prefix(self._known, (slot - 1)[:, None], rows.begin))
-        if mode.sampling:
-            q = distribution(rows, logits)[:, 0]
-            token = draw(q, uniform(rows.sampling.seed, rows.lengths, slot, Stream.DRAFT))
-            self._probs.append(q)
-        else:
-            best = argmax(logits)
-            token = best[:, 0] if scorer is None else scorer.tokens(best[:, 0])
-            if self._ends:
-                chosen = logits.gather(-1, best[..., None])[:, 0, 0]
-                self._belief = self._belief * (chosen - logits[:, 0].logsumexp(-1)).exp()
-        if mode.penalised:
-            self._known.scatter_(1, slot[:, None], token[:, None])
-        self._tokens.append(token)
-        return token
-
-    @property
-    def ended(self) -> bool:
-        """Whether the draft ends here: it may, and no active row believes in it any more."""
-        if not self._ends:
-            return False
-        return not bool((self._rows.active & (self._belief >= self._confidence)).any())
-
-    def draft(self, most: Tensor) -> Draft:
-        """The draft; of row b the first `most[b]` tokens count."""
-        tokens = torch.stack(self._tokens, 1)
-        return Draft(
-            tokens=tokens,
-            valid=most.clamp_max(tokens.shape[1]),
-            probs=torch.stack(self._probs, 1) if self._probs else None,
-        )
 
 
 def _cache(

@@ -1,4 +1,4 @@
-"""Drafts of a smaller model, one token at a time.
+"""Drafts of a smaller model, one token at a time, and how a token is picked, of heads too.
 
 Knows the draft model and rows; nothing of targets or schedules.
 """
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..device import Device
-from ..protocols import GreedyModel, Model, Needs, NodeModel, Processor
+from ..models.slot_model import score_at
+from ..protocols import GreedyModel, Model, Needs, Processor
 from ..requests import Request
 from ..rounds.accept import Stream, distribution, draw, uniform
 from ..rounds.choice import argmax, choose
@@ -30,10 +31,6 @@ def confidence_for(gamma: int | None, device: Device) -> float:
     """The confidence for drafts whose length the engine chooses (`gamma` None), on a device where reading a
     number costs nothing; 0 otherwise."""
     return CONFIDENCE if gamma is None and device.synchronous else 0.0
-
-
-def _scores_nodes(model: Model) -> TypeGuard[NodeModel]:
-    return hasattr(model, "score_at")
 
 
 def _drafts(model: Model) -> TypeGuard[GreedyModel]:
@@ -89,7 +86,7 @@ class ModelDrafter:
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
         slots = start[:, None] + torch.arange(count, device=start.device)
         last = torch.full_like(start, count - 1)  # its logits are not read
-        self._score_at(rows.tokens.gather(1, slots), start, last, rows.reach)
+        score_at(self.model, rows.tokens.gather(1, slots), start, last, rows.reach)
 
     def propose(self, rows: Rows, gamma: int, *, unread: int = 0) -> Draft:
         """`unread` more tokens of each row are read first, in the same forward: those that other sources
@@ -113,56 +110,84 @@ class ModelDrafter:
                 confidence=self.confidence,
             )
             return Draft(drafts, torch.full_like(lengths, drafts.shape[1]))
-        logits = self._score_at(new, start, node, rows.reach)
-        tokens, probs = [], []
-        if shaped:  # they read the drafts, which are not committed: one copy for all depths
-            known = known.clone()
-        belief = torch.ones_like(logits[:, 0, 0])  # [B] that all drafts so far are kept
+        logits = score_at(self.model, new, start, node, rows.reach)
+        picker = Picker(rows, self.confidence, self._process if self.processors else None)
         for depth in range(gamma):
-            slot = lengths + depth  # of the token drafted now
-            if shaped:
-                logits = self._process(logits, rows, known, slot - 1)  # [B, 1, V]
-            if rows.mode.sampling:
-                q = distribution(rows, logits)[:, 0]
-                token = draw(q, uniform(rows.sampling.seed, lengths, slot, Stream.DRAFT))
-                probs.append(q)
-            elif self.confidence:
-                best = choose(logits)
-                token, belief = best.tokens[:, 0], belief * best.logprobs[:, 0].exp()
-            else:
-                token = argmax(logits)[:, 0]
-            tokens.append(token)
-            if self.confidence and not rows.mode.sampling:
-                if not bool((rows.active & (belief >= self.confidence)).any()):
-                    break
-            if depth + 1 < gamma:
-                if shaped:
-                    known.scatter_(1, slot[:, None], token[:, None])
-                logits = self.model.score(token[:, None], slot, reach=rows.reach).logits
-        return Draft(
-            tokens=torch.stack(tokens, dim=1),
-            valid=torch.full_like(lengths, len(tokens)),
-            probs=torch.stack(probs, dim=1) if probs else None,
-        )
+            token = picker.pick(logits)
+            if picker.ended or depth + 1 == gamma:
+                break
+            logits = self.model.score(token[:, None], lengths + depth, reach=rows.reach).logits
+        return picker.draft(torch.full_like(lengths, gamma))
 
-    def _score_at(self, tokens: Tensor, start: Tensor, node: Tensor, reach: int) -> Tensor:
-        """Logits `[B, 1, V]` after `node [B]` of `tokens [B, N]`."""
-        if _scores_nodes(self.model):
-            return self.model.score_at(tokens, start, node, reach=reach)
-        logits = self.model.score(tokens, start, reach=reach).logits
-        return logits.gather(1, node[:, None, None].expand(-1, 1, logits.shape[2]))
-
-    def _process(self, logits: Tensor, rows: Rows, known: Tensor, last: Tensor) -> Tensor:
-        prefix = Prefix(known, last[:, None], rows.begin)
+    def _process(self, logits: Tensor, prefix: Prefix) -> Tensor:
         plain = logits
         for processor in self.processors:
             logits = processor(logits, prefix)
-        if self.processors and getattr(self.model, "listed", None) is not None:
-            # Where they forbid all tokens that the draft has, it drafts what they forbid: a guess that
-            # is rejected, where a distribution over nothing would be no number.
-            some = logits.isfinite().any(-1, keepdim=True)
-            logits = torch.where(some, logits, plain)
-        return penalise(rows, logits, prefix) if rows.mode.penalised else logits
+        if getattr(self.model, "listed", None) is None:
+            return logits
+        # Where they forbid all tokens that the draft has, it drafts what they forbid: a guess that is
+        # rejected, where a distribution over nothing would be no number.
+        return torch.where(logits.isfinite().any(-1, keepdim=True), logits, plain)
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Does nothing: the next round overwrites rejected drafts."""
+
+
+class Picker:
+    """Picks the tokens of one draft, one position after another: greedily, or drawn from the row's
+    distribution. `confidence` is as of `ModelDrafter`; `process` changes logits before penalties do."""
+
+    def __init__(self, rows: Rows, confidence: float, process: Processor | None = None) -> None:
+        self._rows, self._confidence, self._process = rows, confidence, process
+        self._ends = bool(confidence) and not rows.mode.sampling
+        self._shaped = rows.mode.penalised or process is not None
+        # [B] the chance, by the draft itself, that all drafts so far are kept; where drafts may end early
+        self._belief = torch.ones(rows.batch, device=rows.lengths.device)
+        self._tokens: list[Tensor] = []
+        self._probs: list[Tensor] = []
+        # Both read the drafts, which are not committed: one copy for all of them.
+        self._known = rows.tokens.clone() if self._shaped else rows.tokens
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether it needs the logits of all tokens, as some are not the draft's to choose from."""
+        return self._shaped or self._rows.mode.sampling
+
+    def pick(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        """The next draft `[B]`, by logits `[B, 1, V]`, or `[B, 1, U]` of the tokens `ids [U]` alone."""
+        rows, mode = self._rows, self._rows.mode
+        slot = rows.lengths + len(self._tokens)  # of the token drafted now
+        if self._shaped:
+            prefix = Prefix(self._known, (slot - 1)[:, None], rows.begin)
+            logits = logits if self._process is None else self._process(logits, prefix)
+            logits = penalise(rows, logits, prefix) if mode.penalised else logits
+        if mode.sampling:
+            q = distribution(rows, logits)[:, 0]
+            token = draw(q, uniform(rows.sampling.seed, rows.lengths, slot, Stream.DRAFT))
+            self._probs.append(q)
+        elif self._ends:
+            best = choose(logits)
+            token, self._belief = best.tokens[:, 0], self._belief * best.logprobs[:, 0].exp()
+        else:
+            token = argmax(logits)[:, 0]
+        token = token if ids is None else ids[token]
+        if self._shaped:
+            self._known.scatter_(1, slot[:, None], token[:, None])
+        self._tokens.append(token)
+        return token
+
+    @property
+    def ended(self) -> bool:
+        """Whether the draft ends here: it may, and no active row believes in it any more."""
+        if not self._ends:
+            return False
+        return not bool((self._rows.active & (self._belief >= self._confidence)).any())
+
+    def draft(self, most: Tensor) -> Draft:
+        """The draft; of row b the first `most[b]` tokens count."""
+        tokens = torch.stack(self._tokens, 1)
+        return Draft(
+            tokens=tokens,
+            valid=most.clamp_max(tokens.shape[1]),
+            probs=torch.stack(self._probs, 1) if self._probs else None,
+        )

@@ -111,7 +111,7 @@ CAUSAL_FORMS = (
 
 def whisper_decoder(
     model: Any,
-    pick: Callable[[Any], Tensor],
+    pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
     *,
     engine: ModelEngine = ModelEngine.AUTO,
     stored: torch.dtype | None = None,

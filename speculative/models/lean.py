@@ -25,7 +25,7 @@ from ..types import Prefilled, Scores, Topology
 from .caches import SelfCache, Sources, sources_for
 from .causal import FULL, SLIDING, CausalModel
 from .coverage import causal_gap
-from .slot_model import Places, SlotModel
+from .slot_model import Places, SlotModel, at_node
 from .weights import (
     CausalLayer,
     CausalWeights,
@@ -75,8 +75,7 @@ class LeanDecoder(SlotModel):
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """See `NodeModel.score_at`."""
         hidden, _ = self._round(tokens, self.places(tokens, start, reach, None), reach)
-        one = node[:, None, None].expand(-1, 1, hidden.shape[2])
-        return self.head(hidden.gather(1, one))
+        return self.head(at_node(hidden, node))
 
     def _hidden(self, tokens: Tensor, at: Places, layer: Run) -> tuple[Tensor, Tensor | None]:
         """The last hidden states `[B, N, D]` of `tokens [B, N]`, and the taps."""

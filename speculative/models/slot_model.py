@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from ..protocols import Model, NodeModel
 from ..types import Prefilled, Scores, Topology
 
 
@@ -185,6 +186,18 @@ class SlotModel(ABC):
                 torch.tensor(topology.ancestry(), device=self.device),
             )
         return self._trees[topology]
+
+
+def score_at(model: Model, tokens: Tensor, start: Tensor, node: Tensor, reach: int) -> Tensor:
+    """As `NodeModel.score_at`; of a model without such a pass, all nodes are computed."""
+    if hasattr(model, "score_at"):
+        return cast(NodeModel, model).score_at(tokens, start, node, reach=reach)
+    return at_node(model.score(tokens, start, reach=reach).logits, node)
+
+
+def at_node(values: Tensor, node: Tensor) -> Tensor:
+    """`values [B, N, X]` of one node `[B]` of each row: `[B, 1, X]`."""
+    return values.gather(1, node[:, None, None].expand(-1, 1, values.shape[2]))
 
 
 def chain_mask(slots: Tensor, length: int, dtype: torch.dtype) -> Tensor:

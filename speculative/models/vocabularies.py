@@ -16,9 +16,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from ..protocols import GreedyModel, Model, NodeModel
+from ..protocols import GreedyModel, Model
 from ..rounds.choice import Allowed, Choice
 from ..types import Prefilled, Scores, Topology
+from .slot_model import score_at
 
 NONE = -1
 """In place of a target id: the draft's token has no partner."""
@@ -97,14 +98,8 @@ class MappedVocabulary:
         return Scores(self._written(read.logits), read.taps)
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
-        """See `NodeModel.score_at`; of an `inner` without such a pass, all nodes are computed."""
-        read = self._to_draft[tokens]
-        if hasattr(self.inner, "score_at"):
-            logits = cast(NodeModel, self.inner).score_at(read, start, node, reach=reach)
-        else:
-            logits = self.inner.score(read, start, reach=reach).logits
-            logits = logits.gather(1, node[:, None, None].expand(-1, 1, logits.shape[2]))
-        return self._written(logits)
+        """See `NodeModel.score_at`."""
+        return self._written(score_at(self.inner, self._to_draft[tokens], start, node, reach))
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         self.inner.commit(start, path)

@@ -197,7 +197,7 @@ def test_a_transcript_is_the_same_with_a_list_and_nothing_else_is_drafted(
     for name, gamma in (("plain", 0), ("fixed", 4), ("auto", None)):
         transcriber = Transcriber.load("tiny.en", str(draft), gamma=gamma, device="cpu", batch=2)
         if gamma != 0:
-            assert transcriber.whisper.listed == listing.ids
+            assert transcriber.whisper.drafts[0].listed == listing.ids
         (outcome,) = transcriber.transcribe([memo], Options(language="en"))
         assert outcome.transcript is not None
         found[name] = [segment.tokens for segment in outcome.transcript.segments]
@@ -299,7 +299,7 @@ def test_the_language_of_a_run_chooses_the_list(draft: Path, memo: Path) -> None
     found = {}
     for name, listing in known.items():
         transcriber = Transcriber.load("tiny.en", str(draft), gamma=4, language=name, device="cpu")
-        assert listing is not None and transcriber.whisper.listed == listing.ids
+        assert listing is not None and transcriber.whisper.drafts[0].listed == listing.ids
         (outcome,) = transcriber.transcribe([memo], Options(language="en"))
         found[name] = outcome.transcript.text
     plain = Transcriber.load("tiny.en", gamma=0, device="cpu")

@@ -28,7 +28,6 @@ from forescribe.distill.labels import LabelStore
 from forescribe.speculative import Engine, Fixed
 from forescribe.speculative.device import choose
 from forescribe.speculative.drafters.model_drafter import ModelDrafter
-from forescribe.speculative.models.engines import whisper_decoder
 from forescribe.speculative.protocols import Needs
 from forescribe.speculative.requests import Request
 from forescribe.speculative.rows import Rows
@@ -106,12 +105,7 @@ class Writer:
         draft = whisper.drafts[0].decoder(0)
         drafter = NotingDrafter(draft, config.d_model, taps_of(config.decoder_layers))
         engine = Engine(
-            whisper_decoder(
-                whisper.target,
-                lambda states: states.target,
-                engine=whisper.engine,
-                stored=device.stored,
-            ),
+            whisper.decoder(),
             drafter,
             batch=BATCH,
             eos=whisper.tokens.ends,

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from ...errors import LoadError
 from ..slot_model import LayerShape, window_mask
@@ -53,7 +53,7 @@ class ChainHead:
         right = rms_norm(feature, feature.shape[-1:], self.feature_norm, eps)
         x = torch.cat([left, right], -1)
         if self.join is not None:
-            x = linear(x, self.join.weight, self.join.bias)
+            x = self.join(x)
             return self.body(x, x, run.positions, run.mask, run.cache)
         residual = right if self.residual_normed else feature
         return self.body(x, residual, run.positions, run.mask, run.cache)
@@ -127,7 +127,7 @@ class Taps:
             if self.norms:
                 x = rms_norm(x, x.shape[-1:], self.norms[0], self.eps)
         if self.project is not None:
-            x = linear(x, self.project.weight, self.project.bias)
+            x = self.project(x)
         return x if self.after is None else rms_norm(x, x.shape[-1:], self.after, self.eps)
 
 
@@ -208,7 +208,7 @@ class LeanBody:
     ) -> tuple[Tensor, Tensor]:
         """Keys, rotated, and values `[B, kv_heads, N, d]` of `x [B, N, I]`."""
         form = self.form
-        both = _linear(x, layer.key_value).unflatten(-1, (2, form.kv_heads, form.head_size))
+        both = layer.key_value(x).unflatten(-1, (2, form.kv_heads, form.head_size))
         keys, values = both.permute(2, 0, 3, 1, 4)
         if layer.key_norm is not None:
             keys = self._norm(keys, layer.key_norm)
@@ -225,9 +225,7 @@ class LeanBody:
         values: Tensor,
     ) -> Tensor:
         form = self.form
-        queries = (
-            _linear(x, layer.query).unflatten(-1, (form.heads, form.head_size)).transpose(1, 2)
-        )
+        queries = layer.query(x).unflatten(-1, (form.heads, form.head_size)).transpose(1, 2)
         if layer.query_norm is not None:
             queries = self._norm(queries, layer.query_norm)
         read = scaled_dot_product_attention(
@@ -237,9 +235,9 @@ class LeanBody:
             attn_mask=mask,
             enable_gqa=form.heads != form.kv_heads,
         )
-        states = residual + _linear(read.transpose(1, 2).flatten(2), layer.out)
-        gate, up = _linear(self._norm(states, layer.post_norm), layer.gate_up).chunk(2, -1)
-        return states + _linear(activation(form.activation)(gate) * up, layer.down)
+        states = residual + layer.out(read.transpose(1, 2).flatten(2))
+        gate, up = layer.gate_up(self._norm(states, layer.post_norm)).chunk(2, -1)
+        return states + layer.down(activation(form.activation)(gate) * up)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, x.shape[-1:], weight, self.form.eps)
@@ -301,10 +299,6 @@ class ModuleBody:
         )
         found: Tensor = states[0] if isinstance(states, tuple) else states
         return found
-
-
-def _linear(x: Tensor, weights: Linear) -> Tensor:
-    return linear(x, weights.weight, weights.bias)
 
 
 def _rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:

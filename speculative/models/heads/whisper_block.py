@@ -23,6 +23,7 @@ from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_att
 
 from ...errors import LoadError
 from ..checkpoint import CONFIG
+from ..plain import products
 
 MODEL_TYPE = "forescribe_whisper_block"
 """The `model_type` of config.json, which no class of transformers has."""
@@ -237,6 +238,4 @@ def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
     the time of the fused kernel (docs/methods/block-drafter.md)."""
     if query.device.type != "cpu" or query.requires_grad:
         return scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-    scores = (query * query.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
-    found: Tensor = (scores if mask is None else scores + mask).softmax(-1) @ values
-    return found
+    return products(query * query.shape[-1] ** -0.5, keys, values, mask)

@@ -83,7 +83,7 @@ def test_the_draft_reads_the_targets_encoder_states_and_has_its_embeddings(whisp
     assert 1 <= len(draft.layers) <= len(target.layers) / 2
     assert torch.equal(draft.embed_tokens.weight, target.embed_tokens.weight)
     assert torch.equal(draft.embed_positions.weight, target.embed_positions.weight)
-    assert len(whisper.listed) < target.embed_tokens.num_embeddings / 3
+    assert len(whisper.drafts[0].listed) < target.embed_tokens.num_embeddings / 3
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -64,12 +64,12 @@ def test_the_drafts_format_is_the_fastest_unless_one_is_given():
         dtype: Transcriber.load("tiny.en", device="cpu", network=False, draft_dtype=dtype, engine=e)
         for dtype, e in ((None, "auto"), ("float32", "auto"), ("bfloat16", "auto"))
     }
-    place = transcribers[None].whisper.draft_place
+    place = transcribers[None].whisper.drafts[0].device
     native = transcribers[None].whisper.draft_engine == "native"
     able = torch.cpu.get_capabilities().get("avx512_bf16", False)
     assert (place.stored is torch.bfloat16) == (native and able)
-    assert transcribers["float32"].whisper.draft_place.stored is torch.float32
-    assert transcribers["bfloat16"].whisper.draft_place.stored is torch.bfloat16
+    assert transcribers["float32"].whisper.drafts[0].device.stored is torch.float32
+    assert transcribers["bfloat16"].whisper.drafts[0].device.stored is torch.bfloat16
     for transcriber in transcribers.values():
         assert transcriber.whisper.device.stored is torch.float32
         assert transcriber.whisper.shared_encoder
@@ -104,7 +104,7 @@ def test_an_encoder_is_shared_where_only_rounding_differs(tmp_path, monkeypatch,
     if own:
         assert not torch.equal(states[0].target, states[0].draft.float())
         (weight,) = {p.dtype for p in encoder_of(whisper.draft).parameters()}
-        assert weight is whisper.draft_place.dtype
+        assert weight is whisper.drafts[0].device.dtype
 
 
 def test_the_pair_of_the_presets_shares_its_encoder_in_every_format():
