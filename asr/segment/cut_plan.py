@@ -24,18 +24,21 @@ if TYPE_CHECKING:
     from ..audio.reading import Recording
 
 GROUP_SIZE = 8
-"""Windows with speech that are kept together: after a crash at most four minutes are decoded again."""
+"""Windows with speech that are kept together in new plans: after a crash at most four minutes are decoded
+again."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where a recording was cut: its windows in order.
+    """Where a recording was cut: its windows in order, and how many with speech form a group. The groups that
+    are kept are numbered, so a plan states their size: a later version may have another `GROUP_SIZE`.
 
     Raises ValueError unless the spans partition the recording.
     """
 
     spans: tuple[WindowSpan, ...]
     warnings: tuple[Notice, ...] = ()
+    group_size: int = 8  # that of stored plans of earlier versions, which do not state it
 
     def __post_init__(self) -> None:
         at = 0
@@ -52,9 +55,8 @@ class Plan:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The windows with speech, by index, in groups."""
         spoken = [index for index, span in enumerate(self.spans) if span.speech]
-        return tuple(
-            tuple(spoken[at : at + GROUP_SIZE]) for at in range(0, len(spoken), GROUP_SIZE)
-        )
+        size = self.group_size
+        return tuple(tuple(spoken[at : at + size]) for at in range(0, len(spoken), size))
 
     def until_s(self, k: int) -> float:
         """Seconds of the recording that are done after group `k`: up to the next window with speech."""
@@ -67,6 +69,7 @@ class Plan:
         return {
             "spans": [list(span) for span in self.spans],
             "warnings": [notice_to_dict(notice) for notice in self.warnings],
+            "group_size": self.group_size,
         }
 
     @classmethod
@@ -74,6 +77,7 @@ class Plan:
         return cls(
             tuple(span_of(values) for values in data["spans"]),
             tuple(map(_notice, data["warnings"])),
+            data.get("group_size", cls.group_size),
         )
 
 
@@ -99,7 +103,7 @@ def plan_of(
 ) -> Plan:
     """The plan of a recording, which is read to its end. Raises what its decoder raises."""
     windows = cut(recording.blocks(), detector, options, skip_silence=skip_silence)
-    return Plan(tuple(window.span for window in windows), recording.warnings)
+    return Plan(tuple(window.span for window in windows), recording.warnings, GROUP_SIZE)
 
 
 def planned_windows(

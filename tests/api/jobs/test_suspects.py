@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from functools import partial
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -198,14 +198,6 @@ def bundled(tmp_path, decoders):
         yield ready(client)
 
 
-def in_groups_of_one(work, *args):
-    """In the child, which does not inherit what a test has patched."""
-    from forescribe.asr.segment import cut_plan
-
-    cut_plan.GROUP_SIZE = 1
-    return work(*args)
-
-
 def test_a_suspect_is_planned_and_decoded_in_a_child_and_says_the_same(
     bundled, monkeypatch
 ) -> None:
@@ -219,7 +211,9 @@ def test_a_suspect_is_planned_and_decoded_in_a_child_and_says_the_same(
 
     def counted(job, check, work, *args):
         done.append(work.__name__)
-        return alone(job, check, partial(in_groups_of_one, work), *args)
+        made = alone(job, check, work, *args)
+        # The child's module is not patched; it reads the size of groups from the plan.
+        return replace(made, group_size=1) if work.__name__ == "plan_alone" else made
 
     monkeypatch.setattr(jobs.active.crashes, "alone", counted)
     suspect = submit(bundled, audio, **form).json()["id"]
