@@ -25,7 +25,7 @@ from .dispatch import Dispatch, crash_error
 from .order import WorkOrder, order_of
 from .ray_fleet import Event, Lost, RayFleet, Refused, Reported, Started
 from .results import RunResults
-from .worker import Finished, Report
+from .worker import Report
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch, MakeTranscriber
@@ -237,8 +237,8 @@ class _Run:
             for progress in report.progress:
                 self.hook(replace(progress, stats=stats))
         for finished in report.finished:
-            if self.dispatch.finished(worker, finished.path):
-                yield replace(_outcome(finished), worker=str(worker))
+            if self.dispatch.finished(worker, finished.name):
+                yield replace(finished, worker=str(worker))
         for path in report.returned:
             self.dispatch.returned(worker, path)
         if isinstance(report.error, UsageError):
@@ -344,19 +344,6 @@ class _Run:
 
 def _unknown(worker: int) -> str:
     return f"the machine of worker {worker}"
-
-
-def _outcome(finished: Finished) -> Outcome:
-    if finished.written is not None:
-        return finished.written
-    return Outcome(
-        finished.path,
-        finished.transcript,
-        finished.error,
-        finished.wall_s,
-        content=finished.content,
-        entry=finished.entry,
-    )
 
 
 def _length_s(source: Source) -> float | None:

@@ -31,6 +31,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.child_process import Begin, ChildDied, in_child
+from forescribe.asr.decode.options import Outcome
 from forescribe.asr.errors import (
     AudioError,
     CapacityError,
@@ -44,7 +45,7 @@ from forescribe.asr.storage.locations import Location, is_url
 
 from .dispatch import crash_error
 from .order import WorkOrder, order_of_options
-from .worker import Finished, Report
+from .worker import Report
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -124,9 +125,9 @@ class Transcribe:
         self.path_column, self.order = path_column, order_of_options(options)
         self.worker = prepared_worker(self.order)
         self._marks, self._actor, self._process = marks, _own_actor(), secrets.token_hex(8)
-        self._suspects: SimpleQueue[tuple[Source, Future[Finished]]] = SimpleQueue()
+        self._suspects: SimpleQueue[tuple[Source, Future[Outcome]]] = SimpleQueue()
         threading.Thread(target=self._try_suspects, name="suspects", daemon=True).start()
-        self._waiting: dict[str, list[Future[Finished]]] = {}  # by path: of all rows that name it
+        self._waiting: dict[str, list[Future[Outcome]]] = {}  # by path: of all rows that name it
         self._lock = threading.Lock()
         self._error: Exception | None = None
         threading.Thread(target=self._listen, name="reports", daemon=True).start()
@@ -145,11 +146,11 @@ class Transcribe:
             return {**row, **failed_fields(finished.error or _no_result(source))}
         return {**row, **result_fields(finished.transcript)}
 
-    def _begin(self, source: Source, deaths: int) -> Future[Finished]:
+    def _begin(self, source: Source, deaths: int) -> Future[Outcome]:
         """Have a recording transcribed, after this many processes have died over it."""
-        future: Future[Finished] = Future()
+        future: Future[Outcome] = Future()
         if deaths >= MAX_DEATHS:
-            future.set_result(Finished(source.path, None, crash_error(source.path), 0.0))
+            future.set_result(Outcome(source.path, error=crash_error(source.path)))
         elif deaths:
             self._suspects.put((source, future))
         else:
@@ -186,12 +187,12 @@ class Transcribe:
                 waiting = self._try_in_child(waiting)
 
     def _try_in_child(
-        self, waiting: list[tuple[Source, Future[Finished]]]
-    ) -> list[tuple[Source, Future[Finished]]]:
+        self, waiting: list[tuple[Source, Future[Outcome]]]
+    ) -> list[tuple[Source, Future[Outcome]]]:
         """Try the suspects in turn. Returns those that have no result yet."""
         begun: str | None = None
 
-        def heard(told: str | Finished) -> None:
+        def heard(told: str | Outcome) -> None:
             nonlocal begun, waiting
             if isinstance(told, str):
                 begun = told
@@ -206,12 +207,12 @@ class Transcribe:
             if begun is None:
                 error = CapacityError(f"{NO_CHILD}: {died}; there may be too little memory")
             elif self._mark("died", begun) >= MAX_CRASHES:
-                heard(Finished(begun, None, crash_error(begun), 0.0))
+                heard(Outcome(begun, error=crash_error(begun)))
         except Exception as failed:
             error = failed if isinstance(failed, ForescribeError) else ForescribeError(str(failed))
         if error is not None:
             for source, _ in list(waiting):
-                heard(Finished(source.path, None, error, 0.0))
+                heard(Outcome(source.path, error=error))
         return waiting
 
     def _listen(self) -> None:
@@ -225,7 +226,7 @@ class Transcribe:
             ended = [
                 (future, each)
                 for each in report.finished
-                for future in self._waiting.pop(each.path)
+                for future in self._waiting.pop(each.name)
             ]
             if report.error is not None:
                 self._error = report.error

@@ -4,7 +4,7 @@
     order = replace(order, writing=run.writing)
     run.assigned(source)                           # a recording with the names of its files
 
-    results = WorkerResults.open(order.writing, stores)    # in a worker
+    results = WorkerResults(order.writing, stores)         # in a worker
     written = results.write(assigned, outcome, content)
 
 Then the command only counts: transcripts come back without their text, unless a report needs them. The same
@@ -109,19 +109,14 @@ class RunResults:
 
 
 class WorkerResults:
-    """A worker's side. Any thread may write."""
+    """A worker's side. Any thread may write. Raises LocatedError where this machine cannot write: others may
+    be allowed what it is not."""
 
     def __init__(self, writing: Writing, stores: Stores) -> None:
-        self.writing, self.store = writing, stores.at(writing.where)
+        self.writing = writing
         self.records = RecordStore.open(writing.where, stores=stores)
+        self.records.store.check_create()
         self.records.take_part(writing.run)
-
-    @classmethod
-    def open(cls, writing: Writing, stores: Stores) -> Self:
-        """Raises LocatedError where this machine cannot write: others may be allowed what it is not."""
-        opened = cls(writing, stores)
-        opened.store.check_create()
-        return opened
 
     def write(self, source: Assigned, outcome: Outcome, content: str | None) -> Written:
         """Write the files and the record of a recording; raises nothing, as `Writer`."""
@@ -129,7 +124,7 @@ class WorkerResults:
         known = {} if source.known is None else {key: source.known}
         outputs = Outputs(
             writing.where,
-            self.store,
+            self.records.store,
             RecordLedger(self.records, writing.folder, known, source.existing),
             writing.formats,
             {source.path: source.stem},

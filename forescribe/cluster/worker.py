@@ -46,10 +46,8 @@ from .results import Assigned, WorkerResults
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import BatchTranscriber, MakeTranscriber
-    from forescribe.asr.batch.results import Written
     from forescribe.asr.decode.options import Progress
     from forescribe.asr.decode.transcriber import Transcriber
-    from forescribe.asr.formats.transcript import Transcript
 
 LOG = logging.getLogger(__name__)
 
@@ -58,30 +56,17 @@ STATS_S = 1.0
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A recording that has ended on a worker. `content` is the SHA-256 of the bytes it was made from, and
-    `entry` what its store says about them. `written`: its files and record are written already."""
-
-    path: str
-    transcript: Transcript | None
-    error: ForescribeError | None
-    wall_s: float
-    content: str | None = None
-    entry: Entry | None = None
-    written: Written | None = None
-
-
-@dataclass(frozen=True)
 class Report:
     """What has happened on a worker since its last report.
 
-    `returned` are recordings that it will not finish, because its machine is taken away. `error` is a reason
-    for which the run cannot go on, such as a language that the model does not have; `broken` says that the
-    worker is of no more use, for instance because its GPU does not answer. `stats` are those since it
-    started.
+    `finished` are the outcomes of recordings, by path; of those whose files and record are written already,
+    they are `Written`. `returned` are recordings that it will not finish, because its machine is taken away.
+    `error` is a reason for which the run cannot go on, such as a language that the model does not have;
+    `broken` says that the worker is of no more use, for instance because its GPU does not answer. `stats` are
+    those since it started.
     """
 
-    finished: tuple[Finished, ...] = ()
+    finished: tuple[Outcome, ...] = ()
     returned: tuple[str, ...] = ()
     progress: tuple[Progress, ...] = ()
     notices: tuple[str, ...] = ()
@@ -127,7 +112,7 @@ def prepared_worker(order: WorkOrder) -> ClusterWorker:
     stores, results, notices = Stores(), None, tuple[str, ...]()
     if order.writing is not None:
         try:
-            results = WorkerResults.open(order.writing, stores)
+            results = WorkerResults(order.writing, stores)
         except ForescribeError as error:
             notices = (
                 f"{socket.gethostname()} cannot write results, so this command writes those of its "
@@ -300,7 +285,7 @@ class ClusterWorker:
                 begun.content, begun.entry = copy.content, copy.entry
                 self._begun[id(copy)] = copy, begun
             elif error is not None:
-                self._add(Finished(str(path), None, error, 0.0))
+                self._add(Outcome(str(path), error=error))
             else:  # no room until the recordings of this call are released
                 self._queue.appendleft(begun.source)
             self._has_room = copy is not None or error is not None
@@ -342,8 +327,7 @@ class ClusterWorker:
         try:
             error = _portable_or_none(outcome.error)
             given = Outcome(source.path, outcome.transcript, error, outcome.wall_s)
-            written = self.results.write(source, given, begun.content)
-            finished = Finished(source.path, None, None, outcome.wall_s, written=written)
+            finished: Outcome = self.results.write(source, given, begun.content)
         except Exception as error:  # a bug here: the command writes it
             LOG.exception("the results of %s cannot be written here", source.path, exc_info=error)
             finished = begun.finished(outcome)
@@ -353,11 +337,11 @@ class ClusterWorker:
             self._writing -= 1
             self._add(finished)
 
-    def _add(self, finished: Finished) -> None:
+    def _add(self, finished: Outcome) -> None:
         finished = replace(finished, error=_portable_or_none(finished.error))
         self._report = replace(self._report, finished=(*self._report.finished, finished))
         if self._spool is not None:
-            self._spool.release(finished.path)
+            self._spool.release(finished.name)
         self._changed.notify_all()
 
     def _progressed(self, progress: Progress) -> None:
@@ -417,7 +401,7 @@ class ClusterWorker:
         with self._changed:
             for _, begun in self._begun.values():
                 error = kind(f"{begun.source.path}: {reason}", code=code)  # type: ignore[arg-type]
-                self._add(Finished(begun.source.path, None, error, 0.0))
+                self._add(Outcome(begun.source.path, error=error))
             self._begun.clear()
 
 
@@ -441,14 +425,15 @@ class _Begun:
     content: str | None = None
     entry: Entry | None = None
 
-    def finished(self, outcome: Outcome) -> Finished:
-        return Finished(
+    def finished(self, outcome: Outcome) -> Outcome:
+        """The outcome as it is sent, without what only this process has."""
+        return Outcome(
             self.source.path,
             outcome.transcript,
             outcome.error,
             outcome.wall_s,
-            self.content,
-            self.entry,
+            content=self.content,
+            entry=self.entry,
         )
 
 

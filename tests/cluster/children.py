@@ -7,11 +7,11 @@ import signal
 from collections.abc import Sequence
 
 from forescribe.asr.child_process import Begin
+from forescribe.asr.decode.options import Outcome
 from forescribe.asr.errors import CapacityError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Span
 from forescribe.asr.records.sources import Source
-from forescribe.cluster.worker import Finished
 
 
 def each(begin: Begin, order: object, sources: Sequence[Source]) -> None:
@@ -21,7 +21,7 @@ def each(begin: Begin, order: object, sources: Sequence[Source]) -> None:
         if "poison" in source.path:
             os.kill(os.getpid(), signal.SIGKILL)
         text = Transcript((), 32000, Coverage((Span(0, 32000, "decoded"),)), language="de")
-        begin(Finished(source.path, text, None, 0.5))
+        begin(Outcome(source.path, text, wall_s=0.5))
 
 
 def full(begin: Begin, order: object, sources: Sequence[Source]) -> None:

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from forescribe.asr.batch.batch import Batch
-from forescribe.asr.decode.options import Options
+from forescribe.asr.batch.results import Written
+from forescribe.asr.decode.options import Options, Outcome
 from forescribe.asr.records.record_store import MAX_CRASHES, RecordStore
 from forescribe.asr.records.sources import Source
 from forescribe.asr.storage.locations import Location
@@ -20,7 +21,7 @@ from forescribe.cluster.cluster_transcriber import ClusterTranscriber
 from forescribe.cluster.order import WorkOrder
 from forescribe.cluster.ray_fleet import Event, Lost, Reported, Started
 from forescribe.cluster.results import Assigned, RunResults, WorkerResults
-from forescribe.cluster.worker import ClusterWorker, Finished
+from forescribe.cluster.worker import ClusterWorker
 from tests.asr.batch.remote.objects import CopyTypist, batch, files, merged, put_calls, put_wav, run
 from tests.asr.storage.faults import memory, quick
 
@@ -34,7 +35,7 @@ class Workers:
         self.workers, self.poison, self.may_write = workers, poison, may_write
         self.running: dict[int, ClusterWorker] = {}
         self.given: dict[int, list[str]] = {}
-        self.reports: list[Finished] = []
+        self.reports: list[Outcome] = []
         self.events: list[Event] = []
         self.started = 0
 
@@ -46,7 +47,7 @@ class Workers:
         number, self.started = self.started, self.started + 1
         results = None
         if self.order.writing is not None and self.may_write:
-            results = WorkerResults.open(self.order.writing, Stores(quick()))
+            results = WorkerResults(self.order.writing, Stores(quick()))
         self.running[number] = ClusterWorker(
             self.order, lambda size: CopyTypist(ahead=2), results=results
         )
@@ -127,7 +128,7 @@ def test_the_command_gets_no_text_and_makes_no_request_for_a_recording(calls, tm
     before = store.requests.total()  # type: ignore[union-attr]
     fleet = Workers()
     results = on_cluster(made, fleet, tmp_path)
-    assert all(each.transcript is None and each.written is not None for each in fleet.reports)
+    assert all(each.transcript is None and isinstance(each, Written) for each in fleet.reports)
     assert all(result.transcript.segments == () for result in results)
     merging = 3  # a listing, the manifest of before, and the new one
     assert store.requests.total() == before + merging  # type: ignore[union-attr]

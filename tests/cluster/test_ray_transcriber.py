@@ -10,7 +10,7 @@ import pytest
 
 from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.outputs import Outputs
-from forescribe.asr.decode.options import Options, Progress
+from forescribe.asr.decode.options import Options, Outcome, Progress
 from forescribe.asr.errors import CapacityError, ForescribeError, ModelError, UsageError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Span
@@ -18,7 +18,7 @@ from forescribe.asr.records.sources import Source
 from forescribe.cluster.cluster_transcriber import GIVE_UP_S, NOTICE_S, ClusterTranscriber
 from forescribe.cluster.order import WorkOrder
 from forescribe.cluster.ray_fleet import Event, Lost, Refused, Reported, Started
-from forescribe.cluster.worker import Finished, Report
+from forescribe.cluster.worker import Report
 from forescribe.speculative.stats import Stats
 
 ORDER = WorkOrder("1", {}, Options(), batch=2)
@@ -84,7 +84,7 @@ class FakeFleet:
         text = Transcript((), 16000, Coverage((Span(0, 16000, "decoded"),)), language="en")
         progress = Progress(path, 1.0, 1.0, (), Stats())
         return Report(
-            (Finished(path, text, None, 0.5, "c" * 64),),
+            (Outcome(path, text, wall_s=0.5, content="c" * 64),),
             progress=(progress,),
             stats=Stats(rounds=1),
         )

@@ -87,14 +87,14 @@ def test_recordings_end_with_the_hash_of_what_was_read(recordings: list[str]) ->
     for finished in collect(worker, 3):
         assert finished.error is None
         assert finished.transcript is not None
-        assert finished.content == fingerprint.content(finished.path)
+        assert finished.content == fingerprint.content(finished.name)
     worker.close()
 
 
 def test_a_path_may_be_asked_for_twice(recordings: list[str]) -> None:
     worker = ClusterWorker(order(), Script())
     worker.exchange([Source(recordings[0]), Source(recordings[0])])
-    assert [each.path for each in collect(worker, 2)] == [recordings[0]] * 2
+    assert [each.name for each in collect(worker, 2)] == [recordings[0]] * 2
     worker.close()
 
 
@@ -138,7 +138,7 @@ def test_out_of_memory_halves_the_batch_once_and_then_fails_recordings(recording
         finished += report.finished
         notices += report.notices
     assert script.sizes[:2] == [8, 4]
-    assert [each.path for each in finished if each.error] == [recordings[0]]
+    assert [each.name for each in finished if each.error] == [recordings[0]]
     assert next(each.error.code for each in finished if each.error) == "overloaded"
     assert ["going on with 4" in text for text in notices] == [True]
     worker.close()
@@ -192,7 +192,7 @@ def test_draining_gives_back_what_has_not_begun_and_finishes_the_rest(recordings
     assert worker.exchange([Source("late.wav")], WAIT_S).returned == ("late.wav",)
     script.gate.set()
     (finished,) = collect(worker, 1)
-    assert finished.path == recordings[0]
+    assert finished.name == recordings[0]
     assert worker.idle
     worker.close()
 
@@ -242,7 +242,7 @@ def test_recordings_at_locations_are_fetched_and_their_copies_removed(recordings
     worker = ClusterWorker(order(spool=str(spool)), script)
     sources = [located(path) for path in recordings]
     worker.exchange(sources)
-    finished = {each.path: each for each in collect(worker, 3)}
+    finished = {each.name: each for each in collect(worker, 3)}
     assert set(finished) == {source.path for source in sources}
     for source, path in zip(sources, recordings, strict=True):
         each = finished[source.path]
@@ -258,7 +258,7 @@ def test_a_location_that_cannot_be_fetched_fails_alone(recordings, tmp_path) -> 
     worker = ClusterWorker(order(spool=str(tmp_path)), Script())
     missing = located(str(tmp_path / "missing.wav"))
     worker.exchange([missing, located(recordings[0])])
-    finished = {each.path: each.error for each in collect(worker, 2)}
+    finished = {each.name: each.error for each in collect(worker, 2)}
     assert finished.pop(missing.path).code == "missing_file"
     assert list(finished.values()) == [None]
     worker.close()
