@@ -12,7 +12,6 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..formats.transcript_parts import Json
@@ -24,15 +23,9 @@ SAMPLE = 1 << 20
 """Bytes read at both ends of a file of weights: training changes all numbers, these included."""
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """The fingerprint of a result: hashes of the recording's bytes and of the settings."""
-
-    content: str
-    settings: str
-
-    def __str__(self) -> str:
-        return f"sha256:{self.content}+{self.settings}"
+def result(content: str, settings: str) -> str:
+    """The fingerprint of a result, of the hashes of the recording's bytes and of the settings."""
+    return f"sha256:{content}+{settings}"
 
 
 def content(path: str) -> str | None:

@@ -30,7 +30,7 @@ from ..errors import AudioError, UsageError, visible
 from ..records.sources import LIST, NAMES, RESULTS, STDIN, Source, identity, remote_source
 from ..storage.locations import Location, is_url
 from ..storage.stores import Stores
-from .remote_inputs import described, expanded, is_object, listed
+from .remote_inputs import described, expanded, is_object, lines_of, listed
 
 HEAD = 4096
 """Bytes read to recognise a recording: two frames of any mp3 or aac."""
@@ -284,15 +284,11 @@ def _listed(path: Path) -> Iterator[Source]:
     """Yield the recordings of a list with NeMo's keys. Relative paths are relative to the list's folder
     or, if no file is there, to the working directory. Raises UsageError that names the line."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise UsageError(f"the list {path} cannot be read: {reason}") from error
-    entries = [(n, line) for n, line in enumerate(lines, start=1) if line.strip()]
-    if not entries:
-        raise UsageError(f"the list {path} names no recording")
-    for number, line in entries:
-        yield _entry(line, path, f"{path} line {number}")
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"the list {path} cannot be read: {error.strerror}") from error
+    for line, where in lines_of(data, str(path)):
+        yield _entry(line, path, where)
 
 
 def _entry(line: str, path: Path | None, where: str, remote: Location | None = None) -> Source:

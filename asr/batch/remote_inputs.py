@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -66,18 +66,23 @@ def described(sources: Iterable[Source], stores: Stores) -> list[Source]:
         return list(pool.map(lambda source: _described(source, stores), sources))
 
 
-def listed(location: Location, stores: Stores) -> Iterator[tuple[str, str]]:
-    """The lines of a list that have content, each with its name for messages. Raises UsageError."""
+def listed(location: Location, stores: Stores) -> list[tuple[str, str]]:
+    """The lines of a list, see `lines_of`."""
     store, key = stores.of(location)
+    return lines_of(store.read(key), str(location))
+
+
+def lines_of(data: bytes, name: str) -> list[tuple[str, str]]:
+    """The lines of a list that have content, each with its name for messages. Raises UsageError."""
     try:
-        text = store.read(key).decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"the list {location} cannot be read: not UTF-8") from error
-    lines = [(line, f"{location} line {n}") for n, line in enumerate(text.split("\n"), start=1)]
+        raise UsageError(f"the list {name} cannot be read: not UTF-8") from error
+    lines = [(line, f"{name} line {n}") for n, line in enumerate(text.split("\n"), start=1)]
     whole = [(line, where) for line, where in lines if line.strip()]
     if not whole:
-        raise UsageError(f"the list {location} names no recording")
-    yield from whole
+        raise UsageError(f"the list {name} names no recording")
+    return whole
 
 
 def _described(source: Source, stores: Stores) -> Source:
@@ -161,6 +166,3 @@ def _is_recording(key: str) -> bool:
 
 def _has_magic(location: Location) -> bool:
     return location.scheme not in WEB and glob.has_magic(location.key)
-
-
-__all__ = ["described", "expanded", "is_object", "listed"]

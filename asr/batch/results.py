@@ -21,7 +21,6 @@ from ..records.record_store import RecordLedger
 from ..records.sources import Source
 from ..storage.locations import Location
 from . import fingerprint
-from .fingerprint import Fingerprint
 from .manifest import Record, result_fields
 from .outputs import Outputs
 
@@ -161,4 +160,4 @@ class Writer:
         return names if self.outputs.where is not None else []
 
     def _mark(self, content: str) -> str:
-        return str(Fingerprint(content, self.settings))
+        return fingerprint.result(content, self.settings)

@@ -60,15 +60,15 @@ class RecordStore:
 
     Attributes:
         created: records that were made here.
-        doubled: records that were refused here because somebody else's was there; `all_doubled` those of
-            all workers, as of `load`.
+        all_doubled: records of all workers that were refused because somebody else's was there, as of
+            `load`.
         worker: written into records, to tell machines and processes apart.
     """
 
     def __init__(self, store: Store, where: str) -> None:
         self.store, self.where = store, where
         self.worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self.created = self.doubled = self.all_doubled = 0
+        self.created = self.all_doubled = 0
         self._run: Run | None = None
         self._known: dict[str, StoredRecord] = {}  # the latest one by source
         self._crashes: Counter[tuple[str, int]] = Counter()  # by hash and generation
@@ -224,7 +224,7 @@ class RecordStore:
 
         Returns:
             False if somebody has recorded the recording since. A success takes the place of a failure;
-            else ours is dropped and counted in `doubled`.
+            else ours is dropped and leaves a mark.
         """
         stored = StoredRecord(
             replace(record, attempt=max(record.attempt, seen + 1), version=version),
@@ -250,8 +250,6 @@ class RecordStore:
 
     def _count_doubled(self, stored: StoredRecord) -> None:
         """Leave a mark, so that `RunStatus` can tell how much work was done twice."""
-        with self._changing:
-            self.doubled += 1
         with suppress(ForescribeError):
             self.store.create(f"{DOUBLED}{source_hash(stored.source)}.{stored.token}", b"")
 

@@ -64,6 +64,3 @@ def remote_source(
 def identity(path: str) -> str:
     """The key of a recording: its absolute path, links kept, or its location."""
     return path if path == STDIN or is_url(path) else os.path.abspath(path)
-
-
-__all__ = ["LIST", "NAMES", "RESULTS", "STDIN", "Source", "identity", "remote_source"]

@@ -177,7 +177,7 @@ class WebBackend(_ReadOnlyBackend):
 
     @contextmanager
     def read(self, key: str, start: int = 0, etag: str | None = None) -> Iterator[Reading]:
-        location = self._at(key)
+        location = replace(self.location, key=key)
         headers = {"Range": f"bytes={start}-"} if start else {}
         self._count("get")
         with (
@@ -192,9 +192,6 @@ class WebBackend(_ReadOnlyBackend):
             yield Reading(
                 entry, answer.iter_bytes(WEB_PIECE), start if answer.status_code == 206 else 0
             )
-
-    def _at(self, key: str) -> Location:
-        return replace(self.location, key=key)
 
     @contextmanager
     def _errors(self, location: Location) -> Iterator[None]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.batch.fingerprint import SAMPLE, Fingerprint, content, settings, weights
+from forescribe.asr.batch.fingerprint import SAMPLE, content, result, settings, weights
 
 values = st.dictionaries(
     st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=5), max_size=4
@@ -41,7 +41,7 @@ def test_what_cannot_be_read_twice_has_none(tmp_path) -> None:
 
 
 def test_a_fingerprint_says_both() -> None:
-    assert str(Fingerprint("ab", "cd")) == "sha256:ab+cd"
+    assert result("ab", "cd") == "sha256:ab+cd"
 
 
 @pytest.fixture
