@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 
@@ -36,16 +36,18 @@ NEEDS: Mapping[str, Scope | None] = MappingProxyType(
 """The scope that a key needs for a route, by the route's tag."""
 
 
-def settings(request: Request) -> Settings:
-    settings = request.app.state.settings
-    assert isinstance(settings, Settings)
-    return settings
+T = TypeVar("T")
 
 
-def serving(request: Request) -> Serving:
-    serving = request.app.state.serving
-    assert isinstance(serving, Serving)
-    return serving
+def part(name: str, kind: type[T]) -> Callable[[Request], T]:
+    """A dependency: what the application has under this name."""
+
+    def found(request: Request) -> T:
+        value = getattr(request.app.state, name)
+        assert isinstance(value, kind)
+        return value
+
+    return found
 
 
 def caller(request: Request) -> str:
@@ -60,8 +62,8 @@ def caller(request: Request) -> str:
         if needed == "metrics" and not _is_local(request):
             raise ApiError("forbidden", "metrics are for this machine, or for clients with a key")
         return ANONYMOUS
-    owner = keyring.owner(_bearer(request) or "")
-    if owner is None or keyring.rights[owner].expired(datetime.now(UTC)):
+    owner = _owner(keyring, _bearer(request))
+    if owner is None:
         raise ApiError("invalid_api_key", "give an API key: `Authorization: Bearer <key>`")
     if needed is not None and needed not in keyring.rights[owner].scopes:
         raise ApiError("forbidden", f"this key is not for {needed}")
@@ -77,8 +79,9 @@ async def client(request: Request, caller: Annotated[str, Depends(caller)]) -> C
 
 def reserve(request: Request, client: Client, *, resumable: bool = False) -> Reservation:
     """Reserve capacity for a request whose body has not been read. Raises as `Admission.reserve` does."""
+    serving: Serving = request.app.state.serving
     body = request.scope["state"]["body"]
-    return serving(request).admission.reserve(client, body, resumable=resumable)
+    return serving.admission.reserve(client, body, resumable=resumable)
 
 
 def browser_caller(request: Request) -> str:
@@ -89,12 +92,19 @@ def browser_caller(request: Request) -> str:
     keyring: Keyring = request.app.state.keyring
     if not keyring:
         return ANONYMOUS
-    owner = keyring.owner(_bearer(request) or _password(request) or "")
-    if owner is None or keyring.rights[owner].expired(datetime.now(UTC)):
+    owner = _owner(keyring, _bearer(request) or _password(request))
+    if owner is None:
         text = "give an API key: `Authorization: Bearer <key>`, or as the password for any name"
         challenge = {"WWW-Authenticate": 'Basic realm="forescribe", charset="UTF-8", Bearer'}
         raise ApiError("invalid_api_key", text, more=challenge)
     return owner
+
+
+def _owner(keyring: Keyring, key: str | None) -> str | None:
+    """The name of a key; None if it is missing, unknown or expired."""
+    owner = keyring.owner(key or "")
+    expired = owner is not None and keyring.rights[owner].expired(datetime.now(UTC))
+    return None if expired else owner
 
 
 def _bearer(request: Request) -> str | None:
@@ -121,7 +131,7 @@ def _is_local(request: Request) -> bool:
     return loopback(host) and not {"forwarded", "x-forwarded-for"} & set(request.headers)
 
 
-SettingsDep = Annotated[Settings, Depends(settings)]
-ServingDep = Annotated[Serving, Depends(serving)]
+SettingsDep = Annotated[Settings, Depends(part("settings", Settings))]
+ServingDep = Annotated[Serving, Depends(part("serving", Serving))]
 Caller = Annotated[str, Depends(caller)]
 ClientDep = Annotated[Client, Depends(client)]

@@ -2,7 +2,7 @@
 
     files = Files(settings, store)
     file = files.add("team", "batch", "calls.jsonl", draft)
-    with files.open(file.id, "team") as content: ...
+    files.path(file.id, "team").open("rb")
     files.delete(file.id, "team")
 
 A file of another owner, and one that has expired, is reported as unknown. Contents are blobs, so equal
@@ -16,7 +16,7 @@ import re
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .errors import ApiError
 from .jobs.blobs import BlobDraft
-from .jobs.database import Tx
+from .jobs.database import Place, Tx, one_page
 from .jobs.shares import StorageShares
 from .jobs.store import Store
 from .jobs.tables import META
@@ -114,30 +114,23 @@ class Files:
     def get(self, id: str, owner: str) -> StoredFile:
         """Raises ApiError `file_not_found`."""
         if ID.fullmatch(id):
+            query = sa.select(FILES).where(FILES.c.id == id, FILES.c.owner == owner, self._alive())
             with self.store.database.engine.connect() as tx:
-                file = self._select(tx, id, owner)
-            if file is not None:
-                return file
+                row = tx.execute(query).one_or_none()
+            if row is not None:
+                return _file(row)
         raise ApiError("file_not_found", "there is no such file")
 
     def page(
-        self, owner: str, limit: int, after: str | None, order: Order, purpose: str | None
+        self, owner: str, limit: int, after: Place | None, order: Order, purpose: str | None
     ) -> tuple[list[StoredFile], bool]:
-        """Up to `limit` files in order of creation, following file `after`; and whether there are more."""
+        """Up to `limit` files in order of creation, behind a place; and whether there are more."""
         query = sa.select(FILES).where(FILES.c.owner == owner, self._alive())
         if purpose is not None:
             query = query.where(FILES.c.purpose == purpose)
-        columns = (FILES.c.created_at, FILES.c.id)
+        query = one_page(query, FILES, after, limit, ascending=order == "asc")
         with self.store.database.engine.connect() as tx:
-            if after is not None:
-                last = self._select(tx, after, owner)
-                if last is None:
-                    return [], False
-                key = sa.tuple_(*columns)
-                place = sa.tuple_(sa.literal(last.created_at), sa.literal(last.id))
-                query = query.where(key > place if order == "asc" else key < place)
-            query = query.order_by(*(c.asc() if order == "asc" else c.desc() for c in columns))
-            files = [_file(row) for row in tx.execute(query.limit(limit + 1))]
+            files = [_file(row) for row in tx.execute(query)]
         return files[:limit], len(files) > limit
 
     def blob(self, id: str, owner: str) -> str:
@@ -155,13 +148,6 @@ class Files:
         except FileNotFoundError as error:
             raise ApiError("file_not_found", "there is no such file") from error
 
-    def open(self, id: str, owner: str) -> BinaryIO:
-        """The content, which the caller closes. Raises ApiError `file_not_found`."""
-        try:
-            return self.path(id, owner).open("rb")
-        except FileNotFoundError as error:
-            raise ApiError("file_not_found", "there is no such file") from error
-
     def delete(self, id: str, owner: str) -> None:
         """Delete a file. Raises ApiError `file_not_found`."""
         self.get(id, owner)
@@ -175,12 +161,6 @@ class Files:
         for id in expired:
             self._erase(id)
         return len(expired)
-
-    def _select(self, tx: Tx, id: str, owner: str) -> StoredFile | None:
-        """The file; None if it does not exist, has expired or belongs to another owner."""
-        query = sa.select(FILES).where(FILES.c.id == id, FILES.c.owner == owner, self._alive())
-        row = tx.execute(query).one_or_none()
-        return None if row is None else _file(row)
 
     def _alive(self) -> sa.ColumnElement[bool]:
         return FILES.c.expires_at.is_(None) | (FILES.c.expires_at > self.store.now())

@@ -67,7 +67,14 @@ class SettingsSource:
 
     def load(self) -> Settings:
         """Read the settings. Raises UsageError."""
-        return _load(self.file, self.given)
+        _refuse_unknown(os.environ)
+        kind = Settings if self.file is None else _with(self.file)
+        try:
+            return kind(**{name: value for name, value in self.given.items() if value is not None})
+        except ValidationError as error:
+            raise UsageError("; ".join(_line(item) for item in error.errors())) from error
+        except (SettingsError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"settings cannot be read: {error}") from error
 
 
 class Settings(BaseSettings):
@@ -319,17 +326,6 @@ def loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _load(file: Path | None, given: Mapping[str, Any]) -> Settings:
-    _refuse_unknown(os.environ)
-    kind = Settings if file is None else _with(file)
-    try:
-        return kind(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        raise UsageError("; ".join(_line(item) for item in error.errors())) from error
-    except (SettingsError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"settings cannot be read: {error}") from error
 
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:

@@ -31,7 +31,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -39,6 +39,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import ApiError
 from ..settings import Settings
 from .keys import Rights
+
+if TYPE_CHECKING:
+    from ..http.pace import Body
 
 IPV6_BITS = 64
 """A line of IPv6 gives its owner that many bits of addresses, so all of them are one client."""
@@ -332,16 +335,6 @@ def network(host: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address, IPV6_BITS), strict=False))
-
-
-class Body(Protocol):
-    """A body that is being received."""
-
-    def rate(self) -> float:
-        """Bytes per second of waiting for the client; infinite while it is too early to tell."""
-
-    def drop(self) -> None:
-        """End it, with an error for its client."""
 
 
 class RateLimit:

@@ -25,13 +25,12 @@ from datetime import UTC, date, datetime, timedelta
 from types import MappingProxyType
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from forescribe.asr.errors import OutputError
 
 from ..errors import ApiError
-from ..jobs.database import Database, Tx
+from ..jobs.database import Database, Tx, insert_into
 from ..jobs.tables import META
 from .keys import Rights
 
@@ -124,8 +123,7 @@ class Usage(Meter):
         now: Callable[[], float] = time.time,
     ) -> None:
         self._database, self._rights, self._now = database, rights, now
-        insert = sqlite.insert if database.engine.dialect.name == "sqlite" else postgresql.insert
-        self._insert = insert(USAGE)
+        self._insert = insert_into(database.engine.dialect, USAGE)
         self._late = ThreadPoolExecutor(1, thread_name_prefix="usage")
         self._lock = threading.Lock()
         self._unsaved: dict[str, Amount] = defaultdict(Amount)  # while the database is away

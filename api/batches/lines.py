@@ -15,11 +15,11 @@ callbacks; there are no redirects and no proxies, and bytes and time are limited
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import httpx
@@ -34,7 +34,7 @@ from ..jobs.submissions import Audio, JobForm, check
 from ..routers.operations import check_model
 from ..settings import Settings
 from ..speech import forms
-from ..speech.forms import TranscriptionForm, TranslationForm
+from ..speech.forms import FormT, TranscriptionForm, TranslationForm
 from ..speech.serving import Serving
 from .table import Endpoint
 
@@ -64,19 +64,8 @@ class BatchForm(BaseModel):
 
 def parse_batch(body: Mapping[str, Any]) -> BatchForm:
     """Check the fields. Raises ApiError `invalid_value` with the name of the field."""
-    try:
-        return BatchForm.model_validate({k: v for k, v in body.items() if v is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        param = str(first["loc"][0])[:100]
-        reasons = {
-            "missing": "is missing",
-            "extra_forbidden": f"unknown field; known: {', '.join(BatchForm.model_fields)}",
-        }
-        message = (
-            reasons.get(first["type"], first["msg"]) if len(first["loc"]) == 1 else first["msg"]
-        )
-        raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
+    fields = {k: v for k, v in body.items() if v is not None}
+    return _checked(BatchForm, fields, BatchForm.model_fields)
 
 
 @dataclass(frozen=True)
@@ -95,8 +84,9 @@ class LineRequest:
 def parse_line(endpoint: Endpoint, body: Mapping[str, Any]) -> LineRequest:
     """Check the fields alone. Raises ApiError `invalid_value`, `missing_file`."""
     fields = {k: v for k, v in body.items() if k not in AUDIO and v is not None}
+    kind: type[TranscriptionForm] | type[TranslationForm]
     kind = TranscriptionForm if endpoint.endswith("transcriptions") else TranslationForm
-    return LineRequest(_form(kind, fields), *_audio(body))
+    return LineRequest(_checked(kind, fields, (*AUDIO, *kind.model_fields)), *_audio(body))
 
 
 def job_form(request: LineRequest, serving: Serving, settings: Settings) -> JobForm:
@@ -204,15 +194,8 @@ class LineAudio:
 class LineRecording:
     """The audio, and the client's name for it."""
 
-    audio: StoredAudio
+    audio: Audio
     label: str | None
-
-
-class StoredAudio(Audio, Protocol):
-    """Audio on disk that becomes a job's blob, and can be decoded before."""
-
-    @property
-    def path(self) -> Path: ...
 
 
 @dataclass(frozen=True)
@@ -243,21 +226,17 @@ class KeptBlob:
         return self.name
 
 
-def _form(
-    kind: type[TranscriptionForm] | type[TranslationForm], fields: dict[str, Any]
-) -> TranscriptionForm | TranslationForm:
+def _checked(kind: type[FormT], fields: dict[str, Any], known: Iterable[str]) -> FormT:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        param = str(first["loc"][0])[:100]
-        reasons = {"missing": "is missing", "extra_forbidden": _unknown(kind)}
-        reason = reasons.get(first["type"], first["msg"])
+        param, reason = str(first["loc"][0])[:100], first["msg"]
+        if len(first["loc"]) == 1:
+            unknown = f"unknown field; known: {', '.join(known)}"
+            reasons = {"missing": "is missing", "extra_forbidden": unknown}
+            reason = reasons.get(first["type"], reason)
         raise ApiError("invalid_value", f"{param}: {reason}", param=param) from error
-
-
-def _unknown(kind: type[BaseModel]) -> str:
-    return f"unknown field; known: {', '.join((*AUDIO, *kind.model_fields))}"
 
 
 def _audio(body: Mapping[str, Any]) -> tuple[str | None, str | None]:

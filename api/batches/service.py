@@ -2,7 +2,7 @@
 
     batches = Batches(jobs, Files(settings, jobs.store))
     batches.start()
-    batch = batches.create(owner, "/v1/audio/transcriptions", file_id)
+    batch = batches.create(owner, form)
     batches.stop()
 
 A batch of another owner is reported as unknown. The thread passes over all batches that have not ended, again
@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -31,7 +31,7 @@ from ..jobs.service import Jobs
 from ..jobs.submissions import IdempotencyKey
 from ..jobs.workflows import Stopping
 from ..metrics import WHOLE_DATABASE
-from .lines import LineAudio
+from .lines import BatchForm, LineAudio
 from .steps import INPUT, BatchSteps
 from .table import (
     BATCHES,
@@ -42,7 +42,6 @@ from .table import (
     Batch,
     BatchObject,
     BatchTable,
-    Endpoint,
     LineRow,
     new_id,
 )
@@ -90,15 +89,7 @@ class Batches:
         """Leave all batches to the next process. Does nothing the second time."""
         self.runner.stop()
 
-    def create(
-        self,
-        owner: str,
-        endpoint: Endpoint,
-        input_file: str,
-        metadata: Mapping[str, str] | None = None,
-        output_kept_s: float | None = None,
-        key: IdempotencyKey | None = None,
-    ) -> Batch:
+    def create(self, owner: str, form: BatchForm, key: IdempotencyKey | None = None) -> Batch:
         """Create a batch, or return the earlier one of the same key. Its input is read later.
 
         Raises ApiError: `file_not_found`, `invalid_value` for a file of another purpose, `rate_limited`
@@ -108,7 +99,7 @@ class Batches:
         if before is not None:
             return before
         try:
-            file = self.files.get(input_file, owner)
+            file = self.files.get(form.input_file_id, owner)
         except ApiError as error:
             raise ApiError(error.code, error.message, param="input_file_id") from error
         self._check_input(file.purpose, file.size)
@@ -117,18 +108,18 @@ class Batches:
                 f"this key has {self.settings.max_batches_per_key} unfinished batches, its maximum"
             )
             raise ApiError("rate_limited", text, retry_after=60)
-        now = self.store.now()
+        now, expiry = self.store.now(), form.output_expires_after
         batch = Batch(
             id=new_id(),
             owner=owner,
-            endpoint=endpoint,
+            endpoint=form.endpoint,
             input_file=file.id,
             state="validating",
             created_at=now,
             expires_at=now + WINDOW_S,
             model=self.settings.model_name,
-            metadata=metadata,
-            output_kept_s=output_kept_s,
+            metadata=form.metadata,
+            output_kept_s=None if expiry is None else float(expiry.seconds),
         )
         try:
             with self.store.blobs.shared_lock():
@@ -155,10 +146,6 @@ class Batches:
         if batch is None:
             raise ApiError("batch_not_found", "there is no such batch")
         return batch
-
-    def page(self, owner: str, limit: int, after: str | None) -> tuple[list[Batch], bool]:
-        """The owner's batches, the latest first, and whether there are more."""
-        return self.table.page(owner, limit, after)
 
     def views(self, batches: list[Batch]) -> list[BatchObject]:
         """The JSON of batches, with the counts of their lines."""

@@ -40,12 +40,12 @@ from ..files import Files, StoredFile, derived_id
 from ..http.bodies import loads
 from ..jobs.blobs import BlobDraft
 from ..jobs.service import Jobs
-from ..jobs.submissions import shown
+from ..jobs.submissions import Audio, shown
 from ..jobs.tables import NewJob
 from ..speech.answers import body_of, token_usage
 from ..speech.diarization import letter, relabelled
 from ..speech.forms import TranscriptionForm
-from .lines import LineAudio, LineRequest, StoredAudio, job_form, parse_line
+from .lines import LineAudio, LineRequest, job_form, parse_line
 from .table import Batch, BatchError, BatchState, BatchTable, LineError, LineRow, LineState
 
 MAX_ERRORS = 100
@@ -156,21 +156,17 @@ class BatchSteps:
     def finish(self, batch: Batch) -> None:
         """Write the output of a batch whose lines have all ended, and end it. If the process dies before
         the rows are committed, the next one writes it again."""
-        output, errors = self.store.blobs.draft(), self.store.blobs.draft()
+        drafts = {"output": self.store.blobs.draft(), "errors": self.store.blobs.draft()}
         try:
-            usage = self._write(batch, output, errors)
-            for draft in (output, errors):
+            usage = self._write(batch, **drafts)
+            for draft in drafts.values():
                 draft.flush()
             counts = self.table.counts([batch.id])[batch.id]
             state: BatchState = "cancelled" if batch.state == "cancelling" else "completed"
             state = "expired" if counts.get("expired") else state
             # Another process that does the same may have been faster.
             with suppress(IntegrityError), self.store.blobs.shared_lock():
-                blobs = {
-                    role: draft.commit()
-                    for role, draft in (("output", output), ("errors", errors))
-                    if draft.size
-                }
+                blobs = {role: draft.commit() for role, draft in drafts.items() if draft.size}
                 with self.store.transaction() as tx:
                     ids = {role: derived_id(batch.id, role) for role in blobs}
                     ended = self.table.enter(
@@ -182,47 +178,39 @@ class BatchSteps:
                         error_file=ids.get("errors"),
                         usage=json.dumps(usage),
                     )
-                    if ended:
-                        for role, draft in (("output", output), ("errors", errors)):
-                            if role in blobs:
-                                file = self._file(batch, ids[role], role, draft.size)
-                                self.files.insert(tx, file, blobs[role])
+                    for role, blob in blobs.items() if ended else ():
+                        file = self._file(batch, ids[role], role, drafts[role].size)
+                        self.files.insert(tx, file, blob)
         finally:
-            output.discard()
-            errors.discard()
+            for draft in drafts.values():
+                draft.discard()
 
     # -- parts ------------------------------------------------------------------------------------
 
     def _create(self, batch: Batch, line: LineRow) -> None:
         with self._input(batch) as file:
-            request = parse_line(batch.endpoint, read(file, line.at, line.length).body)
+            request = parse_line(batch.endpoint, read(file, line).body)
         form = job_form(request, self.serving, self.settings)
         self.jobs.submissions.check_capacity(batch.owner, keyed=bool(batch.owner))
         with self.audio.of(request, batch.owner, self.leave) as recording:
             total_s = self._length_s(recording.audio)
-            self.serving.admission.charge(batch.owner, total_s)
             options = {**shown(form), "batch": batch.id}
             fields = form.model_dump(mode="json")
             new = NewJob(line.job, batch.owner, recording.label, total_s, fields, options)
             try:
                 self.jobs.submissions.submit(new, recording.audio)
-            except Exception as error:
-                self.serving.admission.give_back(batch.owner, total_s)
-                faster = isinstance(error, IntegrityError)  # another process was
-                if not faster or self.store.jobs.get(line.job) is None:
+            except IntegrityError:  # another process was faster
+                if self.store.jobs.get(line.job) is None:
                     raise
 
-    def _length_s(self, audio: StoredAudio) -> float:
+    def _length_s(self, audio: Audio) -> float:
         """Raises ApiError for audio that cannot be decoded or is too long."""
         audio.flush()
         try:
-            with audio.path.open("rb") as file:
-                samples = asyncio.run(self.serving.decoded(file))
+            return asyncio.run(self.jobs.submissions.length_s(audio))
         except FileNotFoundError as error:
             text = "the file has been deleted"
             raise ApiError("file_not_found", text, param="file") from error
-        samples.close()
-        return samples.duration_s
 
     def _write(self, batch: Batch, output: BlobDraft, errors: BlobDraft) -> tuple[int, int]:
         """Write all lines, and return the tokens read and written."""
@@ -232,7 +220,7 @@ class BatchSteps:
             while lines := self.table.lines(batch.id, limit=PAGE, after=after):
                 for line in lines:
                     self.leave()
-                    given = read(file, line.at, line.length)
+                    given = read(file, line)
                     transcript = self._transcript(batch, line)
                     if isinstance(transcript, LineRow):
                         errors.write(failed(transcript, given.custom_id))
@@ -283,10 +271,8 @@ class BatchSteps:
 
 @dataclass(frozen=True)
 class InputLine:
-    """One request. `at` and `length` are its place in the file, in bytes."""
+    """One request."""
 
-    at: int
-    length: int
     custom_id: str
     body: dict[str, Any]
 
@@ -300,12 +286,12 @@ def check(
     first_uses: dict[str, int] = {}
     for number, at, data in _numbered(file):
         try:
-            line = _parsed(at, data, endpoint)
+            line = _parsed(data, endpoint)
             first = first_uses.setdefault(line.custom_id, number)
             if first != number:
                 text = f"the custom_id of line {first} is used again"
                 raise _Refused("duplicate_custom_id", text, "custom_id")
-            places.append((line.at, line.length))
+            places.append((at, len(data)))
         except _Refused as error:
             errors.append(
                 BatchError(code=error.code, message=error.message, param=error.param, line=number)
@@ -320,11 +306,11 @@ def check(
     return places, errors
 
 
-def read(file: BinaryIO, at: int, length: int) -> InputLine:
+def read(file: BinaryIO, line: LineRow) -> InputLine:
     """A line of a file that was checked."""
-    file.seek(at)
-    data = loads(file.read(length), "line")
-    return InputLine(at, length, data["custom_id"], data["body"])
+    file.seek(line.at)
+    data = loads(file.read(line.length), "line")
+    return InputLine(data["custom_id"], data["body"])
 
 
 def succeeded(line: LineRow, custom_id: str, request: LineRequest, transcript: Transcript) -> bytes:
@@ -368,7 +354,7 @@ def _numbered(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
         at += len(data)
 
 
-def _parsed(at: int, data: bytes, endpoint: str) -> InputLine:
+def _parsed(data: bytes, endpoint: str) -> InputLine:
     if len(data) > MAX_LINE_BYTES:
         raise _Refused("invalid_json_line", f"the line has more than {MAX_LINE_BYTES} bytes")
     try:
@@ -393,7 +379,7 @@ def _parsed(at: int, data: bytes, endpoint: str) -> InputLine:
     unknown = sorted(value.keys() - {"custom_id", "method", "url", "body"})
     if unknown:
         raise _Refused("unknown_parameter", f"unknown field {unknown[0][:100]!r}", unknown[0][:100])
-    return InputLine(at, len(data), value["custom_id"], value["body"])
+    return InputLine(value["custom_id"], value["body"])
 
 
 def _response(line: LineRow, status: int, body: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 from pydantic import BaseModel
 
-from ..jobs.database import Database, Tx, not_before
+from ..jobs.database import Database, Place, Tx, not_before, one_page
 from ..jobs.tables import JOBS, META, WORKERS, bounded, record_of, row_of
 
 BatchState = Literal[
@@ -118,18 +118,11 @@ class BatchTable:
             row = tx.execute(query).one_or_none()
         return None if row is None else _batch(row)
 
-    def page(self, owner: str, limit: int, after: str | None) -> tuple[list[Batch], bool]:
-        """Up to `limit` batches, the latest first, following batch `after`; and whether there are more."""
+    def page(self, owner: str, limit: int, after: Place | None) -> tuple[list[Batch], bool]:
+        """Up to `limit` batches, the latest first, behind a place; and whether there are more."""
         query = sa.select(BATCHES).where(BATCHES.c.tenant == owner)
-        if after is not None:
-            last = self.get(after, owner)
-            if last is None:
-                return [], False
-            place = sa.tuple_(sa.literal(last.created_at), sa.literal(last.id))
-            query = query.where(sa.tuple_(BATCHES.c.created_at, BATCHES.c.id) < place)
-        query = query.order_by(BATCHES.c.created_at.desc(), BATCHES.c.id.desc()).limit(limit + 1)
         with self._database.engine.connect() as tx:
-            batches = [_batch(row) for row in tx.execute(query)]
+            batches = [_batch(row) for row in tx.execute(one_page(query, BATCHES, after, limit))]
         return batches[:limit], len(batches) > limit
 
     def unfinished(self) -> list[Batch]:

@@ -1,6 +1,6 @@
-"""The errors of the OpenAPI description: the statuses of each route, with OpenAI's error body.
+"""The OpenAPI description: bodies that are parsed by hand, and the errors of each route, in OpenAI's form.
 
-They are added to the generated description, so that no route can omit one. Knows the meaning of the routes'
+Errors are added to the generated description, so that no route can omit one. Knows the meaning of the routes'
 tags only.
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from ..errors import STATUS
 
@@ -80,6 +81,20 @@ JOBS = {
 METHODS = ("get", "put", "post", "delete", "patch", "head", "options")
 
 
+def form_body(form: type[BaseModel], *, file_required: bool = True) -> dict[str, Any]:
+    """The body of a route that takes a form with a file, which FastAPI cannot derive."""
+    schema = form.model_json_schema()
+    schema["properties"]["file"] = {"type": "string", "format": "binary"}
+    if file_required:
+        schema["required"] = ["file", *schema["required"]]
+    return _body("multipart/form-data", schema)
+
+
+def json_body(form: type[BaseModel]) -> dict[str, Any]:
+    """Likewise of a route that takes JSON."""
+    return _body("application/json", form.model_json_schema())
+
+
 def describe(app: FastAPI) -> None:
     """Replace the application's OpenAPI function. Call it once all routes are added."""
 
@@ -112,6 +127,10 @@ def statuses(method: str, tags: list[str]) -> dict[int, str]:
     if tag == "batches":
         return errors | {status: JOBS[status] for status in (409, 422)}
     return errors | (JOBS if tag == "jobs" else {})
+
+
+def _body(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
 
 
 def _move_definitions(node: Any, schemas: dict[str, Any]) -> None:

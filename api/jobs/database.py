@@ -23,12 +23,16 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
 
 from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
 
-from .tables import KEYS, META, TURNS, create_tables
+from .tables import ADDED, KEYS, META, REFERENCES, TURNS
 
 Tx = sa.Connection
+
+Place = tuple[float, str]
+"""Where a row is among those of its table: its time of creation and its id."""
 
 CHECKPOINT_TRIES = 100
 """Attempts to truncate SQLite's log, 50 ms apart: every reader delays it."""
@@ -71,7 +75,7 @@ class Database:
             engine = sa.create_engine(_address(url), pool_pre_ping=True)
             if engine.dialect.name == "sqlite":
                 event.listen(engine, "connect", _configure_sqlite)
-            create_tables(engine)
+            _create_tables(engine)
             return cls(engine)
         except (sa.exc.SQLAlchemyError, ImportError, OSError) as error:
             cause = getattr(error, "orig", None) or error
@@ -173,14 +177,41 @@ def not_before(tx: Tx, now: float, *columns: sa.Column[Any]) -> sa.ColumnElement
     return latest(now, *(sa.func.coalesce(column, now) for column in columns))
 
 
+def one_page(
+    query: sa.Select[Any],
+    table: sa.Table,
+    place: Place | None,
+    limit: int,
+    *,
+    ascending: bool = False,
+) -> sa.Select[Any]:
+    """The rows of a query by time of creation, the latest first: those behind a place, `limit` of them and
+    one more, which tells whether another page follows."""
+    columns = (table.c.created_at, table.c.id)
+    if place is not None:
+        key, behind = sa.tuple_(*columns), sa.tuple_(*map(sa.literal, place))
+        query = query.where(key > behind if ascending else key < behind)
+    order = (column.asc() if ascending else column.desc() for column in columns)
+    return query.order_by(*order).limit(limit + 1)
+
+
 def insert_new(tx: Tx, table: sa.Table, rows: list[dict[str, object]]) -> int:
     """Insert the rows whose keys do not exist yet, and return their number. Waits for other transactions
     that are inserting the same keys."""
+    return tx.execute(insert_into(tx.dialect, table).values(rows).on_conflict_do_nothing()).rowcount
+
+
+def insert_into(dialect: sa.Dialect, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    """An insertion that may say what happens with keys that exist."""
+    if dialect.name == "postgresql":
+        return postgresql.insert(table)
+    return sqlite.insert(table)
+
+
+def hold(tx: Tx, *names: str) -> None:
+    """Hold a lock by its one or two names until the transaction ends. SQLite has one writer anyway."""
     if tx.dialect.name == "postgresql":
-        from sqlalchemy.dialects.postgresql import insert
-    else:
-        from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
-    return tx.execute(insert(table).values(rows).on_conflict_do_nothing()).rowcount
+        tx.execute(sa.select(sa.func.pg_advisory_xact_lock(*map(sa.func.hashtext, names))))
 
 
 @contextmanager
@@ -194,6 +225,19 @@ def database_disk_errors() -> Iterator[None]:
             raise
         text = "the jobs' database cannot be written: free some space, or check its disk"
         raise OutputError(text, code=code) from error
+
+
+def _create_tables(engine: sa.Engine) -> None:
+    """Create missing tables, and add the columns that a database of an earlier version lacks. Several
+    processes may do so at once."""
+    with engine.begin() as tx:
+        hold(tx, "forescribe_tables")
+        META.create_all(tx)
+        for table, column, kind in ADDED:
+            if column not in {found["name"] for found in sa.inspect(tx).get_columns(table.name)}:
+                tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")
+        for index in REFERENCES.indexes:  # of an added column
+            index.create(tx, checkfirst=True)
 
 
 def _disk_error(error: sa.exc.DBAPIError) -> Code | None:

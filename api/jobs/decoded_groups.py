@@ -7,42 +7,66 @@ own, because the process and a suspect's child use it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import ForescribeError
 
+from ..speech.serving import NAME
+
 if TYPE_CHECKING:
-    from forescribe.asr.decode.options import Outcome, PhaseTimes
+    from forescribe.asr.audio.inputs import DecodedFile
+    from forescribe.asr.decode.options import Options, Outcome, PhaseTimes
+    from forescribe.asr.segment.cut_plan import Plan
     from forescribe.asr.sessions.parts import Part
     from forescribe.asr.sessions.planned import Group
     from forescribe.asr.sessions.session import Session
-    from forescribe.asr.sessions.submission import Submission
 
 
 class DecodedGroups:
-    """A listener of the session that another thread can wait for.
+    """A recording in the session, by its plan after the groups in `kept`, that another thread can wait for.
+    `phases` gets the times of the engine's work.
 
-    groups = DecodedGroups()
-    groups.submit(session, planned(..., listener=groups, grouped=groups.grouped))
+    groups = DecodedGroups(session, samples, options, plan, kept)
+    groups.submit()
     groups.wait_for(0)                  # other groups may be finished before it
     groups.outcome()
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        session: Session,
+        samples: DecodedFile,
+        options: Options,
+        plan: Plan,
+        kept: Sequence[Group],
+        phases: PhaseTimes | None = None,
+    ) -> None:
+        from forescribe.asr.sessions.planned import planned
+
         self._changed = threading.Condition()
         self._groups: dict[int, Group] = {}
         self._outcome: Outcome | None = None
         self._ended = False
         self._reason: BaseException | None = None  # of a cancellation
-        self._session: Session | None = None
-        self._submission: Submission | None = None
-        self.phases: PhaseTimes | None = None
+        self._session, self.phases, self._submitted = session, phases, False
+        self._submission = planned(
+            session.context,
+            samples,
+            options,
+            self,
+            plan=plan,
+            kept=kept,
+            grouped=self.grouped,
+            arrived_s=session.clock(),
+            name=NAME,
+        )
+        self._submission.time_phases(phases)
 
-    def submit(self, session: Session, submission: Submission) -> None:
+    def submit(self) -> None:
         """Queue the recording. Raises CapacityError if the session is closed."""
-        self._session, self._submission = session, submission
-        submission.time_phases(self.phases)
-        session.enter(submission)
+        self._submitted = True
+        self._session.enter(self._submission)
 
     # -- on the engine's thread -------------------------------------------------------------------
 
@@ -92,10 +116,10 @@ class DecodedGroups:
         with self._changed:
             self._reason = self._reason or reason
             self._changed.notify_all()
-        if self._session is not None and self._submission is not None and not self._ended:
+        if self._submitted and not self._ended:
             self._session.cancel(self._submission)
 
     def wait_until_released(self, seconds: float) -> None:
         """Wait until the session does not read the recording any more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._session is None, seconds)
+            self._changed.wait_for(lambda: self._ended or not self._submitted, seconds)

@@ -12,6 +12,7 @@ than the settings keep them; deletion on request uses the same `erase`. Does not
 from __future__ import annotations
 
 import fcntl
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -55,6 +56,8 @@ RELEASE_S = 10.0
 
 TICK_S = 1.0
 """Between two checks of the work in progress."""
+
+ID = re.compile(r"job_[0-9a-f]{32}")
 
 RETENTION_TICK_S = 60.0
 """Between two looks at what has expired."""
@@ -266,16 +269,11 @@ class Operations:
 
     def get(self, id: str, owner: str) -> Job:
         """Raises ApiError `job_not_found`."""
-        job = self.store.jobs.get(id, owner)
+        # The form of an id is checked first: databases refuse some characters.
+        job = self.store.jobs.get(id, owner) if ID.fullmatch(id) else None
         if job is None:
             raise ApiError("job_not_found", "there is no such job")
         return job
-
-    def page(
-        self, owner: str, limit: int, after: str | None, state: str | None
-    ) -> tuple[list[Job], bool]:
-        """The owner's jobs, the latest first, and whether there are more."""
-        return self.store.jobs.page(owner, limit, after, state)
 
     def transcript(self, id: str, owner: str) -> Transcript:
         """Raises ApiError: `in_progress` before the end, `not_found` if there is no result."""

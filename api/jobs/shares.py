@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 
 from ..errors import ApiError
 from ..settings import Settings
-from .database import Tx
+from .database import Tx, hold
 from .store import Store
 
 CAPACITY_S = 10.0
@@ -64,9 +64,8 @@ class StorageShares:
     def counted(self, tx: Tx, owner: str) -> Iterator[None]:
         """Insert rows and references in the block. Raises ApiError `storage_quota_exceeded` at its end if the
         key then has more than its share; the transaction is rolled back."""
-        if owner and tx.dialect.name == "postgresql":  # SQLite has one writer anyway
-            lock = "SELECT pg_advisory_xact_lock(hashtext('forescribe_stored'), hashtext(%s))"
-            tx.exec_driver_sql(lock, (owner,))
+        if owner:
+            hold(tx, "forescribe_stored", owner)
         yield
         limit = self.limit(owner, tx)
         used = 0 if limit is None else self.store.references.stored_bytes(tx, owner)

@@ -24,7 +24,6 @@ from forescribe.asr.formats.transcript import Transcript
 
 from ..errors import ApiError
 from ..settings import Settings
-from ..speech.serving import NAME
 from ..telemetry.traces import JobTraces
 from ..telemetry.tracing import PLACE
 from .active import POLL_S, ActiveJobs, Outages, report_fault
@@ -268,23 +267,16 @@ class TranscriptionSteps:
         )
 
     def _submit(self, job: str) -> DecodedGroups:
-        from forescribe.asr.sessions.planned import planned
-
-        session, groups = self.active.session(), DecodedGroups()
-        submission = planned(
-            session.context,
+        groups = DecodedGroups(
+            self.active.session(),
             self.active.samples(job, self.files.audio),
             self._options(job),
-            groups,
-            plan=self.files.plan(job),
-            kept=self.files.groups(job),
-            grouped=groups.grouped,
-            arrived_s=session.clock(),
-            name=NAME,
+            self.files.plan(job),
+            self.files.groups(job),
+            self.serving.tracing.phases(),
         )
-        groups.phases = self.serving.tracing.phases()
         self.active.set_groups(job, groups)
-        groups.submit(session, submission)
+        groups.submit()
         return groups
 
     def _log_group(self, tx: Tx, job: str, group: Group, name: str) -> None:

@@ -26,7 +26,7 @@ from forescribe.asr.errors import OutputError, StorageError
 
 from ..errors import ApiError
 from .blobs import Blobs, BlobStore
-from .database import Database, Turns, Tx, not_before
+from .database import Database, Place, Turns, Tx, not_before, one_page
 from .references import References
 from .tables import (
     ENDED,
@@ -93,12 +93,12 @@ class Store:
             return False
 
     def erase(self, id: str) -> None:
-        """Delete all rows of a job, and the blobs that only this job refers to."""
+        """Delete all rows of a job, and the blobs that only this job refers to. SQLite's log has them until
+        `Database.truncate_log`."""
         deletions = [
             sa.delete(table).where(table.c.job == id) for table in (ENTRIES, KEYS, EXPOSED)
         ]
         self.references.drop_all(id, *deletions, sa.delete(JOBS).where(JOBS.c.id == id))
-        self.database.truncate_log()
 
     def close(self) -> None:
         self.blobs.close()
@@ -122,22 +122,14 @@ class JobTable:
             return self._select(tx, id, owner)
 
     def page(
-        self, owner: str, limit: int, after: str | None = None, state: str | None = None
+        self, owner: str, limit: int, after: Place | None = None, state: str | None = None
     ) -> tuple[list[Job], bool]:
-        """Up to `limit` jobs, the latest first, following job `after`; and whether there are more."""
+        """Up to `limit` jobs, the latest first, behind a place; and whether there are more."""
         query = sa.select(JOBS).where(JOBS.c.tenant == owner)
         if state is not None:
             query = query.where(JOBS.c.state == state)
         with self._database.engine.connect() as tx:
-            if after is not None:
-                last = self._select(tx, after, owner)
-                if last is None:
-                    return [], False
-                query = query.where(
-                    sa.tuple_(JOBS.c.created_at, JOBS.c.id) < sa.tuple_(last.created_at, last.id)
-                )
-            query = query.order_by(JOBS.c.created_at.desc(), JOBS.c.id.desc()).limit(limit + 1)
-            jobs = [_job(row) for row in tx.execute(query)]
+            jobs = [_job(row) for row in tx.execute(one_page(query, JOBS, after, limit))]
         return jobs[:limit], len(jobs) > limit
 
     def unfinished_runs(self) -> sa.Select[str]:

@@ -14,7 +14,8 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 from uuid import uuid4
 
@@ -30,7 +31,6 @@ from ..speech import forms
 from ..speech.forms import TranscriptionForm, invalid
 from ..speech.serving import Serving
 from ..telemetry.traces import JobTraces
-from .blobs import BlobDraft
 from .completion import check_secret
 from .shares import StorageShares
 from .store import Store
@@ -134,27 +134,33 @@ class Submissions:
                 before = await asyncio.to_thread(self.created_by, owner, mark)
                 if before is not None:
                     return before
-            total_s = await self._length_s(draft)
-            self.serving.admission.charge(owner, total_s)
+            await asyncio.to_thread(draft.flush)
+            total_s = await self.length_s(draft)
             callback = None
             if form.webhook_url is not None:
                 callback = Callback(form.webhook_url, form.webhook_secret)
             id = f"job_{uuid4().hex}"
             new = NewJob(id, owner, recording.label, total_s, fields, shown(form), callback)
-            try:
-                return await asyncio.to_thread(self.submit, new, draft, mark)
-            except Exception:  # the database and the disk included
-                self.serving.admission.give_back(owner, total_s)
-                raise
+            return await asyncio.to_thread(self.submit, new, draft, mark)
         finally:
             await asyncio.to_thread(draft.discard)
 
     def submit(self, new: NewJob, audio: Audio, key: IdempotencyKey | None = None) -> Job:
         """Insert and queue a job, once everything is on disk; or return the earlier job of the same key.
 
-        Raises ApiError: `idempotency_key_reused`, `insufficient_quota`, `storage_quota_exceeded`;
-        OutputError if the disk is full.
+        Raises ApiError: `idempotency_key_reused`, `insufficient_quota`, `storage_quota_exceeded`, and what
+        `Admission.charge` raises; OutputError if the disk is full; IntegrityError if there is a job with
+        this id.
         """
+        admission = self.serving.admission
+        admission.charge(new.owner, new.total_s)
+        try:
+            return self._insert(new, audio, key)
+        except Exception:  # the database and the disk included
+            admission.give_back(new.owner, new.total_s)
+            raise
+
+    def _insert(self, new: NewJob, audio: Audio, key: IdempotencyKey | None) -> Job:
         usage = self.serving.usage
         store, text = self.store, json.dumps(dict(new.form)).encode()
         audio.flush()
@@ -191,10 +197,10 @@ class Submissions:
         id = self.store.keys.get(owner, key.text, key.fingerprint)
         return None if id is None else self.store.jobs.get(id, owner)
 
-    async def _length_s(self, draft: BlobDraft) -> float:
-        """Raises ApiError for audio that cannot be decoded or is too long."""
-        await asyncio.to_thread(draft.flush)
-        with draft.path.open("rb") as file:
+    async def length_s(self, audio: Audio) -> float:
+        """The length of audio that is on disk. Raises ApiError for audio that cannot be decoded or is too
+        long, FileNotFoundError."""
+        with audio.path.open("rb") as file:
             samples = await self.serving.decoded(file)
         samples.close()
         return samples.duration_s
@@ -231,6 +237,9 @@ class Recording:
 
 class Audio(Protocol):
     """Audio on disk that becomes a blob: a draft, or a blob that exists already."""
+
+    @property
+    def path(self) -> Path: ...
 
     @property
     def size(self) -> int:
@@ -283,16 +292,7 @@ def transcription(form: JobForm, serving: Serving, settings: Settings) -> Option
             "timestamp_granularities": None,
         }
     )
-    options = forms.transcription(as_transcription, serving, settings)
-    return Options(
-        language=options.language,
-        task=form.task,
-        initial_prompt=options.initial_prompt,
-        hint=options.hint,
-        windows=options.windows,
-        words=True,
-        guards=options.guards,
-    )
+    return replace(forms.transcription(as_transcription, serving, settings), task=form.task)
 
 
 def shown(form: JobForm) -> dict[str, Any]:

@@ -245,7 +245,7 @@ def group_alone(
     kept: Sequence[Group],
 ) -> Group:
     """The next group of a suspect, after those in `kept`; without what only its decoder needs."""
-    from forescribe.asr.sessions.planned import Group, planned
+    from forescribe.asr.sessions.planned import Group
     from forescribe.asr.sessions.session import Session
 
     with _enough_memory():
@@ -253,19 +253,8 @@ def group_alone(
     begin()
     threading.Thread(target=session.run, daemon=True).start()
     threading.Thread(target=_end_if_it_hangs, args=(session, settings.stall_s), daemon=True).start()
-    groups = DecodedGroups()
-    submission = planned(
-        session.context,
-        given.open(),
-        options,
-        groups,
-        plan=plan,
-        kept=kept,
-        grouped=groups.grouped,
-        arrived_s=session.clock(),
-        name=NAME,
-    )
-    groups.submit(session, submission)
+    groups = DecodedGroups(session, given.open(), options, plan, kept)
+    groups.submit()
     group = groups.wait_for(len(kept))
     return replace(Group.from_dict(group.to_dict()), segments=group.segments)
 

@@ -155,20 +155,6 @@ ADDED = (
 database."""
 
 
-def create_tables(engine: sa.Engine) -> None:
-    """Create missing tables, and add the columns that a database of an earlier version lacks. Several
-    processes may do so at once."""
-    with engine.begin() as tx:
-        if engine.dialect.name == "postgresql":
-            tx.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('forescribe_tables'))")
-        META.create_all(tx)
-        for table, column, kind in ADDED:
-            if column not in {found["name"] for found in sa.inspect(tx).get_columns(table.name)}:
-                tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")
-        for index in REFERENCES.indexes:  # of an added column
-            index.create(tx, checkfirst=True)
-
-
 def record_of(kind: type[R], row: sa.Row[Any], **given: Any) -> R:
     """The record of a row. Columns are named as the record's fields, but that of the owner is `tenant`;
     `given` are the fields that are stored in another form."""

@@ -25,9 +25,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait as wait_for_any
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from forescribe.asr.errors import ForescribeError, UsageError
 
@@ -72,7 +73,7 @@ def supervise(settings: Settings, listening: socket.socket | None = None) -> Non
     ):
         context = multiprocessing.get_context("spawn")
 
-        def make(index: int) -> Process:
+        def make(index: int) -> BaseProcess:
             own = settings.model_copy(update={"device": names[index], "workers": 1})
             arguments = (
                 WorkerAddress(index, settings.workers, folder),
@@ -141,7 +142,7 @@ def work(
 class Supervisor:
     """Keeps `count` processes alive until it is stopped. `make` creates the process with an index."""
 
-    make: Callable[[int], Process]
+    make: Callable[[int], BaseProcess]
     count: int
     grace_s: float
     clock: Callable[[], float] = time.monotonic
@@ -216,31 +217,10 @@ class Worker:
     """One worker's index, and its process."""
 
     index: int
-    process: Process | None = None
+    process: BaseProcess | None = None
     started_s: float = 0.0
     due_s: float = 0.0  # when it may be started next
     wait_s: float = MIN_WAIT_S  # before the next start, if it dies young
-
-
-class Process(Protocol):
-    """The part of `multiprocessing.Process` that is used."""
-
-    @property
-    def sentinel(self) -> int: ...
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def exitcode(self) -> int | None: ...
-
-    def start(self) -> None: ...
-
-    def terminate(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def join(self, timeout: float | None = None) -> None: ...
 
 
 def _private_socket(address: WorkerAddress) -> socket.socket:

@@ -16,6 +16,7 @@ from forescribe.asr.decode.options import Options
 from forescribe.asr.formats.transcript import Transcript
 
 from ..dependencies import ClientDep, ServingDep, SettingsDep
+from ..http.openapi import form_body
 from ..speech import forms
 from ..speech.answers import EventStream, answer, events
 from ..speech.forms import TranscriptionForm, TranslationForm, parse
@@ -26,16 +27,14 @@ from .operations import check_model
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
 
 
+ANSWERS: dict[str, Any] = {
+    kind: {} for kind in ("application/json", "text/plain", "text/vtt", "text/event-stream")
+}
+"""The media types of answers, for the OpenAPI description."""
+
+
 def _openapi(form: type[TranscriptionForm] | type[TranslationForm]) -> dict[str, Any]:
-    """The form for the OpenAPI description, which FastAPI cannot derive."""
-    schema = form.model_json_schema()
-    schema["properties"]["file"] = {"type": "string", "format": "binary"}
-    schema["required"] = ["file", *schema["required"]]
-    body = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
-    answers: dict[str, dict[str, str]] = {
-        kind: {} for kind in ("application/json", "text/plain", "text/vtt", "text/event-stream")
-    }
-    return {"requestBody": body, "responses": {"200": {"content": answers}}}
+    return {**form_body(form), "responses": {"200": {"content": dict(ANSWERS)}}}
 
 
 @router.post("/transcriptions", openapi_extra=_openapi(TranscriptionForm))

@@ -6,7 +6,7 @@ A batch belongs to its API key: for other keys it does not exist. See docs/opena
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
@@ -14,23 +14,16 @@ from pydantic import BaseModel
 from ..batches.lines import BatchForm, parse_batch
 from ..batches.service import Batches
 from ..batches.table import Batch, BatchObject
-from ..dependencies import Caller
-from ..errors import ApiError
+from ..dependencies import Caller, part
 from ..http.bodies import json_object
+from ..http.openapi import json_body
 from ..jobs.submissions import IdempotencyKey, fingerprint
-from .jobs import JobsDep, idempotency_key
+from .jobs import JobsDep, idempotency_key, place_of
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 
-def batches(request: Request) -> Batches:
-    """The application's batches. The routes exist only if there are jobs."""
-    batches = request.app.state.batches
-    assert isinstance(batches, Batches)
-    return batches
-
-
-BatchesDep = Annotated[Batches, Depends(batches)]
+BatchesDep = Annotated[Batches, Depends(part("batches", Batches))]
 
 
 class BatchList(BaseModel):
@@ -43,13 +36,7 @@ class BatchList(BaseModel):
     has_more: bool
 
 
-def _openapi() -> dict[str, Any]:
-    """The body for the OpenAPI description, which FastAPI cannot derive."""
-    content = {"application/json": {"schema": BatchForm.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-@router.post("", openapi_extra=_openapi())
+@router.post("", openapi_extra=json_body(BatchForm))
 async def create(
     request: Request, batches: BatchesDep, jobs: JobsDep, caller: Caller
 ) -> BatchObject:
@@ -60,19 +47,10 @@ async def create(
     key = idempotency_key(request)
     form = parse_batch(await json_object(request))
     await asyncio.to_thread(jobs.submissions.check_room)
-    expiry, mark = form.output_expires_after, None
+    mark = None
     if key is not None:
         mark = IdempotencyKey(key, fingerprint("batch", form.model_dump(mode="json")))
-    batch = await asyncio.to_thread(
-        batches.create,
-        caller,
-        form.endpoint,
-        form.input_file_id,
-        form.metadata,
-        None if expiry is None else float(expiry.seconds),
-        mark,
-    )
-    return await _view(batches, batch)
+    return await _view(batches, await asyncio.to_thread(batches.create, caller, form, mark))
 
 
 @router.get("")
@@ -83,15 +61,8 @@ async def listed(
     after: str | None = None,
 ) -> BatchList:
     """List batches, the latest first; `after` is the id of the last batch of the previous page."""
-    if after is not None:
-        try:
-            await asyncio.to_thread(batches.get, after, caller)
-        except ApiError as error:
-            text = (
-                "after: not the id of a batch; give the id of the last batch of the previous page"
-            )
-            raise ApiError("invalid_value", text, param="after") from error
-    page, more = await asyncio.to_thread(batches.page, caller, limit, after)
+    place = await place_of(after, batches.get, caller, "batch")
+    page, more = await asyncio.to_thread(batches.table.page, caller, limit, place)
     ids = [batch.id for batch in page]
     data = await asyncio.to_thread(batches.views, page)
     return BatchList(

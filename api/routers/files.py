@@ -6,20 +6,21 @@ A file belongs to its API key: for other keys it does not exist. See docs/openai
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from ..dependencies import Caller, ClientDep, SettingsDep, reserve
+from ..dependencies import Caller, ClientDep, SettingsDep, part, reserve
 from ..errors import ApiError
 from ..files import DeletedFile, FileForm, FileObject, Files, Purpose, StoredFile
 from ..http.bodies import file_response
+from ..http.openapi import form_body
 from ..settings import Settings
 from ..speech.forms import parse
 from ..uploads.multipart import Received, receive_form
-from .jobs import JobsDep
+from .jobs import JobsDep, place_of
 
 MAX_LABEL_LENGTH = 255
 UNNAMED = "file"
@@ -27,14 +28,7 @@ UNNAMED = "file"
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
 
-def files(request: Request) -> Files:
-    """The application's files. The routes exist only if there are jobs."""
-    files = request.app.state.files
-    assert isinstance(files, Files)
-    return files
-
-
-FilesDep = Annotated[Files, Depends(files)]
+FilesDep = Annotated[Files, Depends(part("files", Files))]
 
 
 class FileList(BaseModel):
@@ -47,16 +41,7 @@ class FileList(BaseModel):
     has_more: bool
 
 
-def _openapi() -> dict[str, Any]:
-    """The form for the OpenAPI description, which FastAPI cannot derive."""
-    schema = FileForm.model_json_schema()
-    schema["properties"]["file"] = {"type": "string", "format": "binary"}
-    schema["required"] = ["file", *schema["required"]]
-    body = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
-    return {"requestBody": body}
-
-
-@router.post("", openapi_extra=_openapi())
+@router.post("", openapi_extra=form_body(FileForm))
 async def upload(
     request: Request,
     settings: SettingsDep,
@@ -87,13 +72,8 @@ async def listed(
     purpose: Purpose | None = None,
 ) -> FileList:
     """List files by time of creation; `after` is the id of the last file of the previous page."""
-    if after is not None:
-        try:
-            await asyncio.to_thread(files.get, after, caller)
-        except ApiError as error:
-            text = "after: not the id of a file; give the id of the last file of the previous page"
-            raise ApiError("invalid_value", text, param="after") from error
-    page, more = await asyncio.to_thread(files.page, caller, limit, after, order, purpose)
+    place = await place_of(after, files.get, caller, "file")
+    page, more = await asyncio.to_thread(files.page, caller, limit, place, order, purpose)
     ids = [file.id for file in page]
     return FileList(
         data=[file.view() for file in page],

@@ -16,11 +16,10 @@ from __future__ import annotations
 import asyncio
 import json
 import mimetypes
-import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -28,9 +27,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from forescribe.asr.formats import files
 from forescribe.asr.formats.files import rttm
 
-from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, reserve
+from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, part, reserve
 from ..errors import ApiError
 from ..http.bodies import file_response, in_thread, small_field, whole
+from ..http.openapi import form_body
+from ..jobs.database import Place
 from ..jobs.service import Jobs
 from ..jobs.store import Store
 from ..jobs.submissions import RETRY_S, JobForm, Recording, check
@@ -51,41 +52,39 @@ ResultFormat = Literal[
     "json", "text", "srt", "vtt", "tsv", "verbose_json", "diarized_json", "rttm", "transcript"
 ]
 
-_ID = re.compile(r"job_[0-9a-f]{32}")
-
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
-def jobs(request: Request) -> Jobs:
-    """The application's jobs. Routes that need them exist only if there are jobs."""
-    jobs = request.app.state.jobs
-    assert isinstance(jobs, Jobs)
-    return jobs
+JobsDep = Annotated[Jobs, Depends(part("jobs", Jobs))]
+"""Routes that need jobs exist only if there are jobs."""
 
 
-JobsDep = Annotated[Jobs, Depends(jobs)]
+class Listed(Protocol):
+    """What a list has pages of."""
+
+    @property
+    def created_at(self) -> float: ...
+
+    @property
+    def id(self) -> str: ...
 
 
-def job_id(id: str) -> str:
-    """The id in a path, if it has the form of one: databases refuse some characters. Raises ApiError
-    `job_not_found`."""
-    if not _ID.fullmatch(id):
-        raise ApiError("job_not_found", "there is no such job")
-    return id
+async def place_of(
+    after: str | None, get: Callable[[str, str], Listed], owner: str, what: str
+) -> Place | None:
+    """The place that a page follows: that of the last object of the previous page, by its id. Raises
+    ApiError `invalid_value`."""
+    if after is None:
+        return None
+    try:
+        last = await asyncio.to_thread(get, after, owner)
+    except ApiError as error:
+        text = f"after: not the id of a {what}; give the id of the last {what} of the previous page"
+        raise ApiError("invalid_value", text, param="after") from error
+    return last.created_at, last.id
 
 
-JobId = Annotated[str, Depends(job_id)]
-
-
-def _openapi() -> dict[str, Any]:
-    """The form for the OpenAPI description, which FastAPI cannot derive."""
-    schema = JobForm.model_json_schema()
-    schema["properties"]["file"] = {"type": "string", "format": "binary"}
-    body = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
-    return {"requestBody": body}
-
-
-@router.post("", status_code=202, openapi_extra=_openapi())
+@router.post("", status_code=202, openapi_extra=form_body(JobForm, file_required=False))
 async def submit(
     request: Request, settings: SettingsDep, serving: ServingDep, jobs: JobsDep, client: ClientDep
 ) -> Response:
@@ -126,23 +125,18 @@ async def listed(
     state: State | None = None,
 ) -> dict[str, Any]:
     """List jobs, the latest first; `after` is the id of the last job of the previous page."""
-    if after is not None:
-        try:
-            await asyncio.to_thread(jobs.operations.get, job_id(after), caller)
-        except ApiError as error:
-            text = "after: not the id of a job; give the id of the last job of the previous page"
-            raise ApiError("invalid_value", text, param="after") from error
-    page, more = await asyncio.to_thread(jobs.operations.page, caller, limit, after, state)
+    place = await place_of(after, jobs.operations.get, caller, "job")
+    page, more = await asyncio.to_thread(jobs.store.jobs.page, caller, limit, place, state)
     return {"object": "list", "data": [job.view() for job in page], "has_more": more}
 
 
 @router.get("/{id}")
-async def one(id: JobId, jobs: JobsDep, caller: Caller) -> Response:
+async def one(id: str, jobs: JobsDep, caller: Caller) -> Response:
     return _view(await asyncio.to_thread(jobs.operations.get, id, caller))
 
 
 @router.get("/{id}/events")
-async def events(id: JobId, request: Request, jobs: JobsDep, caller: Caller) -> Response:
+async def events(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
     """Stream server-sent events; `Last-Event-ID` continues after that event."""
     await asyncio.to_thread(jobs.operations.get, id, caller)
     last = request.headers.get("last-event-id", "0")
@@ -153,7 +147,7 @@ async def events(id: JobId, request: Request, jobs: JobsDep, caller: Caller) -> 
 
 @router.get("/{id}/result")
 async def result(
-    id: JobId, jobs: JobsDep, caller: Caller, response_format: ResultFormat = "json"
+    id: str, jobs: JobsDep, caller: Caller, response_format: ResultFormat = "json"
 ) -> Response:
     """The result in any format, without decoding again; 409 before the job has ended."""
     transcript = await asyncio.to_thread(jobs.operations.transcript, id, caller)
@@ -171,7 +165,7 @@ async def result(
 
 @router.head("/{id}/audio", include_in_schema=False)
 @router.get("/{id}/audio")
-async def audio(id: JobId, request: Request, jobs: JobsDep, caller: Caller) -> Response:
+async def audio(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
     """The uploaded file, byte for byte; `Range` is supported."""
     job = await asyncio.to_thread(jobs.operations.get, id, caller)
     path = await asyncio.to_thread(jobs.operations.audio, id, caller)
@@ -190,26 +184,26 @@ async def audio(id: JobId, request: Request, jobs: JobsDep, caller: Caller) -> R
 
 
 @router.post("/{id}/cancel")
-async def cancel(id: JobId, jobs: JobsDep, caller: Caller) -> Response:
+async def cancel(id: str, jobs: JobsDep, caller: Caller) -> Response:
     """Cancel a job; a job that has ended stays as it is."""
     return _view(await asyncio.to_thread(jobs.operations.cancel, id, caller))
 
 
 @router.post("/{id}/retry", status_code=202)
-async def retry(id: JobId, jobs: JobsDep, caller: Caller) -> Response:
+async def retry(id: str, jobs: JobsDep, caller: Caller) -> Response:
     """Continue a failed or cancelled job after the windows that are decoded."""
     return _view(await asyncio.to_thread(jobs.operations.retry, id, caller), 202)
 
 
 @router.post("/{id}/diarize", status_code=202)
-async def diarize(id: JobId, request: Request, jobs: JobsDep, caller: Caller) -> Response:
+async def diarize(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
     """Assign speakers again to the decoded words. `num_speakers` may be in the query, a form or JSON."""
     number = _num_speakers(await small_field(request, "num_speakers"))
     return _view(await asyncio.to_thread(jobs.operations.diarize, id, caller, number), 202)
 
 
 @router.delete("/{id}", status_code=204)
-async def delete(id: JobId, jobs: JobsDep, caller: Caller) -> Response:
+async def delete(id: str, jobs: JobsDep, caller: Caller) -> Response:
     """Cancel the job if necessary, and erase its audio, text and rows."""
     await asyncio.to_thread(jobs.operations.delete, id, caller)
     return Response(status_code=204)

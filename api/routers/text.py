@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
@@ -16,8 +16,9 @@ from starlette.responses import JSONResponse, Response
 from forescribe.speculative.errors import RequestError
 
 from ..access.limits import Client
-from ..dependencies import ClientDep, ServingDep, reserve
+from ..dependencies import ClientDep, ServingDep, part, reserve
 from ..errors import ApiError
+from ..http.openapi import json_body
 from ..speech.answers import PING, PING_S, EventStream, data
 from ..speech.upload import while_connected
 from ..text.forms import (
@@ -40,22 +41,10 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/v1", tags=["text"])
 
 
-def text_serving(request: Request) -> TextServing:
-    text_serving = request.app.state.text_serving
-    assert isinstance(text_serving, TextServing)
-    return text_serving
+TextServingDep = Annotated[TextServing, Depends(part("text_serving", TextServing))]
 
 
-TextServingDep = Annotated[TextServing, Depends(text_serving)]
-
-
-def _openapi(form: type[TextForm]) -> dict[str, Any]:
-    """The body for the OpenAPI description, which FastAPI cannot derive."""
-    content = {"application/json": {"schema": form.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-@router.post("/completions", openapi_extra=_openapi(CompletionForm))
+@router.post("/completions", openapi_extra=json_body(CompletionForm))
 async def completions(
     request: Request, text_serving: TextServingDep, serving: ServingDep, client: ClientDep
 ) -> Response:
@@ -64,7 +53,7 @@ async def completions(
     return await _answer(request, serving, client.owner, form, texts, shape)
 
 
-@router.post("/chat/completions", openapi_extra=_openapi(ChatForm))
+@router.post("/chat/completions", openapi_extra=json_body(ChatForm))
 async def chat(
     request: Request, text_serving: TextServingDep, serving: ServingDep, client: ClientDep
 ) -> Response:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -49,7 +49,10 @@ async def receive(request: Request, settings: Settings) -> AsyncIterator[Upload]
     """
     form = await _parsed(request, settings)
     try:
-        yield _upload(form.multi_items())
+        received = _received(form)
+        if received.file is None:
+            raise ApiError("missing_file", "the form has no file", param="file")
+        yield Upload(received.fields, received.file)
     except BaseException:
         await form.close()
         raise
@@ -70,13 +73,7 @@ async def receive_form(request: Request, settings: Settings) -> AsyncIterator[Re
     except `missing_file`."""
     form = await _parsed(request, settings)
     try:
-        items = form.multi_items()
-        name = next((_unquoted(v.filename) for _, v in items if not isinstance(v, str)), None)
-        if any(not isinstance(value, str) for _, value in items):
-            upload = _upload(items)
-            yield Received(upload.fields, upload.file, name)
-        else:
-            yield Received(tuple((n, v) for n, v in items if isinstance(v, str)), None, None)
+        yield _received(form)
     finally:
         await form.close()
 
@@ -170,15 +167,17 @@ def _decoded(data: bytes | bytearray, what: str) -> str:
         raise MultiPartException(f"{what} is not UTF-8") from error
 
 
-def _upload(items: list[tuple[str, UploadFile | str]]) -> Upload:
+def _received(form: FormData) -> Received:
+    """Raises ApiError `invalid_value` for a file in another field."""
+    items = form.multi_items()
     fields = tuple((name, value) for name, value in items if isinstance(value, str))
     files = [(name, value) for name, value in items if not isinstance(value, str)]
     if not files:
-        raise ApiError("missing_file", "the form has no file", param="file")
+        return Received(fields, None, None)
     name, file = files[0]
     if name != "file":
         raise ApiError("invalid_value", f"{name!r} is not a file field of this form", param=name)
-    return Upload(fields, file.file)
+    return Received(fields, file.file, _unquoted(file.filename))
 
 
 async def _limited(request: Request, maximum: int) -> AsyncGenerator[bytes, None]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import sqlalchemy as sa
 
 from ..errors import ApiError
-from ..jobs.database import database_time
+from ..jobs.database import database_time, hold
 from ..jobs.tables import UPLOADS, WORKERS
 from .tus import ID, PIECE, OpenUploads, Upload, UploadLimits, UploadPart, UploadStore
 
@@ -134,9 +134,7 @@ class SharedUploads(UploadStore):
 
 def _open_of(tx: sa.Connection, client: str) -> OpenUploads:
     """The open uploads of a client. Until the transaction ends, no other process creates one for it."""
-    if tx.dialect.name == "postgresql":  # SQLite has one writer anyway
-        name = sa.func.hashtext(f"forescribe_uploads {client}")
-        tx.execute(sa.select(sa.func.pg_advisory_xact_lock(name)))
+    hold(tx, f"forescribe_uploads {client}")
     query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(UPLOADS.c.length), 0))
     # Rows of earlier versions name no client.
     mine = sa.func.coalesce(UPLOADS.c.client, UPLOADS.c.tenant) == client
