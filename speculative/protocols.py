@@ -208,7 +208,11 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Poll:
-    """Totals over all rows of the rounds since the host's last poll."""
+    """Totals over all rows of the rounds since the host's last poll.
+
+    `reading_s` is the time in which the drafter read `read` prompts before these rounds, its own encoder
+    included; it is not in `seconds`. `admitted` requests have begun.
+    """
 
     gamma: int
     rounds: int
@@ -217,6 +221,9 @@ class Poll:
     accepted: int
     seconds: float
     sampling: bool = False
+    admitted: int = 0
+    read: int = 0
+    reading_s: float = 0.0
 
 
 class Schedule(Protocol):

@@ -93,6 +93,10 @@ class Goodput:
     wins. Single rounds probe the other choice (drafts while nothing is drafted, none while something
     is): after `probe_every` rounds, then after twice as many each time that the probe changes nothing.
 
+    Before it drafts for a request a drafter reads its prompt, with an encoder of its own also the audio. This
+    time is measured per prompt and spread over the tokens that a request writes, as a part of what drafts
+    cost. A probe that has to read prompts is as rare as they are dear.
+
     Rounds with sampled rows take the fixed `sampling_gamma`, see `SAMPLING_GAMMA`.
 
     `early` says that the drafter may end drafts early, so that gamma is only an upper bound. The formula
@@ -128,6 +132,10 @@ class Goodput:
             int, float
         ] = {}  # of the formula's tokens that rounds of a bucket actually write
         self.pause, self.next_probe = probe_every, probe_every
+        self.reading_s = 0.0  # of one prompt
+        self.probe_s = 0.0  # what the last drafts after plain rounds cost beside their round
+        self.requests = self.tokens = 0  # begun, and written by all of them
+        self.rows = 1.0  # in the last rounds
 
     @property
     def alpha(self) -> float:
@@ -142,7 +150,7 @@ class Goodput:
             # A longer draft costs at least as much as a shorter one: it is not tried if it could not pay
             # even at that cost. The two shortest are always tried, to measure costs and acceptance.
             if self.measured[gamma] < self.first:
-                bound = self._expected(self.alpha, gamma) / self.cost[shorter]
+                bound = self._rate(gamma, self.cost[shorter])
                 if gamma <= self.buckets[1] or bound > self._goodput(best):
                     return gamma
                 break
@@ -155,7 +163,19 @@ class Goodput:
         return max(self.buckets, key=lambda g: (self._goodput(g), -g))
 
     def _goodput(self, gamma: int) -> float:
-        return self._expected(self.alpha, gamma) / self.cost[gamma]
+        return self._rate(gamma, self.cost[gamma])
+
+    def _rate(self, gamma: int, cost: float, alpha: float | None = None) -> float:
+        """Expected tokens per second and row, where a round costs `cost`."""
+        expected = self._expected(self.alpha if alpha is None else alpha, gamma)
+        return expected / (cost + (self.rows * expected * self._reading_per_token if gamma else 0.0))
+
+    @property
+    def _reading_per_token(self) -> float:
+        """Seconds of reading for a token of a row, where those under way have written half of theirs. 0
+        until half as many requests have ended: before that nobody knows how much one writes."""
+        ended, half = self.requests - self.rows, self.rows / 2
+        return self.reading_s * (ended + half) / self.tokens if ended >= half else 0.0
 
     def _expected(self, alpha: float, gamma: int) -> float:
         """The formula; corrected, where drafts end early, by the nearest measured bucket below."""
@@ -166,11 +186,12 @@ class Goodput:
         """Learns from rounds of greedy rows only: sampled ones have other costs and acceptance."""
         if poll.sampling:
             return
+        before = self.best()
+        self._note_work(poll)
         if self.early and poll.gamma and not poll.judged:
             self.rounds += poll.rounds
             return
         gamma, each = poll.gamma, poll.seconds / poll.rounds
-        before = self.best()
         probed = self.rounds >= self.next_probe and bool(gamma) != bool(before)
         self.rounds += poll.rounds
         self._count(poll.judged, poll.accepted)
@@ -180,9 +201,23 @@ class Goodput:
         if bool(self.best()) != bool(before):
             self._pause(self.probe_every)
         elif probed and self._promising(poll, each):
-            self._pause(1)
+            self.pause, self.next_probe = 1, self.rounds + 1  # its prompts have been read
         elif probed:
             self._pause(max(BACKOFF * self.pause, self.probe_every))
+
+    def _note_work(self, poll: Poll) -> None:
+        self.requests += poll.admitted
+        self.tokens += poll.row_rounds + poll.accepted
+        self.rows = poll.row_rounds / poll.rounds
+        probe = poll.gamma and not self.last
+        if probe:
+            self.probe_s = poll.reading_s
+        if poll.read:
+            each, known = poll.reading_s / poll.read, self.reading_s
+            if not known or (probe and each < known):  # a probe also reads what plain rounds wrote
+                self.reading_s = each
+            elif not probe:
+                self.reading_s += CHANGED_WEIGHT * (each - known)
 
     def _count(self, trials: int, accepted: int) -> None:
         if self.trials > MIN_TRIALS:
@@ -219,8 +254,10 @@ class Goodput:
         if not poll.gamma:
             return 1 / each > self._goodput(self.best())
         rate = poll.accepted / max(1, poll.judged)
-        return self._expected(rate, poll.gamma) / self.cost[poll.gamma] > self._goodput(0)
+        return self._rate(poll.gamma, self.cost[poll.gamma], rate) > self._goodput(0)
 
     def _pause(self, rounds: int) -> None:
+        """Waits so many rounds; before drafts that cost more than a plain round, longer in proportion."""
         self.pause = rounds
-        self.next_probe = self.rounds + rounds
+        dear = 1.0 if self.best() else max(1.0, self.probe_s / self.cost[0])
+        self.next_probe = self.rounds + round(rounds * dear)

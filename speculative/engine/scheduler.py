@@ -92,6 +92,7 @@ class Scheduler:
         mode = self._mode([state.request for _, state in occupied])
         if pacing.rounds == 0:
             if pacing.choose(sampling=mode.sampling) and self._reader is not None:
+                pacing.start_reading(len(slots.backlog.prompts))
                 self._reader.read()
             pacing.start_clock()
         groups = slots.groups(pacing.gamma)
@@ -129,6 +130,7 @@ class Scheduler:
         chosen = list(zip(free, self.queue.take(len(free)), strict=False))
         if chosen:
             self._admission.admit(chosen)
+            self.pacing.admitted += len(chosen)
 
     def _all_guessed(self) -> bool:
         """Whether all rows have ended with their guesses, so that no round is needed. Asked only where
@@ -186,9 +188,11 @@ class Pacing:
         self.schedule, self._log, self._clock, self._device = schedule, log, clock, device
         self.gamma = 0
         self.rounds = 0  # since the last poll
+        self.admitted = 0  # requests since the last report
         self._sampling = False
-        self._began: Moment | None = None
-        self._began_s = 0.0
+        self._read = 0  # prompts that the drafter reads before the rounds
+        self._reading: Mark | None = None  # None: it reads nothing
+        self._began: Mark | None = None
         self._mixed = False  # a round was not uniform, so its time is not that of its gamma
         self._faults = 0  # logged before this period
         self._totals = (0, 0, 0)  # judged and accepted drafts and row rounds of earlier periods
@@ -197,6 +201,7 @@ class Pacing:
     def choose(self, *, sampling: bool) -> int:
         """Starts a period: the schedule's gamma, or its smallest one where the schedule fails."""
         self._sampling, buckets = sampling, self.schedule.buckets
+        self._read, self._reading = 0, None
         self.gamma = min(buckets)
         try:
             chosen = self.schedule.choose(sampling=sampling)
@@ -207,9 +212,16 @@ class Pacing:
             self._log.record(SCHEDULE, error)
         return self.gamma
 
+    def start_reading(self, prompts: int) -> None:
+        """Starts to measure what the drafter reads before the rounds of the period."""
+        self._read, self._reading = prompts, self._mark()
+
     def start_clock(self) -> None:
         """Starts to measure the rounds of the period."""
-        self._began, self._began_s = Moment(self._device), self._clock()
+        self._began = self._mark()
+
+    def _mark(self) -> Mark:
+        return Mark(Moment(self._device), self._clock())
 
     def count_round(self, *, uniform: bool) -> None:
         """Counts a round; `uniform` where all rows run it together, with the chosen gamma."""
@@ -228,8 +240,9 @@ class Pacing:
             rounds=self.rounds,
             sampling=self._sampling,
             disturbed=disturbed,
+            read=self._read,
+            reading=self._reading,
             began=self._began,
-            began_s=self._began_s,
             copy=copy,
             states=states,
             grown=grown,
@@ -255,7 +268,11 @@ class Pacing:
             accepted=accepted,
             seconds=seconds,
             sampling=period.sampling,
+            admitted=self.admitted,
+            read=period.read,
+            reading_s=period.reading_s,
         )
+        self.admitted = 0
         try:
             self.schedule.learn(poll)
         except Exception as error:
@@ -266,11 +283,23 @@ class Pacing:
         one before it or the launch of its first round."""
         now, before = self._clock(), self._reported_s
         self._reported_s = now
-        if period.began is not None:
-            measured = period.began.seconds_to(period.copy.moment)
-            if measured is not None:
-                return measured
-        return now - max(period.began_s, before)
+        if period.began is None:
+            return now - before
+        measured = period.began.moment.seconds_to(period.copy.moment)
+        return now - max(period.began.clock_s, before) if measured is None else measured
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point in time: on a device with events in its work, elsewhere by the clock."""
+
+    moment: Moment
+    clock_s: float
+
+    def seconds_to(self, later: Mark) -> float:
+        """Seconds between two points that have passed."""
+        measured = self.moment.seconds_to(later.moment)
+        return later.clock_s - self.clock_s if measured is None else measured
 
 
 @dataclass(frozen=True)
@@ -281,11 +310,17 @@ class Period:
     rounds: int
     sampling: bool
     disturbed: bool  # by a fault or a mixed round: its time is not that of its gamma
-    began: Moment | None  # None: it has not been started
-    began_s: float
+    read: int  # prompts that the drafter read before them
+    reading: Mark | None  # when it began to
+    began: Mark | None  # None: it has not been started
     copy: SnapshotCopy
     states: list[SlotState | None]  # who was in the slots
     grown: int  # see `Slots.grown`
+
+    @property
+    def reading_s(self) -> float:
+        """How long the drafter read prompts and text before the rounds."""
+        return 0.0 if self.reading is None or self.began is None else self.reading.seconds_to(self.began)
 
 
 class ResultCollector:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from forescribe.speculative import Engine, Fixed, Goodput, ModelDrafter, Request
@@ -122,6 +124,30 @@ def test_where_drafts_end_early_rounds_without_drafts_say_nothing_and_widths_are
         schedule.learn(Poll(gamma, 1, 8, judged, kept, cost))
         spent += cost - kept / 8  # what the tokens of drafts save
     assert spent <= 150 / 0.97 and schedule.choose(sampling=False) == 0
+
+
+@pytest.mark.parametrize(("reading", "drafts"), [(0.0, True), (2.0, True), (12.0, False)])
+def test_what_reading_a_prompt_costs_counts(reading, drafts):
+    """Eight rows, requests of 50 tokens, drafts that save a third of the rounds' time: 5 plain rounds for each
+    request of a row, shared by eight. A prompt of 2 is worth that, one of 12 costs twice as much."""
+    schedule, alpha, world = Goodput(), 0.8, costs(0.15, 0.1)
+    written, unread, spent, plain = [6.0 * row for row in range(8)], 8, 0.0, 0.0
+    admitted = 8
+    for number in range(3000):
+        gamma = schedule.choose(sampling=False)
+        read, unread = (unread, 0) if gamma else (0, unread)
+        tokens = expected_tokens(alpha, gamma)
+        kept, judged = tokens - 1, (tokens - alpha**gamma) if gamma else 0.0
+        poll = Poll(gamma, 1, 8, round(8 * judged), round(8 * kept), world[gamma])
+        schedule.learn(replace(poll, admitted=admitted, read=read, reading_s=reading * read))
+        written = [w + tokens for w in written]
+        admitted = sum(w >= 50 for w in written)
+        written = [0.0 if w >= 50 else w for w in written]
+        unread = min(8, unread + admitted)
+        if number >= 100:  # the first rounds measure
+            spent, plain = spent + world[gamma] + reading * read, plain + tokens * world[0]
+    assert bool(schedule.best()) is drafts
+    assert spent <= plain / 0.98
 
 
 def test_expected_tokens_is_the_geometric_sum():
