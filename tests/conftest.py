@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,11 @@ settings.load_profile("suite")
 
 # No test leaves a compiler behind, and none is half on one engine and half on another.
 os.environ.setdefault("FORESCRIBE_COMPILE", "never")
+
+# What a run of tests keeps in the cache is its own; workers inherit the name.
+if "FORESCRIBE_CACHE" not in os.environ:
+    CACHE = TemporaryDirectory(prefix="forescribe-tests-")
+    os.environ["FORESCRIBE_CACHE"] = CACHE.name
 
 # As the command does for itself, before torch loads OpenMP: helper threads that wait awake for a core
 # made tests beside other work up to ten times slower.

@@ -50,6 +50,7 @@ from forescribe.speculative.native.encoder import NativeEncoder
 
 from ..audio.features import Extractor
 from ..errors import CapacityError, ModelError, out_of_memory
+from .comparisons import ENCODER, Comparisons
 from .conversion.converting import origin
 from .presets import as_ids
 from .tokenizer import WhisperTokens
@@ -123,22 +124,24 @@ def read_model(
     target: Any = None,
     *,
     modules: bool = False,
+    known: Comparisons,
 ) -> tuple[Any, ModelEngine]:
     """A model and the engine that runs its decoder; `target` lends a draft the weights that it lacks, see
-    `read_weights`. With `modules` it is made of transformers' modules whatever runs it, else only where it
-    has to be. Raises ModelError, and CapacityError where the device has no room."""
+    `read_weights`, and `known` are the comparisons that it has passed. With `modules` it is made of
+    transformers' modules whatever runs it, else only where it has to be. Raises ModelError, and CapacityError
+    where the device has no room."""
     if device.int8 and role == "model":  # before the weights are read
         engine = _supported(folder, role, lambda: int8_engine(engine))
     if not modules and engine is not ModelEngine.MODULES:
         plain = plain_model(folder, role, device, target)
         if plain is not None:
             try:
-                return _ready(plain, folder, role, device, engine)
+                return _ready(plain, folder, role, device, engine, known)
             except LoadError as error:
                 log.info("%s is read by transformers: %s", origin(folder), error)
     model = _of_modules(folder, role, device, target)
     try:
-        return _ready(model, folder, role, device, engine)
+        return _ready(model, folder, role, device, engine, known)
     except LoadError as error:
         raise ModelError(f"--{role} {origin(folder)} is not supported: {error}") from error
 
@@ -220,14 +223,20 @@ def _of_modules(folder: Path, role: Role, device: Device, target: Any) -> Any:
 
 
 def _ready(
-    model: Any, folder: Path, role: Role, device: Device, engine: ModelEngine
+    model: Any,
+    folder: Path,
+    role: Role,
+    device: Device,
+    engine: ModelEngine,
+    known: Comparisons,
 ) -> tuple[Any, ModelEngine]:
     """The model on its device, and the engine that runs it. Raises LoadError where none does, and
     CapacityError."""
     model = _placed(model, folder, role, device)
     if device.int8:
         quantize_whisper(model)
-    found = checked_whisper_engine(model, engine, draft=role == "draft")
+    found = checked_whisper_engine(model, engine, draft=role == "draft", passed=known.passed)
+    known.add(found)
     if device.products and isinstance(model, PlainWhisper):
         model.use_products()
     elif device.products:
@@ -335,11 +344,14 @@ def _line(error: Exception) -> str:
 
 
 def native_encoders(
-    model: Any, name: str, engine: ModelEngine, asked: ModelEngine
+    model: Any, name: str, engine: ModelEngine, asked: ModelEngine, known: Comparisons
 ) -> dict[Any, NativeEncoder]:
     """The native encoder of a model by the modules that it stands for; empty where the modules encode."""
     try:
-        native = native_encoder(model, engine, asked)
+        native = native_encoder(model, engine, asked, passed=ENCODER in known.passed)
     except LoadError as error:
         raise ModelError(f"{name} is not supported: {error}") from error
-    return {} if native is None else {encoder_of(model): native}
+    if native is None:
+        return {}
+    known.add(ENCODER)
+    return {encoder_of(model): native}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from filecmp import cmp
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 END = "<|endoftext|>"
 
+_BESIDE = (SETTINGS, "special_tokens_map.json", "added_tokens.json")
 _STAMP = re.compile(r"<\|(\d+\.\d+)\|>")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 _PLAIN = {  # what transformers makes of a vocabulary, whatever its file says
@@ -105,6 +107,15 @@ class WhisperTokens:
         return found
 
 
+def same_tokenizer(folder: Path, other: Path) -> bool:
+    """Whether two folders have the same tokenizer.json, and no other files that say something else."""
+    files = [(folder / name, other / name) for name in (TOKENIZER, *_BESIDE)]
+    present = [pair for pair in files if any(path.is_file() for path in pair)]
+    return (folder / TOKENIZER).is_file() and all(
+        a.is_file() and b.is_file() and cmp(a, b, shallow=False) for a, b in present
+    )
+
+
 def _plain(stated: dict[str, Any], settings: dict[str, Any]) -> bool:
     """Whether these files describe GPT-2's way of cutting bytes into tokens, and nothing else."""
     model, before = stated["model"], stated["pre_tokenizer"] or {}
@@ -125,7 +136,7 @@ def _known(folder: Path, settings: dict[str, Any], added: dict[str, tuple[int, b
     listed = settings.get("added_tokens_decoder", {}).items()
     named = [_content(settings[kind]) for kind in _SPECIAL if settings.get(kind) is not None]
     more = settings.get("additional_special_tokens", settings.get("extra_special_tokens")) or []
-    beside = _object(folder / "special_tokens_map.json")
+    beside = _object(folder / _BESIDE[1])
     more = [*more, *(beside.pop("additional_special_tokens", None) or [])]
     named += [_content(token) for token in (*more, *beside.values())]
     return (
@@ -133,7 +144,7 @@ def _known(folder: Path, settings: dict[str, Any], added: dict[str, tuple[int, b
         and all(added.get(token, (0, False))[1] for token in named)
         and all(
             added.get(token, (None,))[0] == token_id
-            for token, token_id in _object(folder / "added_tokens.json").items()
+            for token, token_id in _object(folder / _BESIDE[2]).items()
         )
     )
 

@@ -64,6 +64,29 @@ SPACE = "Ġ"
 
 
 @dataclass(frozen=True)
+class TokenSettings:
+    """What a model's configurations say of its tokens, beside its tokenizer."""
+
+    size: int
+    timestamps: int
+    ends: tuple[int, ...]
+    no_timestamps: int | None
+    languages: frozenset[str]
+    english_only: bool
+
+    @classmethod
+    def of(cls, config: Any, generation: Any = None) -> TokenSettings:
+        return cls(
+            int(config.vocab_size),
+            int(config.max_source_positions) + 1,
+            tuple(as_ids(config.eos_token_id)),
+            getattr(generation, "no_timestamps_token_id", None),
+            frozenset(getattr(generation, "lang_to_id", None) or ()),
+            getattr(generation, "is_multilingual", None) is False,
+        )
+
+
+@dataclass(frozen=True)
 class WhisperVocabulary:
     """The tokens of a model by id. An `english_only` model has never read languages and tasks, although its
     tokenizer names them."""
@@ -72,13 +95,13 @@ class WhisperVocabulary:
     english_only: bool = False
 
     @classmethod
-    def of(cls, config: Any, tokenizer: Any, generation_config: Any = None) -> WhisperVocabulary:
-        """The vocabulary of a folder's configuration and tokenizer. Raises ValueError for a tokenizer that
-        names no end or start."""
+    def of(cls, settings: TokenSettings, tokenizer: Any) -> WhisperVocabulary:
+        """The vocabulary of a folder's settings and tokenizer. Raises ValueError for a tokenizer that names
+        no end or start."""
         names: dict[int, str] = {}
         for name, token_id in tokenizer.get_vocab().items():
             names[token_id] = name
-        size, stamp = int(config.vocab_size), f"<|{0:.2f}|>"
+        size, stamp = settings.size, f"<|{0:.2f}|>"
         ids = {name: token_id for token_id, name in names.items()}
         for needed in (END, START):
             if ids.get(needed, size) >= size:
@@ -86,26 +109,22 @@ class WhisperVocabulary:
         # Older files end with <|notimestamps|>: the timestamps are the positions behind it.
         first = ids.get(stamp)
         if first is None:
-            before = ids.get(
-                NO_TIMESTAMPS, getattr(generation_config, "no_timestamps_token_id", None)
-            )
+            before = ids.get(NO_TIMESTAMPS, settings.no_timestamps)
             first = size if before is None else before + 1
-        stamps = range(first, first + int(config.max_source_positions) + 1)
-        end = min((ids[END], *as_ids(config.eos_token_id)))
+        stamps = range(first, first + settings.timestamps)
+        end = min((ids[END], *settings.ends))
         plain = {
             token_id
             for token_id, added in tokenizer.added_tokens_decoder.items()
             if not added.special
         }
-        languages = frozenset(getattr(generation_config, "lang_to_id", None) or ())
         tokens = []
         for token_id in range(size):
             name = names.get(token_id)
             if name is None and token_id in stamps:
                 name = f"<|{(token_id - first) * STEP_S:.2f}|>"
-            tokens.append(_token(token_id, name, end, token_id in plain, languages))
-        english = getattr(generation_config, "is_multilingual", None) is False
-        return cls(tuple(tokens), english)
+            tokens.append(_token(token_id, name, end, token_id in plain, settings.languages))
+        return cls(tuple(tokens), settings.english_only)
 
     @cached_property
     def ids(self) -> Mapping[Token, int]:

@@ -168,7 +168,9 @@ class Goodput:
     def _rate(self, gamma: int, cost: float, alpha: float | None = None) -> float:
         """Expected tokens per second and row, where a round costs `cost`."""
         expected = self._expected(self.alpha if alpha is None else alpha, gamma)
-        return expected / (cost + (self.rows * expected * self._reading_per_token if gamma else 0.0))
+        return expected / (
+            cost + (self.rows * expected * self._reading_per_token if gamma else 0.0)
+        )
 
     @property
     def _reading_per_token(self) -> float:

@@ -320,7 +320,11 @@ class Period:
     @property
     def reading_s(self) -> float:
         """How long the drafter read prompts and text before the rounds."""
-        return 0.0 if self.reading is None or self.began is None else self.reading.seconds_to(self.began)
+        return (
+            0.0
+            if self.reading is None or self.began is None
+            else self.reading.seconds_to(self.began)
+        )
 
 
 class ResultCollector:

@@ -15,7 +15,7 @@ compute.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -142,16 +142,23 @@ def causal_decoder(
 
 
 def checked_whisper_engine(
-    model: Any, asked: ModelEngine = ModelEngine.AUTO, *, draft: bool = False
+    model: Any,
+    asked: ModelEngine = ModelEngine.AUTO,
+    *,
+    draft: bool = False,
+    passed: Collection[str] = (),
 ) -> ModelEngine:
-    """The engine that runs a Whisper, after a comparison with the model's plain forward. Raises LoadError
-    where the engine that was asked for, or every engine, would compute other logits, and for a target in
-    8-bit integers as `int8_engine`; a `draft` may be computed by any engine."""
+    """The engine that runs a Whisper, after a comparison with the model's plain forward unless its name is
+    among those that have `passed` one. Raises LoadError where the engine that was asked for, or every engine,
+    would compute other logits, and for a target in 8-bit integers as `int8_engine`; a `draft` may be computed
+    by any engine."""
     if is_int8(model) and not draft:
         asked = int8_engine(asked, native_gap(model))
 
     def compare(form: Form) -> ModelEngine:
-        problem = decoder_difference(model, form.adapter)
+        problem = None
+        if form.engine not in passed:
+            problem = decoder_difference(model, form.adapter)
         if problem is not None:
             raise LoadError(problem)
         return form.engine
@@ -174,17 +181,20 @@ def checked_causal_engine(
     return ModelEngine(causal_decoder(model, engine=asked, stored=stored).engine)
 
 
-def native_encoder(model: Any, engine: ModelEngine, asked: ModelEngine) -> NativeEncoder | None:
+def native_encoder(
+    model: Any, engine: ModelEngine, asked: ModelEngine, *, passed: bool = False
+) -> NativeEncoder | None:
     """The native encoder of a Whisper whose decoder runs on `engine`; None where its modules encode: on the
     other engines, and where `auto` was `asked` and the native states differ or there are no such kernels.
-    Raises LoadError where `native` was asked for and cannot encode."""
+    They are not compared again where they have `passed` before. Raises LoadError where `native` was asked for
+    and cannot encode."""
     encoder = encoder_of(model)
     if engine is not ModelEngine.NATIVE or encoder is None:
         return None
     problem = encoder_gap(encoder) or unsupported_encoder(encoder)
     if problem is None:
         native = NativeEncoder(encoder)
-        problem = encoder_difference(encoder, native)
+        problem = None if passed else encoder_difference(encoder, native)
         if problem is None:
             return native
     if asked is ModelEngine.NATIVE:

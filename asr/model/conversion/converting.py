@@ -83,12 +83,12 @@ class Source:
         """The folder of its conversion, another one wherever one of the files has changed."""
         digest = hashlib.sha256(os.fsencode(f"{VERSION}\0{self.name}"))
         for path in (self.weights, *self.beside):
-            digest.update(os.fsencode(f"\0{os.path.realpath(path)}\0{_state(path)}"))
+            digest.update(os.fsencode(f"\0{os.path.realpath(path)}\0{state_of(path)}"))
         short = self.name.encode(errors="ignore")[:NAME_BYTES].decode(errors="ignore")
         return cache_folder() / "converted" / f"{short}-{digest.hexdigest()[:16]}"
 
 
-def _state(path: Path) -> list[int] | None:
+def state_of(path: Path) -> list[int] | None:
     """What changes with a file's content; None where there is no such file."""
     try:
         found = path.stat()
@@ -132,7 +132,7 @@ def complete(folder: Path) -> bool:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         sizes = all((folder / name).stat().st_size == n for name, n in record["files"].items())
         return sizes and all(
-            _state(Path(p)) in (None, state) for p, state in record["read"].items()
+            state_of(Path(p)) in (None, state) for p, state in record["read"].items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -235,7 +235,7 @@ def _write(out: Path, content: Content, source: Source) -> None:
         content.tokenizer.save_pretrained(out)
     record = {
         "source": os.path.abspath(source.weights),
-        "read": {os.path.abspath(path): _state(path) for path in content.read},
+        "read": {os.path.abspath(path): state_of(path) for path in content.read},
         "files": {path.name: path.stat().st_size for path in out.iterdir()},
     }
     (out / RECORD).write_text(json.dumps(record), encoding="utf-8")

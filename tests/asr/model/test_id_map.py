@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GenerationConfig, WhisperConfig, WhisperTokenizer
 
-from forescribe.asr.model.vocabulary import Kind, Token, WhisperVocabulary, alphabetic, token_map
+from forescribe.asr.model.vocabulary import (
+    Kind,
+    Token,
+    TokenSettings,
+    WhisperVocabulary,
+    alphabetic,
+    token_map,
+)
 from forescribe.speculative.models.vocabularies import NONE
 
 from . import large_v3, mapped_pairs
@@ -21,11 +28,10 @@ STAMPS = 1501
 
 
 def vocabulary(folder: Any) -> WhisperVocabulary:
-    return WhisperVocabulary.of(
-        WhisperConfig.from_pretrained(folder),
-        WhisperTokenizer.from_pretrained(folder),
-        GenerationConfig.from_pretrained(folder),
+    settings = TokenSettings.of(
+        WhisperConfig.from_pretrained(folder), GenerationConfig.from_pretrained(folder)
     )
+    return WhisperVocabulary.of(settings, WhisperTokenizer.from_pretrained(folder))
 
 
 @pytest.fixture(
@@ -121,7 +127,7 @@ def small(
     chosen._from_model_config = False
     for name, value in settings.items():
         setattr(chosen, name, value)
-    return WhisperVocabulary.of(config, Names(names, added), chosen)
+    return WhisperVocabulary.of(TokenSettings.of(config, chosen), Names(names, added))
 
 
 PROMPT = ["<|en|>", "<|zh|>", "<|translate|>", "<|transcribe|>", "<|notimestamps|>"]
@@ -218,7 +224,7 @@ def test_vocabularies_with_little_in_common_are_refused_by_the_count() -> None:
 def test_a_tokenizer_without_an_end_is_refused() -> None:
     config: Any = SimpleNamespace(vocab_size=4, eos_token_id=None, max_source_positions=2)
     with pytest.raises(ValueError, match=r"has no <\|endoftext\|>"):
-        WhisperVocabulary.of(config, Names(["a", "b"]), None)
+        WhisperVocabulary.of(TokenSettings.of(config), Names(["a", "b"]))
 
 
 words = st.lists(st.text("abcdefgh", min_size=2, max_size=4), unique=True, max_size=6)

@@ -24,6 +24,7 @@ from forescribe.asr.model.checkpoint import (
     read_model,
     read_tokenizer,
 )
+from forescribe.asr.model.comparisons import Comparisons
 from forescribe.asr.model.tokenizer import WhisperTokens
 from forescribe.speculative.device import choose
 from forescribe.speculative.models.engines import ModelEngine
@@ -51,9 +52,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def both(folder: Path) -> tuple[Any, Any]:
     """The model by our door and by transformers'."""
+    known = Comparisons(folder, CPU)
     return (
-        read_model(folder, "model", CPU, ModelEngine.AUTO)[0],
-        read_model(folder, "model", CPU, ModelEngine.AUTO, modules=True)[0],
+        read_model(folder, "model", CPU, ModelEngine.AUTO, known=known)[0],
+        read_model(folder, "model", CPU, ModelEngine.AUTO, modules=True, known=known)[0],
     )
 
 

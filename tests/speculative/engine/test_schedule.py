@@ -128,8 +128,8 @@ def test_where_drafts_end_early_rounds_without_drafts_say_nothing_and_widths_are
 
 @pytest.mark.parametrize(("reading", "drafts"), [(0.0, True), (2.0, True), (12.0, False)])
 def test_what_reading_a_prompt_costs_counts(reading, drafts):
-    """Eight rows, requests of 50 tokens, drafts that save a third of the rounds' time: 5 plain rounds for each
-    request of a row, shared by eight. A prompt of 2 is worth that, one of 12 costs twice as much."""
+    """Eight rows, requests of 50 tokens. Of 50 plain rounds drafts save the time of 20, or 2.5 for each
+    of eight requests: a prompt that takes as long as 2 rounds is worth that, one of 12 is not."""
     schedule, alpha, world = Goodput(), 0.8, costs(0.15, 0.1)
     written, unread, spent, plain = [6.0 * row for row in range(8)], 8, 0.0, 0.0
     admitted = 8
