@@ -63,10 +63,9 @@ class LogMel:
 
     def __init__(self, extractor: Extractor, device: str | torch.device = "cpu") -> None:
         self.device = torch.device(device)
-        self.samples = int(extractor.n_samples)
-        self.n_fft = int(extractor.n_fft)
-        self.hop = int(extractor.hop_length)
-        filters = np.asarray(extractor.mel_filters, np.float32).T  # [M, n_fft / 2 + 1]
+        self.samples, self.n_fft = extractor.n_samples, extractor.n_fft
+        self.hop = extractor.hop_length
+        filters = extractor.mel_filters.astype(np.float32).T  # [M, n_fft / 2 + 1]
         self.filters = torch.from_numpy(np.ascontiguousarray(filters)).to(self.device)
         self.hann = torch.hann_window(self.n_fft, device=self.device)
 

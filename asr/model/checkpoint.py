@@ -1,9 +1,9 @@
 """Checkpoints: a folder of Whisper weights to a model that was checked, its tokenizer and its extractor.
 
-There are two doors. Folders of safetensors with a plain configuration and tokenizer.json are read here, with
-the results that transformers has, whose import takes as long as torch's. transformers' own loaders read all
-others, and what is wrong with a folder is told by them: where our own reading fails, it says nothing. They
-also read what `modules` runs, distills or exports. Knows one model at a time; nothing of pairs.
+Models and tokenizers have two doors. Folders of safetensors with a plain configuration and tokenizer.json are
+read here, with the results that transformers has, whose import takes as long as torch's. transformers' own
+loaders read all others, and what is wrong with a folder is told by them: where our own reading fails, it says
+nothing. They also read what `modules` runs, distills or exports. Knows one model at a time; nothing of pairs.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,8 @@ _GENERATION = (
 """Settings that a generation_config.json may leave out."""
 
 _SIZES = ("feature_size", "sampling_rate", "hop_length", "chunk_length", "n_fft")
-_FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
+_FEATURES = ("preprocessor_config.json", "processor_config.json")
+"""One of them; the second has the first one's content as its `feature_extractor`, which counts if it does."""
 
 
 def read_model(
@@ -130,8 +131,10 @@ def read_model(
     `read_weights`, and `known` are the comparisons that it has passed. With `modules` it is made of
     transformers' modules whatever runs it, else only where it has to be. Raises ModelError, and CapacityError
     where the device has no room."""
+    name = f"--{role} {origin(folder)}"
     if device.int8 and role == "model":  # before the weights are read
-        engine = _supported(folder, role, lambda: int8_engine(engine))
+        with _supported(name):
+            engine = int8_engine(engine)
     if not modules and engine is not ModelEngine.MODULES:
         plain = plain_model(folder, role, device, target)
         if plain is not None:
@@ -140,10 +143,8 @@ def read_model(
             except LoadError as error:
                 log.info("%s is read by transformers: %s", origin(folder), error)
     model = _of_modules(folder, role, device, target)
-    try:
+    with _supported(name):
         return _ready(model, folder, role, device, engine, known)
-    except LoadError as error:
-        raise ModelError(f"--{role} {origin(folder)} is not supported: {error}") from error
 
 
 def plain_model(
@@ -260,11 +261,13 @@ def _lent(target: Any) -> dict[str, Tensor]:
     return {} if target is None else {n: target.get_parameter(n).detach().cpu() for n in BORROWED}
 
 
-def _supported(folder: Path, role: Role, choose: Callable[[], ModelEngine]) -> ModelEngine:
+@contextmanager
+def _supported(name: str) -> Iterator[None]:
+    """Raises LoadError, of an engine, as ModelError with the model's name."""
     try:
-        return choose()
+        yield
     except LoadError as error:
-        raise ModelError(f"--{role} {origin(folder)} is not supported: {error}") from error
+        raise ModelError(f"{name} is not supported: {error}") from error
 
 
 def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
@@ -303,17 +306,22 @@ def read_tokenizer(folder: Path, config: Any, *, modules: bool = False) -> Any:
     return tokenizer
 
 
-def read_extractor(folder: Path, config: Any) -> Any:
+def read_extractor(folder: Path, config: Any) -> Extractor:
     """The extractor of the features that the target's encoder reads. Raises ModelError."""
-    extractor: Any = plain_extractor(folder)
     try:
-        if not any((folder / file).is_file() for file in _FEATURES):
+        stated: Any = None
+        for file in _FEATURES:
+            if (folder / file).is_file():
+                found = json.loads((folder / file).read_text(encoding="utf-8"))
+                stated = found if file == _FEATURES[0] else found.get("feature_extractor", stated)
+        if stated is None:
             raise ValueError("it lacks preprocessor_config.json")
-        if extractor is None:
-            from transformers import WhisperFeatureExtractor
-
-            extractor = WhisperFeatureExtractor.from_pretrained(folder)
-    except Exception as error:
+        sizes = {key: stated[key] for key in _SIZES if key in stated}
+        for key, size in sizes.items():
+            if type(size) is not int or size < 1:
+                raise ValueError(f"{key} is {size!r:.60}")
+        extractor = Extractor(**sizes)
+    except Exception as error:  # any part of a damaged file
         raise ModelError(
             f"{origin(folder)} has no usable features: {damaged(folder) or _line(error)}"
         ) from error
@@ -327,18 +335,6 @@ def read_extractor(folder: Path, config: Any) -> Any:
     return extractor
 
 
-def plain_extractor(folder: Path) -> Extractor | None:
-    """The extractor by our own reading; None where transformers has to read it."""
-    try:
-        stated = json.loads((folder / _FEATURES[0]).read_text(encoding="utf-8"))
-        sizes = {key: stated[key] for key in _SIZES if key in stated}
-    except (OSError, ValueError, TypeError):
-        return None
-    if (folder / _FEATURES[1]).is_file() or any(type(size) is not int for size in sizes.values()):
-        return None
-    return Extractor(**sizes) if min(sizes.values(), default=1) > 0 else None
-
-
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
@@ -347,10 +343,8 @@ def native_encoders(
     model: Any, name: str, engine: ModelEngine, asked: ModelEngine, known: Comparisons
 ) -> dict[Any, NativeEncoder]:
     """The native encoder of a model by the modules that it stands for; empty where the modules encode."""
-    try:
+    with _supported(name):
         native = native_encoder(model, engine, asked, passed=ENCODER in known.passed)
-    except LoadError as error:
-        raise ModelError(f"{name} is not supported: {error}") from error
     if native is None:
         return {}
     known.add(ENCODER)

@@ -37,6 +37,7 @@ from forescribe.speculative.models.vocabularies import MappedVocabulary, TokenMa
 from forescribe.speculative.models.weights import encoder_of, same_encoder
 from forescribe.speculative.native.encoder import NativeEncoder
 
+from ..audio.features import Extractor
 from ..errors import ModelError
 from .checkpoint import native_encoders, read_extractor, read_model, read_tokenizer
 from .comparisons import Comparisons
@@ -126,7 +127,7 @@ class Whisper:
     target: Any  # PlainWhisper, or WhisperForConditionalGeneration
     drafts: tuple[DraftModel, ...]
     tokenizer: Any
-    extractors: tuple[Any, ...]
+    extractors: tuple[Extractor, ...]
     tokens: SpecialTokens
     pair: Pair
     device: Device
@@ -149,7 +150,7 @@ class Whisper:
         return bool(self.drafts) or self.block is not None
 
     @property
-    def extractor(self) -> Any:
+    def extractor(self) -> Extractor:
         """The extractor of the target's features."""
         return self.extractors[0]
 
@@ -268,7 +269,7 @@ class Target:
     folder: Path
     model: Any
     tokenizer: Any
-    extractors: tuple[Any, ...]
+    extractors: tuple[Extractor, ...]
     device: Device
 
 
@@ -282,7 +283,7 @@ def load_draft(
     language: str | None,
     *,
     modules: bool = False,
-) -> tuple[DraftModel, tuple[Any, ...]]:
+) -> tuple[DraftModel, tuple[Extractor, ...]]:
     """The draft in a folder, and the pair's extractors with its own; `language` is that of the audio, where
     it is known. Raises ModelError for a folder without a Whisper model, and, as `model_mismatch`, for one
     that cannot draft for this target."""
@@ -430,7 +431,7 @@ def _check_states(target: Target, model: Any, name: str | Path) -> None:
 
 def _features(
     folder: Path, model: Any, target: Target, name: str | Path
-) -> tuple[int, tuple[Any, ...]]:
+) -> tuple[int, tuple[Extractor, ...]]:
     """Which features the encoder of a draft reads, and all of the pair's."""
     ours = target.extractors[0]
     if model.config.num_mel_bins == ours.feature_size:

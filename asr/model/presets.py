@@ -5,13 +5,9 @@ of the result, but almost none of its tokens are accepted. So a preset names its
 languages. Where the language is yet to be detected, two are loaded: the preset's first one, and one for all
 other languages. Any Whisper can draft for any other: where their token ids differ, `id_map` translates.
 
-Speculation is lossless with any of them; the choice affects speed only. Knows names and folders;
-nothing is loaded here.
-
-Published Whisper weights: the languages that they were made for, and where they are.
-
-Knows the names of Whisper models; nothing of presets, devices or decoding. Import is light: neither torch
-nor transformers.
+Speculation is lossless with any of them; the choice affects speed only. Knows names, the languages that
+published weights were made for, and folders; nothing is loaded here. Import is light: neither torch nor
+transformers.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Drafts copied from a script: a text that the answer probably follows, such as the user's own text, an
-earlier answer to the same question, or what another head has read.
+"""Drafts copied from a script, the request's hint: a text that the answer probably follows, such as the
+user's own text or an earlier answer to the same question.
 
 The answer is aligned with the script again in every round, by its last text tokens, so a word that differs
 costs the drafts of one round and not the rest of the script (SpecASR and `Request.hint` with exact n-grams
 lose it). Needs no model; its distribution is one-hot. Static shapes, no host sync: scripts are searched by
-comparing all of their places. Knows token ids; nothing of where a script comes from.
+comparing all of their places. Knows token ids; nothing of where a hint comes from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +19,6 @@ from ..protocols import Model, Needs
 from ..requests import Request
 from ..rows import Rows
 from ..types import Distribution, Draft, Scores, Verdict
-
-Scripts = Callable[[Sequence[Request]], Tensor]
-"""The scripts `[K, M]` int64 of requests, left-aligned, -1 behind their ends; M may be 0."""
 
 LONGEST = 4
 """Last text tokens of the answer that are looked up."""
@@ -59,20 +56,8 @@ class Breaks:
     none: int | None = None
 
 
-def hints(requests: Sequence[Request]) -> Tensor:
-    """The requests' own hints as scripts."""
-    return padded([request.hint for request in requests])
-
-
-def padded(scripts: Sequence[Sequence[int]]) -> Tensor:
-    """Scripts `[K, M]` of token lists, -1 behind their ends."""
-    longest = max(map(len, scripts), default=0)
-    rows = [[*script, *[_EMPTY] * (longest - len(script))] for script in scripts]
-    return torch.tensor(rows, dtype=torch.int64).reshape(len(scripts), longest)
-
-
 class ScriptDrafter:
-    """Proposes what follows in the script behind the place that the answer has reached.
+    """Proposes what follows in the request's hint, the script, behind the place that the answer has reached.
 
     Tokens of `special_from` and above (timestamps, marks) are no text: neither those of the answer nor those
     of the script take part in the alignment. Those of the script are proposed in their places, as long as
@@ -91,7 +76,6 @@ class ScriptDrafter:
 
     def __init__(
         self,
-        scripts: Scripts = hints,
         *,
         slots: int = 1024,
         special_from: int | None = None,
@@ -99,7 +83,7 @@ class ScriptDrafter:
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots is {slots}; a script needs at least 1")
-        self.scripts, self.slots, self.breaks = scripts, slots, breaks
+        self.slots, self.breaks = slots, breaks
         self.special_from = torch.iinfo(torch.int64).max if special_from is None else special_from
         self._whole = self._text = self._origin = torch.empty(0, 0, dtype=torch.int64)
         self._place = self._count = torch.empty(0, dtype=torch.int64)
@@ -133,9 +117,13 @@ class ScriptDrafter:
         self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
     ) -> None:
         device = self._whole.device
-        given = self.scripts(requests).to(device)[:, : self.slots]
-        whole = torch.full((len(requests), self.slots + 1), _EMPTY, device=device)
-        whole[:, : given.shape[1]] = given
+        scripts = [request.hint[: self.slots] for request in requests]
+        longest = max(map(len, scripts), default=0)
+        given = torch.full((len(scripts), longest), _EMPTY)
+        for row, script in zip(given, scripts, strict=True):
+            row[: len(script)] = torch.tensor(script, dtype=torch.int64)
+        whole = torch.full((len(scripts), self.slots + 1), _EMPTY, device=device)
+        whole[:, :longest] = given.to(device)
         is_text = (whole != _EMPTY) & (whole < self.special_from)
         rank = torch.where(is_text, is_text.long().cumsum(1) - 1, self.slots)
         end = (whole != _EMPTY).sum(1, keepdim=True)

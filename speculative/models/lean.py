@@ -208,7 +208,12 @@ class LeanCausalDecoder(CausalModel, LeanDecoder):
             dtype=self.dtype,
             device=self.device,
         )
-        self._angles = weights.angles(min(slots, self._positions), self.dtype)
+        cos, sin = weights.angles(min(slots, self._positions))
+        # x is rotated to x * cos + swapped(x) * sin, with its halves swapped: the sign is that of the sine.
+        self._angles = (
+            torch.cat([cos, cos], 1).to(self.dtype),
+            torch.cat([-sin, sin], 1).to(self.dtype),
+        )
 
     def release(self) -> None:
         self.cache = self._angles = None
@@ -282,7 +287,6 @@ class LeanCausalDecoder(CausalModel, LeanDecoder):
             plain = rms_norm(asked, asked.shape[3:], None, weights.eps) * layer.qk_norm
         if layer.rotary:
             cos, sin = angles
-            # sin carries the sign of the first half
             turned = plain.roll(weights.head_size // 2, -1)
             torch.mul(plain, cos, out=asked)
             asked.addcmul_(turned, sin)

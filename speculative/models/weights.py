@@ -140,13 +140,11 @@ class CausalWeights:
     activation: str  # transformers' name of it
     eps: float
 
-    def angles(self, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine `[positions, d]` of every position. The sines of the first half of a head are
-        negative: x is rotated to `x * cos + swapped(x) * sin`, with the halves of x swapped."""
+    def angles(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine `[positions, d / 2]` of every position, in float32."""
         places = torch.arange(positions, device=self.inv_freq.device).float()
         half = places[:, None] * self.inv_freq
-        cos, sin = half.cos() * self.rotary_scale, half.sin() * self.rotary_scale
-        return torch.cat([cos, cos], 1).to(dtype), torch.cat([-sin, sin], 1).to(dtype)
+        return half.cos() * self.rotary_scale, half.sin() * self.rotary_scale
 
     @classmethod
     def of(cls, model: Any, listed: Tensor | None = None) -> CausalWeights:

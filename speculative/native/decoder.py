@@ -45,7 +45,6 @@ from .library import (
 from .packing import (
     Packed,
     Packer,
-    angle_tables,
     causal_layers,
     causal_record,
     listed_key,
@@ -325,7 +324,7 @@ class NativeCausalDecoder(NativeDecoder, CausalModel):
 
     def allocate(self, batch: int, slots: int) -> None:
         # A table as long as the cache: positions behind it do not occur.
-        tables = angle_tables(self.weights, min(slots, self._positions))
+        tables = self.weights.angles(min(slots, self._positions))
         super().allocate(batch, slots)
         self._beside, record = tables, self._record
         record.cosine, record.sine = (table.data_ptr() for table in tables)

@@ -243,13 +243,6 @@ def causal_layers(packer: Packer, weights: CausalWeights) -> list[library.Causal
     return [_causal_layer(packer, layer) for layer in weights.layers]
 
 
-def angle_tables(weights: CausalWeights, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines `[positions, d / 2]` in float32."""
-    angles = torch.arange(positions).float()[:, None] * weights.inv_freq
-    scale = weights.rotary_scale
-    return (angles.cos() * scale).contiguous(), (angles.sin() * scale).contiguous()
-
-
 def encoder_record(packer: Packer, weights: EncoderWeights) -> tuple[library.Encoder, object]:
     """The encoder's record, and the array of its layers, which must live as long."""
     layers = [

@@ -63,9 +63,6 @@ OTHERS = {
 MOST = 1 << 20
 """More layers, tokens or bytes of a name than this are a damaged file."""
 
-QUANTISED = 1000
-"""whisper.cpp adds multiples of it to the number format of quantised files: the version of the blocks."""
-
 
 @dataclass(frozen=True)
 class Dimensions:

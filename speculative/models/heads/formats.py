@@ -139,7 +139,7 @@ def described(head: Head) -> str:
 def format_of(config: Mapping[str, Any]) -> HeadFormat | None:
     """The format of a folder with this configuration; None for an ordinary model. Raises LoadError for heads
     of other kinds."""
-    if is_dflash(config):
+    if "dflash_config" in config:
         return HeadFormat.DFLASH
     if is_eagle3(config):
         return HeadFormat.EAGLE3
@@ -291,11 +291,6 @@ def _embedding(found: PublishedTensors, config: Any, target: TargetShape) -> Ten
             f"{target.vocab}"
         )
     return embedding
-
-
-def is_dflash(raw: Mapping[str, Any]) -> bool:
-    """Whether a configuration says that it is one."""
-    return "dflash_config" in raw
 
 
 def dflash_head(

@@ -15,10 +15,10 @@ import torch
 from transformers import WhisperFeatureExtractor
 
 from forescribe.asr.audio.features import Extractor
+from forescribe.asr.errors import ModelError
 from forescribe.asr.model.checkpoint import (
     _DEFAULTS,
     plain_config,
-    plain_extractor,
     plain_model,
     read_extractor,
     read_model,
@@ -184,11 +184,12 @@ def test_transformers_reads_other_tokenizers(
     assert WhisperTokens.read(folder) is None
 
 
-def test_transformers_reads_other_features(made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [400.5, 0, "400"])
+def test_features_of_no_size_are_refused_by_name(made: Path, tmp_path: Path, size: object) -> None:
     config = plain_config(json.loads((made / "config.json").read_text()))
-    assert isinstance(read_extractor(made, config), Extractor)
-    (tmp_path / "preprocessor_config.json").write_text('{"n_fft": 400.5}')
-    assert plain_extractor(tmp_path) is None and plain_extractor(tmp_path / "none") is None
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"n_fft": size}))
+    with pytest.raises(ModelError, match="no usable features: n_fft is"):
+        read_extractor(tmp_path, config)
 
 
 @pytest.mark.native

@@ -15,7 +15,6 @@ from forescribe.speculative.drafters.script import (
     LOST_AFTER,
     Breaks,
     ScriptDrafter,
-    padded,
 )
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel, decode
@@ -35,9 +34,9 @@ def rows_of(*answers: list[int], prompt: int = 1) -> Rows:
 
 
 def drafter_of(*scripts: list[int], **options: int) -> ScriptDrafter:
-    drafter = ScriptDrafter(lambda requests: padded(scripts), special_from=SPECIAL, **options)
+    drafter = ScriptDrafter(special_from=SPECIAL, **options)
     drafter.allocate(len(scripts), 60, torch.device("cpu"))
-    work = [Request((SPECIAL,)) for _ in scripts]
+    work = [Request((SPECIAL,), hint=tuple(script)) for script in scripts]
     drafter.admit(torch.arange(len(scripts)), torch.tensor([[SPECIAL]]), work, None)
     return drafter
 
