@@ -240,7 +240,7 @@ class BlockDrafter(_BlockDrafter):
         reads = torch.arange(reach, device=tokens.device) < (start + head.block)[:, None]
         mask = additive(reads[:, None], head.output.norm.dtype).expand(-1, -1, head.block, -1)
         embedded = self._layers().embed(tokens).to(mask.dtype)
-        states = head.body(embedded, embedded, slots, mask, cache.decode(slots, reach))
+        states = head.body(embedded, embedded, Run(slots, mask, cache.decode(slots, reach)))
         return self._drafted(rows, states[:, 1:], min(gamma, head.block - 1))
 
     def _write(self, taps: Tensor, slots: Tensor, cache: Any) -> None:

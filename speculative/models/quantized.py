@@ -52,9 +52,8 @@ def quantize_whisper(model: Any) -> None:
     """Rounds the decoder of a Whisper and its head to int8, in place. The encoder and the projections of its
     states to keys and values keep their format: they run once for a window."""
     for layer in model.model.decoder.layers:
-        cross = (layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)
-        _quantize(layer, keep=cross)
-    _quantize(model, only=(model.proj_out,))
+        _quantize(layer, keep=(layer.encoder_attn.k_proj, layer.encoder_attn.v_proj))
+    model.proj_out = Int8Linear.of(model.proj_out)
 
 
 def quantize_causal(model: Any) -> None:
@@ -237,20 +236,10 @@ def as_floats(folder: Path, out: Path, lent: Path | None = None) -> Path:
     return out
 
 
-def _quantize(
-    root: torch.nn.Module,
-    *,
-    keep: tuple[torch.nn.Module, ...] = (),
-    only: tuple[torch.nn.Module, ...] = (),
-) -> None:
+def _quantize(root: torch.nn.Module, *, keep: tuple[torch.nn.Module, ...] = ()) -> None:
     for parent in list(root.modules()):
         for name, child in parent.named_children():
-            wanted = not only or any(child is each for each in only)
-            if (
-                type(child) is torch.nn.Linear
-                and wanted
-                and not any(child is each for each in keep)
-            ):
+            if type(child) is torch.nn.Linear and not any(child is each for each in keep):
                 setattr(parent, name, Int8Linear.of(child))
 
 

@@ -10,8 +10,8 @@ checked before.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Sequence
-from ctypes import addressof
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import Structure, addressof
 from typing import Any
 
 import torch
@@ -47,7 +47,6 @@ from .packing import (
     Packer,
     causal_layers,
     causal_record,
-    listed_key,
     packed_once,
     whisper_layers,
     whisper_record,
@@ -66,17 +65,32 @@ class NativeDecoder(SlotModel, ABC):
     library: Library
     cache: SelfCache | None = None
     _record: Whisper | Causal
+    _columns: int  # of the logits
+    _heads: int  # of the caches, of `_size` numbers
+    _size: int
     _beside: object = None  # what else the record leads to while there is a cache
 
-    def _take(
-        self, packed: Packed[Any, Any], *, columns: int, heads: int, size: int, stored: torch.dtype
+    def _pack(
+        self,
+        model: Any,
+        stored: torch.dtype,
+        parameters: Callable[[], Iterable[Tensor]],
+        records: Callable[[Packer], tuple[Whisper | Causal, Sequence[Structure]]],
     ) -> None:
-        """Takes packed weights. `columns` are those of the logits; caches have `heads` of `size` numbers."""
-        self._packed, self._record = packed, packed.copy()
+        """Takes the records of a model and its layers, which `records` packs from the `parameters` unless an
+        adapter of the same storage and head has done so."""
+        self.library, self.stored, self._workspace = load(), stored, Workspace()
+        listed = None if self.listed is None else tuple(self.listed.tolist())
+        form = (self.library.instruction_set, stored, self.vocab_size, listed)
+
+        def made() -> Packed:
+            packer = Packer(self.library, STORED[stored])
+            return Packed(packer, *records(packer))
+
+        self._packed = packed = packed_once(model, form, parameters, made)
+        self._record = type(packed.record).from_buffer_copy(packed.record)
         self._layers = (type(packed.layers[0]) * len(packed.layers))(*packed.layers)
         self._record.layer = addressof(self._layers)
-        self._workspace = Workspace()
-        self._columns, self._heads, self._size, self.stored = columns, heads, size, stored
 
     def allocate(self, batch: int, slots: int) -> None:
         layers = self._layers
@@ -225,25 +239,21 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
         reason = unsupported(model)
         if reason is not None:
             raise LoadError(reason)
-        self.library = load()
         self.output = head_of(model.proj_out, self.listed)
         stored = stored if stored in STORED else torch.float32  # float16 is read as that
 
-        def packed() -> Packed[Whisper, WhisperLayer]:
-            weights = WhisperWeights.of(model, self.listed)
-            packer = Packer(self.library, STORED[stored])
-            return Packed(packer, whisper_record(packer, weights), whisper_layers(packer, weights))
+        def parameters() -> Iterable[Tensor]:
+            return (*model.model.decoder.parameters(), *model.proj_out.parameters())
 
-        made = packed_once(
-            model,
-            (self.library.instruction_set, stored, listed_key(self.listed)),
-            lambda: (*model.model.decoder.parameters(), *model.proj_out.parameters()),
-            packed,
-        )
-        heads, size = made.record.heads, made.record.width // made.record.heads
-        self._take(made, columns=made.record.outputs, heads=heads, size=size, stored=stored)
-        self._record.sources = self.sources
-        self._record.cache_storage = self._record.cross_storage = STORED[stored]
+        def records(packer: Packer) -> tuple[Whisper, list[WhisperLayer]]:
+            weights = WhisperWeights.of(model, self.listed)
+            return whisper_record(packer, weights), whisper_layers(packer, weights)
+
+        self._pack(model, stored, parameters, records)
+        record = self._record
+        self._columns, self._heads = record.outputs, record.heads
+        self._size, record.sources = record.width // record.heads, self.sources
+        record.cache_storage = record.cross_storage = STORED[stored]
 
     def allocate(self, batch: int, slots: int) -> None:
         size = self.library.cross_bytes(self.sources, self._size, self._record.cross_storage)
@@ -293,28 +303,22 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
 class NativeCausalDecoder(NativeDecoder, CausalModel):
     """A Llama-like causal LM on a CPU; arguments and errors as `CausalModel`."""
 
+    _record: Causal
+
     def prepare(self, stored: torch.dtype) -> None:
         reason = native_causal_gap(self.model)
         if reason is not None:
             raise LoadError(f"{self.config.model_type} cannot run natively: {reason}")
-        self.library = load()
         self.weights = weights = CausalWeights.of(self.model, self.listed)
         self.rounded = stored
         columns = self.vocab_size if self.listed is None else len(self.listed)
 
-        def packed() -> Packed[Causal, CausalLayer]:
-            packer = Packer(self.library, STORED[stored])
-            record = causal_record(packer, weights, columns)
-            return Packed(packer, record, causal_layers(packer, weights))
+        def records(packer: Packer) -> tuple[Causal, list[CausalLayer]]:
+            return causal_record(packer, weights, columns), causal_layers(packer, weights)
 
-        made = packed_once(
-            self.model,
-            (self.library.instruction_set, stored, columns, listed_key(self.listed)),
-            self.model.parameters,
-            packed,
-        )
-        heads, size = made.record.key_heads, made.record.head
-        self._take(made, columns=columns, heads=heads, size=size, stored=stored)
+        self._pack(self.model, stored, self.model.parameters, records)
+        record = self._record
+        self._columns, self._heads, self._size = columns, record.key_heads, record.head
 
     def _configure(self, widths: dict[str, int]) -> None:
         super()._configure(widths)

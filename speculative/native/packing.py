@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from ctypes import Structure, addressof
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,12 +32,9 @@ from .library import Library, Stored, checked
 
 PANEL = 16
 
-Record = TypeVar("Record", bound=Structure)
-Layer = TypeVar("Layer", bound=Structure)
-
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-_packed: WeakKeyDictionary[Any, tuple[object, Packed[Any, Any]]] = WeakKeyDictionary()
+_packed: WeakKeyDictionary[Any, tuple[object, Packed]] = WeakKeyDictionary()
 """The last form of each model, with what it was made of."""
 
 
@@ -45,8 +42,8 @@ def packed_once(
     model: Any,
     form: Hashable,
     parameters: Callable[[], Iterable[Tensor]],
-    make: Callable[[], Packed[Record, Layer]],
-) -> Packed[Record, Layer]:
+    make: Callable[[], Packed],
+) -> Packed:
     """What `make` returned for this form of the model before, if it was the last one and the parameters
     still have the same bits; else what it returns now. The check reads the weights once."""
     known = _packed.get(model)
@@ -63,23 +60,14 @@ def forget(model: Any) -> None:
     _packed.pop(model, None)
 
 
-def listed_key(listed: Tensor | None) -> Hashable:
-    """The tokens of a cut head, as part of a form."""
-    return None if listed is None else tuple(listed.tolist())
-
-
 @dataclass(frozen=True, eq=False)
-class Packed(Generic[Record, Layer]):
+class Packed:
     """The records of a model and of its layers, without caches, and what owns their weights. Adapters copy
     the records, as they have caches of their own."""
 
     packer: Packer
-    record: Record
-    layers: Sequence[Layer]
-
-    def copy(self) -> Record:
-        """A copy of the model's record, without layers."""
-        return type(self.record).from_buffer_copy(self.record)
+    record: library.Whisper | library.Causal
+    layers: Sequence[Structure]
 
 
 class Packer:

@@ -1,14 +1,12 @@
-"""What OpenAI and whisper.cpp publish about their files: checksums, and the heads that follow the audio.
+"""OpenAI's models: what is published about their files, and the tokenizer of their text tokens.
 
-Sources: openai/whisper 20250625 `whisper/__init__.py` (SHA-256 in the addresses of downloads, alignment
-heads); ggml-org/whisper.cpp `models/README.md` (SHA-1).
-
-Whisper's text tokens from what other programs keep of them, and the tokenizer that they make.
+Checksums and the heads that follow the audio: openai/whisper 20250625 `whisper/__init__.py` (SHA-256 in the
+addresses of downloads, alignment heads), ggml-org/whisper.cpp `models/README.md` (SHA-1).
 
 Byte-pair tokens are numbered in the order in which they were merged, so the tokens alone tell the merges:
-whisper.cpp's files and openai-whisper's `.tiktoken` hold no others. Special tokens follow the text
-tokens in one order in all of OpenAI's models, of which only the number of languages differs
-(openai/whisper `whisper/tokenizer.py`). Import is light.
+whisper.cpp's files and openai-whisper's `.tiktoken` hold no others. Special tokens follow the text tokens in
+one order in all of OpenAI's models, of which only the number of languages differs (openai/whisper
+`whisper/tokenizer.py`). Import is light.
 """
 
 from __future__ import annotations

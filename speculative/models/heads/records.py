@@ -54,9 +54,9 @@ class ChainHead:
         x = torch.cat([left, right], -1)
         if self.join is not None:
             x = self.join(x)
-            return self.body(x, x, run.positions, run.mask, run.cache)
+            return self.body(x, x, run)
         residual = right if self.residual_normed else feature
-        return self.body(x, residual, run.positions, run.mask, run.cache)
+        return self.body(x, residual, run)
 
     def next_feature(self, states: Tensor) -> Tensor:
         """What a draft step reads in place of a target's state, from the states before it."""
@@ -163,11 +163,8 @@ class Body(Protocol):
     def shapes(self) -> list[LayerShape]:
         """The keys and values of each layer."""
 
-    def __call__(
-        self, inputs: Tensor, residual: Tensor, positions: Tensor, mask: Tensor, cache: Any
-    ) -> Tensor:
-        """States `[B, N, H]` of `inputs [B, N, I]` at `positions [B, N]`; the first layer adds to
-        `residual [B, N, H]`. `mask [B, 1, N, R]` is additive."""
+    def __call__(self, inputs: Tensor, residual: Tensor, run: Run) -> Tensor:
+        """States `[B, N, H]` of `inputs [B, N, I]`; the first layer adds to `residual [B, N, H]`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,16 +179,15 @@ class LeanBody:
         size = self.form.head_size
         return [LayerShape(self.form.kv_heads, size, size) for _ in self.layers]
 
-    def __call__(
-        self, inputs: Tensor, residual: Tensor, positions: Tensor, mask: Tensor, cache: Any
-    ) -> Tensor:
+    def __call__(self, inputs: Tensor, residual: Tensor, run: Run) -> Tensor:
+        positions, mask = run.positions, run.mask
         angles = self.angles(positions, inputs.dtype)
         x, states = inputs, residual
         for index, layer in enumerate(self.layers):
             if layer.input_norm is not None:
                 x = self._norm(x, layer.input_norm)
             keys, values = self.keys_values(layer, x, angles)
-            keys, values = cache.update(keys, values, index)
+            keys, values = run.cache.update(keys, values, index)
             reads = mask if layer.window is None else window_mask(mask, positions, layer.window)
             x = states = self._layer(layer, x, states, angles, reads, keys, values)
         return states
@@ -287,15 +283,13 @@ class ModuleBody:
     def shapes(self) -> list[LayerShape]:
         return [self.shape]
 
-    def __call__(
-        self, inputs: Tensor, residual: Tensor, positions: Tensor, mask: Tensor, cache: Any
-    ) -> Tensor:
+    def __call__(self, inputs: Tensor, residual: Tensor, run: Run) -> Tensor:
         states: Any = self.layer(
             inputs,
-            attention_mask=mask,
-            position_ids=positions,
-            position_embeddings=self.rotary(inputs, position_ids=positions),
-            past_key_values=cache,
+            attention_mask=run.mask,
+            position_ids=run.positions,
+            position_embeddings=self.rotary(inputs, position_ids=run.positions),
+            past_key_values=run.cache,
         )
         found: Tensor = states[0] if isinstance(states, tuple) else states
         return found

@@ -108,7 +108,7 @@ def block_loss(
     angles = head.body.angles(pack.positions, context.dtype)
     kept = [head.body.keys_values(layer, context, angles) for layer in head.body.layers]
     embedded = embedding(tokens, lesson.table).flatten(1, 2)
-    states = head.body(embedded, embedded, positions.flatten(1), mask, Growing(kept))
+    states = head.body(embedded, embedded, Run(positions.flatten(1), mask, Growing(kept)))
     guessed = states.view(rows, anchors, block, -1)[:, :, 1:]
     wanted = lesson.logits[row, flat].view(rows, anchors, block, -1)[:, :, :-1]
     loss, same = _loss(head.output, guessed[inside], wanted[inside], lesson.table)
