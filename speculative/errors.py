@@ -33,7 +33,13 @@ def load_cause(error: BaseException) -> str:
     """
     if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
         return "it is no pickle, or one that could run code when it is opened"
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return one_line(error)
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text as part of a message of one line: libraries append advice about themselves. The name of
+    its class where it has none."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 class DeviceError(SpeculativeError):

@@ -15,7 +15,7 @@ import torch
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
-from forescribe.speculative.errors import LoadError
+from forescribe.speculative.errors import LoadError, one_line
 from forescribe.speculative.models.causal import positions_of
 from forescribe.speculative.models.checkpoint import (
     CONFIG,
@@ -168,7 +168,7 @@ def load(
     except Exception as error:  # safetensors, pickle and configurations raise various errors
         raise LoadError(
             f"--{role} {name} cannot be loaded as a language model: "
-            f"{(None if source else damaged(folder)) or _line(error)}"
+            f"{(None if source else damaged(folder)) or one_line(error)}"
         ) from error
     tokenizer = _tokenizer(folder, name, role, source)
     return LanguageModel(
@@ -240,7 +240,7 @@ def _tokenizer(
             raise ValueError("it lacks tokenizer.json, or the files that it is made of")
     except Exception as error:
         raise LoadError(
-            f"--{role} {name} has no usable tokenizer: {damaged(folder) or _line(error)}"
+            f"--{role} {name} has no usable tokenizer: {damaged(folder) or one_line(error)}"
         ) from error
     return tokenizer
 
@@ -271,8 +271,3 @@ def _ends(model: Any, tokenizer: Any, name: str) -> frozenset[int]:
                 )
             return ends
     return frozenset()
-
-
-def _line(error: Exception) -> str:
-    """An error's first sentence: libraries append advice about themselves."""
-    return " ".join(str(error).split())[:300] or type(error).__name__

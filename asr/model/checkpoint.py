@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.errors import LoadError
+from forescribe.speculative.errors import LoadError, one_line
 from forescribe.speculative.models.checkpoint import (
     CONFIG,
     GENERATION,
@@ -219,7 +219,7 @@ def _of_modules(folder: Path, role: Role, device: Device, target: Any) -> Any:
     except Exception as error:  # safetensors, pickle and configurations raise various errors
         raise ModelError(
             f"--{role} {origin(folder)} cannot be loaded as a Whisper model: "
-            f"{damaged(folder) or _line(error)}"
+            f"{damaged(folder) or one_line(error)}"
         ) from error
 
 
@@ -301,7 +301,7 @@ def read_tokenizer(folder: Path, config: Any, *, modules: bool = False) -> Any:
             raise ValueError("it lacks tokenizer.json, or vocab.json with merges.txt")
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
         raise ModelError(
-            f"{origin(folder)} has no usable tokenizer: {damaged(folder) or _line(error)}"
+            f"{origin(folder)} has no usable tokenizer: {damaged(folder) or one_line(error)}"
         ) from error
     return tokenizer
 
@@ -323,7 +323,7 @@ def read_extractor(folder: Path, config: Any) -> Extractor:
         extractor = Extractor(**sizes)
     except Exception as error:  # any part of a damaged file
         raise ModelError(
-            f"{origin(folder)} has no usable features: {damaged(folder) or _line(error)}"
+            f"{origin(folder)} has no usable features: {damaged(folder) or one_line(error)}"
         ) from error
     made = (extractor.feature_size, extractor.nb_max_frames)
     read = (config.num_mel_bins, 2 * config.max_source_positions)
@@ -333,10 +333,6 @@ def read_extractor(folder: Path, config: Any) -> Extractor:
             f"{made[1]} frames, its encoder reads {read[0]} of {read[1]}"
         )
     return extractor
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def native_encoders(

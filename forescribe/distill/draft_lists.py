@@ -18,6 +18,7 @@ from typing import Any
 
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.speculative.drafters.draft_tokens import DraftTokens, is_list
+from forescribe.speculative.errors import one_line
 from forescribe.speculative.models.checkpoint import damaged
 
 STDIN = "-"
@@ -121,7 +122,7 @@ class DraftVocabulary:
             if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:
                 raise ValueError("it lacks tokenizer.json, or vocab.json with merges.txt")
         except Exception as error:  # a damaged tokenizer.json raises a bare Exception
-            line = damaged(folder) or " ".join(str(error).split())[:300]
+            line = damaged(folder) or one_line(error)
             raise ModelError(
                 f"{folder} has no usable configuration and tokenizer: {line}"
             ) from error

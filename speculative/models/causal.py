@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..errors import LoadError
+from ..errors import LoadError, one_line
 from .agreement import LENGTH, Closeness, Reading, dependence, difference
 from .checkpoint import inexact, method_of
 from .quantized import is_int8
@@ -137,10 +137,9 @@ class CausalModel(SlotModel):
             raise
         except Exception as error:
             # Its forward does not know masks or positions: many ways to fail.
-            line = " ".join(str(error).split())[:150]
             raise LoadError(
                 f"{name} cannot be given positions and masks row by row, which a batch of ragged texts "
-                f"needs ({type(error).__name__}: {line}); {OTHERS}"
+                f"needs ({type(error).__name__}: {one_line(error)}); {OTHERS}"
             ) from error
         if problem is not None:
             method = method_of(self.config)

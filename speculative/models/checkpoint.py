@@ -28,7 +28,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from ..errors import LoadError
+from ..errors import LoadError, one_line
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -83,7 +83,7 @@ def damaged(folder: Path) -> str | None:
         try:
             json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            return f"{path.name} is damaged: {_line(error)}"
+            return f"{path.name} is damaged: {one_line(error)}"
     for path in (path for path in paths if path.suffix == ".safetensors"):
         from safetensors import safe_open
 
@@ -91,7 +91,7 @@ def damaged(folder: Path) -> str | None:
             with safe_open(path, "pt") as file:
                 file.keys()
         except Exception as error:  # safetensors has an error class for every kind of damage
-            return f"{path.name} is damaged or not complete: {_line(error)}"
+            return f"{path.name} is damaged or not complete: {one_line(error)}"
     return None
 
 
@@ -337,7 +337,3 @@ def _object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:150]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..errors import LoadError
+from ..errors import LoadError, one_line
 from .checkpoint import missing
 
 NO_FILES: Mapping[str, str] = {}
@@ -168,8 +168,9 @@ def would_download(name: str, family: Family) -> Download:
     try:
         info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
     except Exception as error:  # offline, unknown, private: each transport has its own class
-        why = " ".join(str(error).split())[:120] or type(error).__name__
-        raise HubError(f"the hub does not say what {name} would download ({why})") from error
+        raise HubError(
+            f"the hub does not say what {name} would download ({one_line(error)})"
+        ) from error
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     wanted: dict[str, int] = {}
     # As `_download`: the next ones only where no weights have come.

@@ -30,7 +30,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..errors import LoadError
+from ..errors import LoadError, one_line
 from ..types import Prefilled, Scores, Topology
 from .causal import SLIDING, CausalModel
 from .module_cache import SlotCache
@@ -250,9 +250,9 @@ def _shapes(model: Any, name: str) -> list[LayerShape]:
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        line = " ".join(str(error).split())[:150]
         raise LoadError(
-            f"{name} keeps no keys and values that a cache could hold ({type(error).__name__}: {line})"
+            f"{name} keeps no keys and values that a cache could hold ({type(error).__name__}: "
+            f"{one_line(error)})"
         ) from error
     shapes = []
     for layer in cache.layers if isinstance(cache, DynamicCache) else ():

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forescribe.speculative.errors import one_line
+
 from ...errors import CapacityError, ModelError, out_of_memory
 from ..languages import LANGUAGES
 
@@ -161,7 +163,7 @@ def _read(source: Source, read: Callable[[], Content]) -> Content:
             raise CapacityError(f"{weights}: there is not enough memory to convert it") from error
         raise ModelError(
             f"{weights} is damaged, not complete, or no Whisper model of {source.program} "
-            f"({type(error).__name__}: {_line(error)})"
+            f"({type(error).__name__}: {one_line(error)})"
         ) from error
 
 
@@ -176,7 +178,7 @@ def _errors_of_the_cache(source: Source, folder: Path) -> Iterator[None]:
         number = _errno(error)
         if number is None:
             raise ModelError(
-                f"{source.weights} cannot be converted ({type(error).__name__}: {_line(error)})"
+                f"{source.weights} cannot be converted ({type(error).__name__}: {one_line(error)})"
             ) from error
         full = number in (errno.ENOSPC, errno.EDQUOT)
         raise ModelError(
@@ -251,10 +253,6 @@ def _put(new: Path, place: Path, aside: Path) -> None:
     except OSError:
         if not complete(place):  # no other process was faster
             raise
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:150]
 
 
 class MappedFile:

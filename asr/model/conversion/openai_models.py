@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forescribe.speculative.errors import one_line
 from forescribe.speculative.models.hub import CONNECT_S
 
 from ...errors import ModelError
@@ -228,10 +229,9 @@ def base_vocabulary(weights: Path, size: int, *, network: bool) -> tuple[Vocabul
         try:
             found = _vocabulary_in(path)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            reason = " ".join(str(error).split())[:150]
             raise ModelError(
                 f"its tokens are read from {path}, which is damaged or no tokenizer of Whisper's "
-                f"({type(error).__name__}: {reason})"
+                f"({type(error).__name__}: {one_line(error)})"
             ) from error
         check_text_tokens(size, len(found.ids), str(path))
         return found, path

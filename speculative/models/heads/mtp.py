@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import LoadError
+from ...errors import LoadError, one_line
 from ..slot_model import LayerShape
 from ..weights import Linear
 from .records import LAST, ChainHead, LeanBody, ModuleBody, Output, Taps, TargetShape
@@ -93,9 +93,8 @@ def mtp_module_head(target: Any, names: Collection[str], name: str) -> ChainHead
     except (torch.OutOfMemoryError, MemoryError, LoadError):
         raise
     except Exception as error:  # a family that transformers has no MTP form of fails in many ways
-        line = " ".join(str(error).split())[:200]
         raise LoadError(
-            f"{name}: its MTP layer cannot be loaded ({type(error).__name__}: {line})"
+            f"{name}: its MTP layer cannot be loaded ({type(error).__name__}: {one_line(error)})"
         ) from error
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import LoadError, load_cause
+from ...errors import LoadError, load_cause, one_line
 from ..checkpoint import CONFIG, WEIGHTS
 from ..coverage import FIXED_ROTATIONS
 from ..weights import Linear
@@ -115,7 +115,7 @@ def layer_config(raw: Mapping[str, Any], name: str) -> Any:
         heads, kv = int(config.num_attention_heads), int(config.num_key_value_heads)
         size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     except Exception as error:  # configurations check their fields in many ways
-        raise LoadError(f"{name}: its configuration is not valid: {_line(error)}") from error
+        raise LoadError(f"{name}: its configuration is not valid: {one_line(error)}") from error
     if (
         not (0 < kv <= heads < LARGEST_SIZE)
         or heads % kv
@@ -270,7 +270,7 @@ def tensor_names(folder: Path) -> set[str]:
         with safe_open(folder / SAFETENSORS, "pt") as file:
             return set(file.keys())
     except Exception as error:  # safetensors has an error class for every kind of damage
-        raise LoadError(f"{folder / SAFETENSORS} is damaged: {_line(error)}") from error
+        raise LoadError(f"{folder / SAFETENSORS} is damaged: {one_line(error)}") from error
 
 
 def _ids(tensors: PublishedTensors, size: int, vocab: int) -> Tensor:
@@ -297,10 +297,6 @@ def _ids(tensors: PublishedTensors, size: int, vocab: int) -> Tensor:
     return ids
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
 def _json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_JSON:
@@ -309,7 +305,7 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, LoadError):
             raise
-        raise LoadError(f"{path} cannot be read: {_line(error)}") from error
+        raise LoadError(f"{path} cannot be read: {one_line(error)}") from error
     if not isinstance(found, dict):
         raise LoadError(f"{path} is no JSON object")
     return found
@@ -339,7 +335,7 @@ def _safetensors(path: Path, prefix: str) -> dict[str, Tensor]:
         with safe_open(path, "pt") as file:
             return {n: file.get_tensor(n) for n in file.keys() if n.startswith(prefix)}
     except Exception as error:  # safetensors has an error class for every kind of damage
-        raise LoadError(f"{path} is damaged or not complete: {_line(error)}") from error
+        raise LoadError(f"{path} is damaged or not complete: {one_line(error)}") from error
 
 
 def _pickled(path: Path, prefix: str) -> dict[str, Tensor]:
