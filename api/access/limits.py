@@ -29,7 +29,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -59,6 +59,8 @@ never dropped for another."""
 
 LIMITED = frozenset({"audio", "endpoints", "text", "jobs"})
 """Tags of the routes that count against limits, if they are posted to."""
+
+WINDOWS_S = {"minute": 60.0, "hour": 3600.0}
 
 NAMES = ("requests", "audio-seconds", "tokens")
 """The kinds of limits, as the headers call them."""
@@ -457,10 +459,7 @@ class _KeyLimits:
 
     @classmethod
     def of(cls, rights: Rights) -> _KeyLimits:
-        requests = ((rights.requests_per_minute, 60.0), (rights.requests_per_hour, 3600.0))
-        audio = ((rights.audio_s_per_minute, 60.0), (rights.audio_s_per_hour, 3600.0))
-        tokens = ((rights.tokens_per_minute, 60.0), (rights.tokens_per_hour, 3600.0))
-        return cls(_rate_limits(requests), _rate_limits(audio), _rate_limits(tokens))
+        return cls(*(_rate_limits(rights, unit) for unit in ("requests", "audio_s", "tokens")))
 
     def continuing(self, before: _KeyLimits | None) -> _KeyLimits:
         """These limits, with what was used of those before."""
@@ -474,7 +473,8 @@ class _KeyLimits:
         return self
 
 
-def _rate_limits(given: Sequence[tuple[float | None, float]]) -> tuple[RateLimit, ...]:
+def _rate_limits(rights: Rights, unit: str) -> tuple[RateLimit, ...]:
+    given = ((getattr(rights, f"{unit}_per_{name}"), s) for name, s in WINDOWS_S.items())
     return tuple(RateLimit(limit, window_s) for limit, window_s in given if limit is not None)
 
 

@@ -58,8 +58,8 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 def install(app: FastAPI) -> None:
     """Install the handlers for all exceptions but those of the database."""
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(ForescribeError, _package_error)
+    app.add_exception_handler(ApiError, _known_error)
+    app.add_exception_handler(ForescribeError, _known_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _gone)
@@ -150,14 +150,9 @@ def _answer(request: Request, error: ApiError) -> Response:
     return refusal(request.url.path, error)
 
 
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return _answer(request, error)
-
-
-async def _package_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ForescribeError)
-    return _answer(request, ApiError.of(error))
+async def _known_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError | ForescribeError)
+    return _answer(request, error if isinstance(error, ApiError) else ApiError.of(error))
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

@@ -52,7 +52,7 @@ class Forward:
     """ASGI middleware of a worker. `jobs`: whether there are job routes."""
 
     def __init__(self, app: ASGIApp, worker: WorkerAddress, jobs: bool) -> None:
-        self.app, self.worker, self.jobs = app, worker, jobs
+        self.app, self.jobs = app, jobs
         self.index, self.count = worker.index, worker.count
         self._clients = {
             i: httpx.AsyncClient(

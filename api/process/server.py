@@ -64,10 +64,12 @@ def serve(
     configure_logs()
     serving = FrontEnd.of(settings) if settings.front_end else Serving.of(settings)
     first = worker is None or worker.index == 0
-    process = OneProcess(settings, serving)
-    jobs = process.jobs() if first else None
+    jobs = _jobs(settings, serving) if first else None
     usage = None if first else _usage(settings)
-    app = create_app(settings, serving, jobs, usage=usage, failed=process.fail)
+    app = create_app(
+        settings, serving, jobs, usage=usage, failed=lambda failure: server.fail(failure)
+    )
+    server = Server(_config(settings, app), serving)
     if worker is not None:
         from .forward import Forward
 
@@ -76,7 +78,7 @@ def serve(
     if worker is not None and settings.source is not None:
         reloader.reload()  # this process may be younger than the last reload
     reloader.install()
-    process.run(app, sockets)
+    _run(server, sockets)
     reloader.stop()
 
 
@@ -87,13 +89,13 @@ def run_worker(
     UsageError if the jobs' store cannot be used."""
     configure_logs()
     serving = Serving.of(settings)
-    process = OneProcess(settings, serving)
-    jobs = process.jobs()
+    jobs = _jobs(settings, serving)
     assert jobs is not None, "checked by `worker_settings`"
-    app = create_worker_app(settings, serving, jobs, failed=process.fail)
+    app = create_worker_app(settings, serving, jobs, failed=lambda failure: server.fail(failure))
+    server = Server(_config(settings, app), serving)
     if idle_s is not None:
-        EndWhenIdle(serving, lambda: jobs.store.jobs.backlog()[0], process.finish, idle_s).start()
-    process.run(app, [] if listening is None else [listening])
+        EndWhenIdle(serving, lambda: jobs.store.jobs.backlog()[0], server.finish, idle_s).start()
+    _run(server, [] if listening is None else [listening])
 
 
 def worker_settings(settings: Settings) -> Settings:
@@ -119,58 +121,6 @@ def configure_logs() -> None:
     """JSON lines on stderr."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses
-
-
-class OneProcess:
-    """This process: an application under uvicorn, until a signal or a failure ends it."""
-
-    def __init__(self, settings: Settings, serving: Serving) -> None:
-        self.settings, self.serving = settings, serving
-        self._server: Server | None = None
-
-    def jobs(self) -> Jobs | None:
-        """The durable jobs, unless they are disabled. Ends the process if their store is away; raises
-        UsageError if it cannot be used."""
-        if not self.settings.jobs:
-            return None
-        try:
-            from ..jobs.service import Jobs
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"jobs need {error.name}: {how_to_install('serve')}, or set jobs = false"
-            ) from error
-        try:
-            return Jobs.open(self.settings, self.serving)
-        except CapacityError as error:  # the database may come back, the disk may be cleared
-            _end(Failure.of("the jobs' store", error))
-
-    def fail(self, failure: Failure) -> None:
-        """Shut down, and exit with the failure's status. May be called from any thread."""
-        assert self._server is not None
-        self._server.fail(failure)
-
-    def finish(self) -> None:
-        """Drain and end with status 0. May be called from any thread."""
-        assert self._server is not None
-        self._server.finish()
-
-    def run(self, app: FastAPI, sockets: list[socket.socket] | None) -> None:
-        """Serve on bound sockets or the address of the settings; on nothing, if there are no sockets."""
-        settings = self.settings
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            access_log=False,  # it logs paths and addresses
-            log_config=None,
-            http=HttpProtocol,
-            server_header=False,
-            timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
-        )
-        self._server = Server(config, self.serving)
-        self._server.run(sockets)
-        if self._server.failure is not None:
-            _end(self._server.failure)
 
 
 def die(sig: int) -> None:
@@ -269,6 +219,44 @@ class EndWhenIdle:
             return self.open_jobs() > 0
         except DBAPIError:
             return True
+
+
+def _config(settings: Settings, app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        access_log=False,  # it logs paths and addresses
+        log_config=None,
+        http=HttpProtocol,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
+    )
+
+
+def _run(server: Server, sockets: list[socket.socket] | None) -> None:
+    """Serve on bound sockets or the address of the settings, until a signal or a failure ends it; on nothing,
+    if there are no sockets."""
+    server.run(sockets)
+    if server.failure is not None:
+        _end(server.failure)
+
+
+def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
+    """The durable jobs, unless they are disabled. Ends the process if their store is away; raises UsageError
+    if it cannot be used."""
+    if not settings.jobs:
+        return None
+    try:
+        from ..jobs.service import Jobs
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"jobs need {error.name}: {how_to_install('serve')}, or set jobs = false"
+        ) from error
+    try:
+        return Jobs.open(settings, serving)
+    except CapacityError as error:  # the database may come back, the disk may be cleared
+        _end(Failure.of("the jobs' store", error))
 
 
 def _end(failure: Failure) -> NoReturn:

@@ -42,7 +42,6 @@ class AdmittedUpload:
 
     upload: Upload
     reservation: Reservation
-    settings: Settings
     serving: Serving
     caller: str
 
@@ -86,7 +85,7 @@ async def admitted(
             serving.tracing.record("receive", began_ns, time.time_ns())
             reservation.start()
             serving.metrics.took("upload", time.perf_counter() - began)
-            yield AdmittedUpload(upload, reservation, settings, serving, client.owner)
+            yield AdmittedUpload(upload, reservation, serving, client.owner)
     except BaseException:
         reservation.release()
         raise

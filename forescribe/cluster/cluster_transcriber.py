@@ -61,7 +61,8 @@ def cluster_decoder(options: TranscribeOptions, batch: Batch, console: Console) 
     assert options.cluster is not None
     check_address(options.cluster)
     require_ray()
-    order = order_of(options, [source for source in batch.todo if source.error is None])
+    recordings = [source for source in batch.todo if source.error is None]
+    order = order_of(options, recordings)
     results = RunResults.of(batch.outputs, batch.settings, whole=options.report is not None)
     made: list[ClusterTranscriber] = []
 
@@ -77,7 +78,7 @@ def cluster_decoder(options: TranscribeOptions, batch: Batch, console: Console) 
             ClusterTranscriber(
                 fleet,
                 order,
-                [source for source in batch.todo if source.error is None],
+                recordings,
                 results=results,
                 notice=console.notice,
                 status=console.status,
