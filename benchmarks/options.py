@@ -40,7 +40,12 @@ STDOUT = "-"
 
 INSTALL = "run `scripts/setup bench` in forescribe's folder"
 
-PACKAGES = {"jiwer": "jiwer", "faster_whisper": "faster-whisper", "ctranslate2": "ctranslate2"}
+PACKAGES = {
+    "jiwer": "jiwer",
+    "faster_whisper": "faster-whisper",
+    "ctranslate2": "ctranslate2",
+    "pywhispercpp": "pywhispercpp",
+}
 """Those of the group `bench`, by module."""
 
 

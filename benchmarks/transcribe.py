@@ -1,4 +1,4 @@
-"""Compares this engine, transformers and faster-whisper on the same weights and windows, in one run.
+"""Compares this engine, transformers, faster-whisper and whisper.cpp on the same weights and windows.
 
     python -m benchmarks.transcribe samples/*.flac --model tiny.en --json out.json
 
@@ -36,11 +36,13 @@ from benchmarks.rows import (
     compare,
     normalise,
 )
-from benchmarks.systems import faster
+from benchmarks.systems import faster, whisper_cpp
 from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
+    CPP,
+    CPP_FLASH,
     FLOAT32,
     GENERATE,
     LANGUAGE,
@@ -66,7 +68,12 @@ PROGRAM = "benchmarks.transcribe"
 TRANSFORMERS_DRAFTS = 20
 """The default of `generate`: drafted tokens per round, as long as its confidence lasts."""
 
-FASTER = (SEQUENTIAL, BATCHED)
+FASTER, WHISPER_CPP = (SEQUENTIAL, BATCHED), (CPP, CPP_FLASH)
+CONVERTED: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    FASTER: ("faster_whisper", "ctranslate2"),
+    WHISPER_CPP: ("pywhispercpp",),
+}
+"""Systems that read formats of their own, with the packages that they need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +107,8 @@ class TranscribeOptions(RecordingOptions):
         DIAGNOSTICS,
         "--only SYSTEM",
         "System to compare with; may be given several times. One of forescribe, transformers, transformers "
-        "assisted, 'transformers assisted, its defaults', faster-whisper, faster-whisper batched.",
+        "assisted, 'transformers assisted, its defaults', faster-whisper, faster-whisper batched, "
+        "whisper.cpp, 'whisper.cpp, flash attention'.",
         shown="all",
     )
     dtype: str = opt(
@@ -167,10 +175,11 @@ class TranscribeOptions(RecordingOptions):
         if unknown:
             known = ", ".join(f"'{name}'" for name in NAMES)
             raise UsageError(f"--only '{unknown[0]}' is no system; known: {known}")
-        package = missing("faster_whisper", "ctranslate2")
-        unavailable = [name for name in self.only if name in FASTER]
-        if package is not None and unavailable:
-            raise UsageError(f"--only '{unavailable[0]}' needs {package}: {INSTALL}")
+        for names, packages in CONVERTED.items():
+            package = missing(*packages)
+            unavailable = [name for name in self.only if name in names]
+            if package is not None and unavailable:
+                raise UsageError(f"--only '{unavailable[0]}' needs {package}: {INSTALL}")
         return tuple(self.only)
 
     def described(self) -> dict[str, object]:
@@ -188,7 +197,7 @@ class TranscribeOptions(RecordingOptions):
 
 @takes(TranscribeOptions)
 def transcribe(**values: Any) -> None:
-    """Compare transcription with transformers and faster-whisper on the same weights and windows.
+    """Compare with transformers, faster-whisper and whisper.cpp on the same weights and windows.
 
     On CPUs, in English, with greedy decoding; every run is a separate process. Next to each speed
     stand the tokens that equal this engine's plain decoding, and the word error rate. The exit code
@@ -328,28 +337,40 @@ def run(
 ) -> list[Row]:
     windows = scratch / "windows.npz"
     material.save(windows)
-    converted, trouble = converted_for(options, target, scratch)
-    if trouble is not None:
-        say(f"faster-whisper cannot take part: {trouble}")
+    converted, troubles = converted_for(options, target, scratch)
+    for system, trouble in troubles.items():
+        say(f"{system} cannot take part: {trouble}")
     jobs = plan(options, target, draft, converted)
     all_series = measure(jobs, child(windows), options.repeats, say)
-    return [_clean(row, scratch, trouble) for row in rows_of(all_series, material)]
+    return [_clean(row, scratch, troubles.get(row.system)) for row in rows_of(all_series, material)]
 
 
 def converted_for(
     options: TranscribeOptions, target: Path, scratch: Path
-) -> tuple[dict[str, str], str | None]:
-    """Return CTranslate2's folders by dtype, and the reason if there are none; neither if not needed."""
-    if not set(FASTER) & set(options.systems):
-        return {}, None
-    package = missing("faster_whisper", "ctranslate2")
-    if package is not None:
-        return {}, f"{package} is not installed: {INSTALL}"
-    return faster.convert(target, scratch, (FLOAT32, "int8"))
+) -> tuple[dict[tuple[str, str], str], dict[str, str]]:
+    """Return the converted weights by system and dtype, and by system the reason if there are none; neither
+    of systems that take no part."""
+    found, troubles = {}, {}
+    for names, packages in CONVERTED.items():
+        if not set(names) & set(options.systems):
+            continue
+        package = missing(*packages)
+        if package is not None:
+            made, trouble = {}, f"{package} is not installed: {INSTALL}"
+        elif names is FASTER:
+            made, trouble = faster.convert(target, scratch, (FLOAT32, "int8"))
+        else:
+            made, trouble = whisper_cpp.convert(target, scratch)
+        found |= {(name, dtype): path for name in names for dtype, path in made.items()}
+        troubles |= dict.fromkeys(names, trouble) if trouble is not None else {}
+    return found, troubles
 
 
 def plan(
-    options: TranscribeOptions, target: Path, draft: Path | None, converted: Mapping[str, str]
+    options: TranscribeOptions,
+    target: Path,
+    draft: Path | None,
+    converted: Mapping[tuple[str, str], str],
 ) -> list[Job]:
     """Return all jobs, the reference first: this engine with gamma 0, one window at a time."""
 
@@ -363,7 +384,7 @@ def plan(
     ) -> Job:
         model, own = str(target), None if draft is None else str(draft)
         count = threads or options.cores
-        folder = converted.get(dtype)
+        folder = converted.get((system, dtype))
         engine = "modules" if system == MODULES else options.engine
         return Job(system, batch, gamma, dtype, model, own, count, folder, engine, draft_dtype)
 
@@ -389,6 +410,8 @@ def plan(
         for dtype in (FLOAT32, "int8"):
             jobs += [job(SEQUENTIAL, 1, None, dtype, threads)]
             jobs += [job(BATCHED, batch, None, dtype, threads) for batch in options.peer_batches]
+        for dtype in whisper_cpp.KINDS:
+            jobs += [job(system, 1, None, dtype, threads) for system in WHISPER_CPP]
     systems = {OURS, MODULES, *options.systems}
     return [each for each in dict.fromkeys(jobs) if each.system in systems]
 
@@ -450,7 +473,7 @@ def _clean(row: Row, scratch: Path, trouble: str | None) -> Row:
     if row.error is None:
         return row
     text = row.error
-    if trouble is not None and row.system in FASTER:
+    if trouble is not None:
         text = f"{text} ({trouble})"
     for path in (str(scratch), str(provenance.ROOT), str(Path.home())):
         text = text.replace(path, "...")

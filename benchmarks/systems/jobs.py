@@ -125,7 +125,9 @@ ASSISTED = "transformers assisted"
 ASSISTED_DEFAULTS = "transformers assisted, its defaults"
 SEQUENTIAL = "faster-whisper"
 BATCHED = "faster-whisper batched"
-NAMES = (OURS, GENERATE, ASSISTED, ASSISTED_DEFAULTS, SEQUENTIAL, BATCHED)
+CPP = "whisper.cpp"
+CPP_FLASH = "whisper.cpp, flash attention"
+NAMES = (OURS, GENERATE, ASSISTED, ASSISTED_DEFAULTS, SEQUENTIAL, BATCHED, CPP, CPP_FLASH)
 
 Gamma = int | Literal["auto"] | None
 """Drafted tokens per round; auto lets the engine choose, None means that the system does not draft."""
@@ -156,7 +158,8 @@ TASK: Task = "transcribe"
 class Job:
     """A row of the table: a system and its settings. Models are folders, so that all weights are equal.
 
-    `converted` is CTranslate2's folder of the same target in `dtype`; other systems ignore it.
+    `converted` is the same target in `dtype` as a folder of CTranslate2 or a file of whisper.cpp; other
+    systems ignore it.
     """
 
     system: str

@@ -26,6 +26,8 @@ from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
+    CPP,
+    CPP_FLASH,
     GENERATE,
     MODULES,
     NAMES,
@@ -55,6 +57,10 @@ def build(job: Job) -> System:
         from benchmarks.systems.faster import FasterWhisper
 
         return FasterWhisper(job)
+    if job.system in (CPP, CPP_FLASH):
+        from benchmarks.systems.whisper_cpp import WhisperCpp
+
+        return WhisperCpp(job, flash=job.system == CPP_FLASH)
     raise ValueError(f"unknown system {job.system!r}; known: {', '.join(NAMES)}")
 
 

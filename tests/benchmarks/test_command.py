@@ -14,7 +14,7 @@ import soundfile
 from benchmarks import provenance
 from benchmarks.options import INSTALL
 from benchmarks.systems import runs
-from benchmarks.systems.jobs import NAMES, OURS, SEQUENTIAL, Job
+from benchmarks.systems.jobs import CPP, NAMES, OURS, SEQUENTIAL, Job
 from forescribe.asr.errors import AudioError, UsageError
 from tests.benchmarks.command import bench
 from tests.test_architecture import HEAVY, ROOT
@@ -63,7 +63,7 @@ def test_help_names_every_system() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ([MEMO, "--only", "whisper.cpp"], UsageError, "--only 'whisper.cpp' is no system; known"),
+        ([MEMO, "--only", "vosk"], UsageError, "--only 'vosk' is no system; known"),
         ([MEMO, "--batch", "1 4"], UsageError, "--batch 1 4: '1 4' is no number"),
         (
             [MEMO, "--dtype", "float32,int4"],
@@ -105,6 +105,7 @@ def test_a_users_mistake_is_one_line_before_anything_is_measured(
         ("jiwer", [MEMO], f"benchmarks.transcribe needs jiwer: {INSTALL}"),
         ("faster_whisper", [MEMO, "--only", SEQUENTIAL],
          f"--only 'faster-whisper' needs faster-whisper: {INSTALL}"),
+        ("pywhispercpp", [MEMO, "--only", CPP], f"--only 'whisper.cpp' needs pywhispercpp: {INSTALL}"),
     ],
 )  # fmt: skip
 def test_a_package_that_is_missing_is_named(monkeypatch, module, arguments, said) -> None:

@@ -20,12 +20,14 @@ pytest.importorskip("jiwer", reason="word error rates need jiwer (group bench)")
 
 from benchmarks import drafts, speech_tables, transcribe
 from benchmarks.rows import Equality, Row, compare, error_rate, layout, normalise
-from benchmarks.systems import faster, runs
+from benchmarks.systems import faster, runs, whisper_cpp
 from benchmarks.systems import jobs as audio
 from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
+    CPP,
+    CPP_FLASH,
     GENERATE,
     MODULES,
     OURS,
@@ -35,9 +37,12 @@ from benchmarks.systems.jobs import (
     Written,
 )
 from benchmarks.systems.runs import Outcome, Series
+from benchmarks.systems.whisper_cpp import WhisperCpp
 from benchmarks.transcribe import References, TranscribeOptions, make_row
+from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import UsageError
 from forescribe.asr.segment.windows import Window
+from forescribe.speculative.models.quantized import as_floats
 from forescribe.speculative.stats import Stats
 from tests.asr.model import folders
 from tests.benchmarks.command import bench
@@ -154,8 +159,9 @@ def test_a_system_that_cannot_load_has_a_row_that_says_why(pair, memo, tmp_path,
     monkeypatch.setattr(transcribe, "missing", lambda *_: None)
     monkeypatch.setattr(faster, "convert", lambda *_: ({}, "ValueError: no such architecture"))
     options = options_of(memo, only=[SEQUENTIAL])
-    converted, trouble = transcribe.converted_for(options, Path(pair[0]), tmp_path)
-    assert (converted, trouble) == ({}, "ValueError: no such architecture")
+    converted, troubles = transcribe.converted_for(options, Path(pair[0]), tmp_path)
+    trouble = "ValueError: no such architecture"
+    assert not converted and troubles[SEQUENTIAL] == trouble
     job = transcribe.plan(options, Path(pair[0]), None, converted)[-1]
     outcome = runs.perform(job, [])
     assert job.system == SEQUENTIAL and outcome.written is None
@@ -166,13 +172,37 @@ def test_a_system_that_cannot_load_has_a_row_that_says_why(pair, memo, tmp_path,
     assert "failed" in speech_tables.results([row])
 
 
-def test_without_faster_whisper_its_rows_say_what_to_install(pair, memo, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "faster_whisper", None)
-    options = options_of(memo)
-    trouble = "faster-whisper is not installed: run `scripts/setup bench` in forescribe's folder"
-    assert transcribe.converted_for(options, Path(pair[0]), tmp_path) == ({}, trouble)
+@pytest.mark.parametrize(
+    ("module", "package", "systems"),
+    [
+        ("faster_whisper", "faster-whisper", (SEQUENTIAL, BATCHED)),
+        ("pywhispercpp", "pywhispercpp", (CPP, CPP_FLASH)),
+    ],
+)
+def test_without_a_package_its_rows_say_what_to_install(
+    pair, memo, tmp_path, monkeypatch, module, package, systems
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    trouble = f"{package} is not installed: run `scripts/setup bench` in forescribe's folder"
+    found = transcribe.converted_for(options_of(memo, only=None), Path(pair[0]), tmp_path)
+    assert {name: found[1][name] for name in systems} == dict.fromkeys(systems, trouble)
+    assert not any(name in systems for name, _ in found[0])
     without = options_of(memo, only=list(PEERS))
-    assert transcribe.converted_for(without, Path(pair[0]), tmp_path) == ({}, None)
+    assert transcribe.converted_for(without, Path(pair[0]), tmp_path) == ({}, {})
+
+
+def test_whisper_cpp_writes_what_it_hears_of_weights_in_its_format(tmp_path):
+    """The bundled target in float16 and in 8 bits; its own features and rules."""
+    pytest.importorskip("pywhispercpp", reason="whisper.cpp is not installed")
+    model = as_floats(SAMPLE.parents[1] / "bundled" / "tiny.en", tmp_path / "floats")
+    files, trouble = whisper_cpp.convert(model, tmp_path)
+    assert trouble is None and set(files) == {"float16", "int8"}
+    samples = read_audio(SAMPLE)[: 20 * 16_000]
+    for dtype, flash in (("float16", False), ("float16", True), ("int8", False)):
+        job = Job(CPP, 1, None, dtype, str(model), None, 1, files[dtype])
+        written = WhisperCpp(job, flash=flash).run([samples, samples])
+        assert written.tokens[0] == written.tokens[1] and len(written.tokens[0]) > 20
+        assert "new plant manager" in written.texts[0]
 
 
 def test_a_gamma_of_zero_has_no_drafting_rows_of_its_own(pair, memo):

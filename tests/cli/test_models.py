@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.systems.ggml import dims_of, write_ggml
 from forescribe.asr.errors import ModelError
 from forescribe.asr.model.conversion import caches
 from forescribe.asr.model.presets import WHISPER, locate, resolve
 from forescribe.cli.main import app
 from forescribe.speculative.models.hub import HubError, would_download
 from tests.asr.model import folders
-from tests.asr.model.conversion.openai_files import dims_of, write_ggml
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
+from benchmarks.systems.ggml import state_of, write_ggml
 from forescribe.asr.batch import fingerprint
 from forescribe.asr.errors import CapacityError, ModelError
 from forescribe.asr.model.conversion import openai_formats
@@ -22,8 +23,7 @@ from forescribe.asr.model.conversion.openai_formats import converted
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair, locate, resolve
 from forescribe.speculative.device import choose
-from tests.asr.model.conversion import openai_files
-from tests.asr.model.conversion.openai_files import write_ggml, write_pt
+from tests.asr.model.conversion.openai_files import write_pt
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_fingerprint_of_weights_does_not_depend_on_their_source(original, tmp_
 
 
 def test_weights_that_cannot_be_loaded_are_named_by_their_file(original, tmp_path) -> None:
-    state = {name: tensor.numpy() for name, tensor in openai_files.state_of(original).items()}
+    state = {name: tensor.numpy() for name, tensor in state_of(original).items()}
     name = "encoder.positional_embedding"
     file = write_ggml(
         original,

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import WhisperTokenizer
 
+from benchmarks.systems.ggml import dims_of, state_of, tokens_of, write_ggml
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ModelError
 from forescribe.asr.model.conversion import converting, openai_formats, openai_models
@@ -31,8 +32,7 @@ from forescribe.asr.model.conversion.openai_models import (
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair, locate
 from forescribe.speculative.device import choose
-from tests.asr.model.conversion import openai_files
-from tests.asr.model.conversion.openai_files import tokens_of, write_ggml, write_pt
+from tests.asr.model.conversion.openai_files import write_pt
 from tests.real import BASE, TINY, model, voice
 
 CPU = choose("cpu")
@@ -299,7 +299,7 @@ def test_an_archive_with_compressed_parts_is_refused(original, tmp_path) -> None
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("kind", ["f16", "f32", "archive", "pickle"])
 def test_numbers_that_are_not_finite_are_refused(original, tmp_path, kind, value) -> None:
-    state = openai_files.state_of(original)
+    state = state_of(original)
     name = "encoder.blocks.0.attn_ln.bias"
     state[name] = torch.full_like(state[name], float(value))
     if kind.startswith("f"):
@@ -308,7 +308,7 @@ def test_numbers_that_are_not_finite_are_refused(original, tmp_path, kind, value
     else:
         shutil.copy(original / "tokenizer.json", tmp_path)
         file = tmp_path / "mine.pt"
-        content = {"dims": openai_files.dims_of(original), "model_state_dict": state}
+        content = {"dims": dims_of(original), "model_state_dict": state}
         torch.save(content, file, _use_new_zipfile_serialization=kind == "archive")
     with pytest.raises(
         ModelError, match="self_attn_layer_norm.bias holds numbers that are not fin"
@@ -323,9 +323,7 @@ def test_sizes_that_no_file_holds_allocate_nothing(original, tmp_path) -> None:
     file.write_bytes(file.read_bytes() + head)
     with pytest.raises(ModelError, match=r"damaged, not complete"):
         converted(file)
-    state = {
-        name: torch.zeros(1).expand(t.shape) for name, t in openai_files.state_of(original).items()
-    }
+    state = {name: torch.zeros(1).expand(t.shape) for name, t in state_of(original).items()}
     claims = write_pt(original, tmp_path / "claims.pt", model_state_dict=state)
     with pytest.raises(ModelError, match="damaged, not complete"):
         converted(claims)
