@@ -124,8 +124,9 @@ def load_channel(name: str, speakers: frozenset[int]) -> tuple[np.ndarray, np.nd
 
 def store(plda: Plda, folder: Path) -> None:
     """Write the two files that pyannote reads."""
-    np.savez(folder / "xvec_transform.npz", mean1=plda.mean1, mean2=plda.mean2, lda=plda.lda)
-    np.savez(folder / "plda.npz", mu=plda.mu, tr=plda.tr, psi=plda.psi)
+    lda = plda.lda.astype(np.float32)  # of vectors in float32
+    np.savez_compressed(folder / "xvec_transform.npz", mean1=plda.mean1, mean2=plda.mean2, lda=lda)
+    np.savez_compressed(folder / "plda.npz", mu=plda.mu, tr=plda.tr, psi=plda.psi)
 
 
 def half_clip_voices(

@@ -54,7 +54,9 @@ def write(source: Path, out: Path, *, target: Path | None = None) -> None:
     else:
         (scratch / TOKENIZER).symlink_to(Path("..") / target.name / TOKENIZER)
         if (source / FILE).is_file():
-            shutil.copyfile(source / FILE, scratch / FILE)
+            listed = json.loads((source / FILE).read_text("utf-8"))
+            text = json.dumps(listed, separators=(",", ":"))
+            (scratch / FILE).write_text(text + "\n", "utf-8")
     if (out / LICENSE).is_file():
         shutil.copyfile(out / LICENSE, scratch / LICENSE)
     shutil.rmtree(out, ignore_errors=True)
