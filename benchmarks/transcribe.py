@@ -350,19 +350,21 @@ def converted_for(
 ) -> tuple[dict[tuple[str, str], str], dict[str, str]]:
     """Return the converted weights by system and dtype, and by system the reason if there are none; neither
     of systems that take no part."""
-    found, troubles = {}, {}
+    found: dict[tuple[str, str], str] = {}
+    troubles: dict[str, str] = {}
     for names, packages in CONVERTED.items():
         if not set(names) & set(options.systems):
             continue
         package = missing(*packages)
-        if package is not None:
-            made, trouble = {}, f"{package} is not installed: {INSTALL}"
-        elif names is FASTER:
+        made: dict[str, str] = {}
+        trouble: str | None = f"{package} is not installed: {INSTALL}"
+        if package is None and names is FASTER:
             made, trouble = faster.convert(target, scratch, (FLOAT32, "int8"))
-        else:
+        elif package is None:
             made, trouble = whisper_cpp.convert(target, scratch)
         found |= {(name, dtype): path for name in names for dtype, path in made.items()}
-        troubles |= dict.fromkeys(names, trouble) if trouble is not None else {}
+        if trouble is not None:
+            troubles |= dict.fromkeys(names, trouble)
     return found, troubles
 
 
