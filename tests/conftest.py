@@ -10,17 +10,14 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
+from forescribe.asr.model.conversion.converting import cache_folder
+
 # Shared machines are slow at times; random failures that cannot be repeated are worse than fewer cases.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
 
 # No test leaves a compiler behind, and none is half on one engine and half on another.
 os.environ.setdefault("FORESCRIBE_COMPILE", "never")
-
-# What a run of tests keeps in the cache is its own; workers inherit the name.
-if "FORESCRIBE_CACHE" not in os.environ:
-    CACHE = TemporaryDirectory(prefix="forescribe-tests-")
-    os.environ["FORESCRIBE_CACHE"] = CACHE.name
 
 # As the command does for itself, before torch loads OpenMP: helper threads that wait awake for a core
 # made tests beside other work up to ten times slower.
@@ -30,6 +27,12 @@ if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
 # Workers share the cores: more threads than cores cost several times what they gain.
 if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What a run of tests keeps in the cache is its own; published models stay where they are.
+if "FORESCRIBE_CACHE" not in os.environ:
+    CACHE = TemporaryDirectory(prefix="forescribe-tests-")
+    os.environ.setdefault("FORESCRIBE_REAL", str(cache_folder() / "real"))
+    os.environ["FORESCRIBE_CACHE"] = CACHE.name
 
 
 @pytest.fixture(scope="session", autouse=True)
