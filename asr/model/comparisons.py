@@ -22,7 +22,8 @@ from pathlib import Path
 
 import torch
 
-from forescribe.speculative import models, native
+from forescribe import speculative
+from forescribe.asr import model
 from forescribe.speculative.device import Device
 from forescribe.speculative.native.library import load, missing
 
@@ -43,7 +44,9 @@ class Comparisons:
 
     def __init__(self, folder: Path, device: Device, lender: Path | None = None) -> None:
         files = [f for part in (folder, lender) if part is not None for f in _files(part)]
-        code = [f for package in (models, native) for f in Path(package.__path__[0]).rglob("*.py")]
+        code = [
+            f for package in (speculative, model) for f in Path(package.__path__[0]).rglob("*.py")
+        ]
         setup = [
             *(f"{os.path.realpath(f)} {state_of(f)}" for f in (*files, *sorted(code))),
             str(lender is None),
@@ -78,13 +81,24 @@ class Comparisons:
     def _write(self, text: str) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         handle, scratch = tempfile.mkstemp(dir=self._path.parent, prefix=".")
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(scratch, self._path)  # whole or not at all, also beside another process
-        kept = sorted(self._path.parent.iterdir(), key=lambda path: path.stat().st_mtime)
-        for path in kept[:-MOST]:
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(scratch, self._path)  # whole or not at all, also beside another process
+        except OSError:
+            os.unlink(scratch)
+            raise
+        kept = [path for path in os.scandir(self._path.parent) if path.is_file()]
+        for path in sorted(kept, key=_changed, reverse=True)[MOST:]:
             with suppress(FileNotFoundError):
-                path.unlink()
+                os.unlink(path)
+
+
+def _changed(entry: os.DirEntry[str]) -> float:
+    """When a file was changed last; 0 for one that another process has removed."""
+    with suppress(FileNotFoundError):
+        return entry.stat().st_mtime
+    return 0.0
 
 
 def _files(folder: Path) -> Iterable[Path]:

@@ -177,7 +177,8 @@ class Goodput:
         """Seconds of reading for a token of a row, where those under way have written half of theirs. 0
         until half as many requests have ended: before that nobody knows how much one writes."""
         ended, half = self.requests - self.rows, self.rows / 2
-        return self.reading_s * (ended + half) / self.tokens if ended >= half else 0.0
+        known = self.tokens > 0 and ended >= half
+        return self.reading_s * (ended + half) / self.tokens if known else 0.0
 
     def _expected(self, alpha: float, gamma: int) -> float:
         """The formula; corrected, where drafts end early, by the nearest measured bucket below."""
@@ -185,8 +186,9 @@ class Goodput:
         return expected_tokens(alpha, gamma) * (self.share[max(measured)] if measured else 1.0)
 
     def learn(self, poll: Poll) -> None:
-        """Learns from rounds of greedy rows only: sampled ones have other costs and acceptance."""
-        if poll.sampling:
+        """Learns from rounds of greedy rows only: sampled ones have other costs and acceptance. Nothing from
+        rounds in which a coarse clock did not advance."""
+        if poll.sampling or poll.seconds <= 0:
             return
         before = self.best()
         self._note_work(poll)
@@ -210,7 +212,8 @@ class Goodput:
     def _note_work(self, poll: Poll) -> None:
         self.requests += poll.admitted
         self.tokens += poll.row_rounds + poll.accepted
-        self.rows = poll.row_rounds / poll.rounds
+        if poll.row_rounds:  # else all rows had ended within their guesses
+            self.rows = poll.row_rounds / poll.rounds
         probe = poll.gamma and not self.last
         if probe:
             self.probe_s = poll.reading_s

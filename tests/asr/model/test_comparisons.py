@@ -117,6 +117,20 @@ def test_old_entries_go(cache, target) -> None:
     assert Comparisons(target, CPU).passed == {"native"}
 
 
+def test_what_else_lies_in_the_folder_does_no_harm(cache, target) -> None:
+    cache.mkdir(parents=True)
+    (cache / "dangling").symlink_to("nowhere")
+    for number in range(MOST + 5):
+        (cache / f"{number:03d}").mkdir()
+    Comparisons(target, CPU).add("native")
+    assert Comparisons(target, CPU).passed == {"native"}
+    entry = next(path for path in cache.iterdir() if path.is_file())
+    entry.unlink()
+    entry.mkdir()
+    Comparisons(target, CPU).add("native")
+    assert not [path for path in cache.iterdir() if path.is_file()]
+
+
 def test_a_tokenizer_is_the_same_in_all_its_files(tmp_path) -> None:
     one, other = folders.write(tmp_path / "one"), folders.write(tmp_path / "other")
     assert same_tokenizer(one, other)

@@ -150,6 +150,15 @@ def test_what_reading_a_prompt_costs_counts(reading, drafts):
     assert spent <= plain / 0.98
 
 
+def test_polls_without_rows_or_time_do_no_lasting_harm():
+    """All rows ended within their guesses; a clock did not advance."""
+    schedule = Goodput()
+    schedule.learn(Poll(0, 1, 0, 0, 0, 1.0, admitted=1))
+    schedule.learn(Poll(1, 5, 0, 0, 0, 5.35, admitted=5, read=5, reading_s=1.0))
+    schedule.learn(Poll(0, 5, 5, 0, 0, 0.0))
+    assert run_round(schedule, costs(0.05, 0.02), 0.9, 600)[-1] == 12
+
+
 def test_expected_tokens_is_the_geometric_sum():
     assert expected_tokens(0.5, 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
     assert expected_tokens(1.0, 7) == 8
