@@ -50,19 +50,23 @@ class WhisperCpp:
         settings.flash_attn, settings.use_gpu = flash, False
         self._context = self._library.whisper_init_from_file_with_params(job.converted, settings)
         self._end = self._library.whisper_token_eot(self._context)
+        self._passes = 0
 
     def run(self, windows: Sequence[Samples]) -> Written:
-        tokens, texts = [], []
+        tokens, texts, self._passes = [], [], 0
         for window in windows:
             written = self._decoded(np.pad(window, (0, MAX_SAMPLES - len(window))))
             tokens.append(written)
             raw = b"".join(self._bytes(token) for token in written if token < self._end)
             texts.append(raw.decode(errors="replace"))
-        return Written(tokens, texts, notes=[self._library.whisper_print_system_info().strip()])
+        notes = [self._library.whisper_print_system_info().strip()]
+        if self._passes != len(windows):
+            notes.append(f"{self._passes} decodes for {len(windows)} windows")
+        return Written(tokens, texts, notes=notes)
 
     def _decoded(self, samples: Samples) -> list[int]:
-        """The tokens of a window's first pass. A second one would decode what follows the last timestamp
-        again, which other systems do not: it is stopped before its encoder runs."""
+        """The tokens of a window. What follows the last timestamp of a pass is dropped, and decoded again in
+        another one: without that its words would be missing."""
         library, context = self._library, self._context
         library.whisper_full(context, self._settings(), samples, len(samples))
         return [
@@ -79,9 +83,12 @@ class WhisperCpp:
         for name, value in _OPTIONS.items():
             setattr(settings, name, value)
         settings.n_threads = self.threads
-        passes = iter((True,))
-        settings.set_encoder_begin_callback(lambda *_: next(passes, False))
+        settings.set_encoder_begin_callback(self._pass_begins)
         return settings
+
+    def _pass_begins(self, *_: Any) -> bool:
+        self._passes += 1
+        return True
 
     def _bytes(self, token: int) -> bytes:
         found: bytes = self._library.whisper_token_to_bytes(self._context, token)
