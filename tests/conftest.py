@@ -31,7 +31,7 @@ if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
 # What a run of tests keeps in the cache is its own; published models stay where they are.
 if "FORESCRIBE_CACHE" not in os.environ:
     CACHE = TemporaryDirectory(prefix="forescribe-tests-")
-    os.environ.setdefault("FORESCRIBE_REAL", str(cache_folder() / "real"))
+    os.environ.setdefault("TESTS_REAL_MODELS", str(cache_folder() / "real"))
     os.environ["FORESCRIBE_CACHE"] = CACHE.name
 
 

@@ -1,7 +1,7 @@
 """Published models and human voices for the tests marked `weights`.
 
 Where they are not there, tests are skipped with the reason; a model that is missing fails them where
-FORESCRIBE_REAL_REQUIRED is set, as in CI."""
+TESTS_REQUIRE_REAL_MODELS is set, as in CI."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BASE, TINY = "whisper-base", "whisper-tiny.en"
 READ = ("lj-1", "jfk", "librispeech-1089")
 """Recordings of people who read in English."""
 
-MODELS = Path(os.environ.get("FORESCRIBE_REAL") or cache_folder() / "real")
+MODELS = Path(os.environ.get("TESTS_REAL_MODELS") or cache_folder() / "real")
 VOICES = Path(os.environ.get("FORESCRIBE_VOICES", "../shared/real/voices"))
 
 
 def model(name: str) -> Path:
     """The folder of a published model."""
     if not (MODELS / name).is_dir():
-        missing = pytest.fail if "FORESCRIBE_REAL_REQUIRED" in os.environ else pytest.skip
+        missing = pytest.fail if "TESTS_REQUIRE_REAL_MODELS" in os.environ else pytest.skip
         missing(f"{name} is not in {MODELS}: run scripts/setup real")
     return MODELS / name
 

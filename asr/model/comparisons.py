@@ -10,6 +10,7 @@ What failed is not kept. A file counts as changed with its size or its time of m
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -22,14 +23,15 @@ from pathlib import Path
 
 import torch
 
-from forescribe import speculative
-from forescribe.asr import model
 from forescribe.speculative.device import Device
 from forescribe.speculative.native.library import load, missing
 
 from .conversion.converting import cache_folder, state_of
 
 log = logging.getLogger(__name__)
+
+_CODE = (Path(__file__).parent, Path(inspect.getfile(Device)).parent)
+"""What computes: models as they are read, and the packages of the core."""
 
 ENCODER = "encoder"
 """The native encoder; decoders have the names of their engines."""
@@ -44,9 +46,7 @@ class Comparisons:
 
     def __init__(self, folder: Path, device: Device, lender: Path | None = None) -> None:
         files = [f for part in (folder, lender) if part is not None for f in _files(part)]
-        code = [
-            f for package in (speculative, model) for f in Path(package.__path__[0]).rglob("*.py")
-        ]
+        code = [f for place in _CODE for f in place.rglob("*.py")]
         setup = [
             *(f"{os.path.realpath(f)} {state_of(f)}" for f in (*files, *sorted(code))),
             str(lender is None),
