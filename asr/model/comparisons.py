@@ -1,7 +1,7 @@
 """Comparisons that a model has passed on this machine, so that they are not repeated at every start.
 
 When a model is loaded, its engine's logits and its native encoder's states are compared with those of its
-plain forward, which takes longer than reading the weights (tiny.en: 2.0 of 2.5 s). What comes out depends on
+plain forward, as often as a process starts (tiny.en and its draft: 0.5 of 7 s). What comes out depends on
 the files of the model, on the code, the kernels and torch, and on device and processor. So what passed is
 kept in the user's cache under a digest of all these, and is compared again as soon as one of them is another.
 What failed is not kept. A file counts as changed with its size or its time of modification.
@@ -47,6 +47,8 @@ class Comparisons:
     def __init__(self, folder: Path, device: Device, lender: Path | None = None) -> None:
         files = [f for part in (folder, lender) if part is not None for f in _files(part)]
         code = [f for place in _CODE for f in place.rglob("*.py")]
+        if missing() is None:
+            code.append(load().path)  # compiled again, it has the same name
         setup = [
             *(f"{os.path.realpath(f)} {state_of(f)}" for f in (*files, *sorted(code))),
             str(lender is None),
