@@ -75,20 +75,33 @@ def test_both_bounds_install_the_wheel(
         assert "torch" in (tmp_path / "requirements.txt").read_text()
 
 
+@pytest.mark.parametrize("bound", ["newest", "lowest"])
 def test_the_wheel_is_built_from_the_source_distribution(
-    check_bounds: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    check_bounds: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bound: str
 ) -> None:
     """As an index's archive is installed; a wheel from the checkout would not show what it lacks."""
+    checkout, folder = tmp_path / "checkout", tmp_path / "folder"
+    (checkout / "kernels" / "build").mkdir(parents=True)
+    (checkout / "kernels" / "build" / "compiled.so").touch()
     ran: list[list[str]] = []
 
     def run(*command: str | Path) -> None:
         ran.append([str(part) for part in command])
-        (tmp_path / "a.tar.gz").touch()
-        (tmp_path / "a.whl").touch()
+        (folder / "a-1.tar.gz").touch()
+        (folder / "a-1").mkdir(exist_ok=True)
+        (folder / "a.whl").touch()
 
+    folder.mkdir()
+    monkeypatch.setattr(check_bounds, "ROOT", checkout)
     monkeypatch.setattr(check_bounds, "run", run)
-    assert check_bounds.build("uv", tmp_path) == tmp_path / "a.whl"
-    assert ran == [["uv", "build", "--quiet", "--out-dir", str(tmp_path), "."]]
+    assert check_bounds.build("uv", bound, folder) == folder / "a.whl"
+    source = folder / "a-1"
+    assert ran == [
+        ["uv", "build", "--quiet", "--sdist", "--out-dir", str(folder), "."],
+        ["tar", "-xzf", str(folder / "a-1.tar.gz"), "-C", str(folder)],
+        ["uv", "build", "--quiet", "--wheel", "--out-dir", str(folder), str(source)],
+    ]
+    assert (source / "kernels" / "build" / "compiled.so").exists() == (bound == "newest")
 
 
 SERVER = """
