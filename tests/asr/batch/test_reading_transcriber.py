@@ -16,9 +16,10 @@ from forescribe.asr.decode.options import Options, Outcome
 from forescribe.asr.errors import UsageError
 from forescribe.asr.sessions.readers import ReadingTranscriber, reading_ahead
 from forescribe.cli.main import app
+from tests.asr.model.folders import write_pair
 from tests.docs.pages import ROOT
 
-SECONDS = 9
+SECONDS = 4
 """Of each sample: that the results are the same does not take minutes of speech."""
 
 
@@ -84,10 +85,12 @@ def test_readers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_results_are_the_same_with_and_without_readers(samples: list[Path], tmp_path: Path) -> None:
+    target, draft = map(str, write_pair(tmp_path))
     broken = tmp_path / "broken.flac"
     broken.write_bytes(b"fLaC is all that it has")
     for readers in ("0", "2"):
-        arguments = ["--model", "tiny.en", "--readers", readers, "-f", "txt,srt", "--gamma", "5"]
+        models = ["--model", target, "--draft", draft, "--gamma", "5"]
+        arguments = [*models, "--readers", readers, "-f", "txt,srt"]
         paths = [str(path) for path in (*samples, broken)]
         result = CliRunner().invoke(
             app, ["transcribe", *paths, *arguments, "-o", str(tmp_path / readers)]

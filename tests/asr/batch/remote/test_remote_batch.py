@@ -12,7 +12,6 @@ import pytest
 
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.batch.spool import Fetching, Spool
-from forescribe.asr.errors import UsageError
 from forescribe.asr.records.record_store import RecordStore
 from forescribe.asr.records.status import StatusReader
 from forescribe.asr.storage.errors import DeniedError
@@ -62,17 +61,25 @@ def left_over() -> list[Path]:
 
 
 def test_a_folder_in_a_store_gives_what_the_same_folder_here_gives(calls, out) -> None:
-    Path("calls").mkdir()
+    for name in ("a.wav", "x/a.wav", "x/a.flac", "x/y/b.wav"):
+        put_wav(calls / name, value=len(name))
     for entry in open_store(calls).list():
-        Path("calls", entry.key).write_bytes(open_store(calls).read(entry.key))
-    assert statuses(run(["calls"], "local")) == {"succeeded": 3}
-    assert statuses(run([str(calls)], out)) == {"succeeded": 3}
-    assert statuses(run([str(calls)], "fetched")) == {"succeeded": 3}
-    assert statuses(run(["calls"], out2 := str(memory() / "x"))) == {"succeeded": 3}
-    local = {p.name: p.read_text() for p in Path("local").glob("0*")}
-    assert len(local) == 6
-    assert files(out) == local == files(out2)
-    assert {p.name: p.read_text() for p in Path("fetched").glob("0*")} == local
+        path = Path("calls", entry.key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(open_store(calls).read(entry.key))
+    pairs = (("calls", "local"), ("calls", str(memory() / "x")), (str(calls), "fetched"))
+    for source, where in (*pairs, (str(calls), out)):
+        assert statuses(run([source], where)) == {"succeeded": 7}
+    local, fetched = (
+        {
+            path.relative_to(folder).as_posix(): path.read_text()
+            for path in Path(folder).rglob("*.*")
+            if path.name != "manifest.jsonl"
+        }
+        for folder in ("local", "fetched")
+    )
+    assert len(local) == 14 and "x/a.flac.txt" in local
+    assert files(out) == files(pairs[1][1]) == fetched == local
     assert left_over() == []
 
 
@@ -103,16 +110,6 @@ def test_the_largest_goes_first(calls, out) -> None:
     assert [Path(name).name for name in typist.typed] == ["02.wav", "01.wav", "00.wav"]
 
 
-def test_a_tree_is_mirrored_and_names_that_meet_are_told_apart(out) -> None:
-    top = memory() / "calls"
-    for name in ("a.wav", "x/a.wav", "x/a.flac", "x/y/b.wav"):
-        put_wav(top / name, value=len(name))
-    run([str(top)], out, formats="txt")
-    assert set(files(out)) == {"a.txt", "x/a.wav.txt", "x/a.flac.txt", "x/y/b.txt"}
-    run([str(top / "a.wav"), str(top / "x/a.wav")], other := str(memory()), formats="txt")
-    assert len(files(other)) == 2
-
-
 def test_here_and_there_mix(calls, out) -> None:
     write_wav(Path("here.wav"))
     Path("list.jsonl").write_text(
@@ -141,66 +138,23 @@ def test_stdout_keeps_the_order_given(calls, capsysbinary) -> None:
 # Again
 
 
-def test_what_is_done_is_not_fetched_again(calls, out) -> None:
+@pytest.mark.parametrize("where", ["store", "folder"])
+def test_only_new_versions_are_fetched_and_only_new_content_is_transcribed(
+    calls, out, where
+) -> None:
+    out = out if where == "store" else "out"
     run([str(calls)], out)
     stores = Stores(quick())
     made = batch([str(calls)], out, stores=stores)
     assert made.todo == [] and statuses(made.skipped()) == {"skipped": 3}
     assert stores.at(calls).requests["get"] == 0 and stores.at(calls).requests["list"] == 1
-
-
-def test_what_is_done_here_is_not_fetched_again(calls) -> None:
-    run([str(calls)], "out")
-    stores = Stores(quick())
-    made = batch([str(calls)], "out", stores=stores)
-    assert made.todo == [] and stores.at(calls).requests["get"] == 0
-
-
-@pytest.mark.parametrize("where", ["store", "folder"])
-def test_the_same_content_is_fetched_but_not_transcribed_again(calls, out, where) -> None:
-    out = out if where == "store" else "out"
-    run([str(calls)], out)
     data = open_store(calls).read("01.wav")
     open_store(calls).put("01.wav", data)  # another tag, the same bytes
+    put_wav(calls / "02.wav", 0.3, 77)
     typist = CopyTypist()
-    results = run([str(calls)], out, typist)
-    assert typist.typed == [] and statuses(results) == {"skipped": 1}
-    assert batch([str(calls)], out).todo == []  # the new version is known now
-
-
-@pytest.mark.parametrize("where", ["store", "folder"])
-def test_only_what_changed_is_done_again(calls, out, where) -> None:
-    out = out if where == "store" else "out"
-    run([str(calls)], out)
-    put_wav(calls / "01.wav", 0.3, 77)
-    if where == "store":
-        open_store(Location.parse(out)).delete("02.srt")
-    else:
-        Path("out/02.srt").unlink()
-    typist = CopyTypist()
-    assert statuses(run([str(calls)], out, typist)) == {"succeeded": 2}
-    assert sorted(Path(name).name for name in typist.typed) == ["01.wav", "02.wav"]
-    assert batch([str(calls)], out).todo == []
-
-
-def test_other_settings_are_refused_and_overwriting_begins_again(calls, out) -> None:
-    run([str(calls)], out)
-    with pytest.raises(UsageError, match="other settings"):
-        batch([str(calls)], out, settings="0123")
-    assert statuses(run([str(calls)], out, settings="0123", overwrite=True)) == {"succeeded": 3}
-    assert batch([str(calls)], out, settings="0123").todo == []
-    assert {line["run"] for line in merged(out)} == {2} and len(merged(out)) == 3
-
-
-def test_a_failure_is_tried_again(calls, out) -> None:
-    results = run([str(calls / "00.wav"), str(calls / "nope.wav")], out)
-    codes = {r.record.path.rpartition("/")[2]: r.record.code for r in results}
-    assert codes == {"nope.wav": "missing_file", "00.wav": None}
-    put_wav(calls / "nope.wav", value=9)
-    typist = CopyTypist()
-    assert statuses(run([str(calls)], out, typist)) == {"succeeded": 3}
-    stored = RecordStore.open(out).load()[str(calls / "nope.wav")]
-    assert stored.generation == 2 and stored.record.status == "succeeded"
+    assert statuses(run([str(calls)], out, typist)) == {"skipped": 1, "succeeded": 1}
+    assert [Path(name).name for name in typist.typed] == ["02.wav"]
+    assert batch([str(calls)], out).todo == []  # the new versions are known now
 
 
 def test_records_that_a_killed_run_left_are_found_without_a_manifest(calls, out) -> None:
@@ -284,14 +238,6 @@ def test_credentials_that_expire_fail_the_rest_and_say_so(calls, out) -> None:
     results = run([str(calls)], out, stores=Expiring())
     assert statuses(results) == {"succeeded": 1, "failed": 2}
     assert {r.record.code for r in results} == {None, "storage_denied"}
-
-
-def test_fail_fast_stops_at_the_first(calls, out) -> None:
-    typist = CopyTypist()
-    names = [str(calls / "nope.wav"), str(calls)]
-    results = run(names, out, typist, fail_fast=True)
-    assert statuses(results) == {"failed": 1, "cancelled": 3} and typist.typed == []
-    assert len(RecordStore.open(out).load()) == 1  # what was cancelled has no record
 
 
 def test_an_interruption_keeps_what_is_written_and_leaves_the_rest(calls, out) -> None:
