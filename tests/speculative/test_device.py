@@ -7,52 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
-from threading import Thread
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
-from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, device
-from forescribe.speculative.device import Device, available, choose, keep_to_one_core
+from forescribe.speculative.device import Device, available, choose
 from forescribe.speculative.errors import DeviceError
 from forescribe.speculative.graphs import snapshots
 from forescribe.speculative.graphs.runner import CudaCapture, capture_for
-from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Result
 from forescribe.speculative.testing import TinyModel
-from tests.speculative.models.whispers import EOS, SOT, decoder_only, encoder_states, whisper
-
-# Threads
-
-
-def thread_counts(work: Callable[[], object]) -> list[int]:
-    """torch's number of threads in a new thread, before and after some work in it."""
-    numbers: list[int] = []
-
-    def run() -> None:
-        numbers.append(torch.get_num_threads())
-        work()
-        torch.randn(64, 64) @ torch.randn(64, 64)  # the first operator sets what is not yet set
-        numbers.append(torch.get_num_threads())
-
-    thread = Thread(target=run)
-    thread.start()
-    thread.join()
-    return numbers
-
-
-def test_a_thread_keeps_to_one_core_and_no_other_thread_does() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert thread_counts(keep_to_one_core) == [2, 1]
-        assert thread_counts(lambda: None) == [2, 2]
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
 
 # Choosing
 
@@ -308,27 +274,6 @@ def test_lazy_mode_marks_each_round_border_once_and_nothing_inside(habana, monke
     assert found == tokens(tiny(None))
 
 
-def test_eager_mode_never_marks_and_compiles_each_round_once(habana, monkeypatch) -> None:
-    compiled: list[dict[str, object]] = []
-
-    def compile_(fn, **options):
-        compiled.append(options)
-        return fn
-
-    monkeypatch.setattr(torch, "compile", compile_)
-    engine = tiny(Pretend("hpu", torch.float32))
-    found = tokens(engine)
-    assert habana.calls == []
-    assert compiled == [{"backend": "hpu_backend", "fullgraph": True, "dynamic": False}]
-    assert found == tokens(tiny(None))
-
-
-def test_lazy_mode_compiles_nothing(habana, monkeypatch) -> None:
-    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
-    monkeypatch.setattr(torch, "compile", lambda *a, **k: pytest.fail("compiled in lazy mode"))
-    tokens(tiny(Pretend("hpu", torch.float32)))
-
-
 @pytest.mark.parametrize("gamma", [0, 3])
 @pytest.mark.parametrize("kind", ["hpu", "mps"])
 def test_looking_seldom_changes_no_text(habana, monkeypatch, kind, gamma) -> None:
@@ -343,47 +288,6 @@ def test_looking_seldom_changes_no_text(habana, monkeypatch, kind, gamma) -> Non
             expected[tag].drafted,
             expected[tag].accepted,
         )
-
-
-def test_admissions_are_padded_to_buckets_and_the_text_is_the_same(habana, monkeypatch) -> None:
-    """Rows admitted together are a power of two, prompts one of a few lengths."""
-    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
-    target = whisper()
-
-    def engine(on: Device | None) -> Engine:
-        return Engine(
-            WhisperDecoder(target),
-            ModelDrafter(WhisperDecoder(decoder_only())),
-            batch=3,
-            eos=(EOS,),
-            schedule=Fixed(3),
-            processors=whisper_rules(target.generation_config, target.config),
-            device=on,
-        )
-
-    work = [
-        Request(
-            prompt=(SOT, *range(8, 8 + 3 * n)),
-            encoder_states=encoder_states(n),
-            max_new_tokens=6 + 3 * n,
-            tag=n,
-        )
-        for n in range(5)
-    ]
-    padded, plain = engine(Pretend("hpu", torch.float32)), engine(None)
-    shapes = []
-    real = padded.target.prefill
-
-    def prefill(rows, tokens, encoder_states, nodes):
-        shapes.append(tuple(tokens.shape))
-        assert len(rows) == len(encoder_states) == len(tokens)
-        return real(rows, tokens, encoder_states, nodes)
-
-    monkeypatch.setattr(padded.target, "prefill", prefill)
-    found = {r.request.tag: r.tokens for r in padded.run(work)}
-    assert found == {r.request.tag: r.tokens for r in plain.run(work)}
-    assert shapes[0] == (4, 8)  # three rows of up to 7 tokens
-    assert {k for k, _ in shapes} <= {1, 2, 4} and {p for _, p in shapes} <= {4, 8, 32}
 
 
 # A second card, on a double that records which one was the current

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from forescribe.speculative import (
     Device,
@@ -20,7 +18,7 @@ from forescribe.speculative import (
 from forescribe.speculative.drafters.model_drafter import confidence_for
 from forescribe.speculative.engine.schedule import expected_tokens, schedule_for
 from forescribe.speculative.protocols import Poll
-from forescribe.speculative.testing import TinyModel, decode
+from forescribe.speculative.testing import TinyModel
 
 EOS, NEVER = 10, 99
 
@@ -38,25 +36,6 @@ def texts(count: int, **fields) -> list[Request]:
         Request(prompt=tuple(range(1, n)), encoder_states=n % 8, tag=n, **fields)
         for n in range(2, 2 + count)
     ]
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=9), min_size=1, max_size=6),
-    st.floats(0.001, 1),
-    st.integers(1, 9),
-    st.integers(1, 4),
-)
-def test_doubt_changes_no_token(prompts, confidence, gamma, batch):
-    work = [Request(prompt=tuple(p), encoder_states=i % 8, tag=i) for i, p in enumerate(prompts)]
-    results, _ = decoded(work, confidence, gamma=gamma, batch=batch, eos=EOS)
-    for request in work:
-        assert results[request.tag].tokens == decode(
-            lambda t, m=request.encoder_states: TinyModel().forward(t, m),
-            request,
-            eos=(EOS,),
-            max_tokens=48,
-        )
 
 
 def test_the_most_doubtful_drafts_one_token_and_the_most_confident_all():

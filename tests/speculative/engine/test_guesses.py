@@ -18,7 +18,7 @@ from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
 from tests.speculative.test_device import Pretend
 
-from .test_engine import EOS, KINDS, NEVER, POSITIONS, Planned, drafters, oracle
+from .test_engine import DRAFTERS, EOS, NEVER, POSITIONS, Planned, oracle
 
 
 @st.composite
@@ -51,9 +51,9 @@ def requests(draw: st.DrawFn) -> list[Request]:
 
 
 @settings(max_examples=60)
-@given(requests(), st.sampled_from(KINDS), st.integers(1, 4), st.booleans())
+@given(requests(), st.sampled_from([*DRAFTERS]), st.integers(1, 4), st.booleans())
 def test_a_guess_changes_no_token(work, kind, batch, pauses):
-    drafter = drafters(kind)
+    drafter = DRAFTERS[kind]()
     schedule = Planned(0, 3, 0) if pauses and drafter is not None else Fixed(3 if drafter else 0)
     if drafter is None:
         work = [replace(r, gamma=None) for r in work]

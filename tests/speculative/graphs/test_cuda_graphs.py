@@ -45,16 +45,18 @@ def check_shapes(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("ngram", [False, True])
-def test_hundreds_of_ragged_rounds_replay_what_was_captured(cuda: FakeCuda, ngram: bool) -> None:
-    work = [r for r in tiny_requests(110) if not r.ranks]
-    expected = written(tiny_engine(None, 0, 3, 5, ngram=ngram).run(work))
+def test_ragged_rounds_replay_what_was_captured(cuda: FakeCuda, ngram: bool) -> None:
+    work = [r for r in tiny_requests(40) if not r.ranks]
+    tail = [Request((1, 2), max_new_tokens=120 - 25 * n, tag=100 + n) for n in range(BATCH)]
+    plain = tiny_engine(None, 0, 3, 5, ngram=ngram)
+    expected = written(plain.run(work)) | written(plain.run(tail))
     engine = tiny_engine(CUDA, 0, 3, 5, ngram=ngram)
     with running(cuda, engine):
-        found = written(engine.run(work))
-    assert found == expected and len(found) == len(work)
-    assert cuda.replays > 250 and cuda.synchronized == 0
+        found = written(engine.run(work)) | written(engine.run(tail))
+    assert found == expected and len(found) == len(work) + BATCH
+    assert cuda.replays > 100 and cuda.synchronized == 0
     assert len({shape.rows for shape in engine._runner.captured}) > 2  # the tail runs on fewer rows
-    assert engine.schedule.learnt > 60
+    assert engine.schedule.learnt > 25
     check_shapes(engine)
 
 

@@ -40,7 +40,7 @@ class HpuOnCpu(Device):
 
 
 HPU = HpuOnCpu("hpu", torch.float32)
-GREEDY = [r for r in tiny_requests(100) if not r.ranks]
+GREEDY = [r for r in tiny_requests(40) if not r.ranks]
 
 
 class Compiled:
@@ -83,7 +83,7 @@ def tokens(engine: Any, work: Any) -> dict[Any, tuple[int, ...]]:
     return found
 
 
-def test_each_shape_is_one_recipe_that_hundreds_of_rounds_repeat(compiled: Compiled) -> None:
+def test_each_shape_is_one_recipe_that_all_rounds_repeat(compiled: Compiled) -> None:
     engine = tiny_engine(HPU, 0, 3)
     engine.warm_up()
     modes = (Mode(), Mode(sampling=True))
@@ -91,7 +91,7 @@ def test_each_shape_is_one_recipe_that_hundreds_of_rounds_repeat(compiled: Compi
     assert set(engine._runner.captured) == closed and len(closed) == 12
     assert len(compiled.recipes) == 12 + 3  # and what the draft reads with, for 1, 4 and 5 rows
     assert tokens(engine, GREEDY) == tokens(tiny_engine(None, 0, 3), GREEDY)
-    assert len(compiled.recipes) == 12 + 3 and compiled.calls > 150
+    assert len(compiled.recipes) == 12 + 3 and compiled.calls > 60
 
 
 @pytest.mark.parametrize("decoder", [WhisperDecoder, LeanWhisperDecoder])
@@ -173,6 +173,6 @@ def test_the_recipes_of_lazy_rounds_are_few(monkeypatch: pytest.MonkeyPatch) -> 
     with recipes:
         found = tokens(engine, GREEDY)
     assert found == tokens(tiny_engine(None, 0, 3), GREEDY)
-    assert len(recipes.marks) > 50
+    assert len(recipes.marks) > 25
     # Two gammas; before some rounds the draft reads one or two pieces of text, in one recipe with them.
     assert recipes.marks[-1] <= 6

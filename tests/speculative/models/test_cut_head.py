@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,11 +17,10 @@ from forescribe.speculative.models.modules import CausalDecoder, WhisperDecoder
 from forescribe.speculative.models.weights import with_cut_head
 from forescribe.speculative.native.decoder import NativeCausalDecoder, NativeWhisperDecoder
 from forescribe.speculative.requests import Guarantee, Sampling
-from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Draft
 
-from ..native.cases import SLOTS, VOCAB, Shape, model, states
+from ..native import cases
+from ..native.cases import SLOTS, VOCAB, Seen, Shape, model, states
 from .causal_lms import causal_lm
 
 LISTED = (0, 1, *range(3, 53, 2))
@@ -106,22 +104,6 @@ def test_listed_tokens_have_the_logits_of_the_whole_head(form: str) -> None:
         torch.testing.assert_close(cut[..., LISTED], whole[..., LISTED], rtol=0, atol=2e-5)
 
 
-@dataclass
-class Seen:
-    """A drafter that notes what it drafts."""
-
-    inner: Any
-    drafts: list[Draft]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def propose(self, rows: Rows, gamma: int) -> Draft:
-        draft: Draft = self.inner.propose(rows, gamma)
-        self.drafts.append(draft)
-        return draft
-
-
 TARGETS: dict[str, Callable[[], Any]] = {
     "whisper": lambda: WhisperDecoder(model(Shape())),
     "llama": lambda: CausalDecoder(causal_lm("llama")),
@@ -133,32 +115,11 @@ def decoded(
     form: str, listed: tuple[int, ...] | None, gamma: int, *, sampled: bool = False, **given: Any
 ) -> tuple[dict[Any, tuple[int, ...]], list[Tensor], int]:
     """The texts of ragged requests, more than fit; all drafted tokens; and how many were accepted."""
-    drafter = Seen(ModelDrafter(adapter(form, listed), **given), [])
-    engine = Engine(
-        TARGETS[form.split()[0]](),
-        drafter,
-        batch=3,
-        eos=(1,),
-        schedule=Fixed(gamma),
-        max_tokens=36,
-    )
-    sampling = Sampling(top_k=9, repetition=1.1) if sampled else Sampling()
-    work = [
-        Request(
-            tuple(2 + (3 * i + j) % 40 for j in range(1 + i % 4)),
-            encoder_states=state,
-            tag=i,
-            max_new_tokens=22 - 3 * i,
-            temperature=0.9 if sampled and i % 2 else 0.0,
-            sampling=sampling,
-            seed=i,
-        )
-        for i, state in enumerate(states(Shape(), 6))
-    ]
-    results = {r.request.tag: r for r in engine.run(work)}
-    assert not engine.faults
+    drafter = Seen(ModelDrafter(adapter(form, listed), **given))
+    how = {"temperature": 0.9, "sampling": Sampling(top_k=9, repetition=1.1)} if sampled else {}
+    results, _ = cases.decoded(TARGETS[form.split()[0]](), drafter, gamma, **how)
     assert all(r.guarantee in (Guarantee.EXACT, Guarantee.GREEDY_ONLY) for r in results.values())
-    texts = {tag: r.tokens for tag, r in sorted(results.items())}
+    texts = {tag: r.tokens for tag, r in results.items()}
     drafts = [draft.tokens for draft in drafter.drafts]
     return texts, drafts, sum(r.accepted for r in results.values())
 

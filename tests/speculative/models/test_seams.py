@@ -12,41 +12,35 @@ from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, Request
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
-from forescribe.speculative.protocols import Model, Needs
+from forescribe.speculative.protocols import Needs
 from forescribe.speculative.requests import Guarantee, Source
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel, decode
+from forescribe.speculative.testing import ScriptedDrafter, TinyModel, decode
 from forescribe.speculative.types import Distribution, Draft, Scores, Topology, Verdict
 from tests.speculative.models.whispers import EOS, SOT, encoder_states, forward, whisper
 
 TREE = Topology((0, 0, 1, 1, 2, 3))  # two first tokens, their children, and one deeper node
 
 
-class TreeDrafter:
-    """Guesses with the target's own weights on the committed text, and puts decoys beside them."""
+class RequestDrafter(ScriptedDrafter):
+    """Knows the request of each row."""
 
-    needs = Needs()
-
-    def distribution(self, *, sampling: bool) -> Distribution:
-        return Distribution.ONE_HOT
-
-    def __init__(self, forwards: dict, vocab: int) -> None:
-        self.model, self.vocab = forwards, vocab
+    def __init__(self) -> None:
+        super().__init__({})
         self.requests: dict[int, Request] = {}
-
-    def bind(self, target: Model) -> None: ...
-
-    def allocate(self, batch: int, slots: int, device: torch.device) -> None: ...
-
-    def forwards(self, gamma: int) -> int:
-        return 0
 
     def admit(
         self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
     ) -> None:
         self.requests |= dict(zip(rows.tolist(), requests, strict=True))
 
-    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None: ...
+
+class TreeDrafter(RequestDrafter):
+    """Guesses with the target's own weights on the committed text, and puts decoys beside them."""
+
+    def __init__(self, forwards: dict, vocab: int) -> None:
+        super().__init__()
+        self.model, self.vocab = forwards, vocab
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         assert gamma == len(TREE.parents)
@@ -62,8 +56,6 @@ class TreeDrafter:
                 nodes[node] = torch.cat([nodes[parent], torch.tensor([token])])
                 drafts[row, node - 1] = token
         return Draft(drafts, torch.full_like(rows.lengths, gamma), topology=TREE)
-
-    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None: ...
 
 
 @pytest.mark.parametrize("decoder", [LeanWhisperDecoder, WhisperDecoder])
@@ -95,45 +87,21 @@ def test_a_tree_drafter_joins_the_loop_on_whisper(decoder):
     assert engine.stats.accepted > 20  # paths that are not the leftmost were kept, and moved
 
 
-class WideDrafter:
+class WideDrafter(RequestDrafter):
     """A tree whose second nodes are right, for a tiny model."""
 
-    needs = Needs()
     tree = Topology((0, 0, 2, 2, 4, 4))  # pairs of siblings, the second one goes on
-
-    def __init__(self) -> None:
-        self.model, self.states = TinyModel(), {}
-
-    def distribution(self, *, sampling: bool) -> Distribution:
-        return Distribution.ONE_HOT
-
-    def bind(self, target: Model) -> None: ...
-
-    def allocate(self, batch: int, slots: int, device: torch.device) -> None: ...
-
-    def forwards(self, gamma: int) -> int:
-        return 0
-
-    def admit(
-        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
-    ) -> None:
-        for row, request in zip(rows.tolist(), requests, strict=True):
-            self.states[row] = request.encoder_states or 0
-
-    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None: ...
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         drafts = torch.zeros(rows.batch, gamma, dtype=torch.int64)
-        for row, states in self.states.items():
+        for row, request in self.requests.items():
             known = rows.tokens[row, : rows.lengths[row]]
             for depth in range(3):
-                best = self.model.forward(known[:48], states)[-1].argmax()
+                best = TinyModel().forward(known[:48], request.encoder_states or 0)[-1].argmax()
                 drafts[row, 2 * depth] = (best + 1) % 11
                 drafts[row, 2 * depth + 1] = best
                 known = torch.cat([known, best[None]])
         return Draft(drafts, torch.full_like(rows.lengths, gamma), topology=self.tree)
-
-    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None: ...
 
 
 def test_trees_are_limited_and_counted_by_depth():
@@ -157,31 +125,17 @@ def test_trees_are_limited_and_counted_by_depth():
     assert rates[:3] == (1.0, 1.0, 1.0) and engine.stats.drafted_at_depth[3:] == (0, 0, 0)
 
 
-class TapDrafter:
+class TapDrafter(RequestDrafter):
     """Reads the target's last hidden state: keeps what the model's head says at the accepted node."""
-
-    def distribution(self, *, sampling: bool) -> Distribution:
-        return Distribution.ONE_HOT
 
     needs = Needs(taps=(-1,))
 
     def __init__(self, model: TinyModel) -> None:
+        super().__init__()
         self.head = model.head.float()
-        self.guess = torch.empty(0)
-
-    def bind(self, target: Model) -> None: ...
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         self.guess = torch.zeros(batch, dtype=torch.int64)
-
-    def forwards(self, gamma: int) -> int:
-        return 0
-
-    def admit(
-        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
-    ) -> None: ...
-
-    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None: ...
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         return Draft(self.guess[:, None].expand(-1, gamma), torch.ones_like(rows.lengths))

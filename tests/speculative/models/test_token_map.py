@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import WhisperForCausalLM
 
-from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative import ModelDrafter
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.models.vocabularies import (
@@ -24,11 +23,11 @@ from forescribe.speculative.models.vocabularies import (
     mapped,
 )
 from forescribe.speculative.native.decoder import NativeWhisperDecoder
-from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft
 
-from ..native.cases import SLOTS, VOCAB, Shape, model, states
+from ..native import cases
+from ..native.cases import SLOTS, VOCAB, Seen, Shape, model, states
 
 NATIVE = pytest.mark.native
 FORMS = {"modules": WhisperDecoder, "lean": LeanWhisperDecoder, "native": NativeWhisperDecoder}
@@ -93,50 +92,15 @@ def test_logits_are_those_of_the_partners_and_nothing_else_is_finite(form: str) 
     assert made.listed is not None and made.listed.tolist() == [t for t in range(VOCAB) if has[t]]
 
 
-@dataclass
-class Seen:
-    """A drafter that notes what it drafts."""
-
-    inner: Any
-    drafts: list[Draft]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def propose(self, rows: Rows, gamma: int) -> Draft:
-        found: Draft = self.inner.propose(rows, gamma)
-        self.drafts.append(found)
-        return found
-
-
 def decoded(
     make: Callable[[], Any] | None, gamma: int, *, temperature: float = 0.0, **how: Any
 ) -> tuple[dict[Any, tuple[int, ...]], list[Draft], float]:
     """The texts of ragged requests, more than fit; what was drafted; and the share that was kept."""
-    drafter = None if make is None else Seen(ModelDrafter(make(), **how), [])
-    engine = Engine(
-        WhisperDecoder(model(Shape())),
-        drafter,
-        batch=3,
-        eos=(1,),
-        schedule=Fixed(gamma),
-        max_tokens=36,
-    )
-    work = [
-        Request(
-            tuple(2 + (3 * i + j) % 40 for j in range(1 + i % 4)),
-            encoder_states=state,
-            tag=i,
-            max_new_tokens=22 - 3 * i,
-            temperature=temperature if i % 2 else 0.0,
-            seed=i,
-        )
-        for i, state in enumerate(states(Shape(), 6))
-    ]
-    results = {r.request.tag: r for r in engine.run(work)}
-    assert not engine.faults
+    drafter = None if make is None else Seen(ModelDrafter(make(), **how))
+    target = WhisperDecoder(model(Shape()))
+    results, engine = cases.decoded(target, drafter, gamma, temperature=temperature)
     stats = engine.stats
-    texts = {tag: r.tokens for tag, r in sorted(results.items())}
+    texts = {tag: r.tokens for tag, r in results.items()}
     rate = stats.accepted / stats.drafted if stats.drafted else 0.0
     return texts, [] if drafter is None else drafter.drafts, rate
 

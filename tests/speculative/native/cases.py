@@ -1,20 +1,27 @@
-"""Random Whisper decoders of many shapes, and one reading of ragged rows by two adapters."""
+"""Random native decoders of many kinds: Whispers by their shape, text models by their family."""
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import WhisperConfig, WhisperForCausalLM
 
-from forescribe.speculative.models.modules import WhisperDecoder
-from forescribe.speculative.native.decoder import NativeWhisperDecoder
+from forescribe.speculative import Engine, Fixed, Request, Result
+from forescribe.speculative.models.modules import CausalDecoder, WhisperDecoder
+from forescribe.speculative.models.quantized import quantize_causal, quantize_whisper
+from forescribe.speculative.native.decoder import NativeCausalDecoder, NativeWhisperDecoder
 from forescribe.speculative.native.library import load
+from forescribe.speculative.requests import Sampling
+from forescribe.speculative.rows import Rows
+from forescribe.speculative.types import Draft
+from tests.speculative.models.causal_lms import causal_lm
 
 VOCAB, POSITIONS, SLOTS = 53, 40, 64
 BFLOAT16_PRODUCTS = "avx512bf16"
@@ -42,6 +49,10 @@ class Shape:
     activation: str = "gelu"
 
 
+Kind = Shape | str
+"""A Whisper, or a family of text models."""
+
+
 @functools.cache
 def model(shape: Shape) -> WhisperForCausalLM:
     torch.manual_seed(0)
@@ -64,6 +75,32 @@ def model(shape: Shape) -> WhisperForCausalLM:
     ).eval()
 
 
+@functools.cache
+def integers(kind: Kind) -> Any:
+    """The model with matrices of 8-bit integers."""
+    if isinstance(kind, Shape):
+        made = copy.deepcopy(model(kind))
+        quantize_whisper(made)
+    else:
+        made = copy.deepcopy(causal_lm(kind))
+        quantize_causal(made)
+    return made
+
+
+def decoder(
+    kind: Kind, *, quantized: bool = False, stored: torch.dtype | None = None
+) -> NativeWhisperDecoder | NativeCausalDecoder:
+    if isinstance(kind, Shape):
+        return NativeWhisperDecoder(integers(kind) if quantized else model(kind), stored=stored)
+    return NativeCausalDecoder(integers(kind) if quantized else causal_lm(kind), stored=stored)
+
+
+def oracle(kind: Kind) -> WhisperDecoder | CausalDecoder:
+    return (
+        WhisperDecoder(model(kind)) if isinstance(kind, Shape) else CausalDecoder(causal_lm(kind))
+    )
+
+
 def adapters(shape: Shape, batch: int) -> tuple[WhisperDecoder, NativeWhisperDecoder]:
     """The oracle and the native decoder, allocated."""
     both = WhisperDecoder(model(shape)), NativeWhisperDecoder(model(shape))
@@ -78,7 +115,11 @@ def states(shape: Shape, count: int, seed: int = 1) -> list[Tensor]:
     return [torch.randn((shape.sources, width), generator=generator) for _ in range(count)]
 
 
-def tokens(batch: int, length: int, seed: int = 2) -> Tensor:
+def states_of(kind: Kind, count: int) -> list[Any]:
+    return states(kind, count) if isinstance(kind, Shape) else [None] * count
+
+
+def tokens(batch: int, length: int, seed: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, VOCAB, (batch, length), generator=generator)
 
@@ -88,3 +129,50 @@ def prefill(adapter: Any, shape: Shape, batch: int, length: int, seed: int = 2) 
         torch.arange(batch), tokens(batch, length, seed), states(shape, batch)
     ).logits
     return logits
+
+
+@dataclass
+class Seen:
+    """A drafter that notes what it drafts."""
+
+    inner: Any
+    drafts: list[Draft] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        draft: Draft = self.inner.propose(rows, gamma)
+        self.drafts.append(draft)
+        return draft
+
+
+def decoded(
+    target: Any,
+    drafter: Any,
+    gamma: int,
+    *,
+    batch: int = 3,
+    temperature: float = 0.0,
+    sampling: Sampling | None = None,
+) -> tuple[dict[Any, Result], Engine]:
+    """The results of six ragged requests, more than fit, so that rows end and are taken again. Every other
+    one is sampled above temperature 0."""
+    engine = Engine(
+        target, drafter, batch=batch, eos=(1,), schedule=Fixed(gamma), max_tokens=POSITIONS - 4
+    )
+    work = [
+        Request(
+            tuple(2 + (3 * i + j) % 40 for j in range(1 + i % 4)),
+            encoder_states=state,
+            tag=i,
+            max_new_tokens=22 - 3 * i,
+            temperature=temperature if i % 2 else 0.0,
+            sampling=sampling or Sampling(),
+            seed=i,
+        )
+        for i, state in enumerate(states(Shape(), 6))
+    ]
+    results = {r.request.tag: r for r in engine.run(work)}
+    assert not engine.faults
+    return dict(sorted(results.items())), engine

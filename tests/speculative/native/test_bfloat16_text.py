@@ -86,31 +86,6 @@ def test_logits_are_those_of_rounded_weights_and_caches(family, batch, length, c
     assert float(every.median()) < 1e-4 and float(every.max()) < FLIP
 
 
-@settings(max_examples=4, deadline=None)
-@given(st.sampled_from(FAMILIES), st.integers(2, 6), st.integers(1, 2))
-def test_a_rows_bits_depend_neither_on_the_batch_nor_on_nodes_nor_on_threads(
-    family, batch, threads
-):
-    model = rounded(family)
-    together, alone = (NativeCausalDecoder(model, stored=HALF) for _ in range(2))
-    together.allocate(batch, SLOTS)
-    alone.allocate(1, SLOTS)
-    tokens = torch.arange(batch * 13).view(batch, 13) * 7 % 50 + 5
-    start, before = torch.arange(batch) % 3 + 2, torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        together.prefill(torch.arange(batch), tokens[:, :6], [None] * batch)
-        scored = together.score(tokens[:, 6:], start, reach=SLOTS).logits
-    finally:
-        torch.set_num_threads(before)
-    for row in range(batch):
-        alone.prefill(torch.tensor([0]), tokens[row, None, :6], [None])
-        for node in range(7):
-            new = tokens[row, None, 6 + node, None]
-            one = alone.score(new, start[row, None] + node, reach=SLOTS)
-            assert torch.equal(one.logits[0, 0], scored[row, node])
-
-
 def test_float32_and_bfloat16_storage_of_one_model_are_both_compared(monkeypatch):
     model = rounded("qwen3")
     compared = []

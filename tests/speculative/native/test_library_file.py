@@ -79,32 +79,34 @@ def test_the_hash_can_be_checked_by_hand(folder: Path) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("kept", [0.5, 0.9, 0.0])
-def test_a_cut_off_library_ends_no_process_and_the_next_place_is_tried(
-    tmp_path: Path, kept: float
-) -> None:
+def test_a_cut_off_library_ends_no_process_and_the_next_place_is_tried(tmp_path: Path) -> None:
     """It ended with SIGBUS, or with an error although there was another library."""
     good = library.load().path
     tmp_path.chmod(0o755)
-    for name in ("cut", "whole"):
-        make_folder(tmp_path / name, 0o700)
-        install(good, tmp_path / name / good.name, lambda copy: None)
-    cut = tmp_path / "cut" / good.name
-    os.truncate(cut, int(kept * good.stat().st_size))
+    places = []
+    for share in (0.5, 0.9, 0.0, 1.0):
+        folder = tmp_path / str(share)
+        make_folder(folder, 0o700)
+        install(good, folder / good.name, lambda copy: None)
+        places.append(folder / good.name)
+        os.truncate(places[-1], int(share * good.stat().st_size))
     code = (
         "import logging, sys; from pathlib import Path\n"
         "from forescribe.speculative.native import library, library_file\n"
         "logging.basicConfig()\n"
-        "library_file.candidates = lambda: [Path(p) for p in sys.argv[1:]]\n"
-        "print(library.load().path)\n"
+        "*cut, whole = map(Path, sys.argv[1:])\n"
+        "for each in cut:\n"
+        "    for places in ([each], [each, whole]):\n"
+        "        library_file.candidates = lambda: places\n"
+        "        found = library.find()\n"
+        "        print(type(found).__name__ if len(places) == 1 else found.path == whole)\n"
     )
-    command = [sys.executable, "-c", code, str(cut), str(tmp_path / "whole" / good.name)]
-    run = subprocess.run(command, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code, *map(str, places)], capture_output=True, text=True
+    )
     assert run.returncode == 0, (run.returncode, run.stderr)
-    assert run.stdout.strip() == str(tmp_path / "whole" / good.name)
-    assert f"{cut} is not loaded: its content" in run.stderr
-    alone = subprocess.run(command[:-1], capture_output=True, text=True)
-    assert alone.returncode == 1 and "LoadError" in alone.stderr.splitlines()[-1]
+    assert run.stdout.split() == ["LoadError", "True"] * 3
+    assert all(f"{cut} is not loaded: its content" in run.stderr for cut in places[:-1])
 
 
 # -- owners ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative import ModelDrafter
 from forescribe.speculative.native.decoder import (
     NativeCausalDecoder,
     NativeWhisperDecoder,
@@ -21,6 +21,7 @@ from forescribe.speculative.native.library import load
 from forescribe.speculative.rounds.choice import Allowed, choose
 
 from ..models.causal_lms import causal_lm
+from . import cases
 from .cases import VOCAB, Shape, model, states
 
 pytestmark = pytest.mark.native
@@ -102,30 +103,12 @@ PAIRS: dict[str, Any] = {
 
 
 def decoded(pair: str, confidence: float, batch: int, *, plain: bool) -> dict[Any, tuple[Any, ...]]:
-    """Ragged requests, more than fit, so that rows end and are taken again."""
     target, draft = (Plain(m) if plain else m for m in PAIRS[pair]())
-    work = [
-        Request(
-            tuple(2 + (3 * i + j) % 40 for j in range(1 + i % 4)),
-            encoder_states=state,
-            tag=i,
-            max_new_tokens=22 - 3 * i,
-        )
-        for i, state in enumerate(states(Shape(), 6))
-    ]
-    engine = Engine(
-        target,
-        ModelDrafter(draft, confidence=confidence),
-        batch=batch,
-        eos=(1,),
-        schedule=Fixed(4),
-        max_tokens=36,
-    )
-    results = {r.request.tag: r for r in engine.run(work)}
-    assert not engine.faults
+    drafter = ModelDrafter(draft, confidence=confidence)
+    results, _ = cases.decoded(target, drafter, 4, batch=batch)
     return {
         tag: (r.tokens, r.sources, r.rounds, r.drafted, r.accepted, r.finish)
-        for tag, r in sorted(results.items())
+        for tag, r in results.items()
     }
 
 

@@ -7,44 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from forescribe.speculative import Engine, Request
-from forescribe.speculative.drafters.heads import drafter_of
+from forescribe.speculative import Engine
 from forescribe.speculative.engine.schedule import Fixed
-from forescribe.speculative.models.engines import ModelEngine, causal_decoder
-from forescribe.speculative.requests import Sampling
-from tests.speculative.rounds.test_graph import BATCH, GAMMA, Watch, rounds
+from tests.speculative.rounds.test_graph import BATCH, GAMMA, admitted, check_operators, rounds
 
-from ...models.causal_lms import EOS
-from . import tiny_heads
 from .test_head_drafts import FAMILIES
+from .test_head_rounds import decoder, drafter, each_kind, engine
 
 
-def ragged_engine(family: str, kind: str) -> Engine:
-    model = tiny_heads.target()
-    engine = Engine(
-        causal_decoder(model, engine=ModelEngine.LEAN),
-        drafter_of(tiny_heads.made(family, model).head),
-        batch=BATCH,
-        eos=[EOS],
-        schedule=Fixed(GAMMA),
-        ranks=2,
-    )
-    shaped = Sampling(top_k=9, top_p=0.9, min_p=0.01, repetition=1.2, presence=0.1, frequency=0.1)
-    for n in range(BATCH):
-        engine.submit(
-            Request(
-                prompt=(5, 7 + n, *range(8, 8 + 3 * n)),
-                temperature=0.0 if kind == "greedy" else 0.9,
-                sampling=shaped if kind == "shaped" else Sampling(),
-                ranks=2 if kind == "shaped" else 0,
-                seed=n,
-                tag=n,
-                max_new_tokens=8 + 6 * n,
-            )
-        )
-    with torch.inference_mode():
-        engine._scheduler._admit()
-    return engine
+def ragged_engine(kind: str, rows: str) -> Engine:
+    made = engine(decoder(kind), drafter(kind), BATCH, Fixed(GAMMA), ranks=2)
+    return admitted(made, rows)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -57,32 +30,26 @@ def test_one_full_graph_each_proposes_and_observes_in_every_ragged_round(family:
         return graph.forward
 
     torch._dynamo.reset()
-    engine, plain = ragged_engine(family, "shaped"), ragged_engine(family, "shaped")
-    drafter: Any = engine._context.drafter
+    traced_engine, plain = ragged_engine(family, "shaped"), ragged_engine(family, "shaped")
+    drafter: Any = traced_engine._context.drafter
     for name in ("propose", "observe"):
         traced = torch.compile(
             getattr(drafter, name), backend=backend, fullgraph=True, dynamic=False
         )
         setattr(drafter, name, traced)
-    step, expected = rounds(engine), rounds(plain)
+    step, expected = rounds(traced_engine), rounds(plain)
     lengths = set()
     with torch.no_grad():
         for _ in range(8):
             step()
             expected()
-            lengths.add(tuple(engine.rows.lengths.tolist()))
-            assert engine.rows.tokens[:, :-1].equal(plain.rows.tokens[:, :-1])
-            assert engine.rows.accepted.equal(plain.rows.accepted)
+            lengths.add(tuple(traced_engine.rows.lengths.tolist()))
+            assert traced_engine.rows.tokens[:, :-1].equal(plain.rows.tokens[:, :-1])
+            assert traced_engine.rows.accepted.equal(plain.rows.accepted)
     assert len(lengths) > 3 and len(graphs) == 2
 
 
-@pytest.mark.parametrize("kind", ["greedy", "sampled", "shaped"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_no_operator_of_a_round_syncs_or_changes_shape(family: str, kind: str) -> None:
-    step, traces = rounds(ragged_engine(family, kind)), []
-    for _ in range(4):
-        with torch.no_grad(), Watch() as watch:
-            step()
-        traces.append(watch.trace)
-    assert len(traces[0]) > 100
-    assert all(trace == traces[0] for trace in traces[1:])
+@pytest.mark.parametrize("rows", ["greedy", "sampled", "shaped"])
+@each_kind
+def test_no_operator_of_a_round_syncs_or_changes_shape(kind: str, rows: str) -> None:
+    check_operators(ragged_engine(kind, rows))

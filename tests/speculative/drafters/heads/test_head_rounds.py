@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import Tensor
+from transformers import WhisperForConditionalGeneration
 
 from forescribe.speculative import Engine, Request
-from forescribe.speculative.drafters.heads import ChainDrafter, SharedLayers, drafter_of
+from forescribe.speculative.drafters.heads import (
+    ChainDrafter,
+    SharedLayers,
+    WhisperBlockDrafter,
+    drafter_of,
+)
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.engines import ModelEngine, causal_decoder
+from forescribe.speculative.models.engines import ModelEngine, causal_decoder, whisper_decoder
 from forescribe.speculative.models.heads.records import (
     LAST,
     ChainHead,
@@ -32,28 +39,53 @@ from forescribe.speculative.models.weights import Linear
 from forescribe.speculative.requests import Sampling
 from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection
 from forescribe.speculative.testing import TinyModel, decode
+from tests.speculative.models.causal_lms import EOS, POSITIONS, VOCAB
+from tests.speculative.models.whispers import FRAMES, config, encoder_states, whisper
 
-from ...models.causal_lms import EOS, POSITIONS, VOCAB
 from . import tiny_heads
 from .test_head_drafts import FAMILIES, GAMMA, Alternating, requests
+from .tiny_blocks import block_head
 
 SMALL = 5  # tokens of the vocabulary whose texts are counted
+KINDS = (*FAMILIES, "block")
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def engine(model: Any, drafter: Any, batch: int, schedule: Any = None, **more: Any) -> Engine:
-    return Engine(
-        causal_decoder(model, engine=ModelEngine.LEAN),
-        drafter,
-        batch=batch,
-        schedule=schedule or Fixed(GAMMA),
-        **{"eos": [EOS], **more},
-    )
+def decoder(kind: str) -> Any:
+    if kind == "block":
+        return whisper_decoder(whisper(), engine=ModelEngine.LEAN)
+    return causal_decoder(tiny_heads.target(), engine=ModelEngine.LEAN)
+
+
+def drafter(kind: str, **options: Any) -> Any:
+    if kind == "block":
+        return WhisperBlockDrafter(block_head(), sources=FRAMES, **options)
+    return drafter_of(tiny_heads.made(kind, tiny_heads.target()).head, **options)
+
+
+def engine(target: Any, drafts: Any, batch: int = 3, schedule: Any = None, **more: Any) -> Engine:
+    schedule = schedule or Fixed(GAMMA if drafts else 0)
+    return Engine(target, drafts, batch=batch, schedule=schedule, **{"eos": [EOS], **more})
+
+
+def heard(kind: str, asked: list[Request]) -> list[Request]:
+    """The same, each with a window of its own where the target hears one."""
+    if kind != "block":
+        return asked
+    return [replace(r, encoder_states=encoder_states(r.tag)) for r in asked]
+
+
+def texts(made: Engine, asked: list[Request]) -> dict[Any, Any]:
+    results = list(made.run(asked))
+    assert len(results) == len(asked)
+    assert all(r.error is None and r.draft_error is None for r in results)
+    return {r.request.tag: r.tokens for r in results}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_are_those_of_a_decoder_without_cache_and_drafts(family: str) -> None:
     model = tiny_heads.target()
-    made = engine(model, drafter_of(tiny_heads.made(family, model).head), 3)
+    made = engine(decoder(family), drafter(family))
     results = list(made.run(requests()))
     assert made.stats.accepted > 0 and len(results) == len(requests())
     for result in results:
@@ -66,75 +98,70 @@ def test_texts_are_those_of_a_decoder_without_cache_and_drafts(family: str) -> N
         assert result.tokens == expected
 
 
-@settings(max_examples=10, deadline=None)
+@each_kind
+@settings(max_examples=5, deadline=None)
 @given(
-    st.sampled_from(FAMILIES),
     st.lists(st.tuples(st.integers(1, 14), st.integers(1, 12)), min_size=1, max_size=6),
     st.integers(1, 7),
     st.integers(1, 4),
 )
 def test_prompts_of_all_lengths_and_drafts_of_all_lengths_change_nothing(
-    family: str, sizes: list[tuple[int, int]], gamma: int, batch: int
+    kind: str, sizes: list[tuple[int, int]], gamma: int, batch: int
 ) -> None:
-    model = tiny_heads.target()
     asked = [
         Request(tuple((7 * i + 3 * j) % VOCAB for j in range(length)), max_new_tokens=new, tag=i)
         for i, (length, new) in enumerate(sizes)
     ]
-    plain = {r.request.tag: r.tokens for r in engine(model, None, batch, Fixed(0)).run(asked)}
-    drafter = drafter_of(tiny_heads.made(family, model).head)
-    made = list(engine(model, drafter, batch, Fixed(gamma)).run(asked))
-    assert {r.request.tag: r.tokens for r in made} == plain
-    assert all(r.draft_error is None for r in made)
+    asked = heard(kind, asked)
+    found = texts(engine(decoder(kind), drafter(kind), batch, Fixed(gamma)), asked)
+    assert found == texts(engine(decoder(kind), None, batch), asked)
 
 
+@each_kind
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_row_equals_decoding_it_alone(family: str, temperature: float) -> None:
-    model = tiny_heads.target()
-    head = tiny_heads.made(family, model).head
+def test_every_row_equals_decoding_it_alone(kind: str, temperature: float) -> None:
     shaped = Sampling(top_k=20, repetition=1.2)
     asked = [
-        Request(
-            r.prompt, max_new_tokens=12, temperature=temperature, seed=i, tag=i, sampling=shaped
-        )
-        for i, r in enumerate(requests())
+        replace(r, max_new_tokens=12, temperature=temperature, seed=i, sampling=shaped)
+        for i, r in enumerate(heard(kind, requests()))
     ]
-    together = engine(model, drafter_of(head), 3)
-    found = {r.request.tag: r for r in together.run(asked)}
+    together = {r.request.tag: r for r in engine(decoder(kind), drafter(kind)).run(asked)}
     for request in asked:
-        alone = engine(model, drafter_of(head), 1)
-        (result,) = alone.run([request])
+        (result,) = engine(decoder(kind), drafter(kind), 1).run([request])
+        found = together[request.tag]
         assert result.draft_error is None
-        assert (result.tokens, result.accepted) == (
-            found[request.tag].tokens,
-            found[request.tag].accepted,
-        )
+        assert (result.tokens, result.accepted) == (found.tokens, found.accepted)
 
 
-@pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        ("eagle3", TokenRejection),
+        ("eagle3", BlockVerification),
+        ("mtp", BlockVerification),
+        ("dflash", TokenRejection),
+        ("block", TokenRejection),
+        ("block", BlockVerification),
+    ],
+)
 def test_sampled_texts_of_several_rounds_have_the_targets_distribution(
-    family: str, rule: type
+    kind: str, rule: type
 ) -> None:
-    model = _small()
-    head = {
-        "eagle3": lambda: tiny_heads.eagle3(model, kept=(0, 2, 3)),
-        "mtp": lambda: tiny_heads.mtp(model),
-        "dflash": lambda: tiny_heads.dflash(model),
-    }[family]().head
-    made = engine(model, drafter_of(head), 64, eos=[], sampled=rule())
-    prompt, count, length = (1, 4, 2, 0), 3000, 6
+    target, drafts, last = _small(kind)
+    made = engine(target, drafts, 64, eos=[], sampled=rule())
+    prompt, count, length = (1, 4, 2, 0), 2000, 6
     asked = [
         Request(prompt, max_new_tokens=length, temperature=1.0, seed=i, tag=i) for i in range(count)
     ]
-    texts = [result.tokens for result in made.run(asked)]
-    assert len(texts) == count and 0.1 < made.stats.acceptance_rate < 0.95
-    chances = _joint(model, prompt, length)  # [V] * 6
+    if kind == "block":
+        asked = [replace(r, encoder_states=encoder_states(0)) for r in asked]
+    found = texts(made, asked).values()
+    assert 0.1 < made.stats.acceptance_rate < 0.95
+    chances = _joint(last, prompt, length)  # [V] * 6
     for first in (0, 3):  # the first three tokens, then the last three
         kept = tuple(range(first, first + 3))
         expected = chances.sum([d for d in range(length) if d not in kept]).flatten() * count
-        seen = Counter(text[first : first + 3] for text in texts)
+        seen = Counter(text[first : first + 3] for text in found)
         counted = torch.tensor(
             [seen[key] for key in itertools.product(range(SMALL), repeat=3)], dtype=torch.float64
         )
@@ -148,7 +175,8 @@ def test_sampled_texts_of_several_rounds_have_the_targets_distribution(
 @pytest.mark.parametrize("schedule", [Fixed(GAMMA), Alternating()], ids=["drafts", "stretches"])
 def test_a_head_of_the_targets_own_layers_is_accepted_throughout(schedule: Any) -> None:
     model = _windowed()
-    made = engine(model, ChainDrafter(_own_layers(model)), 3, schedule, eos=[])
+    target = causal_decoder(model, engine=ModelEngine.LEAN)
+    made = engine(target, ChainDrafter(_own_layers(model)), 3, schedule, eos=[])
     long = [r for r in requests(30) if len(r.prompt) >= 8]
     asked = [Request(r.prompt, max_new_tokens=24, tag=i) for i, r in enumerate(long)]
     assert len(asked) > 3
@@ -162,29 +190,57 @@ def test_a_target_that_shares_nothing_is_refused() -> None:
         SharedLayers.of(TinyModel(), None)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_confidence_outside_0_to_1_is_refused(family: str) -> None:
+@each_kind
+def test_a_confidence_outside_0_to_1_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="confidence is 1.5"):
-        drafter_of(tiny_heads.made(family, tiny_heads.target()).head, confidence=1.5)
+        drafter(kind, confidence=1.5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_drafts_end_where_the_head_doubts(family: str) -> None:
-    model = tiny_heads.target()
-    head = tiny_heads.made(family, model).head
-    plain = {r.request.tag: r.tokens for r in engine(model, None, 3, Fixed(0)).run(requests())}
-    whole = engine(model, drafter_of(head), 3)
-    list(whole.run(requests()))
-    ended = engine(model, drafter_of(head, confidence=0.9), 3)
-    found = {r.request.tag: r.tokens for r in ended.run(requests())}
-    assert found == plain
+@each_kind
+def test_drafts_end_where_the_head_doubts(kind: str) -> None:
+    whole, ended = (
+        engine(decoder(kind), drafter(kind, confidence=confidence)) for confidence in (0.0, 0.9)
+    )
+    asked = heard(kind, requests())
+    plain = texts(engine(decoder(kind), None), asked)
+    assert texts(whole, asked) == texts(ended, asked) == plain
     assert ended.stats.drafted < whole.stats.drafted
 
 
 # -- models ---------------------------------------------------------------------------------------------
 
 
-def _small() -> Any:
+def _small(kind: str) -> tuple[Any, Any, Callable[[Tensor], Tensor]]:
+    """A target of few tokens, its drafter, and the logits `[B, V]` behind texts `[B, L]`."""
+    if kind == "block":
+        sizes = config(2, 40)
+        sizes.update({"vocab_size": SMALL, "init_std": 0.15})
+        for name in ("pad", "bos", "eos"):
+            setattr(sizes, f"{name}_token_id", 0)
+        sizes.decoder_start_token_id = 1
+        torch.manual_seed(2)
+        whisper = WhisperForConditionalGeneration(sizes).eval()
+        states = encoder_states(0)[None]
+
+        def behind(rows: Tensor) -> Tensor:
+            encoded = (states.expand(len(rows), -1, -1),)
+            out = whisper(encoder_outputs=encoded, decoder_input_ids=rows, use_cache=False)
+            last: Tensor = out.logits[:, -1]
+            return last
+
+        drafts = WhisperBlockDrafter(block_head(vocab=SMALL), sources=FRAMES)
+        return whisper_decoder(whisper, engine=ModelEngine.LEAN), drafts, behind
+    model = _small_llama()
+    head = {
+        "eagle3": lambda: tiny_heads.eagle3(model, kept=(0, 2, 3)),
+        "mtp": lambda: tiny_heads.mtp(model),
+        "dflash": lambda: tiny_heads.dflash(model),
+    }[kind]().head
+    target = causal_decoder(model, engine=ModelEngine.LEAN)
+    return target, drafter_of(head), lambda rows: model(rows).logits[:, -1]
+
+
+def _small_llama() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(2)
@@ -208,13 +264,13 @@ def _small() -> Any:
 
 
 @torch.no_grad()
-def _joint(model: Any, prompt: Sequence[int], length: int) -> Tensor:
+def _joint(last: Callable[[Tensor], Tensor], prompt: Sequence[int], length: int) -> Tensor:
     """The probability of every text `[V] * length` after a prompt, without a cache."""
     chances = torch.ones((), dtype=torch.float64)
     for depth in range(length):
         texts = list(itertools.product(range(SMALL), repeat=depth))
         rows = torch.tensor([[*prompt, *text] for text in texts])
-        following = model(rows).logits[:, -1].double().softmax(-1)
+        following = last(rows).double().softmax(-1)
         chances = chances[..., None] * following.view(*[SMALL] * (depth + 1))
     return chances
 
