@@ -42,15 +42,19 @@ class MemoryEngine:
         self._steps, self._workflows = steps, workflows
 
     def enqueue(self, tx: Connection, item: WorkItem) -> None:
-        """Add the item when the connection goes back to its pool, if it has committed by then."""
+        """Add the item when its connection goes back to the pool, if it has committed by then. The event
+        of a commit comes before the commit itself, and other threads return theirs meanwhile."""
         committed: list[Connection] = []
+        waiting, own = [item], tx.connection.dbapi_connection
 
-        def returned(*args: object) -> None:
-            if committed:
-                self._add(item)
+        def returned(connection: object, *args: object) -> None:
+            if connection is own and waiting:
+                left = waiting.pop()
+                if committed:
+                    self._add(left)
 
         event.listen(tx, "commit", committed.append, once=True)
-        event.listen(tx.engine.pool, "checkin", returned, once=True)
+        event.listen(tx.engine.pool, "checkin", returned)
 
     def cancel(self, id: str) -> None:
         with self._lock:
