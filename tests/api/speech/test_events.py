@@ -15,7 +15,7 @@ from forescribe.api.speech import answers
 from forescribe.api.speech.answers import PING, Deltas, data, events
 from forescribe.asr.decode.options import Outcome
 from forescribe.asr.sessions.parts import Part, Token
-from tests.api.jobs.fakejobs import transcript
+from tests.api.page.fakejobs import transcript
 
 
 @given(st.lists(st.text(alphabet="ab \n\u2003", max_size=6)))
