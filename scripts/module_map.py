@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,18 +28,25 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def statements(path: Path, *, lazy: bool = True) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """The import statements of a file; `lazy` as for `imports`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = ast.walk(tree) if lazy else _at_import(tree)
+    return tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imports(path: Path, known: set[str], *, lazy: bool = True) -> Iterator[str]:
     """Full names of what a file imports: a module of `known` where it is one, else as written.
 
     `lazy` includes imports inside functions and those for the type checker only.
     """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     here = dotted(path).split(".")
     package = here if path.name == "__init__.py" else here[:-1]
-    for node in ast.walk(tree) if lazy else _at_import(tree):
+    for node in statements(path, lazy=lazy):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             for alias in node.names:
