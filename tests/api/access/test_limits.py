@@ -150,20 +150,6 @@ def test_a_key_that_is_over_is_none(service) -> None:
     assert client.get("/v1/models", headers=keyed(OTHER)).status_code == 200
 
 
-def test_audio_is_charged_as_it_is_decoded(service) -> None:
-    client = service(api_keys={"team": {"hash": digest(KEY), "audio_s_per_minute": 5}})
-
-    def post(seconds: float):
-        files = {"file": sound(seconds)}
-        return client.post(TRANSCRIBE, files=files, data=FORM, headers=keyed(KEY))
-
-    assert post(4).status_code == 200
-    refused = post(4)
-    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
-    assert post(6).status_code == 413
-    assert client.app.state.serving.admission.requests == 0
-
-
 def test_what_is_left_of_a_limit_is_in_the_headers(service) -> None:
     limits = {
         "requests_per_minute": 3,

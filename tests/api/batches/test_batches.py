@@ -143,9 +143,8 @@ def test_a_line_that_is_wrong_fails_alone(client) -> None:
             assert error["param"] == param, name
 
 
-@pytest.mark.parametrize(
-    ("data", "code", "number"),
-    [
+def test_a_file_that_is_wrong_fails_the_batch(tmp_path, transcriber, decoders) -> None:
+    wrong = [
         (b"\n\n", "empty_file", None),
         (b"{", "invalid_json_line", 1),
         (b"[1]", "invalid_json_line", 1),
@@ -162,16 +161,16 @@ def test_a_line_that_is_wrong_fails_alone(client) -> None:
         (jsonl([{**line("a"), "more": 1}]), "unknown_parameter", 1),
         (b"\n" + jsonl([{"custom_id": "a"}]), "missing_required_parameter", 2),
         (jsonl([line(str(k)) for k in range(4)]), "too_many_requests", None),
-    ],
-)
-def test_a_file_that_is_wrong_fails_the_batch(tmp_path, transcriber, decoders, data, code, number):
+    ]
     with application(tmp_path, transcriber, decoders, max_batch_lines=3) as client:
-        batch = ended(ready(client), begin(client, data).json()["id"])
-    assert batch["status"] == "failed" and batch["failed_at"]
-    first = batch["errors"]["data"][0]
-    assert (first["code"], first["line"]) == (code, number) and first["message"]
-    assert batch["output_file_id"] is None and batch["error_file_id"] is None
-    assert batch["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+        ready(client)
+        for data, code, number in wrong:
+            batch = ended(client, begin(client, data).json()["id"])
+            assert batch["status"] == "failed" and batch["failed_at"]
+            first = batch["errors"]["data"][0]
+            assert (first["code"], first["line"]) == (code, number) and first["message"], data
+            assert batch["output_file_id"] is None and batch["error_file_id"] is None
+            assert batch["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
 
 
 def test_what_a_batch_may_not_be(client) -> None:

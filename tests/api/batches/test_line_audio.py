@@ -94,26 +94,15 @@ def test_what_is_fetched_and_what_is_not(tmp_path, transcriber, decoders, site) 
     assert b"s3cr3t" not in (tmp_path / "jobs.db").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://127.0.0.1/a",
-        "http://localhost/a",
-        "http://169.254.169.254/latest/meta-data",
-        "http://[::1]/a",
-        "http://0x7f000001/a",
-        "http://10.0.0.1/a",
-        "http://user:pass@example.com/a",
-        "https://example.com:22/a",
-        "http://rebound.test/a",  # resolves to this machine
-    ],
-)
-def test_private_addresses_are_refused(tmp_path, transcriber, decoders, url) -> None:
+def test_private_addresses_are_refused(tmp_path, transcriber, decoders) -> None:
+    """One by its number, one by what its name means."""
+    urls = ("http://127.0.0.1/a", "http://rebound.test/a")
     with application(tmp_path, transcriber, decoders, audio_urls=True) as client:
         audio: LineAudio = client.app.state.batches.runner.steps.audio
         audio.resolve = lambda host, port: ["127.0.0.1"]
-        good, errors = run(client, url)
-    assert good == {} and errors[url][0] in ("invalid_value", "audio_unreachable")
+        good, errors = run(client, *urls)
+    assert good == {} and errors.keys() == set(urls)
+    assert {code for code, _ in errors.values()} <= {"invalid_value", "audio_unreachable"}
 
 
 def test_without_the_setting_nothing_is_fetched(tmp_path, transcriber, decoders, site) -> None:

@@ -75,8 +75,9 @@ def test_a_job_lives_and_dies_in_objects(client, blobs, tmp_path) -> None:
     assert all(path.name.startswith(("jobs.db", "lock")) for path in local), local
 
 
-@pytest.mark.parametrize("error", [UnavailableError, DeniedError])
-@pytest.mark.parametrize("moment", ["queued", "running"])
+@pytest.mark.parametrize(
+    ("moment", "error"), [("queued", DeniedError), ("running", UnavailableError)]
+)
 def test_storage_that_is_away_is_waited_for_however_long(
     client, held, transcriber, away, moment, error
 ) -> None:

@@ -42,7 +42,7 @@ def nobody_inside(client) -> None:
 
 def test_every_segment_has_a_speaker_by_order_of_appearance(service) -> None:
     client = service()
-    body = post(client, sound(70, 1)).json()
+    body = post(client, sound(40, 1)).json()
     conforms(body, "CreateTranscriptionResponseDiarizedJson")
     assert list(dict.fromkeys(s["speaker"] for s in body["segments"])) == ["A", "B"]
     assert [s["id"] for s in body["segments"]][:2] == ["seg_001", "seg_002"]
@@ -54,14 +54,14 @@ def test_every_segment_has_a_speaker_by_order_of_appearance(service) -> None:
 def test_who_is_known_has_a_name_and_the_others_letters(service, name, other) -> None:
     """The first half sounds as the reference does, the second does not; a letter is not a known name."""
     known = {"known_speaker_names[]": name, "known_speaker_references[]": url(sound(4, 2))}
-    body = post(service(), sound(70, 1), **known).json()
+    body = post(service(), sound(40, 1), **known).json()
     assert list(dict.fromkeys(s["speaker"] for s in body["segments"])) == [name, other]
 
 
 def test_a_stream_ends_with_the_segments(service) -> None:
     client = service()
-    whole = post(client, sound(70, 1)).json()
-    sent = events(post(client, sound(70, 1), stream="true").text)
+    whole = post(client, sound(40, 1)).json()
+    sent = events(post(client, sound(40, 1), stream="true").text)
     for event in sent:
         conforms(event, "CreateTranscriptionResponseStreamEvent")
     by_type = {name: [e for e in sent if e["type"] == f"transcript.text.{name}"] for name in KINDS}

@@ -5,13 +5,24 @@ from __future__ import annotations
 import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 
 from forescribe.api.speech.diarization import Speakers
+from forescribe.asr.decode.options import Guards
 from forescribe.asr.segment.vad import EnergyDetector
 from tests.api.conftest import RATE, Halves, silence, sound, wav
+
+FORM = {"model": "random", "language": "de", "temperature": "0.5"}
+
+
+@pytest.fixture(autouse=True)
+def one_try(monkeypatch) -> None:
+    """To the guards all words of random weights are doubtful: six more tries take six times as long."""
+    once = partial(Guards, temperatures=(0.5,))
+    monkeypatch.setattr("forescribe.api.speech.huggingface_contract.Guards", once)
 
 
 def post(client, audio: bytes, path: str = "/predict", **parameters):
@@ -19,9 +30,8 @@ def post(client, audio: bytes, path: str = "/predict", **parameters):
     return client.post(path, files={"file": audio}, data={"parameters": json.dumps(given)})
 
 
-@pytest.mark.parametrize("path", ["/", "/predict"])
-def test_the_answer_has_the_ancestors_keys(service, path) -> None:
-    body = post(service(), sound(40, 1), path).json()
+def test_the_answer_has_the_ancestors_keys(service) -> None:
+    body = post(service(), sound(40, 1), "/").json()
     # Random weights write doubtful text, which is said beside the contract's keys.
     assert set(body) - {"warnings"} == {"speakers", "chunks", "text"}
     assert [one["speaker"] for one in body["speakers"]] == ["SPEAKER_00", "SPEAKER_01"]
@@ -50,16 +60,12 @@ def test_what_has_no_effect_is_named(service) -> None:
 
 
 def test_so_many_speakers_as_are_asked_for(service) -> None:
-    client, audio = service(), sound(30, 6)
+    client, audio = service(), sound(6, 6)
     for count in (1, 2):
         body = post(client, audio, num_speakers=count).json()
         assert len({one["speaker"] for one in body["speakers"]}) == count
     answer = post(client, audio, min_speakers=3, max_speakers=2)
     assert answer.status_code == 400 and "at least 3 and at most 2" in answer.json()["detail"]
-
-
-def test_without_a_diarizer_there_are_no_speakers(service) -> None:
-    assert post(service(diarizer="none"), sound(2)).json()["speakers"] == []
 
 
 def test_audio_beyond_82_s_is_not_cut_off(service) -> None:
@@ -69,7 +75,7 @@ def test_audio_beyond_82_s_is_not_cut_off(service) -> None:
         .post(
             "/v1/audio/transcriptions",
             files={"file": sound(100, 7)},
-            data={"model": "random", "language": "de", "response_format": "verbose_json"},
+            data={**FORM, "response_format": "verbose_json"},
         )
         .json()
     )
@@ -84,7 +90,7 @@ def test_a_language_is_its_requests_alone(service) -> None:
     client, names = service(), ["de", "en", "fr", "de"]
 
     def language(name: str) -> str:
-        data = {"model": "random", "language": name, "response_format": "verbose_json"}
+        data = {**FORM, "language": name, "response_format": "verbose_json"}
         return client.post(
             "/v1/audio/transcriptions", files={"file": sound(2, 8)}, data=data
         ).json()["language"]
@@ -94,7 +100,7 @@ def test_a_language_is_its_requests_alone(service) -> None:
     detected = client.post(
         "/v1/audio/transcriptions",
         files={"file": sound(2, 8)},
-        data={"model": "random", "response_format": "verbose_json"},
+        data={"model": "random", "temperature": "0.5", "response_format": "verbose_json"},
     )
     assert detected.json()["language_probability"] is not None
 
@@ -144,6 +150,7 @@ def test_a_handler_answers_base64_as_the_route_answers_files(handler, service) -
     asked = {"inputs": base64.b64encode(audio).decode(), "parameters": {"language": "de"}}
     made = handler(asked)
     plain = post(service(diarizer="none"), audio).json()
+    assert plain["speakers"] == []  # nobody tells them apart
     assert made == plain == handler({**asked, "inputs": audio})
 
 

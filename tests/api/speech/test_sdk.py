@@ -1,40 +1,49 @@
-"""OpenAI's own client against the running server, with the bundled model: what an application sees."""
+"""OpenAI's own client against the running service with the bundled model: what an application sees."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import openai
 import pytest
 import uvicorn
+from openai.types import Batch, FileDeleted, FileObject
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
+from forescribe.api.jobs.service import Jobs
 from forescribe.api.settings import Settings
-from tests.api.conftest import memo, silence, sound, until
+from forescribe.api.speech.serving import Serving
+from tests.api.batches.calls import TRANSCRIBE, jsonl
+from tests.api.conftest import memo, until
 
-MEMO = ("memo.wav", memo(5.0))
+MEMO = ("memo.wav", memo(3))
 KEY = new_key()
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    settings = Settings(model="tiny.en", api_keys={"sdk": digest(KEY)}, drain_s=0)
-    app = create_app(settings)
+def address(tmp_path_factory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("jobs")
+    settings = Settings(
+        model="tiny.en", api_keys={"sdk": digest(KEY)}, drain_s=0, data_dir=folder, min_free_bytes=0
+    )
+    serving = Serving.of(settings)
+    app = create_app(settings, serving, Jobs.open(settings, serving))
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
-        until(lambda: app.state.serving.state == "ready", 60)
+        until(lambda: serving.state == "ready")
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
     assert not thread.is_alive()
-    assert app.state.serving.state == "stopped"
+    assert serving.state == "stopped"
 
 
 @pytest.fixture
@@ -108,10 +117,6 @@ def test_a_translation_by_a_model_of_one_language_is_refused(client) -> None:
     assert caught.value.param == "model"
 
 
-def test_silence_is_no_error(client) -> None:
-    assert client.audio.transcriptions.create(model="tiny.en", file=silence(2)).text == ""
-
-
 def test_errors_are_the_clients_own_exceptions(client, address) -> None:
     create = client.audio.transcriptions.create
     with pytest.raises(openai.BadRequestError) as caught:
@@ -124,23 +129,112 @@ def test_errors_are_the_clients_own_exceptions(client, address) -> None:
         stranger.models.list()
 
 
-def test_many_at_once_each_get_their_own(address) -> None:
-    """Silence and sound, at the same time, through the asynchronous client."""
+# -- files and batches -------------------------------------------------------------------------------
 
-    async def run() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=address, api_key=KEY, max_retries=0) as client:
-            made = await asyncio.gather(
-                *(
-                    client.audio.transcriptions.create(
-                        model="tiny.en",
-                        file=silence(1) if i % 2 else sound(2),
-                        response_format="srt",
-                    )
-                    for i in range(8)
-                )
-            )
-            return [str(one) for one in made]
 
-    made = asyncio.run(run())
-    assert [bool(text) for text in made[1::2]] == [False] * 4
-    assert len(set(made[::2])) == 1
+def strictly(kind, raw) -> None:
+    """The body has the fields and types of the client's own model; the client itself does not check."""
+    kind.model_validate(json.loads(raw.http_response.content), strict=True)
+
+
+def ended(client: openai.OpenAI, id: str) -> Batch:
+    end = time.monotonic() + 120
+    while (batch := client.batches.retrieve(id)).status not in ("completed", "failed", "cancelled"):
+        assert time.monotonic() < end, batch
+        time.sleep(0.1)
+    return batch
+
+
+def requests(client: openai.OpenAI, *bodies: dict) -> FileObject:
+    lines = [
+        {"custom_id": f"call-{k}", "method": "POST", "url": TRANSCRIBE, "body": body}
+        for k, body in enumerate(bodies)
+    ]
+    return client.files.create(file=("calls.jsonl", jsonl(lines)), purpose="batch")
+
+
+def test_files(client) -> None:
+    audio = memo(3)
+    raw = client.files.with_raw_response.create(
+        file=("memo.wav", audio),
+        purpose="user_data",
+        expires_after={"anchor": "created_at", "seconds": 7200},
+    )
+    strictly(FileObject, raw)
+    file = raw.parse()
+    assert file.bytes == len(audio) and file.filename == "memo.wav"
+    assert file.expires_at == file.created_at + 7200
+    assert client.files.retrieve(file.id) == file
+    assert client.files.content(file.id).read() == audio
+    others = [client.files.create(file=(n, n.encode()), purpose="user_data") for n in "abc"]
+    listed = [one.id for one in client.files.list(limit=2, purpose="user_data", order="asc")]
+    assert listed == [file.id, *(one.id for one in others)]  # over several pages
+    for one in (file, *others):
+        raw = client.files.with_raw_response.delete(one.id)
+        strictly(FileDeleted, raw)
+        assert raw.parse().deleted
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.files.retrieve(file.id)
+    assert caught.value.code == "file_not_found"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.files.create(file=("a", b"a"), purpose="fine-tune")
+    assert caught.value.param == "purpose"
+
+
+def test_a_batch_of_transcriptions(client) -> None:
+    memo_file = client.files.create(file=("memo.wav", memo(3)), purpose="user_data")
+    body = {"model": "whisper-1", "file": memo_file.id, "language": "en"}
+    given = requests(
+        client,
+        body,
+        {**body, "response_format": "verbose_json", "timestamp_granularities": ["word"]},
+        {**body, "file": "file-unknown"},
+    )
+    raw = client.batches.with_raw_response.create(
+        input_file_id=given.id,
+        endpoint="/v1/audio/transcriptions",
+        completion_window="24h",
+        metadata={"from": "a test"},
+        output_expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    strictly(Batch, raw)
+    batch = ended(client, raw.parse().id)
+    strictly(Batch, client.batches.with_raw_response.retrieve(batch.id))
+    assert batch.status == "completed" and batch.metadata == {"from": "a test"}
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (3, 2, 1)
+    assert batch.usage.total_tokens == batch.usage.input_tokens + batch.usage.output_tokens
+    rows = [json.loads(row) for row in client.files.content(batch.output_file_id).text.splitlines()]
+    direct = client.audio.transcriptions.create(model="whisper-1", file=MEMO, language="en")
+    assert [row["custom_id"] for row in rows] == ["call-0", "call-1"]
+    assert all(row["response"]["body"]["text"] == direct.text for row in rows)
+    assert rows[1]["response"]["body"]["words"]
+    output = client.files.retrieve(batch.output_file_id)
+    assert output.purpose == "batch_output" and output.expires_at - output.created_at == 3600
+    (error,) = [json.loads(r) for r in client.files.content(batch.error_file_id).text.splitlines()]
+    assert error["response"]["status_code"] == 404 and error["custom_id"] == "call-2"
+    assert batch.id in [one.id for one in client.batches.list(limit=1)]
+
+
+def test_a_batch_that_fails_and_one_that_is_cancelled(client) -> None:
+    bad = client.files.create(file=("bad.jsonl", b"{}\n{"), purpose="batch")
+    create = client.batches.create
+    window = {"endpoint": "/v1/audio/transcriptions", "completion_window": "24h"}
+    failed = ended(client, create(input_file_id=bad.id, **window).id)
+    strictly(Batch, client.batches.with_raw_response.retrieve(failed.id))
+    assert failed.status == "failed"
+    assert [(e.code, e.line) for e in failed.errors.data] == [
+        ("missing_required_parameter", 1),
+        ("invalid_json_line", 2),
+    ]
+    audio = client.files.create(file=("memo.wav", memo(3)), purpose="user_data")
+    given = requests(client, *[{"model": "whisper-1", "file": audio.id}] * 30)
+    batch = create(input_file_id=given.id, **window)
+    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    cancelled = ended(client, batch.id)
+    assert cancelled.status == "cancelled"
+    with pytest.raises(openai.ConflictError):
+        client.batches.cancel(failed.id)
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.batches.retrieve("batch_unknown")
+    assert caught.value.code == "batch_not_found"
