@@ -16,9 +16,9 @@ namespace forescribe {
 namespace FS_ISA {
 
 struct CausalBuffers {
-    float *x, *normed, *project, *attended, *inner, *scores;
+    float *x, *normed, *project, *attended, *inner, *scores, *panels;
     int64_t *extra;
-    int64_t wide, project_stride, attended_stride, inner_stride, scores_size, nodes;
+    int64_t wide, project_stride, attended_stride, inner_stride, scores_size, nodes, panels_size;
 
     static CausalBuffers carve(const fs_causal &m, int64_t rows, int32_t threads, Carver &carver) {
         CausalBuffers b;
@@ -28,18 +28,21 @@ struct CausalBuffers {
         b.inner_stride = padded(m.ffn);
         b.nodes = rows;  // of one row of the batch, at most
         b.scores_size = padded(m.slots) + SPARE;
+        const int64_t widest = m.heads * m.head > m.width ? m.heads * m.head : m.width;
+        b.panels_size = widened_floats(m.ffn > widest ? m.ffn : widest);
         b.x = carver.floats(rows * b.wide);
         b.normed = carver.floats(rows * b.wide);
         b.project = carver.floats(rows * b.project_stride);
         b.attended = carver.floats(rows * b.attended_stride);
         b.inner = carver.floats(rows * b.inner_stride);
         b.scores = carver.floats(threads * b.scores_size);
+        b.panels = carver.floats(threads * b.panels_size);
         b.extra = (int64_t *)carver.floats(threads * 2 * b.nodes);
         return b;
     }
 };
 
-// Storage of matrices, and of caches and the embedding.
+// Storage of matrices, and of caches.
 template <class W, class C>
 struct Causal {
     const fs_causal &m;
@@ -55,13 +58,15 @@ struct Causal {
         owned = m.key_heads % team.size == 0 && (m.key_heads / team.size * m.head) % PANEL == 0;
     }
 
+    float *panels_in_float32() const { return buffers.panels + team.rank * buffers.panels_size; }
+
     int64_t low(int64_t outputs) const { return team.low(panels(outputs)); }
     int64_t high(int64_t outputs) const { return team.high(panels(outputs)); }
 
     template <class E>
     void linear(const float *a, int64_t stride, const fs_linear &l, int64_t inputs, int64_t first,
                 int64_t end, const E &epilogue) const {
-        product(a, stride, rows, (const W *)l.weight, inputs, first, end, epilogue);
+        product<W>(a, stride, rows, l, inputs, first, end, panels_in_float32(), epilogue);
     }
 
     void residual(const float *a, int64_t stride, const fs_linear &l, int64_t inputs) const {
@@ -78,9 +83,8 @@ struct Causal {
 
     void embed() const {
         for (int64_t r = team.low(rows); r < team.high(rows); r++) {
-            const C *word = (const C *)m.embedding + step.tokens[r] * m.width;
             float *x = buffers.x + r * buffers.wide;
-            for (int64_t c = 0; c < m.width; c++) x[c] = scalar(word + c);
+            output_of(m.embedding, m.width, step.tokens[r], x);
             for (int64_t c = m.width; c < buffers.wide; c++) x[c] = 0;
         }
         // norm() shares rows in the same way
@@ -164,9 +168,8 @@ struct Causal {
             for (int64_t c = m.outputs; c < m.columns; c++) out[c] = -__builtin_inff();
         }
         team.wait();
-        product(buffers.normed, buffers.wide, count, (const W *)m.projection.weight, m.width,
-                low(m.outputs), high(m.outputs),
-                Cut{step.logits, m.columns, m.outputs, nullptr, m.projection.bias});
+        product<W>(buffers.normed, buffers.wide, count, m.projection, m.width, low(m.outputs),
+                   high(m.outputs), panels_in_float32(), Cut{step.logits, m.columns, m.outputs, nullptr, m.projection.bias});
     }
 
     void run() const {

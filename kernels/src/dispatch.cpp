@@ -1,6 +1,10 @@
 // The exported functions: argument checks, and the choice of the instruction set.
 #include <string.h>
 
+#if defined(FS_HAS_AVX2)
+#include <cpuid.h>
+#endif
+
 #include "buffers.h"
 #include "draft_loop.h"
 #include "glibc.h"
@@ -22,6 +26,14 @@ struct Isa {
     bool (*usable)();
 };
 
+#if defined(FS_HAS_AVX2)
+// Compilers before 2021 do not know the name of this one.
+bool has_f16c() {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 // Best first, of those that were compiled. The compiler's run-time support asks the processor and the
 // operating system. The list is constant: one that is made at the first call would need libstdc++.
 constexpr Isa isas[] = {
@@ -40,7 +52,8 @@ constexpr Isa isas[] = {
     {"avx512", &avx512_kernels, [] { return __builtin_cpu_supports("avx512f") != 0; }},
 #endif
 #if defined(FS_HAS_AVX2)
-    {"avx2", &avx2_kernels, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+    {"avx2", &avx2_kernels, 
+     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }},
 #endif
     {"generic", &generic_kernels, [] { return true; }},
 };
@@ -55,6 +68,25 @@ bool known_storage(int32_t storage) { return storage == FS_FLOAT32 || storage ==
 // Caches are stored as the matrices are; beside matrices in int8 as either of the others.
 bool fits(int32_t weights, int32_t caches) { return weights == FS_INT8 || weights == caches; }
 
+// Matrices of a model whose storage is `weights`.
+bool fits(const fs_linear &linear, int32_t weights) {
+    return linear.storage == weights ||
+           (weights == FS_FLOAT32 && linear.storage >= FS_EXACT_INT8 && linear.storage <= FS_EXACT_BFLOAT16);
+}
+
+template <int N>
+bool fit(const fs_linear *const (&all)[N], int32_t weights) {
+    for (const fs_linear *linear : all)
+        if (!fits(*linear, weights)) return false;
+    return true;
+}
+
+// What `output_of` reads.
+bool known_rows(const fs_linear &embedding) {
+    return embedding.storage >= FS_FLOAT32 && embedding.storage <= FS_EXACT_BFLOAT16 &&
+           embedding.storage != FS_INT8;
+}
+
 bool known_activation(int32_t activation) { return activation >= FS_GELU && activation <= FS_SILU; }
 
 int32_t check_whisper(const fs_whisper &m) {
@@ -67,6 +99,13 @@ int32_t check_whisper(const fs_whisper &m) {
     if ((m.weight_storage != FS_FLOAT32) && m.cache_storage != m.cross_storage) return FS_BAD_SHAPE;
     if (m.outputs < 1 || m.outputs > m.vocab) return FS_BAD_SHAPE;
     if (m.width > WIDEST || m.ffn > WIDEST || m.sources > WIDEST) return FS_BAD_SHAPE;
+    const int32_t w = m.weight_storage;
+    if (!known_rows(m.embedding) || !fits(m.head, w)) return FS_BAD_SHAPE;
+    for (int64_t i = 0; i < m.layers; i++) {
+        const fs_whisper_layer &l = m.layer[i];
+        if (!fit({&l.qkv, &l.self_out, &l.cross_query, &l.cross_out, &l.up, &l.down}, w)) return FS_BAD_SHAPE;
+        if (l.cross_value.storage != m.cache_storage) return FS_BAD_SHAPE;
+    }
     return m.batch < 1 || m.slots < 1 ? FS_BAD_SHAPE : FS_OK;
 }
 
@@ -79,8 +118,11 @@ int32_t check_causal(const fs_causal &m) {
         return FS_BAD_SHAPE;
     if (m.width > WIDEST || m.ffn > WIDEST || m.heads * m.head > WIDEST) return FS_BAD_SHAPE;
     if (m.outputs < 1 || m.outputs > m.vocab || m.columns < m.outputs || m.positions < 1) return FS_BAD_SHAPE;
-    for (int64_t i = 0; i < m.layers; i++)
-        if (m.layer[i].window < 0) return FS_BAD_SHAPE;
+    if (!known_rows(m.embedding) || !fits(m.projection, m.weight_storage)) return FS_BAD_SHAPE;
+    for (int64_t i = 0; i < m.layers; i++) {
+        const fs_causal_layer &l = m.layer[i];
+        if (l.window < 0 || !fit({&l.qkv, &l.out, &l.gate_up, &l.down}, m.weight_storage)) return FS_BAD_SHAPE;
+    }
     return m.batch < 1 || m.slots < 1 ? FS_BAD_SHAPE : FS_OK;
 }
 
@@ -89,6 +131,14 @@ int32_t check_encoder(const fs_encoder &m) {
     if (m.ffn > WIDEST || 3 * padded(m.width) > WIDEST || 3 * m.mels > WIDEST) return FS_BAD_SHAPE;
     if (m.width < 8 || m.width % 8 || m.heads < 1 || m.layers < 1 || m.ffn < 8 || m.ffn % 8) return FS_BAD_SHAPE;
     if (m.width % m.heads || (m.width / m.heads) % 8 || m.mels < 2 || m.mels % 2) return FS_BAD_SHAPE;
+    const int32_t w = m.weight_storage;
+    if (m.conv1.storage != w || m.conv2.storage != w) return FS_BAD_SHAPE;
+    for (int64_t i = 0; i < m.layers; i++) {
+        const fs_encoder_layer &l = m.layer[i];
+        const fs_linear *const all[] = {&l.query, &l.key, &l.value, &l.out, &l.up, &l.down};
+        for (const fs_linear *each : all)
+            if (each->storage != w) return FS_BAD_SHAPE;
+    }
     return m.sources < 1 ? FS_BAD_SHAPE : FS_OK;
 }
 
@@ -147,14 +197,16 @@ FS_EXPORT const char *fs_isa(void) { return kernels().name; }
 
 FS_EXPORT int64_t fs_packed_bytes(int64_t outputs, int64_t inputs, int32_t storage) {
     if (storage == FS_INT8) return panels(outputs) * int8_panel(inputs);
-    return packed_values(outputs, inputs) * storage_bytes(storage);
+    const int64_t values = packed_values(outputs, inputs), scales = panels(outputs) * COLUMNS * 4;
+    if (storage == FS_EXACT_INT8) return values + scales;
+    return values * storage_bytes(storage) + (storage == FS_EXACT_FLOAT16 ? scales : 0);
 }
 
-FS_EXPORT int32_t fs_pack(const float *source, int64_t outputs, int64_t inputs, int32_t storage, void *to) {
-    if (outputs < 1 || inputs < 2 || inputs % 2 || (storage != FS_FLOAT32 && storage != FS_BFLOAT16))
-        return FS_BAD_SHAPE;
-    kernels().pack(source, outputs, inputs, storage, to);
-    return FS_OK;
+FS_EXPORT int32_t fs_pack(const float *source, int64_t outputs, int64_t inputs, int32_t storage, void *to,
+                          int32_t threads) {
+    if (outputs < 1 || inputs < 2 || inputs % 2 || threads < 1) return FS_BAD_SHAPE;
+    if (storage < FS_FLOAT32 || storage > FS_EXACT_BFLOAT16 || storage == FS_INT8) return FS_BAD_SHAPE;
+    return kernels().pack(source, outputs, inputs, storage, to, threads) ? FS_OK : FS_INEXACT;
 }
 
 FS_EXPORT int32_t fs_pack_int8(const int8_t *source, const float *scales, int64_t outputs, int64_t inputs, void *to) {

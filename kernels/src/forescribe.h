@@ -13,19 +13,23 @@
 extern "C" {
 #endif
 
-#define FS_ABI 4
+#define FS_ABI 5
 
-enum { FS_OK = 0, FS_BAD_SHAPE = 1, FS_BAD_SLOT = 2, FS_BAD_TOKEN = 3, FS_NO_MEMORY = 4, FS_BAD_ISA = 5 };
+enum { FS_OK = 0, FS_BAD_SHAPE = 1, FS_BAD_SLOT = 2, FS_BAD_TOKEN = 3, FS_NO_MEMORY = 4, FS_BAD_ISA = 5,
+       FS_INEXACT = 6 };
 /* Storage. Arithmetic is float32, but for products with matrices in bfloat16 on instruction sets that multiply
  * bfloat16: there the other factors are rounded to bfloat16 and sums are float32. Products with matrices in int8
  * (of decoders, nothing else is) round the other factor to int8 too, with a scale for each row; sums are exact
  * integers, and one multiplication by both scales gives float32. */
-enum { FS_FLOAT32 = 0, FS_BFLOAT16 = 1, FS_INT8 = 2 };
+enum { FS_FLOAT32 = 0, FS_BFLOAT16 = 1, FS_INT8 = 2,
+       /* Matrices of float32 whose numbers are kept in fewer bytes: results are those of FS_FLOAT32, to the bit. */
+       FS_EXACT_INT8 = 3, FS_EXACT_FLOAT16 = 4, FS_EXACT_BFLOAT16 = 5 };
 enum { FS_GELU = 0, FS_RELU = 1, FS_SILU = 2 };         /* activations */
 
 typedef struct {
     const void *weight; /* packed by fs_pack or fs_pack_int8 */
     const float *bias;  /* padded to a multiple of 16; NULL for none */
+    int32_t storage;    /* the model's; of a decoder where that is FS_FLOAT32 also an exact one */
 } fs_linear;
 
 typedef struct {
@@ -59,8 +63,8 @@ typedef struct {
     int64_t batch, slots; /* of the caches */
     int32_t weight_storage, cache_storage, cross_storage, activation;
     float eps;
-    const float *embedding; /* [V, D] */
-    const float *position;  /* [positions, D] */
+    fs_linear embedding;   /* [V, D], not in FS_INT8; without bias */
+    const float *position; /* [positions, D] */
     fs_norm norm;
     fs_linear head; /* [outputs, D] */
     const fs_whisper_layer *layer;
@@ -90,7 +94,7 @@ typedef struct {
     int64_t batch, slots;
     int32_t weight_storage, cache_storage, activation; /* of caches: the weights' unless those are in int8 */
     float eps, scale;       /* scores are multiplied by `scale` */
-    const void *embedding;  /* [V, D] row-major in `cache_storage` */
+    fs_linear embedding;    /* [V, D], not in FS_INT8; without bias */
     const float *cosine;    /* [positions, d / 2] */
     const float *sine;
     const float *norm;
@@ -174,9 +178,11 @@ int32_t fs_choose_isa(const char *isa);
 const char *fs_isa(void);
 int32_t fs_openmp(void); /* 1 if compiled with OpenMP */
 
-/* Packs source [N, K] (row-major, K even) into panels of 16 outputs; bytes: fs_packed_bytes. */
+/* Packs source [N, K] (row-major, K even) into panels of 16 outputs; bytes: fs_packed_bytes. FS_INEXACT where a
+ * number does not fit into an exact storage; `packed` is undefined then. */
 int64_t fs_packed_bytes(int64_t outputs, int64_t inputs, int32_t storage);
-int32_t fs_pack(const float *source, int64_t outputs, int64_t inputs, int32_t storage, void *packed);
+int32_t fs_pack(const float *source, int64_t outputs, int64_t inputs, int32_t storage, void *packed,
+                int32_t threads);
 /* Packs source [N, K] of -127 to 127; output n is scales[n] times its integers. */
 int32_t fs_pack_int8(const int8_t *source, const float *scales, int64_t outputs, int64_t inputs, void *packed);
 

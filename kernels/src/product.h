@@ -4,9 +4,12 @@
 // or threads: a row's result does not depend on the batch it is computed in, to the last bit.
 // One row alone takes several panels at a time, because a chain waits for its predecessor.
 // Where the processor multiplies bfloat16 and the matrix is stored so, rows are rounded to bfloat16 first. With
-// a matrix in int8 they are rounded to int8 (int8.h), and sums are integers until the epilogue.
+// a matrix in int8 they are rounded to int8 (int8.h), and sums are integers until the epilogue. A matrix of
+// float32 may be kept in fewer bytes (exact.h).
 #pragma once
 
+#include "exact.h"
+#include "forescribe.h"
 #include "int8.h"
 #include "layout.h"
 #include "narrowed.h"
@@ -32,6 +35,7 @@ constexpr int panels_for(int rows) {
 // The distance of panels, in elements.
 template <class W>
 FS_INLINE int64_t panel_size(int64_t inputs) {
+    if (Exact<W>::value) return exact_panel<W>(inputs);
     return sizeof(W) == 1 ? int8_panel(inputs) : inputs * PANEL;
 }
 
@@ -95,6 +99,23 @@ FS_INLINE void accumulate_pair(const uint16_t *from, int64_t stride, const uint1
 }
 #endif
 
+// One input of rows and panels that are kept narrow.
+template <int R, int P, class W>
+FS_INLINE void accumulate_exact(const float *from, int64_t stride, const W *w, int64_t inputs, int64_t k,
+                                F (&sums)[R][P][PARTS]) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) {
+        F weights[PARTS];
+        exact_input(w + p * exact_panel<W>(inputs), inputs, k, weights);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            const F x = all(from[r * stride + k]);
+#pragma GCC unroll 4
+            for (int i = 0; i < PARTS; i++) sums[r][p][i] = fma(x, weights[i], sums[r][p][i]);
+        }
+    }
+}
+
 // R rows of inputs times P neighbouring panels; epilogue(row, column, vectors of the 16 columns).
 template <int R, int P, class A, class W, class E>
 FS_INLINE void tile(const A *from, int64_t stride, const W *w, int64_t inputs, int64_t row,
@@ -112,9 +133,14 @@ FS_INLINE void tile(const A *from, int64_t stride, const W *w, int64_t inputs, i
 #pragma GCC unroll 4
             for (int p = 0; p < P; p++)
 #pragma GCC unroll 2
-                for (unsigned line = 0; line < sizeof(W) / 2; line++)
+                for (unsigned line = 0; line * 2 < sizeof(W); line++)
                     __builtin_prefetch((const char *)(w + p * size + k * PANEL) + AHEAD + 64 * line);
-        accumulate_pair(from + k, stride, w + k * PANEL, size, sums);
+        if constexpr (Exact<W>::value) {
+            accumulate_exact(from, stride, w, inputs, k, sums);
+            accumulate_exact(from, stride, w, inputs, k + 1, sums);
+        } else {
+            accumulate_pair(from + k, stride, w + k * PANEL, size, sums);
+        }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -176,7 +202,8 @@ FS_INLINE void tile(const uint8_t *from, int64_t stride, const int8_t *w, int64_
 template <int R, class A, class W, class E>
 void rows_of(const A *from, int64_t stride, const W *w, int64_t inputs, int64_t row, int64_t panel,
              int64_t count, E &epilogue) {
-    constexpr int P = panels_for(R);
+    // Narrow panels are fewer bytes under way, so there are more of them.
+    constexpr int P = Exact<W>::value && LANES == 16 && R == 5 ? 4 : panels_for(R);
     const int64_t size = panel_size<W>(inputs);
     int64_t p = 0;
     for (; p + P <= count; p += P)
@@ -185,7 +212,7 @@ void rows_of(const A *from, int64_t stride, const W *w, int64_t inputs, int64_t 
         tile<R, 1>(from, stride, w + p * size, inputs, row, (panel + p) * PANEL, epilogue);
 }
 
-// `rows` rows, which are rows of outputs from `first` on, times panels [low, high).
+// `rows` rows, which are rows of outputs from `first` on, times panels [low, high), of which `w` is the first.
 template <class A, class W, class E>
 void rows_product(const A *a, int64_t stride, int64_t rows, int64_t first, const W *w, int64_t inputs,
                   int64_t low, int64_t high, E &epilogue) {
@@ -193,7 +220,7 @@ void rows_product(const A *a, int64_t stride, int64_t rows, int64_t first, const
     const int64_t together = rows <= ROWS ? high - low : panels_for(ROWS);
     for (int64_t p = low; p < high; p += together) {
         const int64_t count = p + together < high ? together : high - p;
-        const W *panel = w + p * panel_size<W>(inputs);
+        const W *panel = w + (p - low) * panel_size<W>(inputs);
         int64_t r = 0;
         for (; rows - r >= 2 * ROWS || rows - r == ROWS; r += ROWS)
             rows_of<ROWS>(a + r * stride, stride, panel, inputs, first + r, p, count, epilogue);
@@ -214,7 +241,7 @@ void rows_product(const A *a, int64_t stride, int64_t rows, int64_t first, const
     }
 }
 
-constexpr int64_t GROUP = 8;     // panels of int8 at a time
+constexpr int64_t GROUP = 8;     // panels at a time whose results are stored before the epilogue
 constexpr int64_t CHUNK = 96;    // rows at a time, at most
 
 struct Keep {
@@ -225,21 +252,23 @@ struct Keep {
     }
 };
 
-// Rounded rows times a group of panels. One function for all epilogues: the loops over integers were half of
-// the compiler's time otherwise, and a result is stored and loaded once more.
-static __attribute__((noinline)) void int8_group(const uint8_t *bytes, int64_t rows, const int8_t *w,
-                                                 int64_t inputs, int64_t low, int64_t high, float *out) {
+// Rows times a group of panels. One function for all epilogues: these loops were half of the compiler's time
+// otherwise, and a result is stored and loaded once more.
+template <class A, class W>
+__attribute__((noinline)) void group(const A *from, int64_t stride, int64_t rows, const W *w, int64_t inputs,
+                                     int64_t low, int64_t high, float *out) {
     Keep keep{out, low * PANEL};
-    rows_product(bytes, row_bytes(inputs), rows, 0, w, inputs, low, high, keep);
+    rows_product(from, stride, rows, 0, w, inputs, low, high, keep);
 }
 
-template <class E>
-void int8_product(const uint8_t *bytes, int64_t rows, int64_t first, const int8_t *w, int64_t inputs,
-                  int64_t low, int64_t high, E &epilogue) {
+// At most CHUNK rows times panels [low, high), of which `w` is the first.
+template <class A, class W, class E>
+void grouped_product(const A *from, int64_t stride, int64_t rows, int64_t first, const W *w, int64_t inputs,
+                     int64_t low, int64_t high, E &epilogue) {
     float out[CHUNK * GROUP * PANEL] __attribute__((aligned(64)));
     for (int64_t begin = low; begin < high; begin += GROUP) {
         const int64_t end = begin + GROUP < high ? begin + GROUP : high;
-        int8_group(bytes, rows, w, inputs, begin, end, out);
+        group(from, stride, rows, w + (begin - low) * panel_size<W>(inputs), inputs, begin, end, out);
         for (int64_t r = 0; r < rows; r++)
             for (int64_t p = begin; p < end; p++) {
                 F values[PARTS];
@@ -255,6 +284,7 @@ template <class W, class E>
 void product(const float *a, int64_t stride, int64_t rows, const W *w, int64_t inputs, int64_t low,
              int64_t high, E epilogue) {
     constexpr bool narrows = FS_BFLOAT16_PRODUCTS && sizeof(W) == 2;
+    w += low * panel_size<W>(inputs);
     // Panels are read once from memory for all rows; a chunk of rows stays in the second cache level.
     int64_t chunk = inputs > 512 ? CHUNK / 2 : CHUNK;
     if (narrows && chunk * inputs > NARROWED) chunk = NARROWED / inputs;
@@ -271,10 +301,113 @@ void product(const float *a, int64_t stride, int64_t rows, const W *w, int64_t i
 #endif
         if constexpr (sizeof(W) == 1) {
             const uint8_t *bytes = rounded_rows(from, stride, count, inputs);
-            int8_product(bytes, count, begin, w, inputs, low, high, epilogue);
+            grouped_product(bytes, row_bytes(inputs), count, begin, w, inputs, low, high, epilogue);
         } else {
             rows_product(from, stride, count, begin, w, inputs, low, high, epilogue);
         }
+    }
+}
+
+constexpr int64_t FEW = 8;  // rows in two tiles that widen every number themselves
+
+// Floats of a thread's buffer for panels in float32.
+constexpr int64_t widened_floats(int64_t inputs) { return panels_for(ROWS) * PANEL * inputs; }
+
+// ROWS rows times P panels that are kept narrow, which are stored in float32 in passing: [P][K][16] at `wide`, and
+// the results [ROWS, P * PANEL] at `out`.
+template <int P, class X>
+__attribute__((noinline)) void widening_tile(const float *from, int64_t stride, const X *w, int64_t inputs,
+                                             float *wide, float *out) {
+    const int64_t size = exact_panel<X>(inputs);
+    F sums[ROWS][P][PARTS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+            for (int i = 0; i < PARTS; i++) sums[r][p][i] = F{};
+    for (int64_t k = 0; k < inputs; k++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) {
+            F weights[PARTS];
+            __builtin_prefetch((const char *)(w + p * size + k * PANEL) + AHEAD);
+            exact_input(w + p * size, inputs, k, weights);
+#pragma GCC unroll 4
+            for (int i = 0; i < PARTS; i++) store(wide + (p * inputs + k) * PANEL + i * LANES, weights[i]);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                const F x = all(from[r * stride + k]);
+#pragma GCC unroll 4
+                for (int i = 0; i < PARTS; i++) sums[r][p][i] = fma(x, weights[i], sums[r][p][i]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+            for (int i = 0; i < PARTS; i++) store(out + (r * P + p) * PANEL + i * LANES, sums[r][p][i]);
+}
+
+// P panels from `p` on, of which `w` is the first.
+template <int P, class X, class E>
+void widened_product(const float *a, int64_t stride, int64_t rows, const X *w, int64_t inputs, int64_t p,
+                     float *wide, E &epilogue) {
+    float out[ROWS * P * PANEL] __attribute__((aligned(64)));
+    widening_tile<P>(a, stride, w, inputs, wide, out);
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t each = 0; each < P; each++) {
+            F values[PARTS];
+            for (int i = 0; i < PARTS; i++) values[i] = load(out + (r * P + each) * PANEL + i * LANES);
+            epilogue(r, (p + each) * PANEL, values);
+        }
+    rows_product(a + ROWS * stride, stride, rows - ROWS, ROWS, (const float *)wide, inputs, p, p + P, epilogue);
+}
+
+// The same for a matrix that is kept narrow. Many rows need every number several times: it is stored in float32,
+// at `wide`, in passing by the first tile.
+template <class X, class E>
+void exact_product(const float *a, int64_t stride, int64_t rows, const X *w, int64_t inputs, int64_t low,
+                   int64_t high, float *wide, E &epilogue) {
+    constexpr int P = panels_for(ROWS);
+    const int64_t size = exact_panel<X>(inputs);
+    if (rows <= FEW) return grouped_product(a, stride, rows, 0, w + low * size, inputs, low, high, epilogue);
+    int64_t p = low;
+    for (; p + P <= high; p += P)
+        widened_product<P>(a, stride, rows, w + p * size, inputs, p, wide, epilogue);
+    for (; p < high; p++)
+        widened_product<1>(a, stride, rows, w + p * size, inputs, p, wide, epilogue);
+}
+
+// Rows [0, rows) of `a` times the panels [low, high) of a matrix; W is the storage of the model's matrices, and
+// `wide` a buffer of this thread, of `widened_floats`.
+template <class W, class E>
+void product(const float *a, int64_t stride, int64_t rows, const fs_linear &l, int64_t inputs, int64_t low,
+             int64_t high, float *wide, E epilogue) {
+    if constexpr (sizeof(W) == sizeof(float)) {
+        if (l.storage == FS_EXACT_INT8)
+            return exact_product(a, stride, rows, (const Byte *)l.weight, inputs, low, high, wide, epilogue);
+        if (l.storage == FS_EXACT_FLOAT16)
+            return exact_product(a, stride, rows, (const Half *)l.weight, inputs, low, high, wide, epilogue);
+        if (l.storage == FS_EXACT_BFLOAT16)
+            return exact_product(a, stride, rows, (const Upper *)l.weight, inputs, low, high, wide, epilogue);
+    }
+    product(a, stride, rows, (const W *)l.weight, inputs, low, high, epilogue);
+}
+
+// Output `n` of a matrix, which is no product of rounded numbers: [inputs].
+inline void output_of(const fs_linear &l, int64_t inputs, int64_t n, float *out) {
+    const int64_t p = n / PANEL, i = n % PANEL, first = p * inputs * PANEL;
+    const Byte *bytes = (const Byte *)l.weight + p * exact_panel<Byte>(inputs);
+    const Half *halves = (const Half *)l.weight + p * exact_panel<Half>(inputs);
+    for (int64_t k = 0; k < inputs; k++) {
+        const int64_t at = k * PANEL + i;
+        out[k] = l.storage == FS_FLOAT32         ? ((const float *)l.weight)[first + at]
+                 : l.storage == FS_BFLOAT16      ? widen(((const uint16_t *)l.weight)[first + place<uint16_t>(k, i)])
+                 : l.storage == FS_EXACT_INT8    ? number(bytes, inputs, at)
+                 : l.storage == FS_EXACT_FLOAT16 ? number(halves, inputs, at)
+                                                 : number((const Upper *)l.weight + first, inputs, at);
     }
 }
 

@@ -16,7 +16,7 @@ struct Kernels {
     void (*choose)(const fs_choice &);
     int64_t (*encoder_workspace)(const fs_encoder &, int32_t threads);
     void (*encode)(const fs_encoder &, const float *, float *, void *, int32_t threads);
-    void (*pack)(const float *, int64_t outputs, int64_t inputs, int32_t storage, void *);
+    bool (*pack)(const float *, int64_t outputs, int64_t inputs, int32_t storage, void *, int32_t threads);
     void (*pack_int8)(const int8_t *, const float *scales, int64_t outputs, int64_t inputs, void *);
 };
 

@@ -14,9 +14,9 @@ namespace forescribe {
 namespace FS_ISA {
 
 struct WhisperBuffers {
-    float *x, *normed, *project, *attended, *inner, *scores;
+    float *x, *normed, *project, *attended, *inner, *scores, *panels;
     int64_t *extra;
-    int64_t wide, project_stride, inner_stride, scores_size, nodes;
+    int64_t wide, project_stride, inner_stride, scores_size, nodes, panels_size;
 
     static WhisperBuffers carve(const fs_whisper &m, int64_t rows, int32_t threads, Carver &carver) {
         WhisperBuffers b;
@@ -26,12 +26,14 @@ struct WhisperBuffers {
         b.nodes = rows;  // of one row of the batch, at most
         const int64_t cross = QUERIES * padded(m.sources) + QUERIES;
         b.scores_size = padded(cross > m.slots ? cross : m.slots) + SPARE;
+        b.panels_size = widened_floats(m.ffn > m.width ? m.ffn : m.width);
         b.x = carver.floats(rows * b.wide);
         b.normed = carver.floats(rows * b.wide);
         b.project = carver.floats(rows * b.project_stride);
         b.attended = carver.floats(rows * b.wide);
         b.inner = carver.floats(rows * b.inner_stride);
         b.scores = carver.floats(threads * b.scores_size);
+        b.panels = carver.floats(threads * b.panels_size);
         b.extra = (int64_t *)carver.floats(threads * 2 * b.nodes);
         return b;
     }
@@ -52,12 +54,13 @@ struct Whisper {
     }
 
     float *scores() const { return buffers.scores + team.rank * buffers.scores_size; }
+    float *panels_in_float32() const { return buffers.panels + team.rank * buffers.panels_size; }
     int64_t *extra() const { return buffers.extra + team.rank * buffers.nodes; }
 
     template <class E>
     void linear(const float *a, int64_t stride, const fs_linear &l, int64_t inputs, int64_t low,
                 int64_t high, const E &epilogue) const {
-        product(a, stride, rows, (const W *)l.weight, inputs, low, high, epilogue);
+        product<W>(a, stride, rows, l, inputs, low, high, panels_in_float32(), epilogue);
     }
 
     void norm(const fs_norm &norm, float *out, int64_t stride) const {
@@ -89,9 +92,11 @@ struct Whisper {
     void embed() const {
         for (int64_t r = team.low(rows); r < team.high(rows); r++) {
             const int64_t at = position_of(step, r / step.nodes, r % step.nodes, m.positions);
-            const float *word = m.embedding + step.tokens[r] * m.width, *place = m.position + at * m.width;
-            for (int64_t c = 0; c < m.width; c++) buffers.x[r * buffers.wide + c] = word[c] + place[c];
-            for (int64_t c = m.width; c < buffers.wide; c++) buffers.x[r * buffers.wide + c] = 0;
+            const float *place = m.position + at * m.width;
+            float *x = buffers.x + r * buffers.wide;
+            output_of(m.embedding, m.width, step.tokens[r], x);
+            for (int64_t c = 0; c < m.width; c++) x[c] += place[c];
+            for (int64_t c = m.width; c < buffers.wide; c++) x[c] = 0;
         }
         // norm() shares rows in the same way
     }
@@ -167,8 +172,8 @@ struct Whisper {
             team.wait();
             from = buffers.normed;
         }
-        product(from, m.width, step.node ? step.batch : rows, (const W *)m.head.weight, m.width,
-                low(m.outputs), high(m.outputs), Cut{step.logits, m.outputs, m.outputs, nullptr});
+        product<W>(from, m.width, step.node ? step.batch : rows, m.head, m.width, low(m.outputs),
+                   high(m.outputs), panels_in_float32(), Cut{step.logits, m.outputs, m.outputs, nullptr});
     }
 };
 

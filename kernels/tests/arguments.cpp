@@ -135,7 +135,7 @@ void model(const M &good, const Call &call,
     { #field " = " #value, [](T &x) { x.field = value; } }
 
 void whisper_models() {
-    const WhisperModel one;
+    WhisperModel one;
     steps(one.decoder(), one.caches);
     const Integers zero = {0}, row = {one.m.batch}, low = {-1};
     const float *states[] = {one.states[0]};
@@ -163,11 +163,12 @@ void whisper_models() {
            SET(W, positions, 0), SET(W, sources, 0), SET(W, sources, 1 << 18), SET(W, outputs, 0),
            SET(W, outputs, x.vocab + 1), SET(W, batch, 0), SET(W, slots, 0), SET(W, weight_storage, 3),
            SET(W, cache_storage, 2), SET(W, cross_storage, -1), SET(W, activation, 3),
-           SET(W, cache_storage, 1 - x.weight_storage)});
+           SET(W, cache_storage, 1 - x.weight_storage), SET(W, embedding.storage, FS_INT8),
+           SET(W, head.storage, FS_EXACT_BFLOAT16 + 1)});
 }
 
 void causal_models() {
-    const CausalModel one;
+    CausalModel one;
     steps(one.decoder(), one.caches);
     const OneToken given(one.decoder());
     const fs_step &step = given.step;
@@ -177,7 +178,8 @@ void causal_models() {
            SET(C, key_heads, 0), SET(C, head, 4), SET(C, head, 12), SET(C, head, 1 << 18), SET(C, layers, 0),
            SET(C, ffn, 0), SET(C, ffn, 3), SET(C, vocab, 0), SET(C, outputs, 0), SET(C, outputs, x.vocab + 1),
            SET(C, columns, x.outputs - 1), SET(C, positions, 0), SET(C, batch, 0), SET(C, slots, 0),
-           SET(C, weight_storage, 3), SET(C, cache_storage, 2), SET(C, activation, -1)});
+           SET(C, weight_storage, 3), SET(C, cache_storage, 2), SET(C, activation, -1),
+           SET(C, embedding.storage, -1), SET(C, projection.storage, FS_EXACT_BFLOAT16 + 1)});
     std::vector<fs_causal_layer> layers = one.layers;
     layers[0].window = -1;
     model<C>(one.m, [&](C &m) { return fs_causal_forward(&m, &step); },
@@ -186,7 +188,9 @@ void causal_models() {
 
 void encoder_models() {
     fs_encoder good = {};
+    const fs_encoder_layer layer = {};
     good.width = 16, good.heads = 2, good.layers = 1, good.ffn = 16, good.mels = 4, good.sources = 3;
+    good.layer = &layer;
     float nothing = 0;
     const auto call = [&](fs_encoder &m) { return fs_encode(&m, &nothing, &nothing, &nothing, INT64_MAX, 1); };
     typedef fs_encoder E;
@@ -194,7 +198,7 @@ void encoder_models() {
           {SET(E, width, 4), SET(E, width, 12), SET(E, width, 1 << 17), SET(E, heads, 0), SET(E, heads, 4),
            SET(E, layers, 0), SET(E, ffn, 4), SET(E, ffn, 12), SET(E, ffn, 1 << 18), SET(E, mels, 0),
            SET(E, mels, 3), SET(E, mels, 1 << 17), SET(E, sources, 0), SET(E, weight_storage, 2),
-           SET(E, activation, 3)});
+           SET(E, activation, 3), SET(E, conv1.storage, FS_BFLOAT16), SET(E, conv2.storage, FS_INT8)});
     const int64_t bytes = fs_encoder_workspace(&good, 1);
     require(fs_encode(&good, &nothing, &nothing, &nothing, bytes - 1, 1) == FS_NO_MEMORY, "encoder: workspace");
     require(fs_encode(&good, &nothing, &nothing, &nothing, bytes, 0) == FS_BAD_SHAPE, "encoder: threads");
@@ -224,13 +228,22 @@ void choice() {
     bad("kind", [&](fs_choice &x) { x.kind = one; });
     bad("kind below 0", [&](fs_choice &x) { x.kind = low; });
     float packed = 0;
-    require(fs_pack(logits, 0, 2, FS_FLOAT32, &packed) == FS_BAD_SHAPE, "pack: outputs");
-    require(fs_pack(logits, 1, 1, FS_FLOAT32, &packed) == FS_BAD_SHAPE, "pack: inputs");
-    require(fs_pack(logits, 1, 3, FS_FLOAT32, &packed) == FS_BAD_SHAPE, "pack: odd inputs");
-    require(fs_pack(logits, 1, 2, 2, &packed) == FS_BAD_SHAPE, "pack: storage");
+    require(fs_pack(logits, 0, 2, FS_FLOAT32, &packed, 1) == FS_BAD_SHAPE, "pack: outputs");
+    require(fs_pack(logits, 1, 1, FS_FLOAT32, &packed, 1) == FS_BAD_SHAPE, "pack: inputs");
+    require(fs_pack(logits, 1, 3, FS_FLOAT32, &packed, 1) == FS_BAD_SHAPE, "pack: odd inputs");
+    require(fs_pack(logits, 1, 2, FS_INT8, &packed, 1) == FS_BAD_SHAPE, "pack: storage");
+    require(fs_pack(logits, 1, 2, FS_EXACT_BFLOAT16 + 1, &packed, 1) == FS_BAD_SHAPE, "pack: an unknown storage");
+    require(fs_pack(logits, 1, 2, FS_FLOAT32, &packed, 0) == FS_BAD_SHAPE, "pack: threads");
+    const float third[] = {1.0f, 1.0f / 3}, large[] = {1.0f, 1e6f}, tiny[] = {1e-9f, 1e30f};
+    char room[256];
+    for (int32_t storage : {FS_EXACT_INT8, FS_EXACT_FLOAT16, FS_EXACT_BFLOAT16})
+        require(fs_pack(third, 1, 2, storage, room, 1) == FS_INEXACT, "pack: a number that does not fit");
+    require(fs_pack(large, 1, 2, FS_EXACT_FLOAT16, room, 1) == FS_INEXACT, "pack: beyond float16");
+    require(fs_pack(tiny, 1, 2, FS_EXACT_INT8, room, 1) == FS_INEXACT, "pack: far apart");
+    require(fs_pack(logits, 1, 2, FS_EXACT_BFLOAT16, room, 1) == FS_OK, "pack: small integers");
     require(fs_choose_isa("none") == FS_BAD_ISA && !fs_isa_usable("none"), "an unknown instruction set");
     require(fs_choose(&c) == FS_OK && token == 1 && fs_abi() == FS_ABI, "good arguments");
-    checks += 5;
+    checks += 12;
 }
 
 }  // namespace

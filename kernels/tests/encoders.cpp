@@ -22,7 +22,7 @@ struct Encoder {
         const int64_t D = m.width, wide = padded(D);
         float *conv2 = normal(D * 3 * wide, D * 3 * wide, 1 / std::sqrt(3.0 * (double)D), m.weight_storage);
         for (int64_t i = 0; i < D * 3; i++) memset(conv2 + i * wide + D, 0, (wide - D) * 4);
-        m.conv2 = linear(conv2, D, 3 * wide, m.weight_storage, true);
+        m.conv2 = linear(conv2, D, 3 * wide, m.weight_storage, true, false);
         m.position = normal(m.sources * D, m.sources * D, 1), m.norm = norm();
         for (int64_t i = 0; i < m.layers; i++) {
             const fs_norm first = norm(), last = norm();
@@ -34,7 +34,7 @@ struct Encoder {
     }
 
     fs_norm norm() const { return {normal(m.width, m.width, 1), normal(m.width, m.width, 0.1)}; }
-    fs_linear matrix(int64_t out, int64_t in) const { return linear(out, in, m.weight_storage, pick(0, 3)); }
+    fs_linear matrix(int64_t out, int64_t in) const { return linear(out, in, m.weight_storage, pick(0, 3), false); }
 
     Floats states(int threads) const {
         const int64_t bytes = fs_encoder_workspace(&m, threads), count = m.sources * m.width;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <sstream>
@@ -21,6 +22,7 @@ typedef std::vector<int64_t> Integers;
 
 inline std::mt19937 bits;
 inline std::vector<std::unique_ptr<char[]>> kept;  // of one case
+inline std::map<const void *, const void *> whole;  // matrices in an exact storage: the same in FS_FLOAT32
 
 inline int64_t pick(int64_t low, int64_t high) { return low + (int64_t)(bits() % (uint64_t)(high - low + 1)); }
 
@@ -48,17 +50,6 @@ inline float *normal(int64_t count, int64_t size, double deviation, int32_t stor
     return at;
 }
 
-inline void *stored(const float *from, int64_t count, int32_t storage) {
-    if (storage == FS_FLOAT32) {
-        float *to = room<float>(count);
-        memcpy(to, from, count * 4);
-        return to;
-    }
-    uint16_t *to = room<uint16_t>(count);
-    for (int64_t i = 0; i < count; i++) memcpy(to + i, (const char *)(from + i) + 2, 2);
-    return to;
-}
-
 inline void require(bool holds, const char *what) {
     if (holds) return;
     printf("FAILED: %s (%s)\n", what, fs_isa());
@@ -80,16 +71,60 @@ inline void pack_integers(const float *weight, int64_t out, int64_t in, void *pa
     require(fs_pack_int8(integers, scales, out, in, packed) == FS_OK, "fs_pack_int8");
 }
 
-inline fs_linear linear(const float *weight, int64_t out, int64_t in, int32_t storage, bool biased) {
+inline void *packed_as(const float *weight, int64_t out, int64_t in, int32_t storage) {
     void *packed = room<char>(fs_packed_bytes(out, in, storage));
-    if (storage == FS_INT8)
-        pack_integers(weight, out, in, packed);
-    else require(fs_pack(weight, out, in, storage, packed) == FS_OK, "fs_pack");
-    return {packed, biased ? normal(out, padded(out), 0.1) : nullptr};
+    require(fs_pack(weight, out, in, storage, packed, (int32_t)pick(1, 3)) == FS_OK, "fs_pack");
+    return packed;
 }
 
-inline fs_linear linear(int64_t out, int64_t in, int32_t storage, bool biased) {
-    return linear(normal(out * in, out * in, 1 / std::sqrt((double)in), storage), out, in, storage, biased);
+// A number of float16, with a factor that makes some of them subnormal.
+inline float half(float value) {
+    const float step = std::fabs(value) < 6.1e-5f ? 5.9604644775390625e-8f : std::ldexp(1.0f, std::ilogb(value) - 10);
+    return std::nearbyint(value / step) * step;
+}
+
+// The nearest matrix whose numbers an exact storage has.
+inline const float *fitting(const float *weight, int64_t out, int64_t in, int32_t storage) {
+    float *to = room<float>(out * in);
+    const float factor = pick(0, 1) ? 0.125f : 1.0f, tiny = pick(0, 1) ? 1e-3f : 1.0f;
+    for (int64_t n = 0; n < out; n++) {
+        float top = 0;
+        for (int64_t k = 0; k < in; k++) top = std::fmax(top, std::fabs(weight[n * in + k]));
+        const float scale = top / 127;
+        for (int64_t k = 0; k < in && top > 0; k++) {
+            const float value = weight[n * in + k];
+            to[n * in + k] = storage == FS_EXACT_INT8      ? std::nearbyint(value / scale) * scale + 0.0f
+                             : storage == FS_EXACT_FLOAT16 ? half(value * tiny) * factor
+                                                           : rounded(value);
+        }
+    }
+    return to;
+}
+
+inline fs_linear linear(const float *weight, int64_t out, int64_t in, int32_t storage, bool biased, bool exact = true) {
+    float *bias = biased ? normal(out, padded(out), 0.1) : nullptr;
+    if (storage == FS_INT8) {
+        void *packed = room<char>(fs_packed_bytes(out, in, storage));
+        pack_integers(weight, out, in, packed);
+        return {packed, bias, storage};
+    }
+    if (storage == FS_FLOAT32 && exact && pick(0, 3)) {
+        const int32_t form = (int32_t)pick(FS_EXACT_INT8, FS_EXACT_BFLOAT16);
+        const float *fit = fitting(weight, out, in, form);
+        void *packed = packed_as(fit, out, in, form);
+        whole[packed] = packed_as(fit, out, in, FS_FLOAT32);
+        return {packed, bias, form};
+    }
+    return {packed_as(weight, out, in, storage), bias, storage};
+}
+
+// In float32 where an exact storage was.
+inline void widen(fs_linear &matrix) {
+    if (matrix.storage >= FS_EXACT_INT8) matrix.weight = whole[matrix.weight], matrix.storage = FS_FLOAT32;
+}
+
+inline fs_linear linear(int64_t out, int64_t in, int32_t storage, bool biased, bool exact = true) {
+    return linear(normal(out * in, out * in, 1 / std::sqrt((double)in), storage), out, in, storage, biased, exact);
 }
 
 inline std::vector<std::string> usable_sets() {  // `generic` first

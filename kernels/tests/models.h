@@ -18,6 +18,7 @@ struct Decoder {
     std::function<int64_t(int64_t rows, int threads)> workspace;
     std::function<int32_t(const fs_step &)> forward;
     std::function<int32_t(const fs_step &, fs_draft &)> draft;
+    std::function<void()> widen;  // all matrices in float32 that are in an exact storage
 };
 
 struct Caches {
@@ -60,7 +61,8 @@ struct WhisperModel {
         m.outputs = pick(0, 1) ? m.vocab : pick(1, m.vocab), m.positions = pick(1, 30);
         m.sources = pick(0, 3) ? pick(1, 40) : pick(90, 120);
         m.batch = sizes.batch, m.slots = sizes.slots, m.eps = 1e-5f;
-        m.embedding = normal(m.vocab * D, m.vocab * D, 1), m.position = normal(m.positions * D, m.positions * D, 1);
+        m.embedding = linear(m.vocab, D, m.cache_storage, false);
+        m.position = normal(m.positions * D, m.positions * D, 1);
         m.norm = norm(), m.head = matrix(m.outputs, D, false);
         const int64_t bytes = m.cache_storage ? 2 : 4, own = m.batch * m.slots * D * bytes;
         const int64_t cross = m.batch * m.heads * fs_cross_bytes(m.sources, head, m.cross_storage);
@@ -71,13 +73,13 @@ struct WhisperModel {
             const float *plain = normal(D * D, D * D, 1 / std::sqrt((double)D), m.cache_storage);
             float *bias = normal(0, wide * m.heads, 0), *some = normal(D, D, 0.1);
             for (int64_t h = 0; h < m.heads; h++) {
-                require(fs_pack(plain + h * head * D, head, D, m.cache_storage, value + h * each) == FS_OK, "pack");
+                require(fs_pack(plain + h * head * D, head, D, m.cache_storage, value + h * each, 1) == FS_OK, "pack");
                 memcpy(bias + h * wide, some + h * head, head * 4);
             }
             const float *key = normal(D * D, D * D, 1 / std::sqrt((double)D), m.cache_storage);
             layers.push_back({self, matrix(3 * D, D, true), matrix(D, D, true), between, matrix(D, D, true),
                               matrix(D, D, true), last, matrix(m.ffn, D, true), matrix(D, m.ffn, true), key,
-                              pick(0, 1) ? normal(D, D, 0.1) : nullptr, {value, pick(0, 1) ? bias : nullptr},
+                              pick(0, 1) ? normal(D, D, 0.1) : nullptr, {value, pick(0, 1) ? bias : nullptr, m.cache_storage},
                               caches.add(own), caches.add(own), caches.add(cross), caches.add(cross)});
         }
         m.layer = layers.data();
@@ -91,7 +93,7 @@ struct WhisperModel {
         return linear(out, in, m.weight_storage, biased && pick(0, 3));
     }
 
-    Decoder decoder() const {
+    Decoder decoder() {
         Decoder d = {};
         d.whisper = true;
         d.form = m.weight_storage == FS_INT8 ? INTEGERS : m.cross_storage == FS_BFLOAT16 ? HALF : PLAIN;
@@ -109,6 +111,12 @@ struct WhisperModel {
         d.workspace = [this](int64_t rows, int threads) { return fs_whisper_workspace(&m, rows, threads); };
         d.forward = [this](const fs_step &step) { return fs_whisper_forward(&m, &step); };
         d.draft = [this](const fs_step &step, fs_draft &draft) { return fs_whisper_draft(&m, &step, &draft); };
+        d.widen = [this] {
+            fuzz::widen(m.embedding), fuzz::widen(m.head);
+            for (fs_whisper_layer &l : layers)
+                for (fs_linear *each : {&l.qkv, &l.self_out, &l.cross_query, &l.cross_out, &l.up, &l.down})
+                    fuzz::widen(*each);
+        };
         return d;
     }
 };
@@ -129,7 +137,7 @@ struct CausalModel {
         m.weight_storage = pick(0, 2) ? m.cache_storage : (int32_t)FS_INT8;
         m.eps = 1e-5f, m.scale = 1 / std::sqrt((float)m.head);
         const int32_t storage = m.cache_storage;
-        m.embedding = stored(normal(m.vocab * m.width, m.vocab * m.width, 1, storage), m.vocab * m.width, storage);
+        m.embedding = linear(m.vocab, m.width, storage, false);
         const int rotary = (int)pick(0, 2);  // none, all, some layers
         if (rotary) {
             float *cosine = room<float>(m.positions * m.head / 2), *sine = room<float>(m.positions * m.head / 2);
@@ -160,7 +168,7 @@ struct CausalModel {
 
     fs_linear matrix(int64_t out, int64_t in) const { return linear(out, in, m.weight_storage, pick(0, 1)); }
 
-    Decoder decoder() const {
+    Decoder decoder() {
         Decoder d = {};
         d.whisper = false;
         d.form = m.weight_storage == FS_INT8 ? INTEGERS : m.cache_storage == FS_BFLOAT16 ? HALF : PLAIN;
@@ -171,6 +179,11 @@ struct CausalModel {
         d.workspace = [this](int64_t rows, int threads) { return fs_causal_workspace(&m, rows, threads); };
         d.forward = [this](const fs_step &step) { return fs_causal_forward(&m, &step); };
         d.draft = [this](const fs_step &step, fs_draft &draft) { return fs_causal_draft(&m, &step, &draft); };
+        d.widen = [this] {
+            fuzz::widen(m.embedding), fuzz::widen(m.projection);
+            for (fs_causal_layer &l : layers)
+                for (fs_linear *each : {&l.qkv, &l.out, &l.gate_up, &l.down}) fuzz::widen(*each);
+        };
         return d;
     }
 };

@@ -25,8 +25,8 @@ Matrix matrix(int64_t out, int64_t in, bool biased) {
     Matrix m{floats(out * in, out * in, 1 / std::sqrt((double)in)), nullptr, out, in, {}};
     if (biased) m.bias = floats(out, (out + 15) / 16 * 16, 0.1);
     float *packed = floats(0, fs_packed_bytes(out, in, FS_FLOAT32) / 4, 0);
-    if (fs_pack(m.weight, out, in, FS_FLOAT32, packed)) abort();
-    m.packed = {packed, m.bias};
+    if (fs_pack(m.weight, out, in, FS_FLOAT32, packed, 1)) abort();
+    m.packed = {packed, m.bias, FS_FLOAT32};
     return m;
 }
 
@@ -77,7 +77,8 @@ double one_case() {
     m.width = D, m.heads = heads, m.layers = layers, m.ffn = ffn, m.vocab = vocab, m.positions = positions;
     const int64_t outputs = pick(1, vocab);
     m.sources = sources, m.outputs = outputs, m.batch = batch, m.slots = slots, m.eps = 1e-5f;
-    m.embedding = floats(vocab * D, vocab * D, 1), m.position = floats(positions * D, positions * D, 1);
+    const Matrix words = matrix(vocab, D, false);
+    m.embedding = words.packed, m.position = floats(positions * D, positions * D, 1);
     auto norm = [&] { return fs_norm{floats(D, D, 1), floats(D, D, 0.1)}; };
     m.norm = norm();
     const Matrix top = matrix(outputs, D, false);
@@ -92,7 +93,7 @@ double one_case() {
         const int64_t each = fs_packed_bytes(head, D, FS_FLOAT32) / 4, wide = (head + 15) / 16 * 16;
         float *value = floats(0, each * heads, 0), *bias = floats(0, wide * heads, 0);
         for (int64_t h = 0; h < heads; h++) {
-            if (fs_pack(l.value.weight + h * head * D, head, D, FS_FLOAT32, value + h * each)) abort();
+            if (fs_pack(l.value.weight + h * head * D, head, D, FS_FLOAT32, value + h * each, 1)) abort();
             for (int64_t c = 0; c < head; c++) bias[h * wide + c] = l.value.bias[h * head + c];
         }
         const int64_t own = batch * slots * D, strip = fs_cross_bytes(sources, head, FS_FLOAT32) / 4 * batch * heads;
@@ -132,7 +133,7 @@ double one_case() {
                 const int64_t slot = start[b] + i, place = slot < positions ? slot : positions - 1;
                 Row x(D);
                 for (int64_t c = 0; c < D; c++)
-                    x[c] = (double)m.embedding[tokens[b * N + i] * D + c] + m.position[place * D + c];
+                    x[c] = (double)words.weight[tokens[b * N + i] * D + c] + m.position[place * D + c];
                 for (int64_t n = 0; n < layers; n++) {
                     Layer &l = plain[n];
                     const Row p = l.qkv(normed(x, l.norms[0], m.eps)), q(p.begin(), p.begin() + D);

@@ -29,7 +29,9 @@ class NativeEncoder:
             raise LoadError(reason)
         self.library: Library = load()
         self.dtype: torch.dtype = encoder.conv1.weight.dtype
-        self._packer = Packer(self.library, STORED[self.dtype])
+        # Whole: a window's positions read every number dozens of times, and widening each would cost more
+        # than the memory's time.
+        self._packer = Packer(self.library, STORED[self.dtype], exact=())
         self._record, self._layers = encoder_record(self._packer, EncoderWeights.of(encoder))
         self.positions = int(self._record.sources)
         self._workspace, self._lock = Workspace(), Lock()

@@ -27,7 +27,7 @@ from . import library_file
 
 log = logging.getLogger(__name__)
 
-ABI = 4
+ABI = 5
 
 BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
 
@@ -38,11 +38,17 @@ class Stored(IntEnum):
     """How a tensor is stored. Arithmetic is float32, but for products with bfloat16 matrices where the
     processor multiplies bfloat16: there the other factors are rounded too, and sums are float32. Products
     with int8 matrices, which only decoders have, round the other factor to int8, row by row
-    (`models.quantized`)."""
+    (`models.quantized`).
+
+    Matrices of float32 whose numbers fit into fewer bytes are kept in an exact form, and results are those of
+    float32, to the last bit: weights that were float16 or bfloat16, or that a folder holds in int8."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2
+    EXACT_INT8 = 3
+    EXACT_FLOAT16 = 4
+    EXACT_BFLOAT16 = 5
 
 
 STORED = {torch.float32: Stored.FLOAT32, torch.bfloat16: Stored.BFLOAT16}
@@ -58,6 +64,7 @@ ERRORS = {
     4: "a workspace that is too small",
     5: "an instruction set that this machine does not have",
 }
+INEXACT = 6
 
 
 def load() -> Library:
@@ -145,8 +152,14 @@ class Library:
     def packed_bytes(self, outputs: int, inputs: int, stored: Stored) -> int:
         return int(self._functions.fs_packed_bytes(outputs, inputs, stored))
 
-    def pack(self, source: int, outputs: int, inputs: int, stored: Stored, packed: int) -> None:
-        self._check(self._functions.fs_pack(source, outputs, inputs, stored, packed))
+    def pack(self, source: int, outputs: int, inputs: int, stored: Stored, packed: int) -> bool:
+        """Packs a matrix at one address to another one; False where its numbers do not fit into an exact
+        form."""
+        threads = torch.get_num_threads()
+        code = self._functions.fs_pack(source, outputs, inputs, stored, packed, threads)
+        if code != INEXACT:
+            self._check(code)
+        return bool(code != INEXACT)
 
     def pack_int8(self, source: int, scales: int, outputs: int, inputs: int, packed: int) -> None:
         """As `pack`, of integers and the scale of each output."""
@@ -237,7 +250,7 @@ def _named(dtype: torch.dtype) -> str:
 
 
 class Linear(Structure):
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("storage", c_int32)]
 
 
 class Norm(Structure):
@@ -273,7 +286,7 @@ class Whisper(Structure):
         *((name, c_int32) for name in ("weight_storage", "cache_storage", "cross_storage",
                                        "activation")),
         ("eps", c_float),
-        ("embedding", c_void_p),
+        ("embedding", Linear),
         ("position", c_void_p),
         ("norm", Norm),
         ("head", Linear),
@@ -305,7 +318,8 @@ class Causal(Structure):
                                        "outputs", "columns", "positions", "batch", "slots")),
         *((name, c_int32) for name in ("weight_storage", "cache_storage", "activation")),
         *((name, c_float) for name in ("eps", "scale")),
-        *((name, c_void_p) for name in ("embedding", "cosine", "sine", "norm")),
+        ("embedding", Linear),
+        *((name, c_void_p) for name in ("cosine", "sine", "norm")),
         ("projection", Linear),
         ("layer", c_void_p),
     ]  # fmt: skip
@@ -376,7 +390,7 @@ _SIGNATURES = {
     "fs_choose_isa": (c_int32, [c_char_p]),
     "fs_openmp": (c_int32, []),
     "fs_packed_bytes": (c_int64, [c_int64, c_int64, c_int32]),
-    "fs_pack": (c_int32, [c_void_p, c_int64, c_int64, c_int32, c_void_p]),
+    "fs_pack": (c_int32, [c_void_p, c_int64, c_int64, c_int32, c_void_p, c_int32]),
     "fs_pack_int8": (c_int32, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
     "fs_cross_bytes": (c_int64, [c_int64, c_int64, c_int32]),
     "fs_whisper_workspace": (c_int64, [POINTER(Whisper), c_int64, c_int32]),

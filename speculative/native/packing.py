@@ -32,6 +32,10 @@ from .library import Library, Stored, checked
 
 PANEL = 16
 
+EXACT = (Stored.EXACT_INT8, Stored.EXACT_BFLOAT16, Stored.EXACT_FLOAT16)
+"""Forms of float32 matrices in fewer bytes, the cheapest first: most of a decoder's time is reading its
+weights."""
+
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _packed: WeakKeyDictionary[Any, tuple[object, Packed]] = WeakKeyDictionary()
@@ -72,12 +76,17 @@ class Packed:
 
 class Packer:
     """Packs matrices and keeps tensors alive. `stored` is the form of the matrices, but for those that the
-    model has in int8; vectors and embeddings stay float32, rounded to bfloat16 where `stored` is that, so
-    that they are those of a rounded model."""
+    model has in int8; vectors stay float32, rounded to bfloat16 where `stored` is that, so that they are
+    those of a rounded model. `exact` are the forms that are tried for a float32 matrix; a head that is also
+    the embedding is packed once."""
 
-    def __init__(self, library: Library, stored: Stored) -> None:
+    _matrices: dict[tuple[int, torch.Size], library.Linear]
+
+    def __init__(self, library: Library, stored: Stored, exact: Sequence[Stored] = EXACT) -> None:
         self.library, self.stored = library, stored
+        self.exact = exact if stored is Stored.FLOAT32 else ()
         self._kept: list[Tensor] = []
+        self._matrices = {}
 
     def plain(self, tensor: Tensor) -> int:
         """The address of a contiguous float32 form of a tensor; of the tensor itself where it is one, and
@@ -87,11 +96,6 @@ class Packer:
             rounded = exact.to(torch.bfloat16).float()
             exact = exact if torch.equal(rounded, exact) else rounded
         return self.keep(exact.contiguous())
-
-    def stored_plain(self, tensor: Tensor) -> int:
-        """The address of a contiguous form of a tensor in the storage of the matrices."""
-        dtype = torch.bfloat16 if self.stored is Stored.BFLOAT16 else torch.float32
-        return self.keep(tensor.detach().to(dtype).contiguous())
 
     def keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)
@@ -110,21 +114,40 @@ class Packer:
         padded[: len(bias)] = bias
         return self.plain(padded)
 
-    def matrix(self, weight: Tensor) -> int:
-        """Packs `weight [out, in]`."""
-        return self.matrices(weight[None])
+    def matrix(self, weight: Tensor) -> library.Linear:
+        """Packs `weight [out, in]`, in the first exact form that has its numbers."""
+        key = weight.data_ptr(), weight.shape
+        known = self._matrices.get(key)
+        if known is not None:
+            return known
+        source = weight.detach().float().contiguous()
+        for stored in (*self.exact, self.stored):
+            packed = self._packed(source[None], stored)
+            if packed is not None:
+                break
+        assert packed is not None  # the last form takes all numbers
+        made = self._matrices[key] = library.Linear(self.keep(packed), None, stored)
+        self.keep(weight)  # no other matrix gets its address
+        return made
 
     def matrices(self, weights: Tensor) -> int:
         """Packs `weights [n, out, in]` one after the other."""
-        source = weights.detach().float().contiguous()
-        count, outputs, inputs = source.shape
-        size = self.library.packed_bytes(outputs, inputs, self.stored)
-        packed = torch.empty(count * size, dtype=torch.uint8)
-        for i in range(count):
-            self.library.pack(
-                source[i].data_ptr(), outputs, inputs, self.stored, packed.data_ptr() + i * size
-            )
+        packed = self._packed(weights.detach().float().contiguous(), self.stored)
+        assert packed is not None
         return self.keep(packed)
+
+    def _packed(self, source: Tensor, stored: Stored) -> Tensor | None:
+        """None where the numbers do not fit."""
+        count, outputs, inputs = source.shape
+        size = self.library.packed_bytes(outputs, inputs, stored)
+        packed = torch.empty(count * size, dtype=torch.uint8)
+        fits = (
+            self.library.pack(
+                source[i].data_ptr(), outputs, inputs, stored, packed.data_ptr() + i * size
+            )
+            for i in range(count)
+        )
+        return packed if all(fits) else None
 
     def integers(self, weight: Tensor, scale: Tensor) -> int:
         """Packs `weight [out, in]` of int8 with `scale [out]`."""
@@ -140,11 +163,12 @@ class Packer:
         return self.keep(packed)
 
     def linear(self, linear: Linear) -> library.Linear:
+        bias = self.bias(linear.bias)
         if linear.scale is not None:
-            return library.Linear(
-                self.integers(linear.weight, linear.scale), self.bias(linear.bias)
-            )
-        return library.Linear(self.matrix(linear.weight), self.bias(linear.bias))
+            weight = self.integers(linear.weight, linear.scale)
+            return library.Linear(weight, bias, Stored.INT8)
+        packed = self.matrix(linear.weight)
+        return library.Linear(packed.weight, bias, packed.storage)
 
 
 def whisper_record(packer: Packer, weights: WhisperWeights) -> library.Whisper:
@@ -161,7 +185,7 @@ def whisper_record(packer: Packer, weights: WhisperWeights) -> library.Whisper:
         weight_storage=weights_stored(packer, weights.head),
         activation=library.ACTIVATIONS[weights.activation],
         eps=weights.eps,
-        embedding=packer.plain(weights.embedding),
+        embedding=packer.matrix(weights.embedding),
         position=packer.plain(weights.positions),
         norm=packer.norm(weights.norm),
         head=packer.linear(weights.head),
@@ -194,6 +218,7 @@ def whisper_layers(packer: Packer, weights: WhisperWeights) -> list[library.Whis
                 packer.bias(
                     pad(biases[i, 1].view(heads, -1), (0, -(width // heads) % PANEL)).flatten()
                 ),
+                packer.stored,
             ),
         )
         for i, layer in enumerate(weights.layers)
@@ -220,7 +245,7 @@ def causal_record(packer: Packer, weights: CausalWeights, vocab: int) -> library
         activation=library.ACTIVATIONS[weights.activation],
         eps=weights.eps,
         scale=weights.scale,
-        embedding=packer.stored_plain(weights.embedding),
+        embedding=packer.matrix(weights.embedding),
         norm=packer.plain(weights.norm.weight),
         projection=packer.linear(head),
     )
