@@ -205,13 +205,3 @@ def test_an_unwritable_folder_is_known_before_work_begins(
     assert out == "" and err.count("\n") == 1
     assert f"cannot write to the output folder '{folder}'" in err
     assert soundfile.info(here / "good.wav").frames == len(NOISE)  # and nothing was harmed
-
-
-def test_a_result_that_cannot_be_put_in_place_fails_alone(pair, here, monkeypatch, capfd) -> None:
-    (here / "out" / "good.wav.txt").mkdir(parents=True)  # in the way
-    sources = ["good.wav", "good.flac"]
-    assert run(monkeypatch, *sources, *pair, "-o", "out", "-f", "txt", "--no-vad") == 1
-    err = capfd.readouterr().err
-    assert "(unwritable_output)" in err and "1 failed: good.wav: unwritable_output" in err
-    assert (here / "out" / "good.flac.txt").is_file()
-    assert len(list((here / "out").iterdir())) == 3  # nothing is left half written

@@ -66,10 +66,10 @@ def plain(whisper) -> dict[str, Outcome]:
 
 @pytest.fixture(scope="module")
 def drafted(whisper) -> tuple[dict[str, Outcome], Stats]:
-    """Every sample decoded with drafts, eight windows at a time."""
+    """Two samples decoded with drafts, eight windows at a time."""
     transcriber = Transcriber(whisper, batch=8, gamma=5)
     options = Options(language="en", keep_encoder_states=True)
-    outcomes = {o.name: o for o in transcriber.transcribe(FILES, options)}
+    outcomes = {o.name: o for o in transcriber.transcribe(FILES[:3:2], options)}
     return outcomes, transcriber.engine.stats
 
 
@@ -94,11 +94,6 @@ def test_samples_are_understood(plain, name):
     assert transcript.warnings == ()
 
 
-def test_drafts_are_accepted(drafted):
-    assert len(drafted[0]) == len(FILES)
-    assert drafted[1].acceptance_rate >= 0.5
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_are_covered_in_order(plain, name):
     transcript = plain[str(SAMPLES / f"{name}.flac")].transcript
@@ -111,7 +106,7 @@ def test_samples_are_covered_in_order(plain, name):
 @pytest.mark.parametrize(
     "most", [40, pytest.param(None, marks=pytest.mark.slow)], ids=["40 tokens", "whole"]
 )
-@pytest.mark.parametrize(("gamma", "batch"), [(0, 4), (0, 16), (5, 1), (5, 4), (5, 16)])
+@pytest.mark.parametrize(("gamma", "batch"), [(0, 4), (5, 1), (5, 16)])
 def test_every_window_has_the_same_tokens_at_every_batch_size(whisper, plain, gamma, batch, most):
     """The same requests again, with the encoder states they had; `plain` is gamma 0 at batch 1."""
     engine = Transcriber(whisper, batch=batch, gamma=gamma).engine
@@ -126,12 +121,13 @@ def test_every_window_has_the_same_tokens_at_every_batch_size(whisper, plain, ga
         assert 0 < engine.stats.accepted < engine.stats.drafted  # rows really were ragged
 
 
-def test_every_sample_has_the_same_tokens_with_drafts_in_a_batch(drafted, plain):
+def test_recordings_have_the_same_tokens_with_drafts_in_a_batch(drafted, plain):
     outcomes, stats = drafted
-    for file in FILES:
-        ours = [d.result.tokens for d in outcomes[file].decoded]
+    assert len(outcomes) == 2
+    for file, outcome in outcomes.items():
+        ours = [d.result.tokens for d in outcome.decoded]
         assert ours == [d.result.tokens for d in plain[file].decoded]
-    assert 0 < stats.accepted < stats.drafted
+    assert 0.5 <= stats.acceptance_rate < 1
 
 
 def test_tokens_equal_transformers_generate_window_by_window(whisper, plain, floats):
@@ -205,10 +201,10 @@ def test_the_last_of_448_positions_is_kept(whisper, plain):
 
 def test_an_audit_of_a_sample_finds_no_difference(whisper, tmp_path):
     short = tmp_path / "memo.wav"
-    soundfile.write(short, read_audio(FILES[0])[: 16000 * 20], 16000)
+    soundfile.write(short, read_audio(FILES[0])[: 16000 * 10], 16000)
     (report,) = audit(whisper, [str(short)], Options(language="en"), gamma=5, batch=4)
     assert report.error is None and report.differences == ()
-    assert report.tokens > 50 and report.acceptance_rate > 0
+    assert report.tokens > 25 and report.acceptance_rate > 0
 
 
 def test_ctranslate2_accepts_the_numbers_as_floats(tmp_path, floats):

@@ -19,8 +19,12 @@ from tests.asr.model import folders
 
 MEMO = Path(__file__).parents[3] / "samples" / "memo.flac"
 SECONDS = 16
-FORMATS = ("float32", "bfloat16", "float16")
-ENGINES = (pytest.param("native", marks=pytest.mark.native), "lean", "modules")
+FORMS = [
+    *(pytest.param("native", name, marks=pytest.mark.native) for name in ("bfloat16", "float16")),
+    ("lean", "bfloat16"),
+    ("modules", "float16"),
+    ("auto", "int8"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +54,7 @@ def plain(recording) -> list[tuple[int, ...]]:
     return tokens
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize(("engine", "dtype"), FORMS)
 def test_drafts_in_any_format_change_no_token(plain, recording, engine, dtype):
     """Most drafts are accepted, so the draft read the target's encoder states in its own format."""
     tokens, stats = decoded(recording, engine=engine, draft_dtype=dtype, gamma=4)

@@ -87,6 +87,21 @@ def failing(window: float, until: float):
     return judge
 
 
+def without_numbers(whisper, monkeypatch, below: float = math.inf) -> Transcriber:
+    """A transcriber whose answers of lower temperatures have NaN for probabilities."""
+    made = Transcriber(whisper, detector=EnergyDetector(), batch=2, gamma=0)
+    collect = made.engine._scheduler.collector.collect
+
+    def broken(row, *rest):
+        result = collect(row, *rest)
+        if result.request.temperature >= below:
+            return result
+        return replace(result, logprobs=(math.nan,) * len(result.logprobs))
+
+    monkeypatch.setattr(made.engine._scheduler.collector, "collect", broken)
+    return made
+
+
 def test_a_planted_failing_window_alone_is_decoded_again(whisper, recording, plain, monkeypatch):
     victim = plain.decoded[1].result.probe[0]
     guarded = decode(
@@ -159,14 +174,13 @@ def test_the_others_go_on_while_a_window_is_tried_again(whisper, recording, plai
     assert [d.index for d in outcome.decoded] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_a_fallback_is_the_same_in_any_batch(whisper, recording, plain, monkeypatch, batch):
+def test_a_fallback_is_the_same_in_any_batch(whisper, recording, plain):
     victim = plain.decoded[1].result.probe[0]
 
-    def again(size, gamma=3):
+    def again(size, gamma):
         judge = failing(victim, 0.6)
         with pytest.MonkeyPatch.context() as patch:
-            return decode(
+            outcome = decode(
                 whisper,
                 recording,
                 Guards(),
@@ -175,12 +189,11 @@ def test_a_fallback_is_the_same_in_any_batch(whisper, recording, plain, monkeypa
                 judge=judge,
                 monkeypatch=patch,
             )
+        return [d.result.tokens for d in outcome.decoded]
 
-    first, second = again(2), again(batch)
-    assert [d.result.tokens for d in first.decoded] == [d.result.tokens for d in second.decoded]
+    assert again(1, 3) == again(2, 3) == again(3, 3)
     # Draft lengths by the clock are no exception: sampled rounds have one length.
-    first, second = again(2, None), again(batch, None)
-    assert [d.result.tokens for d in first.decoded] == [d.result.tokens for d in second.decoded]
+    assert again(1, None) == again(3, None)
 
 
 @pytest.mark.parametrize("ratio", [2.4, 0.01, None])
@@ -219,16 +232,7 @@ def test_of_what_fails_to_the_end_the_most_probable_attempt_is_kept(
 
 def test_attempts_without_numbers_are_not_kept(whisper, recording, monkeypatch):
     """All but the last one: it is the best, whatever its probability."""
-    transcriber = Transcriber(whisper, detector=EnergyDetector(), batch=2, gamma=0)
-    collect = transcriber.engine._scheduler.collector.collect
-
-    def broken(row, *rest):
-        result = collect(row, *rest)
-        if result.request.temperature == 1.0:
-            return result
-        return replace(result, logprobs=(math.nan,) * len(result.logprobs))
-
-    monkeypatch.setattr(transcriber.engine._scheduler.collector, "collect", broken)
+    transcriber = without_numbers(whisper, monkeypatch, below=1.0)
     guards = Guards(temperatures=(0.0, 0.5, 1.0), logprob=-1e-9)
     (outcome,) = transcriber.transcribe([recording], options(guards))
     assert [d.result.request.temperature for d in outcome.decoded] == [1.0] * 3
@@ -302,18 +306,13 @@ def test_silence_is_dropped_with_a_record(whisper, recording, plain, monkeypatch
     assert "59.9 to 70.0 s" in message and "no speech (planted)" in message
 
 
-def test_a_window_of_nan_is_failed_not_kept(whisper, recording, monkeypatch):
-    transcriber = Transcriber(whisper, detector=EnergyDetector(), batch=2, gamma=0)
-    collect = transcriber.engine._scheduler.collector.collect
-
-    def broken(row, *rest):
-        result = collect(row, *rest)
-        return replace(result, logprobs=(math.nan,) * len(result.logprobs))
-
-    monkeypatch.setattr(transcriber.engine._scheduler.collector, "collect", broken)
-    (outcome,) = transcriber.transcribe([recording], options(Guards(temperatures=(0.0, 0.2))))
+@pytest.mark.parametrize("guards", [Guards(temperatures=(0.0, 0.2)), None])
+def test_a_window_of_nan_is_failed_not_kept(whisper, recording, monkeypatch, guards):
+    transcriber = without_numbers(whisper, monkeypatch)
+    (outcome,) = transcriber.transcribe([recording], options(guards))
     assert outcome.transcript.coverage.failed_samples == 70 * RATE
     assert outcome.transcript.text == ""
+    assert [n.code for n in outcome.transcript.warnings][0] == "failed_windows"
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -352,20 +351,6 @@ def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatc
     first, broken, last = (d.length for d in guarded.decoded)
     assert (coverage.failed_samples, coverage.decoded_samples) == (broken, first + last)
     assert first + broken + last == 70 * RATE
-
-
-def test_without_guards_numbers_that_are_none_are_no_text_either(whisper, recording, monkeypatch):
-    transcriber = Transcriber(whisper, detector=EnergyDetector(), batch=2, gamma=0)
-    collect = transcriber.engine._scheduler.collector.collect
-
-    def broken(row, *rest):
-        result = collect(row, *rest)
-        return replace(result, logprobs=(math.nan,) * len(result.logprobs))
-
-    monkeypatch.setattr(transcriber.engine._scheduler.collector, "collect", broken)
-    (outcome,) = transcriber.transcribe([recording], options(None))
-    assert outcome.transcript.coverage.failed_samples == 70 * RATE
-    assert [n.code for n in outcome.transcript.warnings][0] == "failed_windows"
 
 
 def test_guards_refuse_impossible_thresholds():

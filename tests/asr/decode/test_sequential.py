@@ -100,16 +100,6 @@ def test_every_sample_is_covered_once(transcribers, recordings):
         assert ends[:-1] == [span.start_sample for span in coverage.spans[1:]]
 
 
-def test_a_bad_recording_takes_no_other_with_it(transcribers, recordings, tmp_path):
-    bad = tmp_path / "bad.wav"
-    bad.write_bytes(b"RIFF nonsense")
-    transcriber = transcribers[4]
-    options = Options(language="de", long_form="sequential")
-    outcomes = {o.source: o for o in transcriber.transcribe([bad, recordings[1]], options)}
-    assert outcomes[bad].error is not None
-    assert outcomes[recordings[1]].transcript is not None
-
-
 def test_it_needs_timestamps():
     with pytest.raises(UsageError, match="cannot do without"):
         Options(long_form="sequential", timestamps=False)

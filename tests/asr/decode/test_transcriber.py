@@ -12,15 +12,13 @@ import soundfile
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from forescribe.asr.audio.containers import Pcm
-from forescribe.asr.audio.reading import Recording, open_audio
 from forescribe.asr.decode import answers, windows
 from forescribe.asr.decode import transcriber as transcriber_module
 from forescribe.asr.decode.options import Guards, Judgement, Partial
 from forescribe.asr.decode.recording import DOUBTFUL
 from forescribe.asr.decode.transcriber import Options, Outcome, Progress, Transcriber
 from forescribe.asr.decode.windows import prompt_tokens
-from forescribe.asr.errors import AudioError, UsageError
+from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.files import srt, tsv, txt, vtt
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment
@@ -222,70 +220,7 @@ def test_a_failing_recording_takes_no_other_with_it(shared, recordings, alone, t
     assert all(outcomes[path].transcript is None for path in bad)
 
 
-class Breaking:
-    """A reader of 35 s that then fails: one window is on its way by then."""
-
-    declared_s: float | None = 60.0
-
-    def __init__(self, error: Exception) -> None:
-        self.error, self.notices, self.closed = error, [], False
-
-    def read(self) -> Iterator[Pcm]:
-        yield Pcm(sound(35, 9)[:, None], RATE)
-        raise self.error
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(AudioError("bad.wav: broken"), "invalid_audio"), (ZeroDivisionError("x"), "internal_error")],
-    ids=["expected", "unexpected"],
-)
-def test_a_recording_that_fails_halfway_disturbs_no_other(
-    whisper, recordings, alone, batch, error, code
-) -> None:
-    reader, seen = Breaking(error), []
-
-    def opened(source):
-        return Recording(reader, name="bad.wav") if source == "bad.wav" else open_audio(source)
-
-    one = transcriber(whisper, batch)
-    options = replace(GERMAN, vad=False)
-    expected = {o.source: essence(o) for o in one.transcribe(recordings[:2], options)}
-    sources = [recordings[0], "bad.wav", recordings[1]]
-    outcomes = one.transcribe(sources, options, lambda p: seen.append(p.source), open=opened)
-    found = {o.source: o for o in outcomes}
-    assert found["bad.wav"].error.code == code
-    assert found["bad.wav"].name in str(found["bad.wav"].error)
-    assert reader.closed
-    assert {p: essence(found[p]) for p in recordings[:2]} == expected
-    assert one.engine.idle  # what it had in the engine is gone
-    assert len(found) == 3
-
-
 # A call that is broken off
-
-
-def test_a_call_that_is_broken_off_leaves_nothing_behind(whisper, recordings, alone) -> None:
-    one = transcriber(whisper, batch=3)
-    running = one.transcribe(recordings, GERMAN)
-    next(running)
-    running.close()
-    seen: list[Progress] = []
-    found = {o.source: essence(o) for o in one.transcribe(recordings[:2], GERMAN, seen.append)}
-    assert found == {p: alone[p] for p in recordings[:2]}
-    assert {p.source for p in seen} == set(recordings[:2])
-    assert one.engine.idle
-
-
-def test_a_loop_that_is_left_frees_the_rows(whisper, recordings) -> None:
-    one = transcriber(whisper, batch=4)
-    for _ in one.transcribe([recordings[0], recordings[1], recordings[4]], GERMAN):
-        break
-    assert not one.engine.rows.active.any()
 
 
 def test_a_hook_that_raises_ends_the_call_only(whisper, recordings, alone) -> None:

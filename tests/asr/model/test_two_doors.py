@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from transformers import WhisperFeatureExtractor
 
@@ -193,15 +194,18 @@ def test_features_of_no_size_are_refused_by_name(made: Path, tmp_path: Path, siz
 
 
 @pytest.mark.native
-def test_a_transcript_with_word_times_needs_no_transformers() -> None:
+def test_a_transcript_with_word_times_needs_no_transformers(tmp_path: Path) -> None:
+    sound, rate = soundfile.read(ROOT / "samples" / "memo.flac", frames=6 * 16_000)
+    soundfile.write(tmp_path / "memo.flac", sound, rate)
     code = (
         "import sys\n"
         "from forescribe import Options, Transcriber\n"
         "made = Transcriber.load('tiny.en', device='cpu', network=False)\n"
-        "(outcome,) = made.transcribe(['samples/memo.flac'], Options(words=True))\n"
+        "(outcome,) = made.transcribe(sys.argv[1:], Options(words=True))\n"
         "assert outcome.transcript.segments[0].words\n"
         "print(*sorted({'transformers', 'sympy', 'triton', 'torch._dynamo'} & sys.modules.keys()))"
     )
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-c", code, str(tmp_path / "memo.flac")]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []

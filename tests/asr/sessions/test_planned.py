@@ -115,7 +115,7 @@ def test_a_disturbed_recording_says_what_an_undisturbed_one_says(
 ) -> None:
     """Also in the audio's own cut, without any plan; and after any group, through JSON."""
     monkeypatch.setattr(cut_plan, "GROUP_SIZE", 2)
-    path = wav(tmp_path, recording(155))
+    path = wav(tmp_path, recording(110))
     options = Options(words=words, guards=Guards(temperatures=(0.0, 0.4)))
     with open_audio(path) as opened:
         plan = plan_of(opened, transcriber.detector, options.windows)

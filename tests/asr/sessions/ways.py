@@ -73,7 +73,4 @@ def in_session(
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-Way = Callable[[Transcriber, Sequence[Input], Options], list[Outcome]]
-"""Decodes recordings; the outcomes are in their order."""
-
 WAYS = pytest.mark.parametrize("way", [called, in_session], ids=["call", "session"])

@@ -58,7 +58,9 @@ def test_words_that_the_target_reads_are_timed_as_closely_as_the_model_allows(wh
     assert near(errors)
 
 
-@pytest.mark.parametrize("long_form", ["windows", "sequential"])
+@pytest.mark.parametrize(
+    "long_form", ["windows", pytest.param("sequential", marks=pytest.mark.slow)]
+)
 def test_words_that_it_writes_itself_are_timed_as_closely_as_the_model_allows(
     whisper, spoken, long_form
 ):
