@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
@@ -15,10 +12,10 @@ import torch
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, device
 from forescribe.speculative.device import Device, available, choose
 from forescribe.speculative.errors import DeviceError
-from forescribe.speculative.graphs import snapshots
-from forescribe.speculative.graphs.runner import CudaCapture, capture_for
+from forescribe.speculative.graphs.runner import capture_for
 from forescribe.speculative.requests import Result
 from forescribe.speculative.testing import TinyModel
+from tests.speculative.graphs.workloads import Pretend
 
 # Choosing
 
@@ -142,18 +139,6 @@ def test_a_stopwatch_sums_laps_by_stage(monkeypatch) -> None:
 
 
 # Gaudi, on a double that records
-
-
-@dataclass(frozen=True)
-class Pretend(Device):
-    """Another kind's behaviour on CPU tensors."""
-
-    @property
-    def torch(self) -> torch.device:
-        return torch.device("cpu")
-
-    def synchronize(self) -> None:
-        """There is nothing to wait for."""
 
 
 @pytest.fixture
@@ -288,170 +273,6 @@ def test_looking_seldom_changes_no_text(habana, monkeypatch, kind, gamma) -> Non
             expected[tag].drafted,
             expected[tag].accepted,
         )
-
-
-# A second card, on a double that records which one was the current
-
-
-@dataclass
-class Cards:
-    """`torch.cuda` and `torch.hpu`, as far as we use them: what was done, and on which card."""
-
-    current: int = 0
-    log: list[tuple[str, int]] = field(default_factory=list)
-    round: Callable[[], None] = lambda: None  # the one that is captured next
-
-    def note(self, what: str) -> None:
-        self.log.append((what, self.current))
-
-    def backend(self) -> SimpleNamespace:
-        """One of the two modules."""
-
-        def set_device(index: int) -> None:
-            self.current = index
-
-        return SimpleNamespace(
-            current_device=lambda: self.current,
-            set_device=set_device,
-            synchronize=lambda: self.note("synchronize"),
-            Stream=lambda: (self.note("stream"), _Stream(self))[1],
-            current_stream=lambda: (self.note("current stream"), _Stream(self))[1],
-            stream=lambda stream: nullcontext(),
-            CUDAGraph=lambda: _Graph(self, self.round),
-            graph=self.capture,
-            graph_pool_handle=lambda: self.note("pool"),
-            Event=lambda enable_timing=False: _Event(self),
-            is_available=lambda: True,
-            device_count=lambda: 2,
-        )
-
-    @contextmanager
-    def capture(self, graph: _Graph, pool: object, stream: _Stream) -> Iterator[None]:
-        self.note("capture")
-        yield
-
-
-@dataclass
-class _Stream:
-    cards: Cards
-
-    def wait_stream(self, other: _Stream) -> None:
-        self.cards.note("wait")
-
-    def wait_event(self, event: _Event) -> None:
-        self.cards.note("wait for event")
-
-
-@dataclass
-class _Event:
-    cards: Cards
-
-    def __post_init__(self) -> None:
-        self.cards.note("event")
-
-    def record(self) -> None:
-        self.cards.note("record")
-
-    def synchronize(self) -> None:
-        self.cards.note("synchronize event")
-
-    def elapsed_time(self, end: _Event) -> float:
-        return 500.0
-
-
-@dataclass
-class _Graph:
-    """Plays what was captured again: the double's engine hands its rounds over here."""
-
-    cards: Cards
-    round: Callable[[], None]
-
-    def replay(self) -> None:
-        self.cards.note("replay")
-        self.round()
-
-
-@dataclass(frozen=True)
-class Second(Device):
-    """The second card, whose tensors are on the CPU."""
-
-    @property
-    def torch(self) -> torch.device:
-        return torch.device("cpu")
-
-
-@pytest.fixture
-def cards(monkeypatch) -> Cards:
-    made = Cards()
-    monkeypatch.setattr(torch, "cuda", made.backend())
-    monkeypatch.setattr(torch, "hpu", made.backend(), raising=False)
-    return made
-
-
-@pytest.mark.parametrize("gamma", [0, 3])
-def test_all_that_an_engine_launches_goes_to_its_own_card(cards, monkeypatch, gamma) -> None:
-    monkeypatch.setattr(snapshots, "pinned", torch.empty_like)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    capture = CudaCapture.__call__
-
-    def remembered(self: CudaCapture, fn: Callable[[], None]) -> Callable[[], None]:
-        cards.round = fn
-        return capture(self, fn)
-
-    monkeypatch.setattr(CudaCapture, "__call__", remembered)
-    engine = tiny(Second("cuda", torch.float32, 1), gamma)
-    for name in ("prefill", "score"):
-        real = getattr(engine.target, name)
-
-        def noted(*args, real=real, name=name, **options):
-            cards.note(name)
-            return real(*args, **options)
-
-        monkeypatch.setattr(engine.target, name, noted)
-    engine.warm_up()
-    assert not engine.rows.active.any() and (engine.rows.lengths == 1).all()
-    assert tokens(engine) == tokens(tiny(None, gamma))
-    assert engine.stats.seconds["prefill"] > 0
-    engine.device.synchronize()
-    done = {what for what, _ in cards.log}
-    assert done == {
-        *("stream", "current stream", "wait", "wait for event", "capture", "replay", "pool"),
-        *("event", "record", "synchronize", "synchronize event", "prefill", "score"),
-    }
-    assert {card for _, card in cards.log} == {1}
-    assert cards.current == 0  # as it was
-
-
-def test_a_stopwatch_of_the_pipeline_records_on_its_own_card(cards) -> None:
-    """The transcriber's is started outside of the engine's steps."""
-    watch = Second("cuda", torch.float32, 1).stopwatch()
-    watch.start()
-    watch.mark("encode")
-    assert watch.seconds == {"encode": 0.5}
-    assert {card for _, card in cards.log} == {1} and cards.current == 0
-
-
-@pytest.mark.parametrize("kind", ["cuda", "hpu"])
-def test_a_guard_gives_the_current_card_back_whatever_happens(cards, kind) -> None:
-    on = Second(kind, torch.float32, 1)
-    with pytest.raises(ZeroDivisionError), on.guard():
-        with on.guard():
-            assert cards.current == 1
-        assert cards.current == 1
-        1 / 0  # noqa: B018
-    assert cards.current == 0
-    on.synchronize()
-    assert cards.log == [("synchronize", 1)]
-
-
-@pytest.mark.parametrize("on", [Device("cpu", torch.float32), Second("cuda", torch.float32)])
-def test_without_an_index_the_current_card_stays(cards, on) -> None:
-    cards.current = 1
-    with on.guard():
-        assert cards.current == 1
-    cards.current = 0
-    with on.guard():
-        assert cards.current == 0
 
 
 def test_the_free_memory_of_a_cpu_is_what_system_and_container_leave(tmp_path):

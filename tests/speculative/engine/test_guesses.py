@@ -16,7 +16,7 @@ from forescribe.speculative.protocols import Needs
 from forescribe.speculative.requests import Finish, Probe, Sampling
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
-from tests.speculative.test_device import Pretend
+from tests.speculative.graphs.workloads import Pretend
 
 from .test_engine import DRAFTERS, EOS, NEVER, POSITIONS, Planned, oracle
 
@@ -50,7 +50,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
     return made
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(requests(), st.sampled_from([*DRAFTERS]), st.integers(1, 4), st.booleans())
 def test_a_guess_changes_no_token(work, kind, batch, pauses):
     drafter = DRAFTERS[kind]()

@@ -55,10 +55,12 @@ class Stream:
     done: Knowledge = field(default_factory=Knowledge)
 
     def wait_stream(self, other: Stream) -> None:
+        self.cuda.note("wait")
         self.cuda.outside_captures("wait_stream")
         self.done.learn(other.done)
 
     def wait_event(self, event: Event) -> None:
+        self.cuda.note("wait for event")
         assert event.recorded, "a stream waits for an event that was never recorded"
         self.done.learn(event.done)
 
@@ -74,7 +76,11 @@ class Event:
     done: Knowledge = field(default_factory=Knowledge)
     queries: int = 0
 
+    def __post_init__(self) -> None:
+        self.cuda.note("event")
+
     def record(self) -> None:
+        self.cuda.note("record")
         self.recorded, self.stream = True, self.cuda.current
         self.place = len(self.stream.queue)
         self.done = Knowledge(self.stream.done)
@@ -85,6 +91,7 @@ class Event:
         return self.queries > 4
 
     def synchronize(self) -> None:
+        self.cuda.note("synchronize event")
         self.cuda.outside_captures("Event.synchronize")
         assert self.recorded and self.stream is not None
         for n in range(self.place):
@@ -118,6 +125,7 @@ class Graph:
     replays: int = 0
 
     def replay(self) -> None:
+        self.cuda.note("replay")
         self.cuda.outside_captures("replay")
         assert self.recorded is not None
         now = Recorder(self)
@@ -137,6 +145,10 @@ class FakeCuda(TorchDispatchMode):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
+        self.card, self.log = (
+            0,
+            list[tuple[str, int]](),
+        )  # the current one, and what was done on which
         self.streams: list[Stream] = []
         self.default, self.pool = self._stream(), object()
         self.current = self.default
@@ -149,7 +161,8 @@ class FakeCuda(TorchDispatchMode):
         self.waits = self.replays = self.synchronized = 0
         self._next: Callable[[], None] = _nothing
         self._quiet = False  # reads are allowed
-        for name, value in self._names().items():
+        self.names = self._names()
+        for name, value in self.names.items():
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(snapshots, "pinned", self._pin)
         monkeypatch.setattr(Tensor, "record_stream", self._record_stream)
@@ -170,14 +183,14 @@ class FakeCuda(TorchDispatchMode):
             Event=lambda enable_timing=False: Event(self),
             CUDAGraph=self._graph,
             graph=self._capturing,
-            graph_pool_handle=lambda: self.pool,
-            current_stream=lambda: self.current,
+            graph_pool_handle=lambda: (self.note("pool"), self.pool)[1],
+            current_stream=lambda: (self.note("current stream"), self.current)[1],
             stream=self._on,
             synchronize=self._synchronize,
-            current_device=lambda: 0,
-            set_device=lambda index: None,
+            current_device=lambda: self.card,
+            set_device=self._set_device,
             is_available=lambda: True,
-            device_count=lambda: 1,
+            device_count=lambda: 2,
             is_current_stream_capturing=lambda: self.recording is not None,
         )
 
@@ -187,13 +200,21 @@ class FakeCuda(TorchDispatchMode):
         if self.recording is not None:
             raise Forbidden(f"{what} inside a capture")
 
+    def note(self, what: str) -> None:
+        self.log.append((what, self.card))
+
+    def _set_device(self, index: int) -> None:
+        self.card = index
+
     def _synchronize(self) -> None:
+        self.note("synchronize")
         self.outside_captures("synchronize")
         self.synchronized += 1
         for stream in self.streams:
             self.host.learn(stream.done)
 
     def _stream(self) -> Stream:
+        self.note("stream")
         self.streams.append(Stream(self))
         return self.streams[-1]
 
@@ -211,6 +232,7 @@ class FakeCuda(TorchDispatchMode):
 
     @contextmanager
     def _capturing(self, graph: Graph, pool: object, stream: Stream) -> Iterator[None]:
+        self.note("capture")
         self.outside_captures("a capture")
         assert pool is self.pool, "every graph belongs to the one pool"
         graph.pool, graph.recorded = pool, Recorder(graph)
@@ -221,7 +243,11 @@ class FakeCuda(TorchDispatchMode):
         finally:
             self.recording, self.capturing = None, False
 
-    def _capture_for(self, device: Device) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def _capture_for(
+        self, device: Device
+    ) -> Callable[[Callable[[], None]], Callable[[], None]] | None:
+        if device.kind != "cuda":  # an engine whose results are compared with
+            return None
         inner = CudaCapture(device)
 
         def capture(fn: Callable[[], None]) -> Callable[[], None]:

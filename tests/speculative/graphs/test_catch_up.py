@@ -12,10 +12,10 @@ from forescribe.speculative.engine import admission
 from forescribe.speculative.engine.admission import CatchUp
 from forescribe.speculative.graphs.shapes import ShapeSet
 from forescribe.speculative.models.lean import LeanWhisperDecoder
-from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
+from tests.speculative.engine.test_engine import Planned
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.test_hpu_graphs import HPU, Compiled
 from tests.speculative.graphs.workloads import (
@@ -26,19 +26,6 @@ from tests.speculative.graphs.workloads import (
 )
 
 CUDA = CudaOnCpu("cuda", torch.float32)
-
-
-class Plan:
-    """A schedule that repeats a plan."""
-
-    def __init__(self, *plan: int) -> None:
-        self.buckets, self._plan, self._next = tuple(sorted(set(plan))), plan, 0
-
-    def choose(self, *, sampling: bool) -> int:
-        self._next += 1
-        return self._plan[self._next % len(self._plan)]
-
-    def learn(self, poll: Poll) -> None: ...
 
 
 def texts_of(engine: Engine) -> Any:
@@ -63,7 +50,7 @@ def test_a_perfect_drafter_is_never_rejected_after_captured_reading(
         ModelDrafter(TinyModel(positions=90)),
         batch=3,
         eos=(99,),
-        schedule=Plan(0, 0, 3, 0, 2),
+        schedule=Planned(0, 3, 0, 2, 0),
         device=CUDA,
     )
     work = [Request((1 + n, 2), max_new_tokens=15 + 9 * n, tag=n) for n in range(6)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -13,33 +12,20 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forescribe.speculative.device import Device
 from forescribe.speculative.graphs.shapes import ShapeSet
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Mode
 from tests.speculative.graphs.recorder import Recorder, check_operator, compare, tensors
 from tests.speculative.graphs.workloads import (
+    Pretend,
     tiny_engine,
     tiny_requests,
     whisper_engine,
     whisper_requests,
 )
 
-
-@dataclass(frozen=True)
-class HpuOnCpu(Device):
-    """A device of kind hpu whose tensors are on the CPU."""
-
-    @property
-    def torch(self) -> torch.device:
-        return torch.device("cpu")
-
-    def synchronize(self) -> None:
-        """There is nothing to wait for."""
-
-
-HPU = HpuOnCpu("hpu", torch.float32)
+HPU = Pretend("hpu", torch.float32)
 GREEDY = [r for r in tiny_requests(40) if not r.ranks]
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, ModelDrafter, NgramDrafter, Request
@@ -15,6 +18,18 @@ from forescribe.speculative.testing import TinyModel
 from tests.speculative.models.whispers import EOS, SOT, decoder_only, encoder_states, whisper
 
 BATCH = 5
+
+
+@dataclass(frozen=True)
+class Pretend(Device):
+    """Another kind's behaviour on CPU tensors."""
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device("cpu")
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for."""
 
 
 class Changing:
