@@ -77,6 +77,7 @@ SUBJECTS = {
         (
             "tests/speculative/engine/test_scheduler.py",
             "tests/speculative/engine/test_engine.py",
+            "tests/speculative/engine/test_runs.py",
             "tests/speculative/engine/test_faults.py",
             "tests/speculative/engine/test_stats.py",
             "tests/speculative/engine/test_confidence.py",

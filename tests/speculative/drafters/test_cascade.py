@@ -131,7 +131,7 @@ def test_what_others_drafted_is_read_by_the_model_before_it_drafts():
 
 def test_the_model_goes_on_behind_the_script_in_the_same_round():
     """Scripts that stop in the middle of every round: text and model draft one after the other."""
-    work, clock = texts(12), Clock()
+    work, clock = texts(24), Clock()
     plain = plain_texts(work)
     drafter = cascade(adaptive=True, blur=0.0, clock=clock, breaks=BREAKS)
     rounds = []

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
-from forescribe.speculative.protocols import Poll
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
+from tests.speculative.engine.test_engine import Planned
 
 
 class OneHead(TinyModel):
@@ -30,22 +30,6 @@ class OneHead(TinyModel):
         return logits[torch.arange(len(node)), node][:, None]
 
 
-class Changing:
-    """Drafts in every second round, so that the drafter reads the text between."""
-
-    buckets = (0, 3)
-
-    def __init__(self) -> None:
-        self.turn = 0
-
-    def choose(self, *, sampling: bool) -> int:
-        self.turn += 1
-        return 3 if self.turn % 2 else 0
-
-    def learn(self, poll: Poll) -> None:
-        """Does nothing."""
-
-
 prompts = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=9), min_size=1, max_size=5)
 
 
@@ -58,7 +42,7 @@ def test_a_model_that_scores_one_node_gives_the_same_drafts(
     found = []
     for kind in (TinyModel, OneHead):
         drafter = ModelDrafter(kind(blur=0.3))
-        schedule = Fixed(3) if plain else Changing()
+        schedule = Fixed(3) if plain else Planned(3, 0)
         engine = Engine(TinyModel(), drafter, batch=batch, eos=(10,), schedule=schedule)
         results = {r.request.tag: (r.tokens, r.accepted) for r in engine.run(work)}
         found.append((results, engine.stats.drafted, engine.stats.faults))

@@ -13,19 +13,20 @@ from torch import Tensor
 from forescribe.speculative import Engine, Fixed, Request
 from forescribe.speculative.protocols import Model, Needs
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Distribution, Draft, Scores, Verdict
+from forescribe.speculative.testing import ScriptedDrafter, TinyModel
+from forescribe.speculative.types import Draft, Scores, Verdict
 
 from .test_engine import EOS, NEVER, Planned, oracle
 
 
-class Observer:
+class Observer(ScriptedDrafter):
     """Keeps each row's text from what it is told alone, and checks it whenever it drafts. Its first draft is
     the target's own next token, from the state that the target's head reads; the others are wrong."""
 
     needs = Needs(taps=(-1,), prompt=True, always=True, vocab=11)
 
     def __init__(self, fails: int | None = None) -> None:
+        super().__init__({})
         self.fails = fails  # the first token of prompts whose rows it fails to observe
         self.model: TinyModel | None = None
         self.checked = self.observed = 0
@@ -34,16 +35,10 @@ class Observer:
         assert isinstance(target, TinyModel)
         self.model = target
 
-    def distribution(self, *, sampling: bool) -> Distribution:
-        return Distribution.ONE_HOT
-
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         assert self.model is not None and self.model.taps == (-1,)  # tapped before anything else
         self.texts: list[list[int]] = [[] for _ in range(batch)]
         self.next = torch.zeros(batch, dtype=torch.int64)
-
-    def forwards(self, gamma: int) -> int:
-        return 0
 
     def _best(self, taps: Tensor) -> Tensor:
         assert self.model is not None

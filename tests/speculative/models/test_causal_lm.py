@@ -58,7 +58,7 @@ ENGINES = [
 def test_ragged_prompts_in_one_batch_equal_generate(family, which, kind):
     """Up to the last position, far behind the sliding windows, with as many rows as prompts and fewer."""
     model = causal_lm(family)
-    for batch in (2, len(RAGGED)):
+    for batch in (2, len(RAGGED)) if kind == "model" else (3,):
         made = drafter(kind, family, which)
         engine = Engine(
             causal_decoder(model, engine=which),
@@ -105,20 +105,6 @@ def test_every_row_equals_decoding_it_alone(family, work, batch, gamma):
             assert is_greedy(model, request.prompt, tokens)
         else:
             assert tokens == run([request], 1)[request.tag].tokens
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2"])  # lean, modules
-def test_a_draft_equal_to_its_target_is_never_rejected(family):
-    model = causal_lm(family, dtype=torch.float64)
-    engine = Engine(
-        causal_decoder(model),
-        ModelDrafter(causal_decoder(model)),
-        batch=3,
-        eos=(),
-        schedule=Fixed(5),
-    )
-    assert len(list(engine.run(Request(p) for p in RAGGED))) == len(RAGGED)
-    assert engine.stats.accepted == engine.stats.drafted > 100
 
 
 def test_fewer_positions_than_the_model_has():

@@ -6,7 +6,6 @@ import copy
 import functools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -17,10 +16,10 @@ from forescribe.speculative import Engine, Request
 from forescribe.speculative.drafters.heads import drafter_of
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.models.engines import ModelEngine, causal_decoder
-from forescribe.speculative.protocols import Poll
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.types import Draft
 
+from ...engine.test_engine import Planned
 from ...models.causal_lms import EOS, VOCAB, causal_lm
 from . import tiny_heads
 from .naive_heads import dflash_drafts, eagle3_drafts, mtp_drafts
@@ -48,21 +47,6 @@ class Watched:
                 text = rows.tokens[row, : int(rows.lengths[row])].tolist()
                 self.seen.append((text, draft.tokens[row, :count].tolist()))
         return draft
-
-
-@dataclass
-class Alternating:
-    """Rounds with drafts and without them in turns, a few at a time."""
-
-    buckets: tuple[int, ...] = (0, GAMMA)
-    polls: int = field(default=0)
-
-    def choose(self, *, sampling: bool) -> int:
-        self.polls += 1
-        return self.buckets[self.polls % 2]
-
-    def learn(self, poll: Poll) -> None:
-        """Does nothing."""
 
 
 def requests(count: int = 7) -> list[Request]:
@@ -149,7 +133,7 @@ def test_drafts_are_those_of_the_published_tensors(family: str, engine: ModelEng
 def test_drafts_after_rounds_without_drafts_are_the_same(family: str) -> None:
     model = tiny_heads.target()
     made = tiny_heads.made(family, model)
-    check(made, model, run(made, model, Alternating()), least=5)
+    check(made, model, run(made, model, Planned(GAMMA, 0)), least=5)
 
 
 @pytest.mark.parametrize("flag", FLAGS)

@@ -43,7 +43,7 @@ from tests.speculative.models.causal_lms import EOS, POSITIONS, VOCAB
 from tests.speculative.models.whispers import FRAMES, config, encoder_states, whisper
 
 from . import tiny_heads
-from .test_head_drafts import FAMILIES, GAMMA, Alternating, requests
+from .test_head_drafts import FAMILIES, GAMMA, Planned, requests
 from .tiny_blocks import block_head
 
 SMALL = 5  # tokens of the vocabulary whose texts are counted
@@ -172,7 +172,7 @@ def test_sampled_texts_of_several_rounds_have_the_targets_distribution(
         assert chi2.sf(statistic, int(many.sum()) - 1) > 1e-3
 
 
-@pytest.mark.parametrize("schedule", [Fixed(GAMMA), Alternating()], ids=["drafts", "stretches"])
+@pytest.mark.parametrize("schedule", [Fixed(GAMMA), Planned(GAMMA, 0)], ids=["drafts", "stretches"])
 def test_a_head_of_the_targets_own_layers_is_accepted_throughout(schedule: Any) -> None:
     model = _windowed()
     target = causal_decoder(model, engine=ModelEngine.LEAN)

@@ -32,7 +32,7 @@ from tests.speculative.models.whispers import (
     whisper,
 )
 
-from .test_head_drafts import Alternating, Watched
+from .test_head_drafts import Planned, Watched
 from .tiny_blocks import SHAPE, block_head, naive_drafts
 
 GAMMA = 3
@@ -104,7 +104,7 @@ def naive(head: WhisperBlock, text: list[int], count: int) -> list[int]:
     return naive_drafts(head, whisper().proj_out.weight, taps, states, text, count)
 
 
-@pytest.mark.parametrize("schedule", [Fixed(GAMMA), Alternating()], ids=["drafts", "stretches"])
+@pytest.mark.parametrize("schedule", [Fixed(GAMMA), Planned(GAMMA, 0)], ids=["drafts", "stretches"])
 @pytest.mark.parametrize("form", ENGINES)
 def test_every_draft_is_what_the_tensors_give(form: ModelEngine, schedule: Any) -> None:
     watched = Watched(drafter())
