@@ -190,22 +190,20 @@ def test_there_may_be_no_memory_for_a_second_model(monkeypatch) -> None:
 
 
 @pytest.fixture
-def bundled(tmp_path, decoders):
-    """A service with the bundled model, which a child can load too."""
-    transcriber = Transcriber.load("tiny.en", device="cpu", batch=4, gamma=2)
-    given = {"model": "tiny.en", "device": "cpu", "batch_size": 4, "gamma": 2}
-    with application(tmp_path, transcriber, decoders, **given) as client:
+def client(tmp_path, whisper, decoders):
+    """A service whose model a child can load too."""
+    given = {"model": str(whisper.pair.target), "device": "cpu", "gamma": 2}
+    transcriber = Transcriber.load(given["model"], device="cpu", batch=4, gamma=2)
+    with application(tmp_path, transcriber, decoders, batch_size=4, **given) as client:
         yield ready(client)
 
 
-def test_a_suspect_is_planned_and_decoded_in_a_child_and_says_the_same(
-    bundled, monkeypatch
-) -> None:
+def test_a_suspect_is_planned_and_decoded_in_a_child_and_says_the_same(client, monkeypatch) -> None:
     monkeypatch.setattr("forescribe.asr.segment.cut_plan.GROUP_SIZE", 1)
-    audio, form = memo(40), {"language": "en", "temperature": "0"}
-    job = submit(bundled, audio, **form).json()["id"]
-    assert ended(bundled, job)["state"] == "succeeded"
-    jobs, done = bundled.app.state.jobs, list[str]()
+    audio = memo(40)
+    job = submit(client, audio).json()["id"]
+    assert ended(client, job)["state"] == "succeeded"
+    jobs, done = client.app.state.jobs, list[str]()
     asked, alone = jobs.active.crashes.records.deaths, jobs.active.crashes.alone
     jobs.active.crashes.records.deaths = lambda job: max(asked(job), SUSPECT * (len(done) < 2))
 
@@ -216,26 +214,26 @@ def test_a_suspect_is_planned_and_decoded_in_a_child_and_says_the_same(
         return replace(made, group_size=1) if work.__name__ == "plan_alone" else made
 
     monkeypatch.setattr(jobs.active.crashes, "alone", counted)
-    suspect = submit(bundled, audio, **form).json()["id"]
-    assert ended(bundled, suspect)["state"] == "succeeded"
+    suspect = submit(client, audio).json()["id"]
+    assert ended(client, suspect)["state"] == "succeeded"
     assert done == ["plan_alone", "group_alone"]  # and the rest beside the others
     whole = [
-        bundled.get(f"{JOBS}/{id}/result", params={"response_format": "transcript"}).json()
+        client.get(f"{JOBS}/{id}/result", params={"response_format": "transcript"}).json()
         for id in (job, suspect)
     ]
     assert len(whole[0]["segments"]) > 1 and whole[0]["segments"] == whole[1]["segments"]
 
 
-def test_a_job_that_kills_its_children_fails_alone(bundled, monkeypatch) -> None:
+def test_a_job_that_kills_its_children_fails_alone(client, monkeypatch) -> None:
     monkeypatch.setattr(steps, "PAUSES_S", (0.01, 0.01, 0.01))
-    records = bundled.app.state.jobs.store.crashes
+    records = client.app.state.jobs.store.crashes
     monkeypatch.setattr(records, "deaths", lambda job: SUSPECT)
     monkeypatch.setattr(steps, "plan_alone", dies)
-    job = submit(bundled, memo(5), language="en").json()["id"]
-    over = ended(bundled, job)
+    job = submit(client, memo(2)).json()["id"]
+    over = ended(client, job)
     assert over["state"] == "failed" and over["error"]["code"] == "internal_error"
     assert "died over this job" in over["error"]["message"]
-    assert bundled.app.state.jobs.store.jobs.get(job).crashes == MAX_CRASHES
+    assert client.app.state.jobs.store.jobs.get(job).crashes == MAX_CRASHES
 
 
 # -- databases of earlier versions ----------------------------------------------------------------
