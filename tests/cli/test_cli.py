@@ -124,11 +124,6 @@ def test_a_file_alone_is_transcribed_into_all_formats(forescribe, pair, here) ->
     }  # fmt: skip
 
 
-def test_options_may_come_first(forescribe, pair, here) -> None:
-    assert forescribe("-f", "txt", *pair, "a.wav").status == 0
-    assert (here / "a.txt").exists()
-
-
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
@@ -199,19 +194,6 @@ def test_every_command_is_known_to_the_short_form() -> None:
     for command in command_line.app.registered_commands:
         name = command.name or command.callback.__name__.replace("_", "-")
         assert command_line.with_command([name]) == [name]
-
-
-def test_a_recording_named_like_a_command_can_be_transcribed(forescribe, pair, here) -> None:
-    (here / "a.wav").rename(here / "models")
-    assert forescribe("./models", *pair, "-f", "txt").status == 0
-    assert (here / "models.txt").exists()
-
-
-@pytest.mark.parametrize("option", ["--output_dir", "--output-dir", "-o"])
-def test_options_have_both_spellings(forescribe, pair, here, option) -> None:
-    formats = "--output_format" if "_" in option else "--output-format"
-    assert forescribe("a.wav", *pair, option, "out", formats, "txt").status == 0
-    assert (here / "out" / "a.txt").exists()
 
 
 def test_stdout_holds_the_result_and_nothing_else(forescribe, pair, here) -> None:
@@ -401,9 +383,6 @@ def test_times_of_words_that_no_format_holds_are_said(forescribe, pair, here) ->
     ("typed", "long_form", "previous"),
     [
         ("", "windows", False),  # no window has a text before it
-        ("--condition_on_previous_text False", "windows", False),
-        ("--long_form sequential", "sequential", True),
-        ("--long-form sequential --condition-on-previous-text", "sequential", True),
         ("--long-form sequential --no-condition-on-previous-text", "sequential", False),
         ("--long-form sequential --vad_filter False", "sequential", True),  # it is so anyway
     ],
@@ -426,12 +405,6 @@ def test_version_and_help_answer(forescribe) -> None:
     assert forescribe("-h").out == whole.out
 
 
-@pytest.mark.parametrize("command", ["transcribe", "audit", "models"])
-def test_every_command_has_help(command) -> None:
-    result = CliRunner().invoke(command_line.app, [command, "--help"])
-    assert result.exit_code == 0 and "Usage:" in result.stdout
-
-
 def test_help_shows_defaults() -> None:
     text = " ".join(CliRunner().invoke(command_line.app, ["transcribe", "--help"]).stdout.split())
     for default in ("[default: large]", "[default: auto]", "[default: all]"):
@@ -443,24 +416,24 @@ def test_no_arguments_show_the_help(forescribe) -> None:
     assert done.status == 2 and "Usage: forescribe" in done.out + done.err
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("transcribe", "--help"), ("--version",)])
-def test_help_loads_nothing_heavy(arguments) -> None:
+def test_the_command_and_its_help_load_nothing_heavy() -> None:
+    heavy = {"torch", "transformers", "numpy", "av", "fastapi", "uvicorn"}
     code = (
         "import sys\nfrom forescribe.cli.main import main\n"
-        f"sys.argv = ['forescribe', *{arguments!r}]\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print([m for m in ('torch', 'transformers', 'numpy', 'av') if m in sys.modules])"
+        f"assert not {heavy | {'pydantic'}!r} & sys.modules.keys()\n"
+        "for typed in (['--help'], ['transcribe', '--help'], ['--version']):\n"
+        "    sys.argv = ['forescribe', *typed]\n"
+        "    try:\n        main()\n    except SystemExit as left:\n        assert not left.code\n"
+        f"    assert not {heavy!r} & sys.modules.keys(), typed\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and done.stdout.count("Usage: ") == 2, done.stderr
 
 
 def test_help_answers_in_half_a_second() -> None:
     """Processor time, so that a busy machine changes nothing."""
     times = []
-    for _ in range(5):
+    for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([*COMMAND, "--help"], capture_output=True, cwd=ROOT, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

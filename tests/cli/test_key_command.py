@@ -7,7 +7,8 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from forescribe.api.access.keys import Rights, digest
+from forescribe.api.access.keys import Keyring, Rights, digest
+from forescribe.api.settings import load
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
 
@@ -16,11 +17,13 @@ def run(*arguments: str):
     return CliRunner().invoke(app, ["key", *arguments])
 
 
-def test_a_key_and_its_line() -> None:
-    made = run("team")
+def test_a_key_is_printed_once_and_its_line_lets_it_in(tmp_path) -> None:
+    made, file = run("team"), tmp_path / "service.toml"
     assert made.exit_code == 0
-    line = made.stderr.partition("[api_keys]: ")[2]
-    assert tomllib.loads(line) == {"team": digest(made.stdout.strip())}
+    key, line = made.stdout.strip(), made.stderr.partition("[api_keys]: ")[2]
+    file.write_text(f"[api_keys]\n{line}")
+    assert Keyring(load(file).api_keys).owner(key) == "team"
+    assert key not in made.stderr
 
 
 def test_a_key_with_rights() -> None:

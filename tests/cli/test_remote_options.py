@@ -54,10 +54,3 @@ def test_voices_are_kept_on_this_machine() -> None:
         more = {"diarize": True} if options is TranscribeOptions else {}
         with pytest.raises(UsageError, match="--link-speakers"):
             options(audio=["a.mp3"], output_dir="s3://out", link_speakers=True, **more)
-
-
-def test_the_spool_changes_no_word() -> None:
-    plain = TranscribeOptions(audio=["a.mp3"]).result_settings()
-    assert (
-        TranscribeOptions(audio=["a.mp3"], spool="/x", spool_bytes="1GB").result_settings() == plain
-    )

@@ -44,13 +44,6 @@ def test_known_voices_are_those_of_one_machine(monkeypatch: pytest.MonkeyPatch) 
         TranscribeOptions(audio=[MEMO], cluster="auto", diarize=True, known=True)
 
 
-def test_the_cluster_is_no_part_of_a_result() -> None:
-    """So a run that began on one machine continues on a cluster."""
-    alone = TranscribeOptions(audio=[MEMO])
-    many = TranscribeOptions(audio=[MEMO], cluster="auto", workers=8)
-    assert alone.result_settings() == many.result_settings()
-
-
 def batch_of(paths: list[str], out: Path) -> Batch:
     sources = [Source(path) for path in paths]
     return Batch(sources, Outputs.plan(sources, str(out), "txt"), settings="5e77")

@@ -19,17 +19,27 @@ PACKAGES = ("forescribe", "asr", "diarize", "api", "speculative", "text")
 
 
 @cache
+def nodes() -> list[ast.AST]:
+    """Calls and texts of the sources."""
+    trees = (
+        ast.parse(path.read_text(encoding="utf-8"))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    )
+    kinds = (ast.JoinedStr, ast.Constant, ast.Call)
+    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+@cache
 def texts() -> list[str]:
     """Every text of the sources; what is put into it at run time is a gap."""
     scripts = [ROOT / "scripts" / "setup", *(ROOT / "scripts" / "lib").glob("*.sh")]
     found = [path.read_text(encoding="utf-8") for path in scripts]
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.JoinedStr):
-                    found.append("".join(map(_part, node.values)))
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found.append(node.value)
+    for node in nodes():
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(map(_part, node.values)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
     return found
 
 
@@ -67,12 +77,10 @@ def test_every_code_and_every_note_is_on_the_page() -> None:
 def notes() -> set[str]:
     """First arguments of `Notice(...)` that are written out."""
     found = set()
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Notice":
-                    first = node.args[0]
-                    if isinstance(first, ast.Constant):
-                        found.add(str(first.value))
+    for node in nodes():
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Notice":
+            first = node.args[0]
+            if isinstance(first, ast.Constant):
+                found.add(str(first.value))
     assert "truncated_audio" in found
     return found
