@@ -95,7 +95,7 @@ def held(transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch) -> threading
 @pytest.fixture(scope="session")
 def whisper(tmp_path_factory) -> Whisper:
     folder = tmp_path_factory.mktemp("weights") / "target"
-    return load(Pair(folders.write(folder, max_target_positions=40)), choose("cpu"))
+    return load(Pair(folders.write(folder, max_target_positions=24)), choose("cpu"))
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ def series(client) -> dict[str, float]:
 
 def test_a_transcription_is_counted(service) -> None:
     client = service()
-    for audio in (sound(2), silence(3), b"no audio"):
+    for audio in (sound(2, 1), silence(3), b"no audio"):
         client.post(TRANSCRIBE, files={"file": audio}, data=FORM)
     now = series(client)
     assert now["forescribe_audio_seconds_total"] == 5

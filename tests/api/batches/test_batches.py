@@ -341,13 +341,13 @@ def test_batches_are_listed_in_pages(client) -> None:
 def test_the_number_of_open_jobs_is_bounded(tmp_path, transcriber, decoders, held) -> None:
     with application(tmp_path, transcriber, decoders, batch_open_jobs=3) as client:
         file = audio(ready(client), sound(1))
-        made = begin(client, jsonl([line(str(k), file=file) for k in range(10)])).json()["id"]
+        made = begin(client, jsonl([line(str(k), file=file) for k in range(5)])).json()["id"]
         table = client.app.state.batches.table
-        until(lambda: table.counts([made])[made] == {"pending": 7, "submitted": 3})
+        until(lambda: table.counts([made])[made] == {"pending": 2, "submitted": 3})
         client.app.state.batches.runner.advance_all()
-        assert table.counts([made])[made] == {"pending": 7, "submitted": 3}
+        assert table.counts([made])[made] == {"pending": 2, "submitted": 3}
         held.set()
-        assert ended(client, made)["request_counts"]["completed"] == 10
+        assert ended(client, made)["request_counts"]["completed"] == 5
 
 
 def test_the_database_holds_no_text_of_a_batch(client, tmp_path) -> None:

@@ -229,7 +229,11 @@ def test_a_file_is_one_however_it_is_named(client, disposition) -> None:
 )
 def test_a_media_type_is_the_same_in_capitals(client, kind) -> None:
     headers = {"Content-Type": f"{kind} ; Boundary={BOUNDARY}"}
-    answer = client.post(TRANSCRIBE, headers=headers, content=form(part("language", b"de")))
+    answer = client.post(
+        TRANSCRIBE,
+        headers=headers,
+        content=form(part("language", b"de"), part("temperature", b"0.5")),
+    )
     assert answer.status_code == 200, answer.text
 
 
