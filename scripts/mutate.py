@@ -94,10 +94,10 @@ SUBJECTS = {
     "steps": Subject(
         "api/jobs/steps.py",
         (
-            "tests/api/jobs/test_jobs_machine.py",
             "tests/api/jobs/test_jobs.py",
-            "tests/api/jobs/test_engines.py",
-            "tests/api/jobs/test_crash_tracking.py",
+            "tests/api/jobs/test_jobs_shared.py",
+            "tests/api/jobs/test_jobs_machine.py",
+            "tests/api/jobs/test_suspects.py",
         ),
     ),
     "store": Subject(
@@ -114,7 +114,6 @@ SUBJECTS = {
         "asr/records/record_store.py",
         (
             "tests/asr/records/test_record_store.py",
-            "tests/asr/records/test_shared_folder.py",
             "tests/asr/batch/test_outputs.py",
             "tests/asr/batch/test_results.py",
             "tests/asr/batch/remote/test_remote_batch.py",
