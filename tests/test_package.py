@@ -83,11 +83,6 @@ def test_a_recording_becomes_a_transcript(model: str, recording: Path) -> None:
     assert transcript.settings["guards"] is not None
 
 
-def test_bytes_are_a_recording_too(model: str, recording: Path) -> None:
-    data = recording.read_bytes()
-    assert forescribe.transcribe(data, model, device="cpu").duration == 2.0
-
-
 def test_speakers_are_labelled_on_request(model: str, recording: Path) -> None:
     transcript = forescribe.transcribe(
         recording, model, device="cpu", diarize=True, num_speakers=1, local_files_only=True

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import soundfile
+import uvicorn
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from forescribe.api.app import create_app
@@ -141,6 +144,23 @@ def service(transcriber: Transcriber, decoders: Decoders) -> Iterator[Service]:
 
         ready.loading = start  # type: ignore[attr-defined]
         yield ready
+
+
+@contextmanager
+def served(app: FastAPI, lifespan: Literal["on", "off"] = "on") -> Iterator[str]:
+    """The application at an address of this machine, in a thread; it has ended afterwards."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan=lifespan))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            until(lambda: server.started)
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(60)
+    assert not thread.is_alive()
 
 
 def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:

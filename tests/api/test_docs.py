@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import base64
 import re
-import socket
-import threading
 
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
 from forescribe.api.settings import Settings
 from tests import browser as browsing
-from tests.api.conftest import until
+from tests.api.conftest import served
 from tests.api.jobs.application import application
 
 browser = browsing.browser
@@ -108,17 +105,6 @@ def test_every_operation_says_whether_it_wants_a_key(keyless, tmp_path) -> None:
 def test_it_works_in_a_browser(browser) -> None:
     """Without a violation of the policy, and without a request to anybody else."""
     app = create_app(Settings(model="random", jobs=False))
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        until(lambda: server.started)
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/docs"
-        try:
-            with browsing.watched(browser, url) as page:
-                page.get_by_text("/v1/audio/transcriptions").first.wait_for()
-                assert page.locator(".opblock").count() > 5
-        finally:
-            server.should_exit = True
-            thread.join()
+    with served(app, "off") as url, browsing.watched(browser, f"{url}/docs") as page:
+        page.get_by_text("/v1/audio/transcriptions").first.wait_for()
+        assert page.locator(".opblock").count() > 5

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
 import schemathesis
-import uvicorn
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.schemas import BaseSchema
@@ -30,7 +27,7 @@ from forescribe.api.jobs.service import Jobs
 from forescribe.api.jobs.store import Store
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
-from tests.api.conftest import Halves, until
+from tests.api.conftest import Halves, served, until
 from tests.api.jobs.memory_engine import MemoryEngine
 
 PATIENCE_S = 300
@@ -121,17 +118,9 @@ def running(request, transcriber, decoders, tmp_path_factory) -> Iterator[tuple[
     )
     serving, store = Serving(given, lambda: transcriber, Halves, decoders), Store.open(folder)
     app = create_app(given, serving, Jobs(given, serving, store, MemoryEngine()))
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        until(lambda: app.state.serving.state == "ready")
-        schema = schemathesis.openapi.from_dict(app.openapi())
-        yield schema, f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join(30)
-    assert not thread.is_alive()
+    with served(app) as url:
+        until(lambda: serving.state == "ready")
+        yield schemathesis.openapi.from_dict(app.openapi()), url
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES, ids=str)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +12,13 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
-from tests.api.conftest import until
+from tests.api.conftest import served, until
 from tests.text.language_models import write
 
 KEY = new_key()
@@ -57,17 +55,10 @@ def server(model) -> Iterator[tuple[str, object]]:
         drain_s=0,
     )
     app = app_of(settings)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        running = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
-        thread = threading.Thread(target=running.run, args=([listening],))
-        thread.start()
+    with served(app) as url:
         until(lambda: app.state.text_serving.state != "loading", 240)
         assert app.state.text_serving.state == "ready"
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", app.state.text_serving
-        running.should_exit = True
-        thread.join(60)
-    assert not thread.is_alive()
+        yield url, app.state.text_serving
     assert app.state.text_serving.state == "stopped"
 
 

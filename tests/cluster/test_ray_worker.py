@@ -264,16 +264,6 @@ def test_a_location_that_cannot_be_fetched_fails_alone(recordings, tmp_path) -> 
     worker.close()
 
 
-def test_every_error_survives_the_way_to_the_driver(tmp_path) -> None:
-    worker = ClusterWorker(order(spool=str(tmp_path)), Script())
-    worker.exchange([located(str(tmp_path / "missing.wav"))])
-    (finished,) = collect(worker, 1)
-    error = pickle.loads(pickle.dumps(finished)).error
-    assert error.code == "missing_file"
-    assert "missing.wav" in error.message
-    worker.close()
-
-
 def test_a_location_may_be_asked_for_again(recordings, tmp_path) -> None:
     worker = ClusterWorker(order(spool=str(tmp_path)), Script())
     for _ in range(2):

@@ -184,6 +184,8 @@ def test_what_is_left_of_a_limit_is_in_the_headers(service) -> None:
     assert refused.status_code == 429 and told(refused)["remaining-requests"] == "0"
     assert told(post(1, OTHER)) == {}
     assert told(client.get("/v1/models", headers=keyed(KEY))) == {}
+    admission = client.app.state.serving.admission  # who was refused is not inside
+    assert (admission.requests, admission.seconds) == (0, 0)
 
 
 def seconds(text: str) -> float:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
-from uuid import uuid4
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -19,13 +17,12 @@ from forescribe.api.settings import Settings
 from tests.api.batches.calls import begin, jsonl, line, lines_of, upload
 from tests.api.batches.calls import ended as batch_ended
 from tests.api.conftest import sound
-from tests.api.jobs.application import FORM, JOBS, application, ready
+from tests.api.jobs.application import FORM, JOBS, application, database_of, ready
 
 KEY, OTHER = new_key(), new_key()
 TRANSCRIBE = "/v1/audio/transcriptions"
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
 DAY_S = 86_400.0
-URL = os.environ.get("FORESCRIBE_TEST_PG")
 
 
 class Clock:
@@ -37,17 +34,7 @@ class Clock:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request, tmp_path):
-    if request.param == "sqlite":
-        made = Database.open(f"sqlite:///{tmp_path / 'jobs.db'}")
-    elif not URL:
-        pytest.skip("FORESCRIBE_TEST_PG names no database")
-    else:
-        import psycopg
-
-        name = f"forescribe_{uuid4().hex[:12]}"
-        with psycopg.connect(URL, autocommit=True) as connection:
-            connection.execute(f'create database "{name}"')
-        made = Database.open(f"{URL.rsplit('/', 1)[0]}/{name}")
+    made = Database.open(database_of(request.param) or f"sqlite:///{tmp_path / 'jobs.db'}")
     yield made
     made.close()
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from uuid import uuid4
-
 import pytest
 from sqlalchemy.exc import IntegrityError
 
@@ -19,22 +16,12 @@ from forescribe.api.batches.table import (
 )
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import NewJob
-
-URL = os.environ.get("FORESCRIBE_TEST_PG")
+from tests.api.jobs.application import database_of
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request, tmp_path):
-    url = None
-    if request.param == "postgresql":
-        if not URL:
-            pytest.skip("FORESCRIBE_TEST_PG names no database")
-        import psycopg
-
-        url = f"{URL.rsplit('/', 1)[0]}/forescribe_{uuid4().hex[:12]}"
-        with psycopg.connect(URL, autocommit=True) as connection:
-            connection.execute(f'create database "{url.rsplit("/", 1)[1]}"')
-    made = Store.open(tmp_path, url)
+    made = Store.open(tmp_path, database_of(request.param))
     made.database.create(BATCHES, LINES)
     made.database.create(BATCHES, LINES)  # twice does nothing
     yield made

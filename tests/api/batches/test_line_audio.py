@@ -103,10 +103,3 @@ def test_private_addresses_are_refused(tmp_path, transcriber, decoders) -> None:
         good, errors = run(client, *urls)
     assert good == {} and errors.keys() == set(urls)
     assert {code for code, _ in errors.values()} <= {"invalid_value", "audio_unreachable"}
-
-
-def test_without_the_setting_nothing_is_fetched(tmp_path, transcriber, decoders, site) -> None:
-    given = {"audio_url_networks": ["127.0.0.0/8"]}
-    with application(tmp_path, transcriber, decoders, **given) as client:
-        good, errors = run(client, f"{site}/talk.wav")
-    assert good == {} and errors[f"{site}/talk.wav"][0] == "invalid_value" and Site.seen == []

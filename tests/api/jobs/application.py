@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import pytest
 from fastapi.testclient import TestClient
 
 from forescribe.api.app import create_app
@@ -25,6 +28,7 @@ from tests.api.jobs.memory_engine import MemoryEngine
 
 JOBS = "/v1/jobs"
 FORM = {"language": "de", "temperature": "0.5"}
+POSTGRES = os.environ.get("FORESCRIBE_TEST_PG")
 
 
 def application(
@@ -88,6 +92,21 @@ def events(client: TestClient, job: str, after: int = 0) -> list[tuple[str, int,
     with client.stream("GET", f"{JOBS}/{job}/events", headers=headers) as answer:
         assert answer.status_code == 200
         return list(told(answer.iter_lines()))
+
+
+def database_of(kind: str) -> str | None:
+    """The address of a new database on PostgreSQL (what another test left would be work), or None for
+    SQLite. Skips the test on machines without a PostgreSQL."""
+    if kind != "postgresql":
+        return None
+    if not POSTGRES:
+        pytest.skip("FORESCRIBE_TEST_PG names no database")
+    import psycopg
+
+    server, name = POSTGRES.rsplit("/", 1)[0], f"forescribe_{uuid4().hex[:12]}"
+    with psycopg.connect(POSTGRES, autocommit=True) as connection:
+        connection.execute(f'create database "{name}"')
+    return f"{server}/{name}"
 
 
 def files(folder: Path) -> bytes:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
-from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
@@ -14,9 +12,8 @@ from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import WorkItem
 from forescribe.api.jobs.workflows import Stopping
 from tests.api.conftest import until
+from tests.api.jobs.application import database_of
 from tests.api.jobs.memory_engine import MemoryEngine
-
-URL = os.environ.get("FORESCRIBE_TEST_PG")
 
 
 class Bench:
@@ -24,7 +21,7 @@ class Bench:
 
     def __init__(self, folder, kind: str) -> None:
         self.kind = kind
-        self.store = Store.open(folder, _fresh() if kind == "postgresql" else None)
+        self.store = Store.open(folder, database_of(kind))
         self.waiting = threading.Event()
         self.go, self.stopping = threading.Event(), threading.Event()
         self.done: Counter[tuple] = Counter()
@@ -76,17 +73,6 @@ class Bench:
         self.engine.stop()
 
 
-def _fresh() -> str:
-    """A database of its own: what another test left would be work."""
-    import psycopg
-
-    assert URL is not None
-    server, name = URL.rsplit("/", 1)[0], f"forescribe_{uuid4().hex[:12]}"
-    with psycopg.connect(URL, autocommit=True) as connection:
-        connection.execute(f'create database "{name}"')
-    return f"{server}/{name}"
-
-
 def _play(call, job: str, run: int) -> None:
     _play_on(call, job, run)
 
@@ -103,8 +89,6 @@ def _broken(call, job: str, run: int) -> None:
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def bench(request, tmp_path):
-    if request.param == "postgresql" and not URL:
-        pytest.skip("FORESCRIBE_TEST_PG names no database")
     made = Bench(tmp_path, request.param)
     yield made
     made.stop()

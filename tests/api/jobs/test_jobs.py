@@ -109,16 +109,6 @@ def test_silence_is_a_job_too(client) -> None:
     assert client.get(f"{JOBS}/{job}/result").json()["text"] == ""
 
 
-def test_the_audio_comes_back_whole_and_in_parts(client) -> None:
-    sent = memo(3)
-    job = submit(client, sent).json()["id"]
-    whole = client.get(f"{JOBS}/{job}/audio")
-    assert whole.content == sent and whole.headers["content-type"].startswith("audio/")
-    part = client.get(f"{JOBS}/{job}/audio", headers={"Range": "bytes=10-19"})
-    assert (part.status_code, part.content) == (206, sent[10:20])
-    ended(client, job)
-
-
 def test_a_files_name_comes_back_as_it_was(client) -> None:
     """Forms hold a quote and line breaks as %22, %0D and %0A (WHATWG); tus holds names as they are."""
     name = 'the "best" of ä & 100%.wav'
@@ -302,17 +292,6 @@ def test_a_deleted_job_leaves_no_trace(
     assert not list((tmp_path / "blobs").glob("??/*"))
     assert client.get(f"{JOBS}/{job}").status_code == 404
     assert client.delete(f"{JOBS}/{job}").status_code == 404
-
-
-def test_a_blob_of_two_jobs_stays_until_both_are_gone(tmp_path, client) -> None:
-    first, second = (submit(client, memo(2)).json()["id"] for _ in range(2))
-    for job in (first, second):
-        ended(client, job)
-    client.delete(f"{JOBS}/{first}")
-    assert client.get(f"{JOBS}/{second}/audio").content == memo(2)
-    assert client.get(f"{JOBS}/{second}/result").status_code == 200
-    client.delete(f"{JOBS}/{second}")
-    assert not list((tmp_path / "blobs").glob("??/*"))
 
 
 def test_speakers_are_found_anew_on_the_same_words(client, monkeypatch, transcriber) -> None:

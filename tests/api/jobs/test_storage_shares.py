@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
@@ -17,10 +16,8 @@ from forescribe.api.jobs.store import Store
 from forescribe.api.settings import Settings
 from tests.api.batches.calls import FILES, upload
 from tests.api.conftest import sound
-from tests.api.jobs.application import JOBS, application, ended, ready, submit
-from tests.api.jobs.test_engines import _fresh
+from tests.api.jobs.application import JOBS, application, database_of, ended, ready, submit
 
-URL = os.environ.get("FORESCRIBE_TEST_PG")
 KEYS = {name: new_key() for name in ("one", "two")}
 HASHES = {name: digest(key) for name, key in KEYS.items()}
 
@@ -37,9 +34,7 @@ def keep(files: Files, owner: str, data: bytes) -> str:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request, tmp_path):
-    if request.param == "postgresql" and not URL:
-        pytest.skip("FORESCRIBE_TEST_PG names no database")
-    made = Store.open(tmp_path, _fresh() if request.param == "postgresql" else None)
+    made = Store.open(tmp_path, database_of(request.param))
     made.database.create(FILE_ROWS)
     yield made
     made.close()

@@ -104,11 +104,6 @@ def test_a_reference_that_is_none_is_refused(service, names, references, param) 
     nobody_inside(client)
 
 
-def test_references_without_diarization_are_not_ignored(service) -> None:
-    answer = post(service(), sound(1), response_format="json", known_speaker_names="a")
-    assert answer.json()["error"]["param"] == "known_speaker_names"
-
-
 @pytest.mark.parametrize(
     ("fault", "status"),
     [(CapacityError("no memory"), 503), (ModelError("/secret/weights are broken"), 500)],

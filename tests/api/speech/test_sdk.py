@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 import time
 from collections.abc import Iterator
 
 import openai
 import pytest
-import uvicorn
 from openai.types import Batch, FileDeleted, FileObject
 
 from forescribe.api.access.keys import digest, new_key
@@ -19,7 +16,7 @@ from forescribe.api.jobs.service import Jobs
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from tests.api.batches.calls import TRANSCRIBE, jsonl
-from tests.api.conftest import memo, until
+from tests.api.conftest import memo, served, until
 
 MEMO = ("memo.wav", memo(3))
 KEY = new_key()
@@ -33,16 +30,9 @@ def address(tmp_path_factory) -> Iterator[str]:
     )
     serving = Serving.of(settings)
     app = create_app(settings, serving, Jobs.open(settings, serving))
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
+    with served(app) as url:
         until(lambda: serving.state == "ready")
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        server.should_exit = True
-        thread.join(60)
-    assert not thread.is_alive()
+        yield f"{url}/v1"
     assert serving.state == "stopped"
 
 

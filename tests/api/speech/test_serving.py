@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from starlette.testclient import TestClient
 
-from forescribe.api.access.keys import digest, new_key
 from forescribe.api.access.limits import Client
 from forescribe.api.app import create_app
 from forescribe.api.errors import ApiError
@@ -76,42 +75,6 @@ def test_a_full_house_answers_at_once_and_stays_as_full_as_it_is(service, held) 
         held.set()
         assert [future.result(PATIENCE).status_code for future in made] == [200, 200]
     assert (admission.requests, admission.seconds) == (0, 0)
-
-
-def test_too_much_audio_is_too_much_even_for_one_more_request(service, held) -> None:
-    client = service(max_queued_audio_s=5)
-    admission = client.app.state.serving.admission
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(post, client, sound(4))
-        until(lambda: admission.seconds == 4)
-        assert post(client, sound(2)).status_code == 503
-        assert admission.requests == 1
-        held.set()
-        assert first.result(PATIENCE).status_code == 200
-
-
-def test_a_key_that_has_its_share_is_told_so(service, held) -> None:
-    keys = {name: new_key() for name in ("one", "two")}
-    client = service(
-        max_requests_per_key=1, api_keys={name: digest(key) for name, key in keys.items()}
-    )
-
-    def as_(name: str):
-        headers = {"Authorization": f"Bearer {keys[name]}"}
-        return client.post(TRANSCRIBE, files={"file": sound(1)}, data=FORM, headers=headers)
-
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(as_, "one")
-        until(lambda: client.app.state.serving.admission.requests == 1)
-        refused = as_("one")
-        assert refused.status_code == 429 and refused.json()["error"]["code"] == "rate_limited"
-        assert int(refused.headers["retry-after"]) >= 1
-        second = pool.submit(as_, "two")
-        held.set()
-        assert (first.result(PATIENCE).status_code, second.result(PATIENCE).status_code) == (
-            200,
-            200,
-        )
 
 
 def test_what_takes_too_long_is_told_so_and_leaves_its_slots(service, held, transcriber) -> None:

@@ -73,13 +73,6 @@ def test_a_file_in_pieces_becomes_a_job(client) -> None:
     assert ended(client, job)["state"] == "succeeded"
 
 
-def test_an_upload_that_is_not_finished_is_no_job(client) -> None:
-    id = create(client, 10).headers["location"].rsplit("/", 1)[1]
-    fields = {name: (None, value) for name, value in {**FORM, "upload_id": id}.items()}
-    answer = client.post(JOBS, files=fields)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
-
-
 def test_what_is_wrong_is_told_and_nothing_of_it_kept(client) -> None:
     place = create(client, 10).headers["location"]
     assert patch(client, place, 0, b"12345").status_code == 204
