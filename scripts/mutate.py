@@ -142,6 +142,11 @@ UNSEEN = ("strict", "usedforsecurity")
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "store",
+        "Heartbeats.beat",
+        "1 -> 2 in .values(beat=WORKERS.c.beat + 1, work=text, place=self.place)",
+    ): "readers see whether the counter has moved, not how far",
+    (
         "word_speakers",
         "_Boundaries.costs",
         "self.pauses > self.limits.pause -> (self.pauses >= self.limits.pause)",

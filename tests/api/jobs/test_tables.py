@@ -84,6 +84,14 @@ def test_a_new_run_and_progress_forget_the_crashes_of_a_job(store) -> None:
     assert store.crashes.count_crash("a") == 1
 
 
+def test_a_process_withdraws_one_job_at_a_time_and_none_of_another_process(store) -> None:
+    for job in "ab":
+        store.crashes.expose("one", job)
+    store.crashes.withdraw("two", "a")
+    store.crashes.withdraw("one", "b")
+    assert store.crashes.count_deaths({"two"}) == [("a", 1)]
+
+
 def test_a_job_of_another_owner_does_not_exist(store) -> None:
     assert store.jobs.get("a", "team") is not None and store.jobs.get("a", "press") is None
     assert store.jobs.page("press", 10) == ([], False)
