@@ -84,6 +84,19 @@ def test_a_new_run_and_progress_forget_the_crashes_of_a_job(store) -> None:
     assert store.crashes.count_crash("a") == 1
 
 
+def test_audio_is_due_once_its_job_has_been_over_for_longer_than_it_is_kept(store) -> None:
+    name = store.blobs.put(b"audio")
+    with store.transaction() as tx:
+        store.references.put(tx, "a", "audio", name)
+        assert store.jobs.start(tx, "a", 1) is not None
+        store.jobs.end(tx, "a", "succeeded")  # at 1000.0
+    assert store.jobs.with_audio_succeeded_before(1000.0) == []
+    assert (
+        store.jobs.with_audio_succeeded_before(1000.5) == store.jobs.ended_before(1000.5) == ["a"]
+    )
+    assert store.jobs.ended_before(1000.0) == []
+
+
 def test_a_process_withdraws_one_job_at_a_time_and_none_of_another_process(store) -> None:
     for job in "ab":
         store.crashes.expose("one", job)
