@@ -43,6 +43,10 @@ from tests.asr.model import folders
 RATE = 16_000
 SAMPLE = Path(__file__).parents[2] / "samples" / "memo.flac"
 
+TRANSCRIBE = "/v1/audio/transcriptions"
+FORM = {"model": "random", "language": "de", "temperature": "0.5"}
+"""For the model of these tests: one try a window."""
+
 Service = Callable[..., TestClient]
 
 
@@ -144,6 +148,11 @@ def service(transcriber: Transcriber, decoders: Decoders) -> Iterator[Service]:
 
         ready.loading = start  # type: ignore[attr-defined]
         yield ready
+
+
+def keyed(key: str) -> dict[str, str]:
+    """The header of a client with this key."""
+    return {"Authorization": f"Bearer {key}"}
 
 
 @contextmanager

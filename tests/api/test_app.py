@@ -10,11 +10,9 @@ import pytest
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.settings import OPENAI_NAMES
 from forescribe.asr.errors import ModelError
-from tests.api.conftest import sound, until
+from tests.api.conftest import TRANSCRIBE, sound, until
 from tests.api.contract import conforms
 from tests.api.http import raw
-
-TRANSCRIBE = "/v1/audio/transcriptions"
 
 
 def test_it_is_alive_before_it_is_ready(service, transcriber) -> None:

@@ -6,10 +6,7 @@ import json
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.api.conftest import silence, sound
-
-TRANSCRIBE = "/v1/audio/transcriptions"
-FORM = {"model": "random", "language": "de", "temperature": "0.5"}
+from tests.api.conftest import FORM, TRANSCRIBE, silence, sound
 
 
 def series(client) -> dict[str, float]:

@@ -22,11 +22,9 @@ from forescribe.api.errors import ApiError
 from forescribe.api.process.workers import Supervisor, Worker
 from forescribe.api.settings import Settings, load
 from forescribe.api.settings_reload import RELOADABLE, Reloaded, Reloader
-from tests.api.conftest import sound, until
+from tests.api.conftest import FORM, TRANSCRIBE, keyed, sound, until
 
 KEY, OTHER = new_key(), new_key()
-TRANSCRIBE = "/v1/audio/transcriptions"
-FORM = {"model": "random", "language": "de", "temperature": "0.5"}
 
 
 def write(file: Path, text: str = "", **keys: str) -> Path:
@@ -35,10 +33,6 @@ def write(file: Path, text: str = "", **keys: str) -> Path:
     new = file.with_suffix(".new")
     new.write_text("\n".join([text, "[api_keys]", *lines]))
     return new.replace(file)
-
-
-def keyed(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 @pytest.fixture

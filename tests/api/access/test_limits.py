@@ -15,11 +15,9 @@ from forescribe.api.app import create_app
 from forescribe.api.dependencies import NEEDS
 from forescribe.api.errors import ApiError
 from forescribe.api.settings import Settings
-from tests.api.conftest import sound
+from tests.api.conftest import FORM, TRANSCRIBE, keyed, sound
 
 KEY, OTHER = new_key(), new_key()
-TRANSCRIBE = "/v1/audio/transcriptions"
-FORM = {"model": "random", "language": "de", "temperature": "0.5"}
 
 
 class Clock:
@@ -114,10 +112,6 @@ def test_a_keys_own_share_of_what_is_under_way() -> None:
 
 
 # -- routes ----------------------------------------------------------------------------------------
-
-
-def keyed(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 def test_every_private_route_needs_a_scope_or_says_that_it_needs_none() -> None:

@@ -16,11 +16,10 @@ from forescribe.api.jobs.database import Database
 from forescribe.api.settings import Settings
 from tests.api.batches.calls import begin, jsonl, line, lines_of, upload
 from tests.api.batches.calls import ended as batch_ended
-from tests.api.conftest import sound
+from tests.api.conftest import TRANSCRIBE, keyed, sound
 from tests.api.jobs.application import FORM, JOBS, application, database_of, ready
 
 KEY, OTHER = new_key(), new_key()
-TRANSCRIBE = "/v1/audio/transcriptions"
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
 DAY_S = 86_400.0
 
@@ -192,10 +191,6 @@ def test_a_quota_needs_the_database_of_jobs() -> None:
 
 
 # -- routes ----------------------------------------------------------------------------------------
-
-
-def keyed(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from tests.api.conftest import TRANSCRIBE
+
 FILES, BATCHES = "/v1/files", "/v1/batches"
-TRANSCRIBE = "/v1/audio/transcriptions"
 TRANSLATE = "/v1/audio/translations"
 ENDED = {"completed", "failed", "expired", "cancelled"}
 

@@ -24,14 +24,10 @@ from tests.api.batches.calls import (
     lines_of,
     upload,
 )
-from tests.api.conftest import memo, silence, sound, until
+from tests.api.conftest import keyed, memo, silence, sound, until
 from tests.api.jobs.application import JOBS, application, ready, submit
 
 KEY, OTHER = new_key(), new_key()
-
-
-def keyed(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 @pytest.fixture

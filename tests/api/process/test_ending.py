@@ -21,10 +21,7 @@ from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.errors import CapacityError, ModelError, UsageError
 from forescribe.speculative.errors import BrokenError, DeviceError
-from tests.api.conftest import Halves, sound, until
-
-TRANSCRIBE = "/v1/audio/transcriptions"
-FORM = {"model": "random", "language": "de", "temperature": "0.5"}
+from tests.api.conftest import FORM, TRANSCRIBE, Halves, sound, until
 
 
 class Clock:

@@ -13,11 +13,10 @@ import pytest
 from forescribe.api.speech.diarization import Speakers
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.errors import CapacityError, ModelError
-from tests.api.conftest import Halves, silence, sound, until
+from tests.api.conftest import TRANSCRIBE, Halves, silence, sound, until
 from tests.api.contract import conforms
 from tests.api.speech.test_transcriptions import events
 
-TRANSCRIBE = "/v1/audio/transcriptions"
 FORM = {
     "model": "gpt-4o-transcribe-diarize",
     "language": "de",

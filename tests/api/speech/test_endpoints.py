@@ -13,9 +13,7 @@ import pytest
 from forescribe.api.speech.diarization import Speakers
 from forescribe.asr.decode.options import Guards
 from forescribe.asr.segment.vad import EnergyDetector
-from tests.api.conftest import RATE, Halves, silence, sound, wav
-
-FORM = {"model": "random", "language": "de", "temperature": "0.5"}
+from tests.api.conftest import FORM, RATE, Halves, silence, sound, wav
 
 
 @pytest.fixture(autouse=True)

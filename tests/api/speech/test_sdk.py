@@ -15,8 +15,8 @@ from forescribe.api.app import create_app
 from forescribe.api.jobs.service import Jobs
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
-from tests.api.batches.calls import TRANSCRIBE, jsonl
-from tests.api.conftest import memo, served, until
+from tests.api.batches.calls import jsonl
+from tests.api.conftest import TRANSCRIBE, memo, served, until
 
 MEMO = ("memo.wav", memo(3))
 KEY = new_key()

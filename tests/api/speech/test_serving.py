@@ -16,11 +16,9 @@ from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving, TranscriptionTask
 from forescribe.asr.audio.inputs import DecodedFile
 from forescribe.asr.decode.options import Guards, Options
-from tests.api.conftest import Halves, sound, until
+from tests.api.conftest import FORM, TRANSCRIBE, Halves, sound, until
 from tests.api.http import raw
 
-TRANSCRIBE = "/v1/audio/transcriptions"
-FORM = {"model": "random", "language": "de", "temperature": "0.5"}
 PATIENCE = 120.0
 
 

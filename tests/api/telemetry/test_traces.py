@@ -22,10 +22,9 @@ from forescribe.api.telemetry.otel import OtelTracing
 from forescribe.asr.errors import UsageError
 from tests.api.batches.calls import begin, jsonl, line, upload
 from tests.api.batches.calls import ended as batch_ended
-from tests.api.conftest import memo, until
+from tests.api.conftest import TRANSCRIBE, memo, until
 from tests.api.jobs.application import FORM, JOBS, application, ended, ready, submit
 
-TRANSCRIBE = "/v1/audio/transcriptions"
 TRACE, SPAN = "a" * 32, "b" * 16
 PARENT = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
 

@@ -8,11 +8,9 @@ import tempfile
 
 import pytest
 
-from tests.api.conftest import sound
+from tests.api.conftest import FORM, TRANSCRIBE, sound
 from tests.api.http import raw
 
-TRANSCRIBE = "/v1/audio/transcriptions"
-FORM = {"model": "random", "language": "de", "temperature": "0.5"}
 BOUNDARY = "----x"
 MULTIPART = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 
