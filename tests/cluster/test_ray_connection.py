@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import signal
 import socket
 import sys
@@ -144,19 +143,6 @@ def test_what_listens_and_is_no_cluster(ray) -> None:
             connected(address),
         ):
             pass
-
-
-def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def missing(name, *arguments, **more):
-        if name == "ray":
-            raise ModuleNotFoundError("No module named 'ray'", name="ray")
-        return real(name, *arguments, **more)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(UsageError, match="run `scripts/setup cluster`"), connected("auto"):
-        pass
 
 
 @pytest.mark.parametrize("address", ["auto", "ray://head:10001", "10.0.0.1:6379", "ray://[::1]:1"])
