@@ -40,7 +40,7 @@ COMMAND = [sys.executable, "-c", "from forescribe.cli.main import main; main()"]
 def guarded(tmp_path_factory) -> list[str]:
     """Options that name a pair."""
     root = tmp_path_factory.mktemp("pair")
-    target = folders.write(root / "target")
+    target = folders.write(root / "target", max_target_positions=24)
     draft = folders.write_distilled(root / "draft", target)
     return ["--model", str(target), "--draft", str(draft), "--device", "cpu", "--no-vad"]
 
