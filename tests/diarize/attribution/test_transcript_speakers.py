@@ -69,3 +69,5 @@ def test_a_segment_without_word_times_gets_the_speaker_of_most_of_its_time() -> 
     early = attribute_speakers(given, *[heard((0, 2.6, "A"), (2.6, 5, "B"))] * 2)
     assert [s.speaker for s in early.segments] == ["A"]  # later times weigh no more
     assert found.turns == tuple(turns) and found.diarized
+    (last,) = attribute_speakers(transcript([even(1)], words=False), turns, turns).segments
+    assert last.speaker == "A"  # also the only word of a segment has a time
