@@ -11,6 +11,10 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from forescribe.api.access.keys import digest, new_key
+from forescribe.api.jobs.steps import JobFiles
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.tables import NewJob
+from forescribe.api.jobs.workflows import RunReplaced
 from forescribe.asr.formats.transcript import Transcript
 from tests.api.conftest import memo, silence, sound, until
 from tests.api.jobs.application import FORM, JOBS, application, ended, events, files, ready, submit
@@ -292,6 +296,18 @@ def test_a_deleted_job_leaves_no_trace(
     assert not list((tmp_path / "blobs").glob("??/*"))
     assert client.get(f"{JOBS}/{job}").status_code == 404
     assert client.delete(f"{JOBS}/{job}").status_code == 404
+
+
+def test_a_run_that_was_replaced_leaves_no_blob(tmp_path) -> None:
+    store = Store.open(tmp_path)
+    with store.transaction() as tx:
+        store.jobs.insert(tx, NewJob("job", "", None, 60.0, {}, {}))
+    files = JobFiles(store)
+    with pytest.raises(RunReplaced):
+        files.save("job", 2, "plan", {"cut": "twice"})
+    assert list(store.blobs.names()) == []
+    assert files.save("job", 1, "plan", {"cut": "once"}) in set(store.blobs.names())
+    store.close()
 
 
 def test_speakers_are_found_anew_on_the_same_words(client, monkeypatch, transcriber) -> None:
