@@ -203,12 +203,13 @@ def test_a_suspect_is_planned_and_decoded_in_a_child_and_says_the_same(client, m
     audio = memo(40)
     job = submit(client, audio).json()["id"]
     assert ended(client, job)["state"] == "succeeded"
-    jobs, done = client.app.state.jobs, list[str]()
+    jobs, done, known = client.app.state.jobs, list[str](), []
     asked, alone = jobs.active.crashes.records.deaths, jobs.active.crashes.alone
     jobs.active.crashes.records.deaths = lambda job: max(asked(job), SUSPECT * (len(done) < 2))
 
     def counted(job, check, work, *args):
         done.append(work.__name__)
+        known.append(args[-1])
         made = alone(job, check, work, *args)
         # The child's module is not patched; it reads the size of groups from the plan.
         return replace(made, group_size=1) if work.__name__ == "plan_alone" else made
@@ -217,6 +218,7 @@ def test_a_suspect_is_planned_and_decoded_in_a_child_and_says_the_same(client, m
     suspect = submit(client, audio).json()["id"]
     assert ended(client, suspect)["state"] == "succeeded"
     assert done == ["plan_alone", "group_alone"]  # and the rest beside the others
+    assert known[1] == []  # it was the first group: none had been decoded before
     whole = [
         client.get(f"{JOBS}/{id}/result", params={"response_format": "transcript"}).json()
         for id in (job, suspect)
