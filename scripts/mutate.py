@@ -57,6 +57,7 @@ SUBJECTS = {
         "speculative/rounds/round.py",
         (
             "tests/speculative/rounds/test_rounds.py",
+            "tests/speculative/rounds/test_choice.py",
             "tests/speculative/rounds/test_graph.py",
             "tests/speculative/engine/test_guesses.py",
             "tests/speculative/engine/test_engine.py",
@@ -146,6 +147,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Heartbeats.beat",
         "1 -> 2 in .values(beat=WORKERS.c.beat + 1, work=text, place=self.place)",
     ): "readers see whether the counter has moved, not how far",
+    (
+        "records",
+        "RecordStore._remember",
+        "known.generation <= stored.generation -> (known.generation < stored.generation)",
+    ): "records are created once, so those of one generation are the same",
     (
         "word_speakers",
         "_Boundaries.costs",

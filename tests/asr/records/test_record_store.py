@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from forescribe.asr.batch.manifest import Record
 from forescribe.asr.errors import StorageError, UsageError
-from forescribe.asr.records.record_store import MAX_CRASHES, RecordStore
+from forescribe.asr.records.record_store import MAX_CRASHES, RecordLedger, RecordStore
 from forescribe.asr.records.status import StatusReader
 from forescribe.asr.storage.stores import open_store
 from tests.asr.storage.faults import LAGS, LOST, OK, REPLY_LOST, faulty_store, memory
@@ -65,6 +65,14 @@ def test_a_record_is_created_once(opened) -> None:
     assert theirs.created == 1
     assert stored.record == record("s3://calls/a.mp3") or stored.record.attempt == 1
     assert stored.worker == ours.worker and stored.run == 1 and stored.generation == 1
+
+
+def test_an_outputs_fingerprint_is_that_of_its_record(opened) -> None:
+    store = begun(opened())
+    store.create(record("a.mp3"))
+    ledger = RecordLedger(store, "out", opened().load(), frozenset())
+    assert ledger.fingerprint("a.mp3.json") == f"sha256:a+{SETTINGS}"
+    assert ledger.fingerprint("b.mp3.json") is None
 
 
 def test_records_are_read_back_as_they_were(opened) -> None:

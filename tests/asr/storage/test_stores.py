@@ -222,6 +222,14 @@ class Short(FaultyBackend):
         yield next(pieces)[: self.most]
 
 
+def test_a_copy_of_one_byte_that_breaks_off_behind_it_is_complete(tmp_path: Path) -> None:
+    location = memory()
+    open_store(location).put("a", b"1")
+    store = faulty_store(location, lambda kind: OK, whole=1)
+    store.fetch("a", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"1" and store.requests["get"] == 1
+
+
 def test_a_copy_that_always_ends_too_early_is_an_error_with_its_name(tmp_path: Path) -> None:
     location = memory()
     open_store(location).put("a", b"1" * 100)
