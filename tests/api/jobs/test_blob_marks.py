@@ -252,7 +252,9 @@ def test_threads_that_race_on_postgresql_lose_nothing(tmp_path, postgres) -> Non
 
     def write(store: Store, seed: int) -> None:
         rng = random.Random(seed)
-        for n in range(ROUNDS):
+        for n in range(20 * ROUNDS):
+            if n >= ROUNDS and refused:
+                return  # on a busy machine sweeps may be late: until one has hit
             job = f"job-{seed}-{n}"
             name = store.blobs.put(job.encode())
             try:
