@@ -60,6 +60,10 @@ DECAY = 0.95
 MIN_TRIALS = 8.0
 """Judged drafts below which nothing is forgotten: one lucky probe is no reason to draft."""
 
+ENOUGH = 8
+"""Drafts judged before the shortest length is given up for the first time. After three, which is what the
+rounds of `FIRST` judge at batch 1, tiny.en in bfloat16 decoded plainly, where its draft saves 13 %."""
+
 PRIOR_ACCEPTED, PRIOR_TRIALS = 0.5, 1.0
 """One assumed trial, half accepted, which keeps the acceptance off 0 and 1."""
 
@@ -125,6 +129,7 @@ class Goodput:
         self.cost = dict.fromkeys(self.buckets, float("inf"))
         self.measured = dict.fromkeys(self.buckets, 0)
         self.accepted = self.trials = 0.0
+        self.judged = 0  # of all rounds
         self.rounds = 0
         self.last = self.buckets[0]
         self.early = early
@@ -149,7 +154,8 @@ class Goodput:
         for shorter, gamma in zip((0, *self.buckets), self.buckets, strict=False):
             # A longer draft costs at least as much as a shorter one: it is not tried if it could not pay
             # even at that cost. The two shortest are always tried, to measure costs and acceptance.
-            if self.measured[gamma] < self.first:
+            few = gamma == self.buckets[1] and self.judged < ENOUGH
+            if few or self.measured[gamma] < self.first:
                 bound = self._rate(gamma, self.cost[shorter])
                 if gamma <= self.buckets[1] or bound > self._goodput(best):
                     return gamma
@@ -227,6 +233,7 @@ class Goodput:
     def _count(self, trials: int, accepted: int) -> None:
         if self.trials > MIN_TRIALS:
             self.trials, self.accepted = self.decay * self.trials, self.decay * self.accepted
+        self.judged += trials
         self.trials += trials
         self.accepted += accepted
 

@@ -135,11 +135,16 @@ def test_a_batch_is_one_trace(client, kept) -> None:
     made = begin(client, jsonl(lines), headers=PARENT).json()["id"]
     batch_ended(client, made)
     root = kept.named("POST /v1/batches")
-    submitted = [span for span in kept.spans if span.name == "batch line"]
-    assert len(submitted) == 2 and "batch line" in kept.children(root)
-    assert {span.attributes["forescribe.batch"] for span in submitted} == {made}
-    for span in submitted:
-        assert {"decode", "job prepare", "job finish"} <= kept.children(span)
+    steps = {"decode", "job prepare", "job finish"}
+
+    def submitted() -> list[ReadableSpan]:
+        return [span for span in list(kept.spans) if span.name == "batch line"]
+
+    # One that met a busy database or server is submitted again, and has no steps.
+    until(lambda: sum(steps <= kept.children(span) for span in submitted()) == 2)
+    assert "batch line" in kept.children(root)
+    assert {span.attributes["forescribe.batch"] for span in submitted()} == {made}
+    assert sum("job prepare" in kept.children(span) for span in submitted()) == 2
 
 
 def test_spans_hold_no_text_no_names_and_no_keys(client, kept) -> None:

@@ -98,6 +98,17 @@ def test_one_lucky_probe_is_no_reason_to_draft():
     assert schedule.choose(sampling=False) == 1  # but it asks again at once
 
 
+def test_three_unlucky_drafts_at_batch_1_are_no_reason_to_stop():
+    schedule, world = Goodput(), costs(0.35, 0.05)
+    kept, chosen = iter([0, 0, 0, 1, 1, 0, 1, 1]), []
+    for _ in range(40):
+        gamma = schedule.choose(sampling=False)
+        chosen.append(gamma)
+        each = min(gamma, next(kept, 1)) if gamma else 0
+        schedule.learn(Poll(gamma, 1, 1, min(gamma, 1 + each), each, world[gamma]))
+    assert sum(map(bool, chosen)) > 30
+
+
 def test_it_notices_when_drafts_become_good_again():
     schedule, world = Goodput(), costs(0.05, 0.02)
     assert run_round(schedule, world, 0.02, 150)[-1] == 0
