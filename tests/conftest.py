@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from forescribe.asr.model.conversion.converting import cache_folder
+
+if TYPE_CHECKING:
+    from forescribe.asr.audio.sandbox import Decoders
 
 # Shared machines are slow at times; random failures that cannot be repeated are worse than fewer cases.
 settings.register_profile("suite", deadline=None, derandomize=True)
@@ -44,6 +49,32 @@ def no_advice() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel_build, "advice", lambda *args, **options: None)
         yield
+
+
+@pytest.fixture(scope="session")
+def decoders() -> Iterator[Decoders]:
+    """Decoders that stay: pools and services come and go, and loading decoders takes more than a second."""
+    from forescribe.asr.audio.sandbox import Decoders
+
+    class Shared(Decoders):
+        def close(self) -> None:
+            pass
+
+    made = Shared()
+    yield made
+    Decoders.close(made)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imported modules stay for the whole run: the garbage collector leaves their million objects out. A full
+    collection took 0.6 s, and there are tests that ask for one."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 NIGHTLY = ("benchmarks", "deploy", "training")

@@ -111,20 +111,6 @@ def transcriber(whisper: Whisper) -> Transcriber:
     return Transcriber(whisper, batch=4, gamma=2, detector=EnergyDetector())
 
 
-class _Shared(Decoders):
-    """Services come and go; loading the decoders takes seconds."""
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture(scope="session")
-def decoders() -> Iterator[Decoders]:
-    made = _Shared()
-    yield made
-    Decoders.close(made)
-
-
 @pytest.fixture
 def service(transcriber: Transcriber, decoders: Decoders) -> Iterator[Service]:
     """`service(**settings)` starts one; it is ready when it is handed out."""

@@ -47,6 +47,13 @@ def contents(pool: ReaderPool, sources: list[Input]) -> Iterator[object]:
             yield type(error), error.code, error.message
 
 
+@pytest.fixture
+def loaded(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools whose decoders are loaded already."""
+    monkeypatch.setattr(readers, "Decoders", lambda *given: decoders)
+
+
+@pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize("vad", [True, False])
 def test_windows_and_samples_are_those_of_reading_here(vad: bool) -> None:
     options = WindowOptions(max_silence_s=1.0)
@@ -65,11 +72,13 @@ def test_windows_and_samples_are_those_of_reading_here(vad: bool) -> None:
         assert pool.used_bytes == 0
 
 
+@pytest.mark.usefixtures("loaded")
 def test_without_windows_only_samples_are_read() -> None:
     with ReaderPool(1, None) as pool:
         assert [found[1] for found in contents(pool, [*SAMPLES[:2]])] == [None, None]  # type: ignore[index]
 
 
+@pytest.mark.usefixtures("loaded")
 def test_errors_are_those_of_reading_here_and_leave_the_others(tmp_path: Path) -> None:
     good = noise(tmp_path / "good.wav", 1.0)
     empty, text = tmp_path / "empty.wav", tmp_path / "text.mp3"
@@ -99,6 +108,7 @@ def test_errors_are_those_of_reading_here_and_leave_the_others(tmp_path: Path) -
             assert found == (AudioError, error.code, error.message)
 
 
+@pytest.mark.usefixtures("loaded")
 def test_the_spool_holds_no_more_than_it_may(tmp_path: Path) -> None:
     """Room for three recordings of a second: of twelve, as many are begun at a time."""
     paths: list[Input] = [noise(tmp_path / f"{i}.wav", 1.0, i) for i in range(12)]
@@ -112,6 +122,7 @@ def test_the_spool_holds_no_more_than_it_may(tmp_path: Path) -> None:
         assert pool.used_bytes == 0
 
 
+@pytest.mark.usefixtures("loaded")
 def test_a_recording_longer_than_the_spool_is_read_here(tmp_path: Path) -> None:
     short, long = noise(tmp_path / "short.wav", 1.0), noise(tmp_path / "long.wav", 3.0)
     with ReaderPool(2, Cutting(vad=False), spool_bytes=2 * SIZE) as pool:
@@ -120,6 +131,7 @@ def test_a_recording_longer_than_the_spool_is_read_here(tmp_path: Path) -> None:
     assert [spans is None for _, spans, _ in found] == [True, True, False]  # type: ignore[misc]
 
 
+@pytest.mark.usefixtures("loaded")
 def test_one_longer_than_its_header_says_is_read_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +156,7 @@ def test_a_full_disk_of_the_spool_costs_no_recording(
     assert [len(samples) for samples, _, _ in found] == 3 * [SECOND]  # type: ignore[misc]
 
 
+@pytest.mark.usefixtures("loaded")
 def test_what_no_child_has_begun_is_read_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +186,7 @@ def test_what_no_child_has_begun_is_read_here(
             assert sum(map(len, third.blocks())) == SECOND
 
 
+@pytest.mark.usefixtures("loaded")
 def test_a_killed_child_is_tried_again_and_then_fails_its_recording_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +289,7 @@ def test_ending_early_leaves_neither_children_nor_files(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= len(open_before) + 1  # the one that lists them
 
 
+@pytest.mark.usefixtures("loaded")
 def test_pipes_and_open_files_are_read_here(tmp_path: Path) -> None:
     path = noise(tmp_path / "a.wav", 1.0)
     pipe = tmp_path / "pipe"

@@ -12,6 +12,7 @@ import soundfile
 from typer.testing import CliRunner
 
 from forescribe.asr.audio.reading import Open, open_audio
+from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.decode.options import Options, Outcome
 from forescribe.asr.errors import UsageError
 from forescribe.asr.sessions.readers import ReadingTranscriber, reading_ahead
@@ -58,8 +59,13 @@ class Lengths:
     ("long_form", "cut_before"), [("windows", [False, True]), ("sequential", [False, False])]
 )
 def test_windows_are_cut_by_readers_where_there_are_windows(
-    samples: list[Path], long_form: Any, cut_before: list[bool]
+    samples: list[Path],
+    decoders: Decoders,
+    monkeypatch: pytest.MonkeyPatch,
+    long_form: Any,
+    cut_before: list[bool],
 ) -> None:
+    monkeypatch.setattr("forescribe.asr.sessions.readers.Decoders", lambda *given: decoders)
     inner = Lengths()
     options = Options(long_form=long_form)
     outcomes = ReadingTranscriber(inner, 1).transcribe([*samples[:2]], options)
