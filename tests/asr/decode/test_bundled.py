@@ -28,6 +28,8 @@ from forescribe.speculative.models.quantized import as_floats
 from forescribe.speculative.models.weights import encoder_of
 from tests.asr.decode.test_equality import first_pass
 
+pytestmark = pytest.mark.usefixtures("encoded_once")
+
 SAMPLES = Path(__file__).parents[3] / "samples"
 NAMES = ("memo", "conversation", "noisy", "silence")
 FILES = [str(SAMPLES / f"{name}.flac") for name in NAMES]

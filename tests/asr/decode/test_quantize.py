@@ -19,6 +19,8 @@ from forescribe.speculative.models.quantized import is_int8
 from tests.asr.decode import test_draft_dtype
 from tests.asr.decode.test_draft_dtype import decoded
 
+pytestmark = pytest.mark.usefixtures("encoded_once")
+
 recording = test_draft_dtype.recording
 
 

@@ -31,6 +31,8 @@ from forescribe.asr.words.splitting import Stretch
 from forescribe.speculative.requests import Result
 from tests.asr.sessions.ways import Ear, running
 
+pytestmark = pytest.mark.usefixtures("encoded_once")
+
 SECONDS = 34
 """Of the memo: two windows."""
 MOST = 3  # parts of a window that hardly advances
