@@ -30,7 +30,7 @@ RATE = 16000
 @pytest.fixture(scope="module")
 def whisper(tmp_path_factory):
     root = tmp_path_factory.mktemp("pair")
-    target = folders.write(root / "target")
+    target = folders.write(root / "target", max_target_positions=40)
     draft = folders.write_distilled(root / "draft", target)
     return load(Pair(target, draft), choose("cpu"), network=False)
 

@@ -41,7 +41,7 @@ GERMAN = Options(language="de")
 @pytest.fixture(scope="module")
 def whisper(tmp_path_factory) -> Whisper:
     """Random weights: no words, but tokens that depend on all that was heard."""
-    target = folders.write(tmp_path_factory.mktemp("pair") / "target")
+    target = folders.write(tmp_path_factory.mktemp("pair") / "target", max_target_positions=40)
     WhisperForConditionalGeneration.from_pretrained(target).save_pretrained(target)
     return load(Pair(target), choose("cpu"))
 

@@ -148,7 +148,7 @@ def test_sampled_texts_of_several_rounds_have_the_targets_distribution(
     kind: str, rule: type
 ) -> None:
     target, drafts, last = _small(kind)
-    made = engine(target, drafts, 64, eos=[], sampled=rule())
+    made = engine(target, drafts, 500, eos=[], sampled=rule())
     prompt, count, length = (1, 4, 2, 0), 2000, 6
     asked = [
         Request(prompt, max_new_tokens=length, temperature=1.0, seed=i, tag=i) for i in range(count)
