@@ -90,6 +90,7 @@ SUBJECTS = {
             "tests/asr/decode/test_guards.py",
             "tests/asr/decode/test_rests.py",
             "tests/asr/decode/test_fallback.py",
+            "tests/asr/decode/test_faults.py",
         ),
     ),
     "steps": Subject(
@@ -99,6 +100,7 @@ SUBJECTS = {
             "tests/api/jobs/test_jobs_shared.py",
             "tests/api/jobs/test_jobs_machine.py",
             "tests/api/jobs/test_suspects.py",
+            "tests/api/jobs/test_storage.py",
         ),
     ),
     "store": Subject(
@@ -142,6 +144,11 @@ UNSEEN = ("strict", "usedforsecurity")
 """Arguments that change no result."""
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        "guards",
+        "_first_tokens",
+        "token < end -> (token <= end)",
+    ): "the end token is an answer's last (`commit` of round.py), and no text is behind it to count",
     (
         "store",
         "Heartbeats.beat",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 from urllib.parse import unquote
@@ -16,6 +17,7 @@ from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import NewJob
 from forescribe.api.jobs.workflows import RunReplaced
 from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.segment import cut_plan
 from tests.api.conftest import memo, silence, sound, until
 from tests.api.jobs.application import FORM, JOBS, application, ended, events, files, ready, submit
 
@@ -370,6 +372,21 @@ def test_a_fault_that_passes_is_tried_again_and_one_that_stays_is_told(
     faults.clear()
     assert client.post(f"{JOBS}/{other}/retry").status_code == 202
     assert ended(client, other)["state"] == "succeeded"
+
+
+def test_a_fault_that_lasts_no_longer_than_the_pauses_fails_no_job(client, monkeypatch) -> None:
+    plan_of, faults = cut_plan.plan_of, []
+
+    def faulty(*args, **kwargs):
+        if not faults or time.monotonic() < faults[0] + 0.4:
+            faults.append(time.monotonic())
+            raise RuntimeError("the device is busy")
+        return plan_of(*args, **kwargs)
+
+    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.5,))
+    monkeypatch.setattr(cut_plan, "plan_of", faulty)
+    job = submit(client, memo(1)).json()["id"]
+    assert ended(client, job)["state"] == "succeeded" and len(faults) == 1
 
 
 def test_retention_forgets_audio_first_and_results_later(client, tmp_path) -> None:

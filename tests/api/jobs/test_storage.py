@@ -83,6 +83,29 @@ def test_a_full_disk_is_waited_for_however_long(client, held, transcriber, full,
     assert len(client.get(JOBS).json()["data"]) == 1
 
 
+def test_a_job_that_waits_for_room_keeps_no_samples_on_the_disk(
+    client, held, transcriber, full, monkeypatch
+) -> None:
+    """They may be what fills it."""
+    serving, made = client.app.state.serving, []
+    decoded = serving.decoded
+
+    async def recorded(file):
+        made.append(await decoded(file))
+        return made[-1]
+
+    monkeypatch.setattr(serving, "decoded", recorded)
+    job = submit(client, memo(3)).json()["id"]
+    until(lambda: not transcriber.engine.idle)
+    assert not made[-1].file.closed
+    full.set()
+    held.set()
+    until(lambda: full.looks > 0)
+    until(lambda: all(samples.file.closed for samples in made), seconds=5)
+    full.clear()
+    assert ended(client, job)["state"] == "succeeded"
+
+
 def test_a_recording_that_never_fits_is_not_waited_for(client, monkeypatch) -> None:
     """There is room, but not for its samples."""
 

@@ -362,6 +362,9 @@ def test_a_fault_in_a_window_costs_that_window_only(
     kept = [segment for segment in whole.segments if segment.window == 0]
     assert [s.tokens for s in made.segments] == [s.tokens for s in kept] != []
     assert made.language == whole.language and made.sample_count == whole.sample_count
+    # What is lost adds nothing to the figures: without drafts, every token that is kept takes one round.
+    assert made.stats["windows"] == 2 and made.stats["rounds"] == made.stats["tokens"] > 0
+    assert (made.stats["drafted"], made.stats["accepted"]) == (0, 0)
 
 
 @WAYS

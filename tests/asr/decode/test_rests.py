@@ -7,12 +7,13 @@ import io
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import cycle, pairwise
 
 import jiwer
 import pytest
 import soundfile
+import torch
 
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode import answers as answers_module
@@ -25,9 +26,11 @@ from forescribe.asr.decode.answers import (
 )
 from forescribe.asr.decode.context import Ended, IsolatedEngine
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
+from forescribe.asr.model.encoder_states import EncoderStates
 from forescribe.asr.sessions.planned import Group
 from forescribe.asr.sessions.session import Session
 from forescribe.asr.words.splitting import Stretch
+from forescribe.asr.words.timing import TokenTimes
 from forescribe.speculative.requests import Result
 from tests.asr.sessions.ways import Ear, running
 
@@ -336,6 +339,40 @@ def test_what_two_segments_leave_out_between_them_is_decoded_again() -> None:
     # By the attention the words are elsewhere: the timestamps were wrong.
     near = [RATE * s for s in (0, 5, 6, 7, 12)]
     assert _first_gap(parts, decoded, near, ((0, 12 * RATE),)) is None
+
+
+@pytest.mark.parametrize("spoken", [True, False])
+def test_an_answer_goes_no_further_than_to_voice_between_its_segments(
+    demo, monkeypatch, spoken
+) -> None:
+    """In a window within a recording. With silence between them the attention is not asked."""
+    special, begin = demo.whisper.tokens, demo.whisper.tokens.timestamp_begin
+    encode = partial(demo.whisper.tokenizer.encode, add_special_tokens=False)
+    few, many = encode(" Yes."), encode(" and then the two of them went on to tell us" * 2)
+    # Quick speech: with fewer tokens for its voice, the second segment alone would be doubtful.
+    tokens = (begin, *few, begin + 25, begin + 150, *many, begin + 350, special.end)
+    start, asked = 30 * RATE, []
+
+    def attention(whisper, utterances):
+        asked.append(utterances)
+        first = [0, RATE // 4, 17 * RATE // 10, 32 * RATE // 10]  # both words reach over the gap
+        left = len(few) + len(many) + 1 - len(first)
+        rest = [first[-1] + (7 * RATE - first[-1]) * n // left for n in range(1, left + 1)]
+        boundaries = (*first, *rest)
+        return [TokenTimes(boundaries, (1.0,) * (len(boundaries) - 1))]
+
+    monkeypatch.setattr(answers_module, "token_times", attention)
+    decoded = replace(_decoded(start, start + 10 * RATE), tokens=tokens)
+    said = ((start, start + RATE // 2), (start + 3 * RATE, start + 7 * RATE))
+    voiced = ((start, start + 7 * RATE),) if spoken else said
+    reach = answers_module.reached(
+        demo.whisper, ENGLISH, decoded, EncoderStates(torch.zeros(1)), voiced
+    )
+    if spoken:
+        kept = tokens[: tokens.index(begin + 150) + 1]
+        assert (reach.end, reach.tokens) == (start + RATE // 2, kept)
+    else:
+        assert (reach.end, reach.tokens, asked) == (start + 7 * RATE, tokens, [])
 
 
 def _decoded(start: int, end: int):
