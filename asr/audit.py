@@ -35,7 +35,7 @@ from .decode.transcriber import Decoded, Options, Outcome, Transcriber
 from .errors import visible
 from .formats.transcript_parts import seconds
 from .model.encoder_states import EncoderStates
-from .model.loading import Whisper
+from .model.whisper import Whisper
 
 
 @dataclass(frozen=True)

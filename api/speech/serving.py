@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
     from forescribe.asr.decode.options import Options, Outcome
     from forescribe.asr.decode.transcriber import Transcriber
-    from forescribe.asr.model.loading import Whisper
+    from forescribe.asr.model.whisper import Whisper
     from forescribe.asr.sessions.parts import Part
     from forescribe.asr.sessions.session import Session
     from forescribe.asr.sessions.submission import Tap

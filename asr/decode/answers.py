@@ -22,7 +22,7 @@ from ..formats.transcript_parts import (
     Word,
 )
 from ..model.encoder_states import EncoderStates
-from ..model.loading import Whisper
+from ..model.whisper import Whisper
 from ..segment.windows import Run, Window, total, within
 from ..words.splitting import Stretch, compression_ratio, mean_logprob, split_words, stretches
 from ..words.timing import Utterance, token_times

@@ -32,7 +32,7 @@ from forescribe.speculative.stats import Stats
 
 from ..audio.features import LogMel
 from ..model.encoder_states import DraftStates, EncoderStates
-from ..model.loading import Whisper
+from ..model.whisper import Whisper
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import Samples, Window
 from .rules import NoSpeech

@@ -19,8 +19,8 @@ from forescribe.speculative.models.heads.whisper_block import WhisperBlock
 from forescribe.speculative.protocols import Drafter
 
 from ..errors import UsageError
-from ..model.loading import Whisper
 from ..model.vocabulary import alphabetic
+from ..model.whisper import Whisper
 
 AUTO: Final = "auto"
 MODEL: Final = "model"

@@ -25,9 +25,10 @@ from ..audio.inputs import Input, Sound
 from ..audio.reading import Open, open_audio
 from ..errors import UsageError
 from ..formats.transcript_parts import Json
-from ..model.loading import Whisper, load
+from ..model.loading import load
 from ..model.presets import resolve
 from ..model.special_tokens import AUTO, language_code
+from ..model.whisper import Whisper
 from ..segment.vad import Detector
 from ..sessions.session import Session
 from ..sessions.submission import Windows

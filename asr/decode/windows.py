@@ -27,8 +27,8 @@ from ..errors import ForescribeError, UsageError, out_of_memory
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Json, Notice, Segment, seconds
 from ..model.encoder_states import EncoderStates
-from ..model.loading import Whisper
 from ..model.special_tokens import AUTO, CANNOT_TRANSLATE, language_code
+from ..model.whisper import Whisper
 from ..segment.windows import Window
 from ..words.borders import Pause, pauses
 from .answers import (

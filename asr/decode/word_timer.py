@@ -14,8 +14,8 @@ from forescribe.speculative.engine.context import release
 
 from ..formats.transcript_parts import TokenSource, Word
 from ..model.encoder_states import EncoderStates
-from ..model.loading import Whisper
 from ..model.special_tokens import Task
+from ..model.whisper import Whisper
 from ..words import splitting
 from ..words.borders import assemble_words, within
 from ..words.splitting import Stretch

@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from forescribe.speculative.models.checkpoint import (
     CONFIG,
     GENERATION,
     damaged,
+    integer_weights,
     miscounted,
     misshapen,
     quiet,
@@ -129,8 +131,8 @@ def read_model(
 ) -> tuple[Any, ModelEngine]:
     """A model and the engine that runs its decoder; `target` lends a draft the weights that it lacks, see
     `read_weights`, and `known` are the comparisons that it has passed. With `modules` it is made of
-    transformers' modules whatever runs it, else only where it has to be. Raises ModelError, and CapacityError
-    where the device has no room."""
+    transformers' modules whatever runs it, else only where it has to be. A `PlainWhisper` can be read again.
+    Raises ModelError, and CapacityError where the device has no room."""
     name = f"--{role} {origin(folder)}"
     if device.int8 and role == "model":  # before the weights are read
         with _supported(name):
@@ -138,7 +140,10 @@ def read_model(
     if not modules and engine is not ModelEngine.MODULES:
         plain = plain_model(folder, role, device, target)
         if plain is not None:
+            plain.again = partial(_again, folder, role, device, target)
             try:
+                if device.kind != "cpu":  # where native kernels do not pack them
+                    plain.wake("encoder")
                 return _ready(plain, folder, role, device, engine, known)
             except LoadError as error:
                 log.info("%s is read by transformers: %s", origin(folder), error)
@@ -148,9 +153,10 @@ def read_model(
 
 
 def plain_model(
-    folder: Path, role: Role, device: Device, target: Any = None
+    folder: Path, role: Role, device: Device, target: Any = None, part: str = "decoder"
 ) -> PlainWhisper | None:
-    """The model of a folder by our own reading, as `read_model`; None where transformers has to read it."""
+    """The model of a folder by our own reading, as `read_model`, with the weights of one part; None where
+    transformers has to read it."""
     try:
         stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         generation = json.loads((folder / GENERATION).read_text(encoding="utf-8"))
@@ -165,12 +171,28 @@ def plain_model(
             folder, config.vocab_size, USED_IDS[role]
         ):
             return None
-        weights = float_weights(folder, _lent(target))
-        model = PlainWhisper.of(config, weights, device.stored, encoder=not bare)
+        if integer_weights(folder)[1] is not None:
+            return None
+        lent = _lent(target) if lacking(folder) else {}
+        shapes = {**{name: tuple(weight.shape) for name, weight in lent.items()}, **shapes}
+        prefixes = ("model.encoder.",) if part == "encoder" else ("model.decoder.", "proj_out.")
+        weights = float_weights(folder, lent if part == "decoder" else None, prefixes)
+        model = PlainWhisper.of(config, shapes, weights, device.stored, encoder=not bare)
     except Exception:  # transformers says what is wrong with a damaged folder
         return None
     if model is not None:
         model.generation_config = Settings(**(dict.fromkeys(_GENERATION) | generation))
+    return model
+
+
+def _again(folder: Path, role: Role, device: Device, target: Any, part: str) -> PlainWhisper:
+    """A part of the model that `read_model` read before. Raises LoadError where its files have changed."""
+    model = plain_model(folder, role, device, target, part)
+    if model is None:
+        raise LoadError(f"--{role} {origin(folder)} cannot be read: its files have changed")
+    device.placed(model)
+    if device.int8 and part == "decoder":
+        quantize_whisper(model)
     return model
 
 
@@ -256,9 +278,19 @@ def read_weights(
     return float_model(kind, folder, config, dtype, _lent(target))
 
 
+def lacking(folder: Path) -> bool:
+    """Whether a draft's folder leaves weights to its target."""
+    shapes = shapes_in(folder)
+    return bool(shapes) and any(name not in shapes for name in BORROWED)
+
+
 def _lent(target: Any) -> dict[str, Tensor]:
     """What a draft may have from its target."""
-    return {} if target is None else {n: target.get_parameter(n).detach().cpu() for n in BORROWED}
+    if target is None:
+        return {}
+    if isinstance(target, PlainWhisper):
+        target.wake("decoder")
+    return {n: target.get_parameter(n).detach().cpu() for n in BORROWED}
 
 
 @contextmanager

@@ -10,21 +10,18 @@ Knows pairs of models and languages; nothing of recordings or of presets' names.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from forescribe.speculative.device import Device
+from forescribe.speculative.device import Device, trim
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.checkpoint import GENERATION, loading
-from forescribe.speculative.models.engines import ModelEngine, whisper_decoder
+from forescribe.speculative.models.engines import ModelEngine
 from forescribe.speculative.models.heads.whisper_block import (
     BlockShape,
     WhisperBlock,
@@ -32,20 +29,19 @@ from forescribe.speculative.models.heads.whisper_block import (
     read_block,
 )
 from forescribe.speculative.models.hub import find
-from forescribe.speculative.models.slot_model import SlotModel
-from forescribe.speculative.models.vocabularies import MappedVocabulary, TokenMap, mapped
+from forescribe.speculative.models.plain import PlainWhisper, awake
+from forescribe.speculative.models.vocabularies import TokenMap
 from forescribe.speculative.models.weights import encoder_of, same_encoder
-from forescribe.speculative.native.encoder import NativeEncoder
 
 from ..audio.features import Extractor
 from ..errors import ModelError
-from .checkpoint import native_encoders, read_extractor, read_model, read_tokenizer
+from .checkpoint import lacking, native_encoders, read_extractor, read_model, read_tokenizer
 from .comparisons import Comparisons
-from .encoder_states import DraftStates, EncoderStates
 from .presets import Pair, locate, made_for
 from .special_tokens import SpecialTokens, complete
 from .tokenizer import same_tokenizer
 from .vocabulary import TokenSettings, WhisperVocabulary, token_map
+from .whisper import DraftModel, Whisper, target_decoder
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +76,9 @@ def load(
     if not (folder / GENERATION).is_file():
         complete(model.generation_config, target.tokenizer, model.config.vocab_size)
     tokens = _special_tokens(model, target.tokenizer, pair)
+    lends = any(is_block(each) or lacking(each) for _, each in folders)
+    if not lends:
+        _rest(model, target_engine, lambda: target_decoder(model, target_engine, device))
     encoders = native_encoders(model, f"--model {pair.target}", target_engine, engine, known)
     drafts, block = [], None
     for name, draft_folder in folders:
@@ -102,7 +101,9 @@ def load(
         drafts.append(draft)
         if encoder_of(draft.model) not in encoders:
             encoders |= native_encoders(draft.model, f"--draft {name}", draft.engine, engine, known)
-    return Whisper(
+        own = not draft.shared_encoder and encoder_of(draft.model) in encoders
+        _rest(draft.model, draft.engine, draft.decoder, encoder=own)
+    whisper = Whisper(
         model,
         tuple(drafts),
         target.tokenizer,
@@ -114,151 +115,10 @@ def load(
         encoders,
         block,
     )
-
-
-@dataclass(frozen=True, eq=False)
-class Whisper:
-    """A target with its draft models, on one device.
-
-    `drafts` are in the order of `Pair.drafts`; `extractors` are of the features that their encoders read, the
-    target's first.
-    """
-
-    target: Any  # PlainWhisper, or WhisperForConditionalGeneration
-    drafts: tuple[DraftModel, ...]
-    tokenizer: Any
-    extractors: tuple[Extractor, ...]
-    tokens: SpecialTokens
-    pair: Pair
-    device: Device
-    engine: ModelEngine = ModelEngine.AUTO  # what runs the target's decoder
-    native_encoders: Mapping[Any, NativeEncoder] = field(default_factory=dict)  # by its modules
-    block: WhisperBlock | None = None  # a head that drafts in place of a model
-
-    def decoder(self) -> SlotModel:
-        """The target's decoder, on its engine."""
-        return whisper_decoder(
-            self.target,
-            lambda states: states.target,
-            engine=self.engine,
-            stored=self.device.stored,
-        )
-
-    @property
-    def drafting(self) -> bool:
-        """Whether there is a model or a head that drafts."""
-        return bool(self.drafts) or self.block is not None
-
-    @property
-    def extractor(self) -> Extractor:
-        """The extractor of the target's features."""
-        return self.extractors[0]
-
-    @property
-    def draft(self) -> Any | None:
-        """The first draft's model; None without drafts."""
-        return self.drafts[0].model if self.drafts else None
-
-    @property
-    def shared_encoder(self) -> bool:
-        """Whether the first draft uses the encoder states of the target."""
-        return bool(self.drafts) and self.drafts[0].shared_encoder
-
-    @property
-    def draft_engine(self) -> ModelEngine:
-        """What runs the first draft's decoder."""
-        return self.drafts[0].engine if self.drafts else self.engine
-
-    @torch.inference_mode()
-    def encode(self, features: Tensor, *others: Tensor) -> list[EncoderStates]:
-        """Encoder states of windows from features `[B, M, F]`, by one pass of the target's encoder. A draft's
-        own encoder runs when its states are first read. `others` are the features of the further
-        `extractors`, in their order. Raises ValueError where they are not as many."""
-        given = (features, *others)
-        if len(given) != len(self.extractors):
-            raise ValueError(f"{len(given)} features; these models read {len(self.extractors)}")
-        states = self._encoded(self.target, features)
-        drafts: list[Sequence[Tensor | DraftStates]] = [
-            states
-            if draft.shared_encoder
-            else DraftStates.of(partial(self._encoded, draft.model), given[draft.features])
-            for draft in self.drafts
-        ]
-        return [EncoderStates(s, tuple(d[row] for d in drafts)) for row, s in enumerate(states)]
-
-    def _encoded(self, model: Any, features: Tensor) -> list[Tensor]:
-        """States `[S, D]` by row. They are copies: a view would keep the whole batch in memory as long as
-        one of its windows is decoded again."""
-        encoder, rows = encoder_of(model), len(features)
-        if self.device.static_shapes:  # another batch size would be another shape
-            padding = (1 << (rows - 1).bit_length()) - rows
-            features = torch.cat([features, features[-1:].expand(padding, -1, -1)])
-        native = self.native_encoders.get(encoder)
-        if native is not None:
-            return native(features)
-        features = features.to(self.device.torch, encoder.conv1.weight.dtype)
-        groups = [features] if self.device.rows_together else features.split(1)
-        states = [row.clone() for group in groups for row in encoder(group).last_hidden_state]
-        return states[:rows]
-
-    @torch.inference_mode()
-    def detect_language(self, encoded: list[EncoderStates]) -> list[tuple[str, float]]:
-        """The most probable language of each window and its probability among the languages.
-
-        One decoder step over start-of-transcript (Radford et al. 2022, section 2.3).
-        """
-        if not self.tokens.multilingual:
-            return [("en", 1.0)] * len(encoded)
-        start = torch.full((len(encoded), 1), self.tokens.start, device=self.device.torch)
-        states = torch.stack([m.target for m in encoded])
-        hidden = self.target.model.decoder(
-            input_ids=start, encoder_hidden_states=states, use_cache=False
-        ).last_hidden_state
-        codes = list(self.tokens.languages)
-        ids = torch.tensor([self.tokens.languages[c] for c in codes], device=hidden.device)
-        probabilities = self.target.proj_out(hidden)[:, 0].float()[:, ids].softmax(-1)
-        best = probabilities.max(-1)
-        return [
-            (codes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
-
-
-@dataclass(frozen=True, eq=False)
-class DraftModel:
-    """A draft on a device, in its number format there.
-
-    `features` says which of the pair's features its encoder reads, 0: the target's. `token_map` is None where
-    its ids are the target's, `tokens` where it proposes all of them.
-    """
-
-    model: Any  # PlainWhisper, WhisperForConditionalGeneration or WhisperForCausalLM
-    device: Device
-    engine: ModelEngine = ModelEngine.AUTO
-    shared_encoder: bool = False  # it uses the encoder states of the target
-    features: int = 0
-    token_map: TokenMap | None = None
-    tokens: DraftTokens | None = None
-
-    @property
-    def listed(self) -> tuple[int, ...] | None:
-        """The only tokens, in its own ids, that it proposes; None: all."""
-        return None if self.tokens is None else self.tokens.ids
-
-    def decoder(self, index: int = 0) -> SlotModel | MappedVocabulary:
-        """Its decoder under the target's ids; `index` is that of its states in `EncoderStates.drafts`."""
-
-        def build(listed: Sequence[int] | None) -> SlotModel:
-            return whisper_decoder(
-                self.model,
-                lambda states: states.of_draft(index),
-                engine=self.engine,
-                stored=self.device.stored,
-                listed=listed,
-            )
-
-        if self.token_map is None:
-            return build(self.listed)
-        return mapped(build, self.token_map, self.listed)
+    if block is None:  # which reads embeddings and head
+        _rest(model, target_engine, whisper.decoder, encoder=encoder_of(model) in encoders)
+    trim()
+    return whisper
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,7 +154,7 @@ def load_draft(
     tokenizer = target.tokenizer
     if not same_tokenizer(target.folder, folder):
         tokenizer = read_tokenizer(folder, model.config)
-    shared = same_encoder(target.model, model, target.device.stored, device.stored)
+    shared = _shared_encoder(target, model, device)
     if shared and encoder_of(model) is not None:
         model.model.encoder = target.model.model.encoder  # one copy in memory
     features, extractors = 0, target.extractors
@@ -310,6 +170,17 @@ def load_draft(
         _listed(folder, model.config.vocab_size, name, language),
     )
     return made, extractors
+
+
+def _shared_encoder(target: Target, model: Any, device: Device) -> bool:
+    """See `same_encoder`; encoders of other sizes are not read for it."""
+    ours, theirs = target.model.config, model.config
+    if encoder_of(model) is not None:
+        if (ours.d_model, ours.encoder_layers) != (theirs.d_model, theirs.encoder_layers):
+            return False
+        awake(target.model, "encoder")
+        awake(model, "encoder")
+    return same_encoder(target.model, model, target.device.stored, device.stored)
 
 
 def load_block(name: str | Path, folder: Path, target: Any, device: Device) -> WhisperBlock:
@@ -329,6 +200,19 @@ def load_block(name: str | Path, folder: Path, target: Any, device: Device) -> W
             code="model_mismatch",
         )
     return head.to(device.torch, device.stored)
+
+
+def _rest(
+    model: Any, engine: ModelEngine, decoder: Callable[[], object], *, encoder: bool = False
+) -> None:
+    """Lets go of the modules' weights where kernels compute with theirs: of the decoder, once `decoder` has
+    packed them, and of the `encoder` if it is native."""
+    if engine is not ModelEngine.NATIVE or not isinstance(model, PlainWhisper):
+        return
+    decoder()
+    model.rest("decoder")
+    if encoder:
+        model.rest("encoder")
 
 
 def _without_absent(pair: Pair, *, network: bool) -> Pair:

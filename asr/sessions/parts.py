@@ -16,8 +16,8 @@ from ..decode.context import DecodingContext
 from ..decode.options import Decoded, Follows, Hook, Partial, Progress
 from ..decode.recording import RecordingState
 from ..formats.transcript_parts import Segment
-from ..model.loading import Whisper
 from ..model.vocabulary import bytes_of
+from ..model.whisper import Whisper
 from ..segment.windows import Window
 from ..words.splitting import stretches
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..model.encoder_states import EncoderStates
-from ..model.loading import Whisper
 from ..model.special_tokens import SAMPLES_PER_STEP
+from ..model.whisper import Whisper
 
 MEDIAN = 7
 """Width of the median filter along time, in steps of 20 ms (openai/whisper)."""
@@ -80,29 +80,48 @@ def attention(
     whisper: Whisper, utterances: Sequence[Utterance], heads: Sequence[tuple[int, int]]
 ) -> list[Attention]:
     """The attention of `heads`, as (layer, head), while the target reads the text."""
-    place, end = whisper.device.torch, whisper.tokens.end
-    positions = whisper.target.config.max_target_positions
+    end, positions = whisper.tokens.end, whisper.target.config.max_target_positions
     rows = [[*u.prompt, *u.tokens, end][:positions] for u in utterances]
-    longest = max(map(len, rows))
-    tokens = torch.tensor([row + [end] * (longest - len(row)) for row in rows], device=place)
+    result = []
+    for utterance, (scores, logprobs) in zip(
+        utterances, _read(whisper, utterances, rows, heads), strict=True
+    ):
+        first, count = len(utterance.prompt), len(utterance.tokens)
+        maps = _sharpened(scores[:, : first + count + 1, : _frames(utterance.length)])
+        # The query at a position generates the next token; the last row generates the end, unless the
+        # text fills all positions.
+        picked = logprobs[first - 1 : first + count - 1].exp()
+        result.append(Attention(maps[:, first - 1 : first + count], tuple(picked.tolist())))
+    return result
+
+
+def _read(
+    whisper: Whisper,
+    utterances: Sequence[Utterance],
+    rows: Sequence[Sequence[int]],
+    heads: Sequence[tuple[int, int]],
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each row of N tokens the scores `[H, N or more, S]` of the heads, and the log-probabilities
+    `[N - 1]` of its tokens but the first. Native kernels read a row at a time, modules all in one pass."""
+    place = whisper.device.torch
+    with whisper.reading() as decoder:
+        if decoder is not None:
+            for utterance, row in zip(utterances, rows, strict=True):
+                yield decoder.cross_attention(torch.tensor(row), utterance.encoder_states, heads)
+            return
+    longest, end = max(map(len, rows)), whisper.tokens.end
+    tokens = torch.tensor([[*row, *[end] * (longest - len(row))] for row in rows], device=place)
     states = torch.stack([u.encoder_states.target for u in utterances])
     with _captured(whisper, heads) as queries_and_keys:
         hidden = whisper.target.model.decoder(
             input_ids=tokens, encoder_hidden_states=states, use_cache=False
         ).last_hidden_state
-    weights = torch.stack([q @ k.mT for q, k in queries_and_keys()], dim=1).float()  # [B, H, N, S]
-    result = []
-    for row, utterance in enumerate(utterances):
-        first, count = len(utterance.prompt), len(utterance.tokens)
-        frames = _frames(utterance.length)
-        maps = _sharpened(weights[row, :, : first + count + 1, :frames])
-        # The query at a position generates the next token; the last row generates the end, unless the
-        # text fills all positions. Logits are computed row by row: for all rows at once they take
-        # gigabytes in a large model.
-        written = whisper.target.proj_out(hidden[row, first - 1 : first + count - 1])  # [n, V]
-        picked = written.float().softmax(-1).gather(1, tokens[row, first : first + count, None])
-        result.append(Attention(maps[:, first - 1 : first + count], tuple(picked[:, 0].tolist())))
-    return result
+    scores = torch.stack([q @ k.mT for q, k in queries_and_keys()], dim=1).float()  # [B, H, N, S]
+    for index, row in enumerate(rows):
+        # Row by row: the logits of all rows at once take gigabytes in a large model.
+        logits = whisper.target.proj_out(hidden[index, : len(row) - 1]).float()
+        following = tokens[index, 1 : len(row), None]
+        yield scores[index], logits.log_softmax(-1).gather(1, following)[:, 0]
 
 
 def boundaries(matrix: Tensor, count: int, length: int) -> tuple[int, ...]:
@@ -167,10 +186,27 @@ def _sharpened(weights: Tensor) -> Tensor:
 
 
 def _path_starts(matrix: NDArray[np.float32]) -> list[int]:
-    """The first frame of each row on the cheapest monotone path through `-matrix [n + 1, F]`."""
-    from librosa.sequence import dtw
+    """The first frame of each row on the cheapest monotone path through `-matrix [n + 1, F]`, which steps to
+    the next frame, the next row or both.
 
-    _, path = dtw(C=-matrix.astype(np.float64), backtrack=True)
-    starts = np.zeros(len(matrix), dtype=np.int64)
-    starts[path[:, 0]] = path[:, 1]  # the path runs backwards, so the first frame is written last
-    return [int(s) for s in starts]
+    Dynamic time warping, a row at a time: the cheapest way to a frame entered its row at one of the frames up
+    to it and went on along the row, so that the minimum over all of these is a running one. librosa's `dtw`
+    finds the same path, and its import takes 1 s and 100 MB.
+    """
+    costs = -matrix.astype(np.float64)
+    rows, frames = costs.shape
+    column, cheapest = np.arange(frames), costs[0].cumsum()
+    entries, straight = np.zeros((2, rows, frames), dtype=np.int64)
+    for row in range(1, rows):
+        diagonal = np.concatenate([[np.inf], cheapest[:-1]])
+        straight[row] = cheapest < diagonal
+        along = costs[row].cumsum()
+        entered = np.minimum(diagonal, cheapest) - (along - costs[row])
+        lowest = np.minimum.accumulate(entered)
+        entries[row] = np.maximum.accumulate(np.where(entered == lowest, column, 0))
+        cheapest = along + lowest
+    starts, frame = [0] * rows, frames - 1
+    for row in range(rows - 1, 0, -1):
+        starts[row] = int(entries[row, frame])
+        frame = starts[row] - 1 + int(straight[row, starts[row]])
+    return starts

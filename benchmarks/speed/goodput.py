@@ -26,8 +26,9 @@ from benchmarks import provenance
 from benchmarks.rows import layout
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ForescribeError
-from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
+from forescribe.asr.model.whisper import Whisper
 from forescribe.speculative.device import choose
 
 SLOWER = 1.05

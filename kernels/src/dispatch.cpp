@@ -271,6 +271,7 @@ FS_EXPORT int32_t fs_causal_forward(const fs_causal *model, const fs_step *step)
     int32_t error = check_causal(*model);
     if (!error) error = check_step(*step, model->batch, model->slots, model->vocab);
     if (!error) error = check_taps(*step, model->layers);
+    if (!error && step->queries) error = FS_BAD_SHAPE;
     if (error) return error;
     const int64_t rows = step->batch * step->nodes;
     if (step->workspace_bytes < fs_causal_workspace(model, rows, step->threads)) return FS_NO_MEMORY;

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define FS_ABI 5
+#define FS_ABI 6
 
 enum { FS_OK = 0, FS_BAD_SHAPE = 1, FS_BAD_SLOT = 2, FS_BAD_TOKEN = 3, FS_NO_MEMORY = 4, FS_BAD_ISA = 5,
        FS_INEXACT = 6 };
@@ -137,6 +137,7 @@ typedef struct {
     const int64_t *tap_layers; /* [tap_count] layers whose inputs are copied; -1: the state after the last norm */
     int64_t tap_count;
     float *taps;             /* [B, N, tap_count, D] */
+    float *queries;          /* [layers, B, N, D] of cross-attention, with their scale; NULL: not kept */
     void *workspace;
     int64_t workspace_bytes;
     int32_t threads;
@@ -200,7 +201,7 @@ int64_t fs_encoder_workspace(const fs_encoder *model, int32_t threads);
 int32_t fs_encode(const fs_encoder *model, const float *features, float *states, void *workspace,
                   int64_t workspace_bytes, int32_t threads);
 
-/* `step->hidden` is not used. */
+/* `step->hidden` is not used, and there are no `queries`. */
 int64_t fs_causal_workspace(const fs_causal *model, int64_t rows, int32_t threads);
 int32_t fs_causal_forward(const fs_causal *model, const fs_step *step);
 

@@ -365,8 +365,8 @@ void widened_product(const float *a, int64_t stride, int64_t rows, const X *w, i
     rows_product(a + ROWS * stride, stride, rows - ROWS, ROWS, (const float *)wide, inputs, p, p + P, epilogue);
 }
 
-// The same for a matrix that is kept narrow. Many rows need every number several times: it is stored in float32,
-// at `wide`, in passing by the first tile.
+// Rows [0, rows) of `a` times the panels [low, high) of a matrix that is kept narrow. Many rows need every number
+// several times: it is stored in float32, at `wide`, in passing by the first tile.
 template <class X, class E>
 void exact_product(const float *a, int64_t stride, int64_t rows, const X *w, int64_t inputs, int64_t low,
                    int64_t high, float *wide, E &epilogue) {

@@ -121,7 +121,8 @@ struct Whisper {
         residual(buffers.attended, buffers.wide, l.self_out, m.width);
     }
 
-    void cross_block(const fs_whisper_layer &l) const {
+    void cross_block(int64_t layer) const {
+        const fs_whisper_layer &l = m.layer[layer];
         norm(l.cross_norm, buffers.normed, buffers.wide);
         linear(buffers.normed, buffers.wide, l.cross_query, m.width, low(m.width), high(m.width),
                Write{buffers.project, buffers.wide, l.cross_query.bias});
@@ -130,6 +131,7 @@ struct Whisper {
         const int64_t value_size = cross_value_values(m.sources, head);
         for_heads([&](int64_t b, int64_t h) {
             const int64_t row = step.rows ? step.rows[b] : b, at = b * step.nodes * buffers.wide + h * head;
+            if (step.queries) keep_queries(layer, b, h);
             cross_attend(buffers.project + at, buffers.wide, step.nodes,
                          (const X *)l.cross_keys + (row * m.heads + h) * key_size,
                          (const X *)l.cross_values + (row * m.heads + h) * value_size, head, m.sources,
@@ -137,6 +139,12 @@ struct Whisper {
         });
         team.wait();
         residual(buffers.attended, buffers.wide, l.cross_out, m.width);
+    }
+
+    void keep_queries(int64_t layer, int64_t b, int64_t h) const {
+        for (int64_t r = b * step.nodes; r < (b + 1) * step.nodes; r++)
+            __builtin_memcpy(step.queries + (layer * rows + r) * m.width + h * head,
+                             buffers.project + r * buffers.wide + h * head, sizeof(float) * (size_t)head);
     }
 
     void ffn_block(const fs_whisper_layer &l) const {
@@ -153,7 +161,7 @@ struct Whisper {
             // The norms share rows in the same way, and every later write waits for them.
             tap(step, i, buffers.x, buffers.wide, m.width, team.low(rows), team.high(rows));
             self_block(m.layer[i]);
-            cross_block(m.layer[i]);
+            cross_block(i);
             ffn_block(m.layer[i]);
         }
         norm(m.norm, step.hidden, m.width);

@@ -79,6 +79,12 @@ void steps(const Decoder &d, const Caches &caches) {
     tap("*taps below 0", tapped.data(), -1, taps);
     tap("*taps without layers", nullptr, 2, taps);
     tap("*taps without room", tapped.data(), 2, nullptr);
+    float *queries = room<float>(d.layers * batch * nodes * d.width);
+    untouched.add(queries, d.layers * batch * nodes * d.width * 4);
+    const auto keep = [&](fs_step &x) { x.queries = queries; };
+    const auto draft_of = [&](fs_step &x) { return d.draft(x, draft); };
+    expect(s, FS_BAD_SHAPE, "queries of a draft", untouched, draft_of, keep);
+    if (!d.whisper) expect(s, FS_BAD_SHAPE, "queries of a causal model", untouched, d.forward, keep);
     whole(FS_BAD_SLOT, "row", [&](fs_step &x) { x.rows = rows.data(); });
     whole(FS_BAD_SLOT, "row below 0", [&](fs_step &x) { x.rows = low.data(); });
     whole(FS_BAD_SLOT, "start", [&](fs_step &x) { x.start = end.data(); });

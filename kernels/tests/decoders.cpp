@@ -45,7 +45,8 @@ Integers some(const Integers &all, int64_t each, int64_t only) {
 
 const int64_t TAPS = 3;
 
-// Logits, hidden states and taps of one forward, [rows, columns], [rows, width] and [rows, TAPS, width].
+// Logits, hidden states, taps and queries of one forward: [rows, columns], [rows, width], [rows, TAPS, width] and
+// [layers, rows, width].
 Floats forward(const Decoder &d, const Plan &p, const Integers &tokens, const Integers &start, int64_t nodes,
                bool tree, bool chosen, int threads, int64_t only) {
     const Integers rows = some(p.rows, 1, only), node = some(p.node, 1, only);
@@ -61,6 +62,9 @@ Floats forward(const Decoder &d, const Plan &p, const Integers &tokens, const In
     const int64_t tapped = batch * nodes * TAPS * d.width;
     std::unique_ptr<float[]> taps(new float[tapped]);
     s.tap_layers = layers.data(), s.tap_count = TAPS, s.taps = taps.get();
+    const int64_t kept = d.whisper ? d.layers * batch * nodes * d.width : 0;
+    std::unique_ptr<float[]> queries(new float[kept]);
+    s.queries = d.whisper ? queries.get() : nullptr;
     s.workspace_bytes = d.workspace(batch * nodes, threads);
     std::unique_ptr<char[]> work(new char[s.workspace_bytes]);
     memset(work.get(), 0xff, s.workspace_bytes);  // NaN: nothing may be read before it is written
@@ -74,6 +78,7 @@ Floats forward(const Decoder &d, const Plan &p, const Integers &tokens, const In
                     "the tap of the last state");
     }
     found.insert(found.end(), taps.get(), taps.get() + tapped);
+    found.insert(found.end(), queries.get(), queries.get() + kept);
     return found;
 }
 
@@ -144,7 +149,7 @@ void drafts(const Decoder &d, const Plan &p, int threads) {
     require(draft.drafted == p.depths || (p.confidence > 0 && expected[0] < p.confidence), "a draft ends early");
 }
 
-// Each row's part of results [batch, ...], which end with hidden states where there are some, and taps.
+// Each row's part of results, which end with hidden states where there are some, taps, and queries likewise.
 Floats part(const Decoder &d, const Floats &all, int64_t batch, int64_t outs, int64_t nodes, int64_t b) {
     const int64_t each = outs * d.columns, rest = d.whisper ? nodes * d.width : 0;
     Floats found(all.begin() + b * each, all.begin() + (b + 1) * each);
@@ -153,6 +158,10 @@ Floats part(const Decoder &d, const Floats &all, int64_t batch, int64_t outs, in
     const int64_t tapped = nodes * TAPS * d.width;
     const auto taps = all.begin() + batch * (each + rest) + b * tapped;
     found.insert(found.end(), taps, taps + tapped);
+    for (int64_t l = 0; d.whisper && l < d.layers; l++) {
+        const auto queries = all.begin() + batch * (each + rest + tapped) + (l * batch + b) * nodes * d.width;
+        found.insert(found.end(), queries, queries + nodes * d.width);
+    }
     return found;
 }
 

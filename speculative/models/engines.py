@@ -37,7 +37,7 @@ from ..native.library import missing
 from ..native.packing import forget
 from .coverage import causal_gap, encoder_gap, whisper_gap
 from .lean import LeanCausalDecoder, LeanWhisperDecoder
-from .plain import PlainWhisper
+from .plain import PlainWhisper, awake
 from .quantized import is_int8
 from .slot_model import SlotModel
 from .weights import encoder_of
@@ -193,7 +193,7 @@ def native_encoder(
         return None
     problem = encoder_gap(encoder) or unsupported_encoder(encoder)
     if problem is None:
-        native = NativeEncoder(encoder)
+        native = NativeEncoder(encoder_of(awake(model, "encoder")))
         problem = None if passed else encoder_difference(encoder, native)
         if problem is None:
             return native

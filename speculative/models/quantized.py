@@ -161,9 +161,13 @@ def float_model(
     return model
 
 
-def float_weights(folder: Path, lent: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The tensors of a folder's safetensors files by name, those of integers as float32; of `lent` those that
-    the files lack.
+def float_weights(
+    folder: Path,
+    lent: Mapping[str, Tensor] | None = None,
+    prefixes: tuple[str, ...] = ("",),
+) -> dict[str, Tensor]:
+    """The tensors of a folder's safetensors files by name, as far as it begins with one of the `prefixes`,
+    those of integers as float32; of `lent` those that the files lack.
 
     Raises ValueError as `floats` does, and what safetensors raises for damaged files.
     """
@@ -171,7 +175,7 @@ def float_weights(folder: Path, lent: Mapping[str, Tensor] | None = None) -> dic
 
     stored: dict[str, Tensor] = {}
     for path in weight_files(folder):
-        stored |= load_file(path)
+        stored |= {n: t for n, t in load_file(path).items() if n.startswith(prefixes)}
     return {**(lent or {}), **floats(stored)}
 
 

@@ -17,6 +17,7 @@ from torch.nn.functional import embedding
 
 from ..native.encoder import NativeEncoder
 from .agreement import LENGTH, ROWS, Closeness, Reading, dependence, difference
+from .plain import awake
 from .quantized import is_int8
 from .slot_model import SlotModel
 
@@ -53,10 +54,10 @@ class WhisperModel(SlotModel):
         config = model.config
         self.config, self.pick = config, pick
         self.sources = config.max_source_positions if sources is None else sources
-        self.embedding = model.model.decoder.embed_tokens.weight.detach()  # [V, D]
+        self.model, weight = model, model.model.decoder.embed_tokens.weight
         super().__init__(
-            device=self.embedding.device,
-            dtype=self.embedding.dtype,
+            device=weight.device,
+            dtype=weight.dtype,
             vocab_size=config.vocab_size,
             positions=config.max_target_positions,
             layers=config.decoder_layers,
@@ -69,7 +70,8 @@ class WhisperModel(SlotModel):
         """Reads from the model what the adapter needs. Raises LoadError where it lacks that."""
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return embedding(tokens, self.embedding)
+        decoder = awake(self.model).model.decoder
+        return embedding(tokens, decoder.embed_tokens.weight.detach())
 
     def head(self, states: Tensor) -> Tensor:
         return self.whole(self.output(states).float())

@@ -10,8 +10,9 @@ checked before.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import Structure, addressof
+from math import prod
 from typing import Any
 
 import torch
@@ -21,8 +22,15 @@ from ..errors import LoadError
 from ..models.caches import SelfCache, zeros
 from ..models.causal import SLIDING, CausalModel
 from ..models.coverage import causal_gap
+from ..models.plain import PlainWhisper, awake
 from ..models.slot_model import SlotModel
-from ..models.weights import CausalWeights, WhisperWeights, head_of
+from ..models.weights import (
+    CausalWeights,
+    WhisperWeights,
+    decoder_parameters,
+    fingerprint,
+    head_of,
+)
 from ..models.whisper import WhisperModel
 from ..rounds.choice import Allowed, Choice
 from ..types import Prefilled, Scores, Topology
@@ -43,6 +51,7 @@ from .library import (
     missing,
 )
 from .packing import (
+    PANEL,
     Packed,
     Packer,
     causal_layers,
@@ -51,6 +60,9 @@ from .packing import (
     whisper_layers,
     whisper_record,
 )
+
+PART = 64
+"""Tokens of a text in one call while it is aligned with the audio: bounds the memory for logits."""
 
 PROMPT = 128
 """Tokens of a causal LM's prompt in one call: bounds the memory for intermediate results, changes no bit."""
@@ -74,20 +86,22 @@ class NativeDecoder(SlotModel, ABC):
         self,
         model: Any,
         stored: torch.dtype,
-        parameters: Callable[[], Iterable[Tensor]],
+        state: Callable[[], object],
         records: Callable[[Packer], tuple[Whisper | Causal, Sequence[Structure]]],
     ) -> None:
-        """Takes the records of a model and its layers, which `records` packs from the `parameters` unless an
-        adapter of the same storage and head has done so."""
+        """Takes the records of a model and its layers, which `records` packs unless an adapter of the same
+        storage and head has done so from weights in the same `state`."""
         self.library, self.stored, self._workspace = load(), stored, Workspace()
         listed = None if self.listed is None else tuple(self.listed.tolist())
         form = (self.library.instruction_set, stored, self.vocab_size, listed)
 
         def made() -> Packed:
             packer = Packer(self.library, STORED[stored])
-            return Packed(packer, *records(packer))
+            packed = Packed(packer, *records(packer))
+            packer.close()
+            return packed
 
-        self._packed = packed = packed_once(model, form, parameters, made)
+        self._packed = packed = packed_once(model, form, state, made)
         self._record = type(packed.record).from_buffer_copy(packed.record)
         self._layers = (type(packed.layers[0]) * len(packed.layers))(*packed.layers)
         self._record.layer = addressof(self._layers)
@@ -183,10 +197,12 @@ class NativeDecoder(SlotModel, ABC):
         topology: Topology | None = None,
         node: Tensor | None = None,
         draft: Draft | None = None,
+        queries: Tensor | None = None,
     ) -> Tensor | None:
         """Runs `tokens [B, N]` from slot `start [B]` on, with torch's number of threads, and the `draft`
         behind them; returns the taps. `rows [B]` are those of the caches, `node [B]` the only nodes with
-        `logits`. Raises ValueError for a tensor of another dtype, device or shape."""
+        `logits`; `queries [L, B N, H, d]` get those of cross-attention. Raises ValueError for a tensor of
+        another dtype, device or shape."""
         (batch, nodes), record, threads = tokens.shape, self._record, torch.get_num_threads()
         size = self.library.workspace(record, batch * nodes, threads)
         step = Step(
@@ -217,6 +233,8 @@ class NativeDecoder(SlotModel, ABC):
         if isinstance(record, Whisper):  # these kernels keep the states after the last norm there
             hidden = torch.empty((batch, nodes, record.width))
             give("hidden", hidden, torch.float32, *hidden.shape)
+        if queries is not None:
+            give("queries", queries, torch.float32, *queries.shape)
         taps = None
         if self.taps and draft is None:
             step.tap_count = len(self.taps)
@@ -239,21 +257,25 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
         reason = unsupported(model)
         if reason is not None:
             raise LoadError(reason)
-        self.output = head_of(model.proj_out, self.listed)
         stored = stored if stored in STORED else torch.float32  # float16 is read as that
 
-        def parameters() -> Iterable[Tensor]:
-            return (*model.model.decoder.parameters(), *model.proj_out.parameters())
+        def state() -> object:
+            resting = model.resting.get("decoder") if isinstance(model, PlainWhisper) else None
+            return resting or fingerprint(decoder_parameters(model))
 
         def records(packer: Packer) -> tuple[Whisper, list[WhisperLayer]]:
-            weights = WhisperWeights.of(model, self.listed)
+            weights = WhisperWeights.of(awake(model), self.listed)
             return whisper_record(packer, weights), whisper_layers(packer, weights)
 
-        self._pack(model, stored, parameters, records)
+        self._pack(model, stored, state, records)
         record = self._record
         self._columns, self._heads = record.outputs, record.heads
         self._size, record.sources = record.width // record.heads, self.sources
         record.cache_storage = record.cross_storage = STORED[stored]
+
+    def head(self, states: Tensor) -> Tensor:
+        output = head_of(awake(self.model).proj_out, self.listed)
+        return self.whole(output(states).float())
 
     def allocate(self, batch: int, slots: int) -> None:
         size = self.library.cross_bytes(self.sources, self._size, self._record.cross_storage)
@@ -274,11 +296,55 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
         nodes: Tensor | None = None,
     ) -> Prefilled:
         self._allocated()
-        threads = torch.get_num_threads()
-        states = [self._states(self.pick(s)) for s in encoder_states]
-        if len(rows) != len(tokens) or len(states) != len(rows):
-            raise ValueError(f"{len(rows)} rows, {len(tokens)} prompts, {len(states)} states")
+        if len(rows) != len(tokens) or len(encoder_states) != len(rows):
+            raise ValueError(
+                f"{len(rows)} rows, {len(tokens)} prompts, {len(encoder_states)} states"
+            )
         rows = checked("rows", rows, torch.int64, len(tokens))
+        self._cross(rows, encoder_states)
+        start = torch.zeros(len(tokens), dtype=torch.int64)
+        logits = torch.empty((*tokens.shape, self._columns))
+        taps = self._forward(tokens, start, tokens.shape[1], logits, rows=rows)
+        return Prefilled(self.chosen(self.whole(logits), nodes), taps)
+
+    @torch.inference_mode()
+    def cross_attention(
+        self, tokens: Tensor, encoder_states: Any, heads: Sequence[tuple[int, int]]
+    ) -> tuple[Tensor, Tensor]:
+        """Scores `[H, N, S]` of `heads`, given as (layer, head), for a text `tokens [N]`, before the softmax,
+        and the log-probabilities `[N - 1]` of its tokens but the first. Overwrites row 0 of the caches."""
+        row, length = torch.zeros(1, dtype=torch.int64), len(tokens)
+        queries, logprobs = [], []
+        self._cross(row, [encoder_states])
+        for first in range(0, length, PART):
+            part = tokens[None, first : first + PART]
+            count = part.shape[1]
+            logits = torch.empty((1, count, self._columns))
+            queries.append(torch.empty((len(self._layers), count, self._heads, self._size)))
+            at = torch.full((1,), first, dtype=torch.int64)
+            self._forward(part, at, first + count, logits, queries=queries[-1])
+            following = tokens[first + 1 : first + count + 1, None]
+            logprobs.append(logits[0, : len(following)].log_softmax(-1).gather(1, following)[:, 0])
+        layer, head = (torch.tensor(each) for each in zip(*heads, strict=True))
+        asked = torch.cat(queries, 1)[layer, :, head]  # [H, N, d]
+        return asked @ self._cross_keys(layer, head).mT, torch.cat(logprobs)
+
+    def _cross_keys(self, layer: Tensor, head: Tensor) -> Tensor:
+        """The keys `[H, S, d]` of row 0 in these layers `[H]` and heads `[H]`, from the panels that the
+        kernels read (kernels/src/layout.h)."""
+        assert isinstance(self._beside, Tensor)
+        panels, pair = -(-self.sources // PANEL), 4 // self.stored.itemsize
+        shape = (self._heads, panels, self._size // pair, PANEL, pair)  # `pair` columns in 32 bits
+        keys: Tensor = self._beside[:, 0].view(self.stored)[:, : prod(shape)].unflatten(1, shape)
+        rows: Tensor = keys[layer, head].transpose(2, 3).flatten(3).flatten(1, 2)
+        return rows[:, : self.sources].float()
+
+    def _cross(self, rows: Tensor, encoder_states: Sequence[Any]) -> None:
+        """Keys and values of these states into the rows `[K]` of the caches."""
+        states, threads = (
+            [self._states(self.pick(s)) for s in encoder_states],
+            torch.get_num_threads(),
+        )
         size = self.library.workspace(self._record, 1, threads)
         self.library.whisper_cross(
             self._record,
@@ -288,10 +354,6 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
             size,
             threads,
         )
-        start = torch.zeros(len(tokens), dtype=torch.int64)
-        logits = torch.empty((*tokens.shape, self._columns))
-        taps = self._forward(tokens, start, tokens.shape[1], logits, rows=rows)
-        return Prefilled(self.chosen(self.whole(logits), nodes), taps)
 
     def _states(self, states: Tensor) -> Tensor:
         states = states.to(self.device, torch.float32).contiguous()
@@ -316,7 +378,7 @@ class NativeCausalDecoder(NativeDecoder, CausalModel):
         def records(packer: Packer) -> tuple[Causal, list[CausalLayer]]:
             return causal_record(packer, weights, columns), causal_layers(packer, weights)
 
-        self._pack(self.model, stored, self.model.parameters, records)
+        self._pack(self.model, stored, lambda: fingerprint(self.model.parameters()), records)
         record = self._record
         self._columns, self._heads, self._size = columns, record.key_heads, record.head
 

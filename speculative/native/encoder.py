@@ -33,6 +33,7 @@ class NativeEncoder:
         # than the memory's time.
         self._packer = Packer(self.library, STORED[self.dtype], exact=())
         self._record, self._layers = encoder_record(self._packer, EncoderWeights.of(encoder))
+        self._packer.close()
         self.positions = int(self._record.sources)
         self._workspace, self._lock = Workspace(), Lock()
 

@@ -27,7 +27,7 @@ from . import library_file
 
 log = logging.getLogger(__name__)
 
-ABI = 5
+ABI = 6
 
 BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
 
@@ -356,6 +356,7 @@ class Step(Structure):
                                         "hidden", "tap_layers")),
         ("tap_count", c_int64),
         ("taps", c_void_p),
+        ("queries", c_void_p),
         ("workspace", c_void_p),
         ("workspace_bytes", c_int64),
         ("threads", c_int32),

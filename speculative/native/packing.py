@@ -4,12 +4,12 @@ A `Packer` owns what it makes: addresses in the records of `library` are valid a
 takes as long as reading the weights several times, and the result as much memory as the weights. The adapter
 that is compared with the model when it is loaded, the one that decodes then, and those of further engines on
 the same model therefore share one (`packed_once`), which is freed with the model. Knows the records of
-`models.weights`, models by identity and their parameters by their bits.
+`models.weights`, models by identity and their weights by a fingerprint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from ctypes import Structure, addressof
 from dataclasses import dataclass
 from typing import Any
@@ -31,12 +31,12 @@ from . import library
 from .library import Library, Stored, checked
 
 PANEL = 16
+BLOCK = 256 * PANEL
+"""Rows of a matrix that are float32 at a time while they are packed."""
 
 EXACT = (Stored.EXACT_INT8, Stored.EXACT_BFLOAT16, Stored.EXACT_FLOAT16)
 """Forms of float32 matrices in fewer bytes, the cheapest first: most of a decoder's time is reading its
 weights."""
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _packed: WeakKeyDictionary[Any, tuple[object, Packed]] = WeakKeyDictionary()
 """The last form of each model, with what it was made of."""
@@ -45,17 +45,17 @@ _packed: WeakKeyDictionary[Any, tuple[object, Packed]] = WeakKeyDictionary()
 def packed_once(
     model: Any,
     form: Hashable,
-    parameters: Callable[[], Iterable[Tensor]],
+    state: Callable[[], object],
     make: Callable[[], Packed],
 ) -> Packed:
-    """What `make` returned for this form of the model before, if it was the last one and the parameters
-    still have the same bits; else what it returns now. The check reads the weights once."""
+    """What `make` returned for this form of the model before, if it was the last one and the weights still
+    have the same `state`, a fingerprint; else what it returns now."""
     known = _packed.get(model)
-    if known is not None and known[0] == (form, _sums(parameters())):
+    if known is not None and known[0] == (form, state()):
         return known[1]
     forget(model)  # before the new one is made: both at a time would be a third copy
     made = make()
-    _packed[model] = (form, _sums(parameters())), made
+    _packed[model] = (form, state()), made
     return made
 
 
@@ -80,7 +80,9 @@ class Packer:
     those of a rounded model. `exact` are the forms that are tried for a float32 matrix; a head that is also
     the embedding is packed once."""
 
-    _matrices: dict[tuple[int, torch.Size], library.Linear]
+    _matrices: dict[
+        tuple[int, torch.Size], tuple[Tensor, library.Linear]
+    ]  # with what they were made of
 
     def __init__(self, library: Library, stored: Stored, exact: Sequence[Stored] = EXACT) -> None:
         self.library, self.stored = library, stored
@@ -119,20 +121,23 @@ class Packer:
         key = weight.data_ptr(), weight.shape
         known = self._matrices.get(key)
         if known is not None:
-            return known
-        source = weight.detach().float().contiguous()
+            return known[1]
         for stored in (*self.exact, self.stored):
-            packed = self._packed(source[None], stored)
+            packed = self._packed(weight.detach()[None], stored)
             if packed is not None:
                 break
         assert packed is not None  # the last form takes all numbers
-        made = self._matrices[key] = library.Linear(self.keep(packed), None, stored)
-        self.keep(weight)  # no other matrix gets its address
+        made = library.Linear(self.keep(packed), None, stored)
+        self._matrices[key] = weight, made  # so that no other matrix gets its address
         return made
+
+    def close(self) -> None:
+        """All is packed: lets go of the matrices that it was made of."""
+        self._matrices.clear()
 
     def matrices(self, weights: Tensor) -> int:
         """Packs `weights [n, out, in]` one after the other."""
-        packed = self._packed(weights.detach().float().contiguous(), self.stored)
+        packed = self._packed(weights.detach(), self.stored)
         assert packed is not None
         return self.keep(packed)
 
@@ -141,13 +146,13 @@ class Packer:
         count, outputs, inputs = source.shape
         size = self.library.packed_bytes(outputs, inputs, stored)
         packed = torch.empty(count * size, dtype=torch.uint8)
-        fits = (
-            self.library.pack(
-                source[i].data_ptr(), outputs, inputs, stored, packed.data_ptr() + i * size
-            )
-            for i in range(count)
-        )
-        return packed if all(fits) else None
+        for i in range(count):
+            for first in range(0, outputs, BLOCK):
+                rows = source[i, first : first + BLOCK].float().contiguous()
+                at = packed.data_ptr() + i * size + self.library.packed_bytes(first, inputs, stored)
+                if not self.library.pack(rows.data_ptr(), len(rows), inputs, stored, at):
+                    return None
+        return packed
 
     def integers(self, weight: Tensor, scale: Tensor) -> int:
         """Packs `weight [out, in]` of int8 with `scale [out]`."""
@@ -211,7 +216,7 @@ def whisper_layers(packer: Packer, weights: WhisperWeights) -> list[library.Whis
             ffn_norm=packer.norm(layer.ffn_norm),
             up=packer.linear(layer.up),
             down=packer.linear(layer.down),
-            cross_key=packer.plain(projections[i, 0]),
+            cross_key=packer.plain(projections[i, 0].clone()),  # without the values beside it
             cross_key_bias=packer.plain(biases[i, 0]),
             cross_value=library.Linear(
                 packer.matrices(projections[i, 1].reshape(heads, width // heads, width)),
@@ -335,23 +340,3 @@ def _frames(convolution: Linear, multiple: int) -> Linear:
     weight = convolution.weight.permute(0, 2, 1)
     weight = pad(weight, (0, -weight.shape[2] % multiple))
     return Linear(weight.flatten(1), convolution.bias)
-
-
-def _sums(parameters: Iterable[Tensor]) -> object:
-    """Shapes and sums of the bits of parameters. A change of one number changes its sum, and so do two
-    rows or columns that change places."""
-    return [(tuple(p.shape), _sum(p.detach())) for p in parameters]
-
-
-def _sum(parameter: Tensor) -> int:
-    """A hash of the sums of all rows and of all columns. Bits are added as integers of their own size, which
-    wrap around: with wider sums torch takes sixteen times as long. Two numbers of 16 bits are read as one
-    where they lie so."""
-    bits = parameter.view(_BITS[parameter.itemsize])
-    even = parameter.ndim > 0 and parameter.shape[-1] % 2 == 0
-    if bits.dtype == torch.int16 and even and bits.is_contiguous():
-        if bits.storage_offset() % 2 == 0:
-            bits = bits.view(torch.int32)
-    matrix = bits.flatten(1) if bits.ndim > 1 else bits.reshape(-1, 1)
-    sums = [matrix.sum(axis, dtype=bits.dtype) for axis in (0, 1)]
-    return hash(tuple(each.cpu().numpy().tobytes() for each in sums))

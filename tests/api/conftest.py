@@ -24,8 +24,9 @@ from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
+from forescribe.asr.model.whisper import Whisper
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.diarize.diarizer import (
     Bounds,

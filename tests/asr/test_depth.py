@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.model.loading import Whisper
+from forescribe.asr.model.whisper import Whisper
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.cli.main import main
 

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.asr.model.encoder_states import EncoderStates
-from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
+from forescribe.asr.model.whisper import Whisper
 from forescribe.distill.labels import LabelStore
 from forescribe.speculative import Engine, Fixed
 from forescribe.speculative.device import choose

@@ -16,8 +16,9 @@ import torch
 import forescribe.asr.audit
 from forescribe.asr.audit import Difference, Report, _logits, audit
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
+from forescribe.asr.model.whisper import Whisper
 from forescribe.speculative.device import choose
 from tests.asr.model import folders
 

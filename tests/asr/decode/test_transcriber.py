@@ -22,8 +22,9 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.files import srt, tsv, txt, vtt
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment
-from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
+from forescribe.asr.model.whisper import Whisper
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
 from tests.asr.decode.whole_windows import judged, whole

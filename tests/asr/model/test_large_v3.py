@@ -17,8 +17,9 @@ from transformers import WhisperForConditionalGeneration, WhisperTokenizer
 
 from forescribe.asr.decode.rules import Suppress, whisper_rules
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
+from forescribe.asr.model.whisper import Whisper
 from forescribe.speculative.device import choose
 from forescribe.speculative.requests import Request
 from tests.asr.decode.test_equality import first_pass

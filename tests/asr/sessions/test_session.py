@@ -22,9 +22,10 @@ from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.formats.transcript_parts import Segment
-from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.vocabulary import bytes_of
+from forescribe.asr.model.whisper import Whisper
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.sessions.session import Session
 from forescribe.speculative.device import choose

@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.words.timing import Utterance, alignment_heads, boundaries, token_times
+from forescribe.asr.words.timing import (
+    Utterance,
+    alignment_heads,
+    attention,
+    boundaries,
+    token_times,
+)
 from forescribe.speculative import choose
+from forescribe.speculative.models.engines import ModelEngine
 from tests.asr.model import folders
 
 RATE = 16000
@@ -81,6 +88,18 @@ def test_the_path_follows_a_planted_diagonal():
     assert boundaries(matrix[:4, :29], 4, 29 * step - 7)[-1] == 29 * step - 7  # a text without end
 
 
+@settings(max_examples=60)
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 2**32))
+def test_the_path_is_that_of_librosa(rows, frames, seed):
+    from librosa.sequence import dtw
+
+    costs = np.random.default_rng(seed).standard_normal((rows, frames)).astype(np.float32)
+    _, path = dtw(C=costs.astype(np.float64), backtrack=True)
+    expected = [min(frame for at, frame in path if at == row) for row in range(rows)]
+    found = boundaries(torch.from_numpy(-costs), rows - 1, frames * 320)
+    assert [at // 320 for at in found] == expected
+
+
 @settings(max_examples=30)
 @given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 319), st.integers(0, 2**32))
 def test_boundaries_never_fall_and_stay_in_the_window(rows, frames, short, seed):
@@ -113,6 +132,37 @@ def test_several_windows_at_once_give_what_each_gives_alone(whisper):
         assert alone.boundaries == times.boundaries
         assert alone.probabilities == pytest.approx(times.probabilities, abs=1e-5)
         assert len(times.boundaries) == len(one.tokens) + 1
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kernels_and_modules_read_the_same_attention_and_languages(whisper, monkeypatch, dtype):
+    place = choose("cpu", dtype)
+    native = load(Pair(whisper.pair.target), place, network=False, engine=ModelEngine.NATIVE)
+    modules = load(Pair(whisper.pair.target), place, network=False, engine=ModelEngine.LEAN)
+    monkeypatch.setattr("forescribe.speculative.native.decoder.PART", 7)
+    config, random = native.target.config, np.random.default_rng(0)
+    features = torch.randn((2, config.num_mel_bins, 2 * config.max_source_positions))
+    encoded = modules.encode(features)
+    prompt = native.tokens.prompt("en", "transcribe", timestamps=False)
+    lengths = (0, 1, 30)
+    texts = [
+        Utterance(encoded[i % 2], prompt, tuple(map(int, random.integers(0, 99, n))), 9 * RATE)
+        for i, n in enumerate(lengths)
+    ]
+    heads = alignment_heads(native)
+    close = {"rtol": 1e-3, "atol": 1e-3} if dtype == "float32" else {"rtol": 0.1, "atol": 0.1}
+    read = [attention(each, texts, heads) for each in (native, modules)]
+    for ours, theirs, n in zip(*read, lengths, strict=True):
+        assert ours.maps.shape == (len(heads), n + 1, 450)
+        # Differences of sharpened maps are those of scores, divided by a deviation over the tokens.
+        assert (ours.maps - theirs.maps).square().mean() <= 0.01 * theirs.maps.square().mean()
+        assert ours.probabilities == pytest.approx(theirs.probabilities, rel=10 * close["rtol"])
+    told = [each.detect_language(encoded) for each in (native, modules)]
+    for ours, theirs in zip(*told, strict=True):
+        assert ours[1] == pytest.approx(theirs[1], rel=close["rtol"])
+        assert dtype != "float32" or ours[0] == theirs[0]
+    assert set(native.target.resting) == {"encoder", "decoder"}, "the modules were not needed"
 
 
 def test_timing_leaves_the_model_as_it_was(whisper):

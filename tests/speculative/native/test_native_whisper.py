@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.speculative.errors import LoadError
+from forescribe.speculative.native import decoder as native_decoder
 from forescribe.speculative.native.decoder import NativeWhisperDecoder, unsupported
 from forescribe.speculative.types import Topology
 
@@ -50,6 +51,26 @@ def test_ragged_rows_score_as_in_the_modules(shape: Shape, data: st.DataObject) 
         start = start + torch.arange(batch) % (nodes + 1)
     for mine, theirs in zip(native.cache.layers, oracle.cache.layers, strict=True):
         torch.testing.assert_close(mine, theirs, **CLOSE)
+
+
+@settings(max_examples=25, deadline=None)
+@given(shapes, st.integers(1, 20), st.sampled_from([3, 64]))
+@torch.inference_mode()
+def test_cross_attention_of_a_text_is_that_of_the_modules(shape: Shape, length: int, part: int):
+    plain, native = cases.model(shape), NativeWhisperDecoder(cases.model(shape))
+    native.allocate(2, SLOTS)
+    text, (state,) = tokens(1, length), states(shape, 1)
+    heads = [(layer, head) for layer in range(shape.layers) for head in range(shape.heads)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_decoder, "PART", part)
+        scores, logprobs = native.cross_attention(text[0], state, heads)
+    plain.config._attn_implementation = "eager"  # which returns its weights
+    read = plain.model.decoder(text, encoder_hidden_states=state[None], output_attentions=True)
+    plain.config._attn_implementation = "sdpa"
+    expected = torch.cat([weights[0] for weights in read.cross_attentions])
+    torch.testing.assert_close(scores.softmax(-1), expected, **CLOSE)
+    wanted = plain.proj_out(read.last_hidden_state)[0, :-1].log_softmax(-1)
+    torch.testing.assert_close(logprobs, wanted.gather(1, text[0, 1:, None])[:, 0], **CLOSE)
 
 
 @torch.inference_mode()

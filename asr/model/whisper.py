@@ -1,0 +1,199 @@
+"""A pair of models that are ready to decode on a device: what they encode, and who reads their states.
+
+Knows models, engines and devices; nothing of folders, names or recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forescribe.speculative.device import Device
+from forescribe.speculative.drafters.draft_tokens import DraftTokens
+from forescribe.speculative.models.engines import ModelEngine, whisper_decoder
+from forescribe.speculative.models.heads.whisper_block import WhisperBlock
+from forescribe.speculative.models.slot_model import SlotModel
+from forescribe.speculative.models.vocabularies import MappedVocabulary, TokenMap, mapped
+from forescribe.speculative.models.weights import encoder_of
+from forescribe.speculative.native.decoder import NativeWhisperDecoder
+from forescribe.speculative.native.encoder import NativeEncoder
+
+from ..audio.features import Extractor
+from .encoder_states import DraftStates, EncoderStates
+from .presets import Pair
+from .special_tokens import SpecialTokens
+
+
+@dataclass(frozen=True, eq=False)
+class Whisper:
+    """A target with its draft models, on one device.
+
+    `drafts` are in the order of `Pair.drafts`; `extractors` are of the features that their encoders read, the
+    target's first.
+    """
+
+    target: Any  # PlainWhisper, or WhisperForConditionalGeneration
+    drafts: tuple[DraftModel, ...]
+    tokenizer: Any
+    extractors: tuple[Extractor, ...]
+    tokens: SpecialTokens
+    pair: Pair
+    device: Device
+    engine: ModelEngine = ModelEngine.AUTO  # what runs the target's decoder
+    native_encoders: Mapping[Any, NativeEncoder] = field(default_factory=dict)  # by its modules
+    block: WhisperBlock | None = None  # a head that drafts in place of a model
+
+    def decoder(self) -> SlotModel:
+        """The target's decoder, on its engine."""
+        return target_decoder(self.target, self.engine, self.device)
+
+    @property
+    def drafting(self) -> bool:
+        """Whether there is a model or a head that drafts."""
+        return bool(self.drafts) or self.block is not None
+
+    @property
+    def extractor(self) -> Extractor:
+        """The extractor of the target's features."""
+        return self.extractors[0]
+
+    @property
+    def draft(self) -> Any | None:
+        """The first draft's model; None without drafts."""
+        return self.drafts[0].model if self.drafts else None
+
+    @property
+    def shared_encoder(self) -> bool:
+        """Whether the first draft uses the encoder states of the target."""
+        return bool(self.drafts) and self.drafts[0].shared_encoder
+
+    @property
+    def draft_engine(self) -> ModelEngine:
+        """What runs the first draft's decoder."""
+        return self.drafts[0].engine if self.drafts else self.engine
+
+    @torch.inference_mode()
+    def encode(self, features: Tensor, *others: Tensor) -> list[EncoderStates]:
+        """Encoder states of windows from features `[B, M, F]`, by one pass of the target's encoder. A draft's
+        own encoder runs when its states are first read. `others` are the features of the further
+        `extractors`, in their order. Raises ValueError where they are not as many."""
+        given = (features, *others)
+        if len(given) != len(self.extractors):
+            raise ValueError(f"{len(given)} features; these models read {len(self.extractors)}")
+        states = self._encoded(self.target, features)
+        drafts: list[Sequence[Tensor | DraftStates]] = [
+            states
+            if draft.shared_encoder
+            else DraftStates.of(partial(self._encoded, draft.model), given[draft.features])
+            for draft in self.drafts
+        ]
+        return [EncoderStates(s, tuple(d[row] for d in drafts)) for row, s in enumerate(states)]
+
+    def _encoded(self, model: Any, features: Tensor) -> list[Tensor]:
+        """States `[S, D]` by row. They are copies: a view would keep the whole batch in memory as long as
+        one of its windows is decoded again."""
+        encoder, rows = encoder_of(model), len(features)
+        if self.device.static_shapes:  # another batch size would be another shape
+            padding = (1 << (rows - 1).bit_length()) - rows
+            features = torch.cat([features, features[-1:].expand(padding, -1, -1)])
+        native = self.native_encoders.get(encoder)
+        if native is not None:
+            return native(features)
+        features = features.to(self.device.torch, encoder.conv1.weight.dtype)
+        groups = [features] if self.device.rows_together else features.split(1)
+        states = [row.clone() for group in groups for row in encoder(group).last_hidden_state]
+        return states[:rows]
+
+    @contextmanager
+    def reading(self) -> Iterator[NativeWhisperDecoder | None]:
+        """The target's native decoder with room for one row, to read texts beside the engine that decodes;
+        None where modules read them: on the other engines."""
+        decoder = self.decoder()
+        if not isinstance(decoder, NativeWhisperDecoder):
+            yield None
+            return
+        decoder.allocate(1, decoder.max_positions)
+        try:
+            yield decoder
+        finally:
+            decoder.release()
+
+    @torch.inference_mode()
+    def detect_language(self, encoded: list[EncoderStates]) -> list[tuple[str, float]]:
+        """The most probable language of each window and its probability among the languages.
+
+        One decoder step over start-of-transcript (Radford et al. 2022, section 2.3).
+        """
+        if not self.tokens.multilingual:
+            return [("en", 1.0)] * len(encoded)
+        codes = list(self.tokens.languages)
+        ids = torch.tensor([self.tokens.languages[c] for c in codes], device=self.device.torch)
+        probabilities = self._first_logits(encoded)[:, ids].softmax(-1)
+        best = probabilities.max(-1)
+        return [
+            (codes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def _first_logits(self, encoded: Sequence[EncoderStates]) -> Tensor:
+        """The logits `[B, V]` behind start-of-transcript of each window, in float32."""
+        start = torch.full((len(encoded), 1), self.tokens.start, device=self.device.torch)
+        with self.reading() as decoder:
+            if decoder is not None:
+                row = torch.zeros(1, dtype=torch.int64)
+                read = [decoder.prefill(row, start[:1], [states]).logits for states in encoded]
+                return torch.cat(read)[:, -1]
+            states = torch.stack([each.target for each in encoded])
+            hidden = self.target.model.decoder(
+                input_ids=start, encoder_hidden_states=states, use_cache=False
+            ).last_hidden_state
+            logits: Tensor = self.target.proj_out(hidden)[:, 0].float()
+            return logits
+
+
+@dataclass(frozen=True, eq=False)
+class DraftModel:
+    """A draft on a device, in its number format there.
+
+    `features` says which of the pair's features its encoder reads, 0: the target's. `token_map` is None where
+    its ids are the target's, `tokens` where it proposes all of them.
+    """
+
+    model: Any  # PlainWhisper, WhisperForConditionalGeneration or WhisperForCausalLM
+    device: Device
+    engine: ModelEngine = ModelEngine.AUTO
+    shared_encoder: bool = False  # it uses the encoder states of the target
+    features: int = 0
+    token_map: TokenMap | None = None
+    tokens: DraftTokens | None = None
+
+    @property
+    def listed(self) -> tuple[int, ...] | None:
+        """The only tokens, in its own ids, that it proposes; None: all."""
+        return None if self.tokens is None else self.tokens.ids
+
+    def decoder(self, index: int = 0) -> SlotModel | MappedVocabulary:
+        """Its decoder under the target's ids; `index` is that of its states in `EncoderStates.drafts`."""
+
+        def build(listed: Sequence[int] | None) -> SlotModel:
+            return whisper_decoder(
+                self.model,
+                lambda states: states.of_draft(index),
+                engine=self.engine,
+                stored=self.device.stored,
+                listed=listed,
+            )
+
+        if self.token_map is None:
+            return build(self.listed)
+        return mapped(build, self.token_map, self.listed)
+
+
+def target_decoder(model: Any, engine: ModelEngine, device: Device) -> SlotModel:
+    """The decoder of a target on its engine."""
+    return whisper_decoder(model, lambda states: states.target, engine=engine, stored=device.stored)
