@@ -59,7 +59,7 @@ def pair(request, tmp_path_factory) -> Pair:
             (root / name).mkdir()
         newer = mapped_pairs.newer_files(root / "newer")
         older = mapped_pairs.older_files(root / "older")
-    target = mapped_pairs.write_target(root / "target", newer, positions=160)
+    target = mapped_pairs.write_target(root / "target", newer, positions=80)
     return Pair(target, mapped_pairs.write_draft(root / "draft", target, older))
 
 

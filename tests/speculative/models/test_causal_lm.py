@@ -53,8 +53,15 @@ ENGINES = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["none", "model", "ngram"])
-@pytest.mark.parametrize(("family", "which"), ENGINES)
+KINDS = [
+    *((family, which, kind) for family, which in ENGINES for kind in ("none", "model")),
+    # A target scores what an n-gram drafter proposes as it does what a model proposes.
+    ("llama", ModelEngine.MODULES, "ngram"),
+    ("mistral with a window", ModelEngine.LEAN, "ngram"),
+]
+
+
+@pytest.mark.parametrize(("family", "which", "kind"), KINDS)
 def test_ragged_prompts_in_one_batch_equal_generate(family, which, kind):
     """Up to the last position, far behind the sliding windows, with as many rows as prompts and fewer."""
     model = causal_lm(family)
