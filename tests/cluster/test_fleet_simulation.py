@@ -185,7 +185,7 @@ def test_a_small_fleet_on_a_lossy_store_records_everything_once(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_large_fleet_is_close_to_the_ideal(tmp_path: Path, seed: int) -> None:
     """10,000 recordings, 32 workers of which 5 % vanish in an hour."""
     fleet, ideal, took, requests, out = simulate(10_000, 32, tmp_path, seed=seed)

@@ -78,9 +78,9 @@ def test_shared_frames_give_the_vectors_of_pyannote(folder: Path) -> None:
 
     pipeline = community.load(folder).pipeline
     assert type(pipeline) is SharedFrameDiarization
-    file = {"waveform": torch.from_numpy(noise(22))[None], "sample_rate": RATE, "uri": "x"}
-    active = (np.random.default_rng(1).random((4, 589, 3)) > 0.5).astype(np.float32)
-    active[2, 5:, 0] = 0.0  # hardly a frame
+    file = {"waveform": torch.from_numpy(noise(14))[None], "sample_rate": RATE, "uri": "x"}
+    active = (np.random.default_rng(1).random((2, 589, 3)) > 0.5).astype(np.float32)
+    active[1, 5:, 0] = 0.0  # hardly a frame
     windows = SlidingWindowFeature(active, SlidingWindow(duration=10.0, step=4.0))
     for exclude in (False, True):
         fast = pipeline.get_embeddings(file, windows, exclude_overlap=exclude)
