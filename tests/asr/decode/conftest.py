@@ -28,8 +28,8 @@ def encoded_once() -> Iterator[None]:
     known: dict[tuple[bytes, ...], Tensor] = {}
 
     def made(self: NativeEncoder, encoder: Any) -> None:
-        make(self, encoder)
         weights[self] = tuple(map(_digest, encoder.state_dict().values()))
+        make(self, encoder)
 
     def states(self: NativeEncoder, features: Tensor) -> Tensor:
         key = (*weights[self], _digest(features))
