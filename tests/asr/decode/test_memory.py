@@ -37,8 +37,7 @@ def test_a_window_that_is_tried_again_does_not_hold_the_batch_it_was_heard_in(wh
 
 
 def held() -> tuple[int, int]:
-    """Encoder states and samples of windows that are alive. `gc.get_objects` leaves out what was there before
-    the tests."""
+    """Encoder states and samples of windows that are alive, without what the collector leaves out."""
     encoded = windows = 0
     for each in gc.get_objects():
         encoded += type(each) is EncoderStates
@@ -55,6 +54,8 @@ def most_held(whisper, path, windows: int, options: Options) -> tuple[int, int, 
     seen = []
     transcriber = Transcriber(whisper, batch=BATCH, gamma=0)
     assert held() == (0, 0)
+    gc.collect()
+    gc.freeze()  # or each look would go through a million objects of other tests
     (outcome,) = transcriber.transcribe([str(path)], options, lambda _: seen.append(held()))
     assert outcome.error is None
     return *map(max, zip(*seen, strict=True)), len(seen)
