@@ -46,7 +46,7 @@ from forescribe.speculative.stats import Stats
 def build(job: Job) -> System:
     """Load the system of a job. Raises whatever its library raises."""
     if job.system in (OURS, MODULES):
-        from benchmarks.systems.speech import Ours
+        from benchmarks.systems.ours import Ours
 
         return Ours(job)
     if job.system in (GENERATE, ASSISTED, ASSISTED_DEFAULTS):

@@ -1,14 +1,10 @@
-"""This engine and transformers' `generate`, from windows to words.
-
-Voice activity detection is left out for all systems; features, encoder, admission and rounds are measured.
-Knows the libraries; nothing of measuring.
+"""transformers' `generate`, from windows to words: features, encoder and decoding are measured. Knows the
+library; nothing of measuring.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,75 +26,11 @@ from benchmarks.systems.jobs import (
     Job,
     Samples,
     Written,
-    dtype_of,
-    quantization_of,
     use_threads,
 )
-from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.speculative.models.weights import decoder_only, same_encoder
-from forescribe.speculative.requests import Request
 from forescribe.speculative.stats import Stats
-
-
-class Ours:
-    """The parts of the transcriber. The encoder takes as many windows at a time as in the command. With
-    gamma 0 it decodes plainly, which is the reference of all rows."""
-
-    def __init__(self, job: Job) -> None:
-        self.threads = use_threads(job.threads)
-        self.transcriber = Transcriber.load(
-            job.model,
-            job.draft or "none",  # without a draft model, drafts come from lookup
-            language=LANGUAGE,
-            device="cpu",
-            dtype=dtype_of(job.dtype),
-            quantize=quantization_of(job.dtype),
-            draft_dtype=job.draft_dtype,
-            batch=job.batch,
-            gamma=None if job.gamma == "auto" else job.gamma or 0,
-            network=False,
-            engine=job.engine,
-            drafter=job.drafter,
-        )
-        self.drafts = bool(job.gamma)
-        self.lookup = job.draft is None
-        self.stages: dict[str, float] = {}
-
-    def run(self, windows: Sequence[Samples]) -> Written:
-        t = self.transcriber.context
-        self.stages = {"features": 0.0, "encode": 0.0}
-        before = t.engine.stats
-        tokens: list[list[int]] = [[] for _ in windows]
-        for result in t.engine.run(self._requests(windows)):
-            ended = bool(result.tokens) and result.tokens[-1] in t.whisper.tokens.ends
-            tokens[result.request.tag] = list(result.tokens[: len(result.tokens) - ended])
-        stats = t.engine.stats - before
-        decode, end = t.whisper.tokenizer.decode, t.whisper.tokens.end
-        texts = [decode([i for i in ids if i < end], skip_special_tokens=True) for ids in tokens]
-        return Written(
-            tokens,
-            texts,
-            replace(stats, seconds=self.stages | stats.seconds),
-            ["drafts by lookup: the model has no draft"] if self.drafts and self.lookup else [],
-            t.whisper.engine,
-        )
-
-    def _requests(self, windows: Sequence[Samples]) -> Iterator[Request]:
-        """Requests, pulled by the engine when slots become free."""
-        t = self.transcriber.context
-        prompt = t.whisper.tokens.prompt(LANGUAGE, TASK, timestamps=True)
-        count = t.encoded_together
-        for first in range(0, len(windows), count):
-            started = time.perf_counter()
-            features = t.features(windows[first : first + count])
-            extracted = time.perf_counter()
-            encoded = t.whisper.encode(*features)
-            self.stages["features"] += extracted - started
-            self.stages["encode"] += time.perf_counter() - extracted
-            for tag, encoder_states in enumerate(encoded, start=first):
-                probe = t.no_speech.probe(prompt)
-                yield Request(prompt=prompt, encoder_states=encoder_states, probe=probe, tag=tag)
 
 
 class _Watched(WhisperForConditionalGeneration):
