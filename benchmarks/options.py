@@ -45,6 +45,7 @@ PACKAGES = {
     "faster_whisper": "faster-whisper",
     "ctranslate2": "ctranslate2",
     "pywhispercpp": "pywhispercpp",
+    "openvino_genai": "openvino-genai",
 }
 """Those of the group `bench`, by module."""
 

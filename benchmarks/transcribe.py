@@ -36,7 +36,7 @@ from benchmarks.rows import (
     compare,
     normalise,
 )
-from benchmarks.systems import faster, whisper_cpp
+from benchmarks.systems import faster, openvino, whisper_cpp
 from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
@@ -48,6 +48,7 @@ from benchmarks.systems.jobs import (
     LANGUAGE,
     MODULES,
     NAMES,
+    OPENVINO,
     OURS,
     SEQUENTIAL,
     Clip,
@@ -72,6 +73,7 @@ FASTER, WHISPER_CPP = (SEQUENTIAL, BATCHED), (CPP, CPP_FLASH)
 CONVERTED: Mapping[tuple[str, ...], tuple[str, ...]] = {
     FASTER: ("faster_whisper", "ctranslate2"),
     WHISPER_CPP: ("pywhispercpp",),
+    (OPENVINO,): ("openvino_genai",),
 }
 """Systems that read formats of their own, with the packages that they need."""
 
@@ -108,8 +110,13 @@ class TranscribeOptions(RecordingOptions):
         "--only SYSTEM",
         "System to compare with; may be given several times. One of forescribe, transformers, transformers "
         "assisted, 'transformers assisted, its defaults', faster-whisper, faster-whisper batched, "
-        "whisper.cpp, 'whisper.cpp, flash attention'.",
+        "whisper.cpp, 'whisper.cpp, flash attention', OpenVINO.",
         shown="all",
+    )
+    openvino: str | None = opt(
+        DIAGNOSTICS,
+        "--openvino DIR",
+        "The model as optimum-intel converts it to OpenVINO; see benchmarks/systems/openvino.py.",
     )
     dtype: str = opt(
         PERFORMANCE,
@@ -360,8 +367,12 @@ def converted_for(
         trouble: str | None = f"{package} is not installed: {INSTALL}"
         if package is None and names is FASTER:
             made, trouble = faster.convert(target, scratch, (FLOAT32, "int8"))
-        elif package is None:
+        elif package is None and names is WHISPER_CPP:
             made, trouble = whisper_cpp.convert(target, scratch)
+        elif package is None and options.openvino is None:
+            trouble = "its weights are converted beforehand: name their folder with --openvino"
+        elif package is None:
+            made, trouble = dict.fromkeys(openvino.KINDS, str(options.openvino)), None
         found |= {(name, dtype): path for name in names for dtype, path in made.items()}
         if trouble is not None:
             troubles |= dict.fromkeys(names, trouble)
@@ -414,6 +425,7 @@ def plan(
             jobs += [job(BATCHED, batch, None, dtype, threads) for batch in options.peer_batches]
         for dtype in whisper_cpp.KINDS:
             jobs += [job(system, 1, None, dtype, threads) for system in WHISPER_CPP]
+        jobs += [job(OPENVINO, 1, None, dtype, threads) for dtype in openvino.KINDS]
     systems = {OURS, MODULES, *options.systems}
     return [each for each in dict.fromkeys(jobs) if each.system in systems]
 

@@ -127,7 +127,8 @@ SEQUENTIAL = "faster-whisper"
 BATCHED = "faster-whisper batched"
 CPP = "whisper.cpp"
 CPP_FLASH = "whisper.cpp, flash attention"
-NAMES = (OURS, GENERATE, ASSISTED, ASSISTED_DEFAULTS, SEQUENTIAL, BATCHED, CPP, CPP_FLASH)
+OPENVINO = "OpenVINO"
+NAMES = (OURS, GENERATE, ASSISTED, ASSISTED_DEFAULTS, SEQUENTIAL, BATCHED, CPP, CPP_FLASH, OPENVINO)
 
 Gamma = int | Literal["auto"] | None
 """Drafted tokens per round; auto lets the engine choose, None means that the system does not draft."""
@@ -158,8 +159,8 @@ TASK: Task = "transcribe"
 class Job:
     """A row of the table: a system and its settings. Models are folders, so that all weights are equal.
 
-    `converted` is the same target in `dtype` as a folder of CTranslate2 or a file of whisper.cpp; other
-    systems ignore it.
+    `converted` is the same target in `dtype` as a folder of CTranslate2 or OpenVINO, or a file of
+    whisper.cpp; other systems ignore it.
     """
 
     system: str

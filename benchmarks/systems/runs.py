@@ -31,6 +31,7 @@ from benchmarks.systems.jobs import (
     GENERATE,
     MODULES,
     NAMES,
+    OPENVINO,
     OURS,
     SEQUENTIAL,
     Job,
@@ -61,6 +62,10 @@ def build(job: Job) -> System:
         from benchmarks.systems.whisper_cpp import WhisperCpp
 
         return WhisperCpp(job, flash=job.system == CPP_FLASH)
+    if job.system == OPENVINO:
+        from benchmarks.systems.openvino import OpenVino
+
+        return OpenVino(job)
     raise ValueError(f"unknown system {job.system!r}; known: {', '.join(NAMES)}")
 
 

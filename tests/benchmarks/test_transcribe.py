@@ -30,6 +30,7 @@ from benchmarks.systems.jobs import (
     CPP_FLASH,
     GENERATE,
     MODULES,
+    OPENVINO,
     OURS,
     SEQUENTIAL,
     Job,
@@ -177,6 +178,7 @@ def test_a_system_that_cannot_load_has_a_row_that_says_why(pair, memo, tmp_path,
     [
         ("faster_whisper", "faster-whisper", (SEQUENTIAL, BATCHED)),
         ("pywhispercpp", "pywhispercpp", (CPP, CPP_FLASH)),
+        ("openvino_genai", "openvino-genai", (OPENVINO,)),
     ],
 )
 def test_without_a_package_its_rows_say_what_to_install(
