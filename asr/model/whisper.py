@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -110,12 +110,17 @@ class Whisper:
         states = [row.clone() for group in groups for row in encoder(group).last_hidden_state]
         return states[:rows]
 
+    @cached_property
+    def _reader(self) -> NativeWhisperDecoder | None:
+        made = self.decoder() if self.engine is ModelEngine.NATIVE else None
+        return made if isinstance(made, NativeWhisperDecoder) else None
+
     @contextmanager
     def reading(self) -> Iterator[NativeWhisperDecoder | None]:
         """The target's native decoder with room for one row, to read texts beside the engine that decodes;
         None where modules read them: on the other engines."""
-        decoder = self.decoder()
-        if not isinstance(decoder, NativeWhisperDecoder):
+        decoder = self._reader
+        if decoder is None:
             yield None
             return
         decoder.allocate(1, decoder.max_positions)
