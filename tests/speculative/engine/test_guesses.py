@@ -88,6 +88,17 @@ def test_a_right_guess_costs_no_round():
     assert result.sources == (Source.GUESSED,) * 29 + (Source.PLAIN,)
 
 
+@pytest.mark.parametrize("kept", [0, 1, 4])
+def test_the_token_in_place_of_a_wrong_one_is_the_targets_own(kept):
+    request = Request((3, 1, 4), max_new_tokens=8)
+    right = oracle(request, eos=NEVER)
+    wrong = (*right[:kept], (right[kept] + 1) % 11, *right[kept + 1 :])
+    engine = Engine(TinyModel(), batch=1, eos=(NEVER,))
+    (result,) = engine.run([replace(request, guess=wrong)])
+    assert result.tokens == right
+    assert result.sources == (Source.GUESSED,) * kept + (Source.PLAIN,) * (8 - kept)
+
+
 def test_a_guess_with_the_end_of_the_text_ends_the_row():
     request = next(
         r
