@@ -40,7 +40,7 @@ from forescribe.speculative.models.engines import (
     native_encoder,
 )
 from forescribe.speculative.models.hub import Role
-from forescribe.speculative.models.plain import PlainWhisper, Settings
+from forescribe.speculative.models.plain import PlainWhisper, Settings, awake
 from forescribe.speculative.models.quantized import (
     BORROWED,
     float_model,
@@ -140,7 +140,7 @@ def read_model(
     if not modules and engine is not ModelEngine.MODULES:
         plain = plain_model(folder, role, device, target)
         if plain is not None:
-            plain.again = partial(_again, folder, role, device, target)
+            plain.again = partial(_again, folder.absolute(), role, device, target)
             try:
                 if device.kind != "cpu":  # where native kernels do not pack them
                     plain.wake("encoder")
@@ -288,9 +288,12 @@ def _lent(target: Any) -> dict[str, Tensor]:
     """What a draft may have from its target."""
     if target is None:
         return {}
-    if isinstance(target, PlainWhisper):
-        target.wake("decoder")
-    return {n: target.get_parameter(n).detach().cpu() for n in BORROWED}
+    rests = isinstance(target, PlainWhisper) and "decoder" in target.resting
+    awake(target)
+    lent = {n: target.get_parameter(n).detach().cpu() for n in BORROWED}
+    if rests:
+        target.rest("decoder")
+    return lent
 
 
 @contextmanager
@@ -370,8 +373,10 @@ def read_extractor(folder: Path, config: Any) -> Extractor:
 def native_encoders(
     model: Any, name: str, engine: ModelEngine, asked: ModelEngine, known: Comparisons
 ) -> dict[Any, NativeEncoder]:
-    """The native encoder of a model by the modules that it stands for; empty where the modules encode."""
+    """The native encoder of a model by the modules that it stands for; empty where the modules encode. Its
+    weights are read here in either case, not when the first window comes."""
     with _supported(name):
+        awake(model, "encoder")
         native = native_encoder(model, engine, asked, passed=ENCODER in known.passed)
     if native is None:
         return {}

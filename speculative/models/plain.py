@@ -11,6 +11,7 @@ Knows tensors and the settings of a configuration; nothing of files.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from threading import RLock
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import ref
@@ -25,6 +26,9 @@ from .weights import ACTIVATIONS, decoder_parameters, fingerprint
 PARTS = ("encoder", "decoder")
 """What rests and is read by itself; the output layer is the decoder's."""
 EMBEDDING = "model.decoder.embed_tokens.weight"
+
+_WAKING = RLock()
+"""One thread at a time reads weights again; a draft's may need its target's."""
 
 FEW, MANY = 16, 512  # queries at most, keys at least
 EXACT = frozenset({torch.float32, torch.float64})  # below, the fused kernel sums in float32 itself
@@ -123,17 +127,19 @@ class PlainWhisper(nn.Module):
     def wake(self, name: str) -> None:
         """Reads the weights of a part, if it rests. Raises LoadError where they are not those that rested:
         the files have changed."""
-        if name not in self.resting or self.again is None:
-            return
-        for weight, fresh in zip(self.part(name), self.again(name).part(name), strict=True):
-            weight.data = fresh.data
-        known = self.resting[name]
-        if known is not None and known != fingerprint(self.part(name)):
-            raise LoadError(
-                "its weights have changed on the disk since they were loaded: load it again"
-            )
-        del self.resting[name]
-        getattr(self.model, name).before = None
+        with _WAKING:
+            if name not in self.resting or self.again is None:
+                return
+            known, parameters = self.resting[name], self.part(name)
+            fresh = self.again(name).part(name)
+            if known is not None and known != fingerprint(fresh):
+                raise LoadError(
+                    "its weights have changed on the disk since they were loaded: load it again"
+                )
+            for weight, read in zip(parameters, fresh, strict=True):
+                weight.data = read.data
+            del self.resting[name]
+            getattr(self.model, name).before = None
 
     def _let_go(self, name: str, known: object) -> None:
         self.resting[name] = known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import shutil
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,36 @@ def test_files_that_have_changed_since_are_refused(
     with pytest.raises(LoadError, match="changed"):
         for part in ("encoder", "decoder"):  # the byte belongs to one of them
             whisper.target.wake(part)
+
+    assert held(whisper) < 1000, "nothing of the other weights is kept"
+
+
+def test_engines_that_do_not_pack_read_everything_at_once(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    shutil.copytree(folder, place)
+    whisper = load(Pair(place), choose("cpu"), engine=ModelEngine.LEAN, network=False)
+    shutil.rmtree(place)
+    assert not whisper.target.resting
+    config = whisper.target.config
+    features = torch.randn((1, config.num_mel_bins, 2 * config.max_source_positions))
+    assert whisper.encode(features)[0].target.isfinite().all()
+
+
+def test_a_relative_folder_is_found_from_elsewhere(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    whisper = loaded(Path(folder.name))
+    monkeypatch.chdir(tmp_path)
+    whisper.target.wake("decoder")
+    assert set(whisper.target.resting) == {"encoder"}
+
+
+def test_threads_that_need_a_part_at_the_same_time_get_it(folder: Path) -> None:
+    target = loaded(folder).target
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(target.wake, ["encoder", "decoder"] * 4))
+    assert not target.resting and target.state_dict()
 
 
 def test_what_is_packed_is_freed_with_the_model(folder: Path) -> None:
