@@ -15,7 +15,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.systems.jobs import Job, Samples, Written
+from benchmarks.systems.jobs import LANGUAGE, TASK, Job, Samples, Written
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 _LIBRARY = "openvino_genai"
@@ -45,10 +45,12 @@ class OpenVino:
         )
         self._options = self._pipeline.get_generation_config()
         self._options.return_timestamps = True
+        if self._options.is_multilingual:
+            self._options.language, self._options.task = f"<|{LANGUAGE}|>", TASK
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
         self._zero = int(settings["no_timestamps_token_id"]) + 1
-        self._versions = importlib.import_module("openvino").get_version()
+        self._version = importlib.import_module("openvino").get_version()
 
     def run(self, windows: Sequence[Samples]) -> Written:
         tokens, texts = [], []
@@ -58,7 +60,7 @@ class OpenVino:
             texts.append("".join(text for _, _, text in chunks))
             tokens.append([t for chunk in chunks for t in self._tokens(*chunk, len(window))])
         return Written(
-            tokens, texts, notes=[f"OpenVINO {self._versions}; tokens rebuilt from its texts"]
+            tokens, texts, notes=[f"OpenVINO {self._version}; tokens rebuilt from its texts"]
         )
 
     def _tokens(self, start_s: float, end_s: float, text: str, samples: int) -> list[int]:

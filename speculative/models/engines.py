@@ -37,7 +37,7 @@ from ..native.library import missing
 from ..native.packing import forget
 from .coverage import causal_gap, encoder_gap, whisper_gap
 from .lean import LeanCausalDecoder, LeanWhisperDecoder
-from .plain import PlainWhisper, awake
+from .plain import PlainWhisper
 from .quantized import is_int8
 from .slot_model import SlotModel
 from .weights import encoder_of
@@ -184,16 +184,16 @@ def checked_causal_engine(
 def native_encoder(
     model: Any, engine: ModelEngine, asked: ModelEngine, *, passed: bool = False
 ) -> NativeEncoder | None:
-    """The native encoder of a Whisper whose decoder runs on `engine`; None where its modules encode: on the
-    other engines, and where `auto` was `asked` and the native states differ or there are no such kernels.
-    They are not compared again where they have `passed` before. Raises LoadError where `native` was asked for
-    and cannot encode."""
+    """The native encoder of a Whisper whose decoder runs on `engine`, from modules that hold their weights.
+    None where the modules encode: on the other engines, and where `auto` was `asked` and the native states
+    differ or there are no such kernels. They are not compared again where they have `passed` before. Raises
+    LoadError where `native` was asked for and cannot encode."""
     encoder = encoder_of(model)
     if engine is not ModelEngine.NATIVE or encoder is None:
         return None
     problem = encoder_gap(encoder) or unsupported_encoder(encoder)
     if problem is None:
-        native = NativeEncoder(encoder_of(awake(model, "encoder")))
+        native = NativeEncoder(encoder)
         problem = None if passed else encoder_difference(encoder, native)
         if problem is None:
             return native
