@@ -2,12 +2,13 @@
 
     python -m benchmarks.quality.diarization samples --model tiny.en
     python -m benchmarks.quality.diarization samples mixtures ami telephone --data DATA --json out.json
+    python -m benchmarks.quality.diarization conditions --data DATA --group test --seed 22
 
-`samples` are the bundled recordings, with words; `telephone` is the 30 s call in pyannote.audio;
-`mixtures` are conversations of voices that were not used in training or tuning, and `ami` far-field
-meetings, both from --data (see its README). Words are those of the reference, with times in proportion
-to length within each sentence, so that only their speakers can be wrong. With --model, the words and
-times of a transcription are scored as well.
+`samples` are the bundled recordings, with words; `telephone` is the 30 s call in pyannote.audio; `mixtures`
+are conversations of voices that were not used in training or tuning, `ami` far-field meetings, and
+`conditions` ten kinds of conversations that are difficult, a row each, all from --data (see its README).
+Words are those of the reference, with times in proportion to length within each sentence, so that only
+their speakers can be wrong. With --model, the words and times of a transcription are scored as well.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,8 @@ from forescribe.diarize.attribution import assign_speakers, attribute_speakers
 from forescribe.diarize.diarizer import Bounds, Diarizer
 from forescribe.diarize.engines.registry import AUTO, load
 from forescribe.diarize.turns import Turns, read_rttm
-from training.speakers.mixtures import mixtures, usable
+from training.speakers.conditions import conditions, readers
+from training.speakers.mixtures import Mixture, mixtures, usable
 from training.speakers.turn_errors import (
     Errors,
     turn_errors,
@@ -43,7 +46,7 @@ from training.speakers.turn_errors import (
 )
 
 RATE = 16_000
-SETS = ("samples", "telephone", "mixtures", "ami")
+SETS = ("samples", "telephone", "mixtures", "ami", "conditions")
 HEAD = (
     "set",
     "recordings",
@@ -113,7 +116,11 @@ def mixed(data: Path, group: str, count: int) -> Iterator[Case]:
     chosen = sorted(getattr(split(sorted(paths)), group))
     voices = {str(speaker): read_audio(paths[speaker]) for speaker in chosen}
     voices = {who: clip for who, clip in voices.items() if usable(clip)}
-    for mixture in mixtures(voices, count=count):
+    yield from cases(mixtures(voices, count=count))
+
+
+def cases(recordings: Iterable[Mixture]) -> Iterator[Case]:
+    for mixture in recordings:
         yield Case(mixture.name, mixture.samples, mixture.turns)
 
 
@@ -321,13 +328,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", help="score the words that it writes, too")
     parser.add_argument("--data", type=Path, help="folder with speakers/ and ami/")
     parser.add_argument("--group", default="test", choices=("tuning", "test"), help="of voices")
+    parser.add_argument("--seed", type=int, default=0, help="of the conditions")
     parser.add_argument("--count", type=int, default=12, help="of mixtures")
     parser.add_argument("--told", action="store_true", help="give the true number of speakers")
     parser.add_argument("--verbose", action="store_true", help="a line per recording")
     parser.add_argument("--json", type=Path, help="where to write everything")
     given = parser.parse_args(arguments)
-    if given.data is None and {"mixtures", "ami"} & set(given.sets):
-        parser.error("mixtures and ami need --data")
+    if given.data is None and {"mixtures", "ami", "conditions"} & set(given.sets):
+        parser.error("mixtures, ami and conditions need --data")
     diarizer = load(given.diarizer, device=given.device)
     makers: dict[str, Callable[[], Iterator[Case]]] = {
         "samples": lambda: samples(ROOT / "samples"),
@@ -335,11 +343,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "mixtures": lambda: mixed(given.data, given.group, given.count),
         "ami": lambda: ami(given.data),
     }
+    names = [name for name in given.sets if name != "conditions"]
+    if "conditions" in given.sets:
+        found = dict(conditions(readers(given.data, given.group), given.seed))
+        makers |= {name: partial(cases, mixtures) for name, mixtures in found.items()}
+        names += found
     write = None if given.model is None else writer(given.model, given.device)
     diarizer.diarize(np.zeros(RATE, np.float32))  # warm-up: lazy loading
     scores = {
         name: score(diarizer, makers[name](), told=given.told, verbose=given.verbose, write=write)
-        for name in given.sets
+        for name in names
     }
     print("\n".join(layout([HEAD, *(s.cells(name) for name, s in scores.items())])))
     print(

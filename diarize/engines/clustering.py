@@ -1,225 +1,303 @@
-"""Clustering of voices: VBx after average linkage, then a test of every voice for a second one.
+"""Clustering of pieces of speech: who is the same person, and how many there are.
 
-pyannote's VBx starts from centroid linkage, whose distances shrink as clusters grow, so that one
-threshold splits speakers with much speech and merges those with little. Average linkage alone gives
-nearly correct clusters; VBx then moves windows between clusters and drops small clusters.
+Vectors are in the space of a PLDA (Ioffe 2006; Landini et al. 2022, arXiv 2012.14952): a piece of speaker y
+is y plus noise, y has variances psi and the noise has variance 1, or more in short pieces. Three steps:
 
-Windows at a change of speaker or with long pauses form clusters of their own. Therefore only windows
-at least half filled with speech are clustered; the others are assigned to the nearest voice.
+1. Agglomeration by evidence. Two clusters are joined while that raises the marginal likelihood of the
+   vectors, which weighs how far they are apart against how much speech they have; no distance has to be
+   chosen. Pieces of one recording share its room and its mood, so their evidence counts only in part
+   (`evidence`).
+2. What the segmentation heard is evidence too: adjacent pieces of one local speaker are probably one
+   person, those of two are not, and people who speak at once never are.
+3. Pieces move to the speaker who explains them best, in order of time, where a change within what the
+   segmentation heard as one speaker has a cost. Speakers whose mean vectors point in nearly the same
+   direction are joined.
 
-Two similar voices may still be merged. Spectral clustering into two separates them (`spectral_labels`:
-NME-SC, which finds the number of clusters by the eigengap and tunes itself; Park et al. 2020, arXiv
-2003.02405), but it splits a single voice as well: the split is kept only if both halves have seconds of
-speech and differ in the PLDA's space, where the distance depends on the voice and less on the recording
-conditions.
-
-Knows vectors only. Shapes: N vectors of D numbers, K clusters, C windows of S local speakers.
+Knows vectors only. Shapes: N pieces, K speakers, D dimensions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.linalg import eigh
-
-from .upstream import PLDA, SlidingWindowFeature, VBxClustering, cluster_vbx
-
-Vectors = NDArray[np.float32]
-Labels = NDArray[np.int64]
 
 Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
-ROUNDS = 20
-"""Iterations of VBx, as in pyannote."""
-
-LEAST_SPEECH = 0.5
-"""Share of a window that must be speech for the window to be clustered."""
-
-ENOUGH = 8
-"""Windows. If fewer are filled with speech, those with a fifth are clustered too."""
-
-LEAST_SHARE = 1e-7
-"""Share of the windows below which VBx has dropped a cluster."""
-
-MOST_VECTORS = 400
-"""Eigenvalues take cubic time, twelve times per voice. Other vectors go to the nearest cluster."""
-
-MOST_CLUSTERS = 8
-"""Clusters of one spectral clustering, at most."""
-
-SEED = 42
-"""Of k-means, so that equal recordings have equal speakers."""
+NAME = "plda.npz"
+"""The file of a PLDA in a folder."""
 
 
 @dataclass(frozen=True)
-class SplitCriterion:
-    """When a voice is split in two: each half has `least_s` seconds of speech, and the cosine of their
-    means in the PLDA's space is at most `alike`."""
+class Settings:
+    """Chosen on mixtures of readers that trained nothing (docs/development/diarization-measurements.md)."""
 
-    least_s: float
-    alike: float
-
-
-SINGLE_VOICE = SplitCriterion(least_s=2.0, alike=0.66)
-"""Where VBx finds one voice only. Measured on voices that were not used in training: at most 0.54 for two
-voices over one telephone that VBx had merged, 0.63 to 0.92 for the halves of one voice in four kinds of
-recording (two of 24 below 0.7). With this bound pyannote's sample, at 0.65, is split correctly."""
-
-SEVERAL_VOICES = SplitCriterion(least_s=6.0, alike=0.65)
-"""Where VBx finds several voices. Measured on voices that were not used in training, with and without
-noise: 5 of 439 single voices are split (3 of them from one clip), and 25 of 26 merged pairs. With 4 s or
-0.68, three to six conversations in 24 would get one voice too many."""
+    evidence: float = 0.5  # share of a piece's evidence that counts
+    repeated: float = 0.85  # cosine from which two pieces are the same sound, played again
+    shortest_s: float = 0.5  # of a piece that founds clusters; shorter ones are assigned only
+    smallest_s: float = 1.0  # of speech of a cluster
+    alike: float = 0.5  # cosine of means from which two speakers are one
+    change: float = 7.5  # nats, of a change of speaker between adjacent pieces of one local speaker
+    change_s: float = 0.25  # over which that falls to a third
+    rounds: int = 5  # of moving pieces, at most
 
 
-class SplittingVBx(VBxClustering):  # type: ignore[misc]  # pyannote has no type annotations
-    """VBx for segmentations with one local speaker. `threshold` is a distance of unit vectors, as in
-    pyannote."""
+class Plda:
+    """A PLDA with 128 dimensions, and the noise of pieces by their length."""
 
-    def __init__(self, plda: PLDA) -> None:
-        super().__init__(plda, metric="cosine")
+    def __init__(self, folder: Path) -> None:
+        with np.load(folder / NAME) as arrays:
+            self._mean1, self._lda, self._mean2, self._mu, self._axes = (
+                arrays[name].astype(np.float64) for name in ("mean1", "lda", "mean2", "mu", "tr")
+            )
+            self.psi: Floats = arrays["psi"].astype(np.float64)
+            self._constant, self._by_length = arrays["noise"].astype(float).tolist()
 
-    def __call__(
-        self,
-        embeddings: NDArray[np.float32],
-        segmentations: SlidingWindowFeature,
-        num_clusters: int | None = None,
-        min_clusters: int = 1,
-        max_clusters: int = 1,
-        **others: Any,
-    ) -> tuple[NDArray[np.int8], Floats, Floats]:
-        """[C, S, D] -> [C, S] clusters, [C, S, K] their scores, [K, D] centres."""
-        vectors = self._speech_windows(embeddings, segmentations)
-        least, most = num_clusters or min_clusters, num_clusters or max_clusters
-        if len(vectors) < 2 or most < 2:  # nothing to cluster
-            some = vectors if len(vectors) else embeddings.reshape(-1, embeddings.shape[-1])
-            centres = some.mean(0, keepdims=True, dtype=np.float64)
-        else:
-            centres = self._centres(vectors, least, most, segmentations.sliding_window.step)
-        scores = 1 + unit(embeddings) @ unit(centres).T  # [C, S, K], as pyannote's 2 - distance
-        return scores.argmax(2).astype(np.int8), scores, centres
+    def __call__(self, vectors: NDArray[np.floating]) -> Floats:
+        """[N, 192] vectors of the encoder -> [N, 128]."""
+        wide, narrow = np.sqrt(self._lda.shape)
+        whitened = unit(unit(vectors.astype(np.float64)) - self._mean1) * wide @ self._lda
+        return np.asarray((unit(whitened - self._mean2) * narrow - self._mu) @ self._axes.T)
 
-    def _speech_windows(
-        self, embeddings: NDArray[np.float32], segmentations: SlidingWindowFeature
-    ) -> NDArray[np.float32]:
-        """[C, S, D] -> [N, D] of the windows filled with speech; if those are too few to cluster, of
-        all with at least a fifth."""
-        for share in (LEAST_SPEECH, 0.2):
-            vectors, _, _ = self.filter_embeddings(embeddings, segmentations, share)
-            if len(vectors) >= ENOUGH:
-                break
-        return np.asarray(vectors)
-
-    def _centres(
-        self, vectors: NDArray[np.float32], least: int, most: int, step_s: float
-    ) -> Floats:
-        """[N, D] vectors, one per `step_s` -> [K, D] centres; K is from `least` to `most` if N allows."""
-        centres = self._vbx(vectors)
-        if len(centres) < most:
-            centres = self._split(vectors, centres, most, step_s)
-        count = min(max(len(centres), least), most, len(vectors))
-        return centres if count == len(centres) else _fixed_count(vectors, count)
-
-    def _split(
-        self, vectors: NDArray[np.float32], centres: Floats, most: int, step_s: float
-    ) -> Floats:
-        """[N, D] vectors and [K, D] centres -> [L, D] centres, K <= L <= most, after splitting."""
-        nearest = (unit(vectors) @ unit(centres).T).argmax(1)
-        criterion = SINGLE_VOICE if len(centres) == 1 else SEVERAL_VOICES
-        waiting = [(vectors[nearest == k], centre) for k, centre in enumerate(centres)]
-        kept = list[Floats]()
-        while waiting:
-            own, centre = waiting.pop(0)
-            full = len(kept) + len(waiting) + 2 > most
-            halves = None if full else self._halves(own, criterion, step_s)
-            if halves is None:
-                kept.append(centre)
-            else:
-                waiting += [(half, half.mean(0, dtype=np.float64)) for half in halves]
-                criterion = SEVERAL_VOICES
-        return np.stack(kept)
-
-    def _vbx(self, vectors: NDArray[np.float32]) -> Floats:
-        """[N, D] vectors -> [K, D] centres"""
-        tree = linkage(unit(vectors), method="average", metric="euclidean")
-        first = np.unique(
-            fcluster(tree, self.threshold, criterion="distance"), return_inverse=True
-        )[1]
-        shares, priors = cluster_vbx(
-            first, self.plda(vectors), self.plda.phi, Fa=self.Fa, Fb=self.Fb, maxIters=ROUNDS
-        )
-        shares = shares[:, priors > LEAST_SHARE]  # [N, K]
-        return np.asarray(shares.T @ vectors / shares.sum(0)[:, None])
-
-    def _halves(
-        self, own: NDArray[np.float32], criterion: SplitCriterion, step_s: float
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """Split the vectors [N, D] of a cluster into those of two voices; None if it is one voice."""
-        labels = spectral_labels(unit(own), least=2, most=2)
-        if np.bincount(labels, minlength=2).min() * step_s < criterion.least_s:
-            return None
-        voices = self.plda(own)
-        one, other = (unit(voices[labels == k].mean(0)) for k in (0, 1))
-        if float(one @ other) > criterion.alike:
-            return None
-        return own[labels == 0], own[labels == 1]
+    def precision(self, seconds: Floats) -> Floats:
+        """[N] lengths of pieces -> [N], the inverse of their noise."""
+        return np.asarray(1 / (self._constant + self._by_length / np.maximum(seconds, 0.1)))
 
 
-def spectral_labels(vectors: Vectors, *, least: int = 1, most: int = MOST_CLUSTERS) -> Labels:
-    """[N, D] unit vectors -> [N] clusters, `least` to `most` of them if N allows."""
-    count = len(vectors)
-    chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_VECTORS)).round().astype(int))
-    some = vectors[chosen]
-    least, most = min(least, len(some)), min(most, MOST_CLUSTERS, len(some) - 1)
-    if most < 2:
-        return np.zeros(count, np.int64)
-    found = _clusters(some, max(1, least), max(most, least))
-    if len(chosen) == count:
-        return found
-    centres = np.stack([some[found == k].mean(0) for k in range(found.max() + 1)])
-    return np.asarray(
-        (vectors @ (centres / np.linalg.norm(centres, axis=1, keepdims=True)).T).argmax(1)
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """What is known of N pieces, in order of time."""
+
+    vectors: Floats  # [N, D], in the space of the PLDA
+    seconds: Floats  # [N]
+    links: Floats  # [N, N] nats for being one speaker, symmetric
+    apart: Flags  # [N, N] who speak at once, symmetric
+    gaps: Floats  # [N - 1] seconds between a piece and the next; infinite between local speakers
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """Speakers of pieces."""
+
+    labels: Labels  # [N], from 0 to K - 1
+    chances: Floats  # [N, K], how probable each speaker is
+    means: Floats  # [K, D] unit vectors
+
+
+def cluster(
+    pieces: Pieces, plda: Plda, least: int, most: int, settings: Settings | None = None
+) -> Clusters:
+    """Find the speakers of N >= 1 pieces: `least` to `most` of them, if the pieces allow."""
+    settings = settings or Settings()
+    precision = plda.precision(pieces.seconds)
+    founding = np.flatnonzero(pieces.seconds >= settings.shortest_s)
+    if len(founding) < max(2, least):
+        founding = np.arange(len(pieces.seconds))
+    weights = settings.evidence * precision / _repeats(pieces.vectors, settings.repeated)
+    labels = agglomerate(
+        pieces.vectors[founding],
+        weights[founding],
+        plda.psi,
+        pieces.links[np.ix_(founding, founding)],
+        pieces.apart[np.ix_(founding, founding)],
+        least,
+        most,
+    )
+    amounts = np.bincount(labels, pieces.seconds[founding])
+    order = np.argsort(-amounts)
+    kept = [k for n, k in enumerate(order) if n < least or amounts[k] >= settings.smallest_s]
+    members = np.zeros((len(pieces.seconds), len(kept)), bool)  # [N, K] of founding pieces
+    members[founding] = labels[:, None] == np.array(kept)
+    placing = _Placing(pieces, plda, precision, weights, founding, settings)
+    members, found = placing.settle(members, least)
+    while members.shape[1] > least:
+        means = unit(_sums(members, weights, pieces.vectors))
+        cosines = means @ means.T - 2 * np.eye(len(means))
+        one, other = divmod(int(cosines.argmax()), len(means))
+        if cosines[one, other] < settings.alike:
+            break
+        members[:, one] |= members[:, other]
+        members, found = placing.settle(np.delete(members, other, 1), least)
+    scores = found.scores - found.scores.max(1, keepdims=True)
+    chances = np.exp(scores)
+    return Clusters(
+        found.labels,
+        chances / chances.sum(1, keepdims=True),
+        unit(_sums(members, weights, pieces.vectors)),
     )
 
 
-def unit(rows: NDArray[Any]) -> NDArray[Any]:
+def agglomerate(
+    vectors: Floats,
+    weights: Floats,
+    psi: Floats,
+    links: Floats,
+    apart: Flags,
+    least: int = 1,
+    most: int | None = None,
+) -> Labels:
+    """[N, D] vectors whose evidence counts `weights` [N] times -> [N] clusters, numbered from 0.
+
+    Joins the two clusters whose joint likelihood gains most, until none gains, then while there are more than
+    `most`; never those that are `apart`, and never below `least`.
+    """
+    count = len(vectors)
+    most = count if most is None else most
+    amounts, sums = weights.astype(np.float64).copy(), vectors * weights[:, None]
+    links, apart = links.copy(), apart.copy()
+    alive = np.ones(count, bool)
+    evidence = _Evidence(psi, float(weights.sum()))
+    own = evidence(amounts, sums)
+    clusters = [[n] for n in range(count)]
+
+    def gains(n: int) -> Floats:
+        found = evidence(amounts[n] + amounts, sums[n] + sums) - own[n] - own + links[n]
+        found[~alive | apart[n]] = -np.inf
+        found[n] = -np.inf
+        return np.asarray(found)
+
+    table = np.stack([gains(n) for n in range(count)]) if count else np.zeros((0, 0))
+    best = table.argmax(1) if count else np.zeros(0, np.int64)
+    values = table[np.arange(count), best]
+    left = count
+    while left > max(1, least):
+        one = int(values.argmax())
+        other, gain = int(best[one]), float(values[one])
+        if gain == -np.inf or (gain < 0 and left <= most):
+            break
+        clusters[one] += clusters[other]
+        clusters[other] = []
+        amounts[one] += amounts[other]
+        sums[one] += sums[other]
+        links[one] += links[other]
+        links[:, one] = links[one]
+        apart[one] |= apart[other]
+        apart[:, one] = apart[one]
+        alive[other] = False
+        own[one] = evidence(amounts[one : one + 1], sums[one : one + 1])[0]
+        table[other], table[:, other], values[other] = -np.inf, -np.inf, -np.inf
+        table[one] = gains(one)
+        table[:, one] = table[one]
+        stale = alive & ((best == one) | (best == other))
+        stale[one] = True
+        for n in np.flatnonzero(stale):
+            best[n] = table[n].argmax()
+            values[n] = table[n, best[n]]
+        better = alive & (table[:, one] > values)
+        best[better], values[better] = one, table[better, one]
+        left -= 1
+    labels = np.zeros(count, np.int64)
+    for number, members in enumerate(members for members in clusters if members):
+        labels[members] = number
+    return labels
+
+
+def _repeats(vectors: Floats, alike: float) -> Floats:
+    """[N, D] -> [N], how often each piece is heard. Sound that is played again (announcements, jingles) says
+    nothing new about a voice, and would make a speaker of its own."""
+    directions = unit(vectors)
+    return np.asarray((directions @ directions.T > alike).sum(1).clip(min=1), np.float64)
+
+
+class _Evidence:
+    """The logarithm of the marginal likelihood of clusters, but for what does not depend on clustering."""
+
+    def __init__(self, psi: Floats, largest: float) -> None:
+        self._psi = psi
+        # The determinant depends on the amount alone: a table saves most of the time.
+        self._amounts = np.linspace(0, np.sqrt(largest) + 1e-6, 4096) ** 2
+        self._determinants = np.log1p(self._amounts[:, None] * psi).sum(1)
+
+    def __call__(self, amounts: Floats, sums: Floats) -> Floats:
+        """Amounts [K] and weighted sums [K, D] -> [K]"""
+        explained = np.einsum(
+            "kd,kd->k", sums * sums, self._psi / (1 + amounts[:, None] * self._psi)
+        )
+        return np.asarray(0.5 * (explained - np.interp(amounts, self._amounts, self._determinants)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Placed:
+    labels: Labels  # [N]
+    scores: Floats  # [N, K]
+
+
+class _Placing:
+    """Moves pieces to the speakers who explain them best."""
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        plda: Plda,
+        precision: Floats,
+        weights: Floats,
+        founding: NDArray[np.int64],
+        settings: Settings,
+    ) -> None:
+        self.pieces, self.psi, self.settings = pieces, plda.psi, settings
+        self.precision, self.weights = precision, weights
+        self.founding = founding
+        self.costs = settings.change * np.exp(-np.maximum(pieces.gaps, 0) / settings.change_s)
+
+    def settle(self, members: Flags, least: int) -> tuple[Flags, _Placed]:
+        """[N, K] founding pieces of each speaker -> the same after moving, and all pieces."""
+        for _ in range(self.settings.rounds):
+            found = self._placed(members)
+            moved = np.zeros_like(members)
+            moved[self.founding] = found.labels[self.founding, None] == np.arange(members.shape[1])
+            occupied = moved.any(0)
+            if occupied.sum() < max(1, least) or (moved == members).all():
+                break
+            members = moved[:, occupied]
+        return members, self._placed(members)
+
+    def _placed(self, members: Flags) -> _Placed:
+        """The posterior of each speaker is normal, and so is the density of a piece under it."""
+        amounts = (members * self.weights[:, None]).sum(0)  # [K]
+        variances = 1 / (1 / self.psi + amounts[:, None])  # [K, D]
+        means = variances * _sums(members, self.weights, self.pieces.vectors)
+        noise = 1 / self.precision[:, None]  # [N, 1]
+        scores = np.stack(
+            [
+                -0.5
+                * (
+                    np.log(variance + noise)
+                    + (self.pieces.vectors - mean) ** 2 / (variance + noise)
+                ).sum(1)
+                for mean, variance in zip(means, variances, strict=True)
+            ],
+            1,
+        )
+        return _Placed(_cheapest_path(scores, self.costs), scores)
+
+
+def _cheapest_path(scores: Floats, costs: Floats) -> Labels:
+    """[N, K] scores and [N - 1] costs of a change -> [N], by Viterbi's algorithm."""
+    count, speakers = scores.shape
+    total = scores[0].copy()
+    came = np.zeros((count, speakers), np.int64)
+    stay = np.arange(speakers)
+    for n in range(1, count):
+        best = int(total.argmax())
+        change = total[best] - costs[n - 1]
+        came[n] = np.where(total >= change, stay, best)
+        total = np.maximum(total, change) + scores[n]
+    path = np.zeros(count, np.int64)
+    path[-1] = total.argmax()
+    for n in range(count - 1, 0, -1):
+        path[n - 1] = came[n, path[n]]
+    return path
+
+
+def _sums(members: Flags, weights: Floats, vectors: Floats) -> Floats:
+    """[N, K], [N], [N, D] -> [K, D]"""
+    return np.asarray((members * weights[:, None]).T @ vectors)
+
+
+def unit(rows: NDArray[np.floating]) -> Floats:
     """Scale rows to length 1; zeros stay zeros."""
     return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-9))
-
-
-def _fixed_count(vectors: NDArray[np.float32], count: int) -> Floats:
-    """[N, D] vectors -> [count, D] centres, for a requested number of speakers."""
-    from sklearn.cluster import KMeans
-
-    labels = KMeans(count, n_init=3, random_state=SEED).fit_predict(unit(vectors))
-    kept = np.unique(labels)
-    return np.stack([vectors[labels == k].mean(0, dtype=np.float64) for k in kept])
-
-
-def _clusters(vectors: Vectors, least: int, most: int) -> Labels:
-    from sklearn.cluster import KMeans
-
-    count = len(vectors)
-    alike = (vectors @ vectors.T + 1) / 2  # [N, N]
-    order = np.argsort(-alike, axis=1)
-    best: tuple[float, int, NDArray[np.float64]] | None = None
-    for kept in np.unique(np.linspace(0.02 * count, 0.3 * count, 12).astype(int).clip(2, count)):
-        near = np.zeros((count, count))
-        np.put_along_axis(near, order[:, :kept], 1.0, axis=1)
-        near = (near + near.T) / 2
-        laplacian = np.diag(near.sum(1)) - near
-        values, places = eigh(laplacian, subset_by_index=[0, most])
-        largest = eigh(laplacian, eigvals_only=True, subset_by_index=[count - 1, count - 1])[0]
-        gaps = np.diff(values)[least - 1 :]
-        ratio = float((kept / count) / max(float(gaps.max()) / largest, 1e-12))
-        if best is None or ratio < best[0]:
-            best = ratio, int(gaps.argmax()) + least, places
-    assert best is not None
-    _, clusters, places = best
-    rows = places[:, :clusters]
-    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-    labels = KMeans(clusters, n_init=3, random_state=SEED).fit_predict(rows)
-    return np.unique(labels, return_inverse=True)[1].astype(np.int64)

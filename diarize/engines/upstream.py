@@ -32,6 +32,7 @@ try:
     from pyannote.audio.core.io import Audio
     from pyannote.audio.core.plda import PLDA
     from pyannote.audio.core.task import Problem, Resolution, Specifications
+    from pyannote.audio.models.segmentation import PyanNet
     from pyannote.audio.pipelines import SpeakerDiarization
     from pyannote.audio.pipelines.clustering import VBxClustering
     from pyannote.audio.utils import vbx
@@ -59,6 +60,7 @@ __all__ = [
     "Model",
     "Pipeline",
     "Problem",
+    "PyanNet",
     "Resolution",
     "SlidingWindow",
     "SlidingWindowFeature",

@@ -2,44 +2,46 @@
 
     python -m training.speakers.vectors DATA/speakers
     python -m training.speakers.plda
-    python -m training.speakers.plda --likeness      # similarity of voices, for known speakers
 
-Reads training/made/speakers/*.npz, trains on the training speakers only, and writes the encoder's
-mean, xvec_transform.npz, plda.npz and evaluation.json in bundled/speakers/. Format and features are
-those of pyannote.audio (VBx, Landini et al. 2022): whitened, length-normalised, within-class
-covariance I, between-class diagonal.
+Reads training/made/speakers/vectors.npz, trains on the training speakers only, and writes plda.npz,
+evaluation.json and likeness.json (similarity of voices, for known speakers) in bundled/speakers/. Features
+are those of pyannote.audio (VBx, Landini et al. 2022): whitened, length-normalised, within-class covariance
+I, between-class diagonal. `noise` is the variance of a piece around its speaker by its length: `a + b /
+seconds`.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors import safe_open
 from scipy.linalg import eigh
 
-from forescribe.diarize.engines.voice_encoder import NAME, WINDOW_SAMPLES, weights
-from training.speakers.encoder import FOLDER, save
+from forescribe.diarize.engines.clustering import NAME
+from forescribe.diarize.engines.embedded import THRESHOLDS
+from training.speakers import vectors
 from training.speakers.folds import FOLDS, fold_of, split
-from training.speakers.vectors import STEP, WORK
-from training.speech.channels import CHANNELS
+from training.speakers.networks import FOLDER
 
 DIMENSIONS = 128
-"""Dimensions of the space, in order of importance; diarize/engines/embedded.py may use fewer."""
+"""Dimensions of the space, in order of importance."""
+
+LEAST_S = 1.0
+"""Seconds of the pieces that determine the space."""
+
+STORED_S = 1.6
+"""Seconds of the pieces of a stored voice."""
 
 RIDGE = 1e-4
 
 
 @dataclass(frozen=True)
 class Plda:
-    """The contents of pyannote's two files."""
+    """The space, and the noise of pieces."""
 
     mean1: np.ndarray  # [D]
     mean2: np.ndarray  # [L]
@@ -47,6 +49,7 @@ class Plda:
     mu: np.ndarray  # [L]
     tr: np.ndarray  # [L, L]
     psi: np.ndarray  # [L] between-class variances, falling
+    noise: tuple[float, float] = (1.0, 0.0)
 
     def features(self, x: np.ndarray) -> np.ndarray:
         """[N, D] -> [N, L], as pyannote computes them."""
@@ -106,142 +109,131 @@ def equal_error_rate(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float((missed[at] + false[at]) / 2), float(scores[order][at])
 
 
-def load_vectors(speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Load the mean of the clean windows of these speakers, the centred unit vectors of all windows and
-    channels [N, D], and their speakers [N]."""
-    parts = {name: load_channel(name, speakers) for name in CHANNELS}
-    mean = parts["clean"][0].mean(0)
-    vectors = np.concatenate([vectors for vectors, _ in parts.values()])
-    return mean, unit(vectors - mean), np.concatenate([labels for _, labels in parts.values()])
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Pieces of clips."""
+
+    vectors: np.ndarray  # [N, 192]
+    speakers: np.ndarray  # [N]
+    channels: np.ndarray  # [N]
+    seconds: np.ndarray  # [N]
+    places: np.ndarray  # [N]
+
+    @classmethod
+    def load(cls) -> Data:
+        with np.load(vectors.WORK / vectors.NAME) as arrays:
+            return cls(*(arrays[name] for name in cls.__dataclass_fields__))
+
+    def where(self, chosen: np.ndarray) -> Data:
+        return Data(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+
+    def of(self, speakers: Sequence[int] | frozenset[int]) -> Data:
+        return self.where(np.isin(self.speakers, sorted(speakers)))
 
 
-def load_channel(name: str, speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Load the vectors [n, D] of these speakers in a channel, in the order of windows."""
-    with np.load(WORK / f"{name}.npz") as data:
-        chosen = np.isin(data["speakers"], sorted(speakers))
-        return data["vectors"][chosen], data["speakers"][chosen]
+def learn(data: Data) -> Plda:
+    """The PLDA of some speakers."""
+    long = data.where(data.seconds >= LEAST_S)
+    plda = train(unit(long.vectors), long.speakers, DIMENSIONS)
+    found = plda.features(unit(data.vectors))
+    centres = {}
+    for speaker in np.unique(data.speakers):
+        own = (data.speakers == speaker) & (data.seconds >= STORED_S)
+        if own.sum() > 10:
+            centres[speaker] = found[own].mean(0)
+    lengths = np.unique(data.seconds)
+    variances = []
+    for length in lengths:
+        own = np.flatnonzero((data.seconds == length) & np.isin(data.speakers, list(centres)))
+        off = found[own] - np.stack([centres[data.speakers[n]] for n in own])
+        variances.append(np.mean(off**2))
+    terms = np.stack([np.ones_like(lengths), 1 / lengths], 1)
+    constant, by_length = np.linalg.lstsq(terms, np.array(variances), rcond=None)[0]
+    noise = float(constant), float(by_length)
+    return Plda(plda.mean1, plda.mean2, plda.lda, plda.mu, plda.tr, plda.psi, noise)
 
 
 def store(plda: Plda, folder: Path) -> None:
-    """Write the two files that pyannote reads."""
-    lda = plda.lda.astype(np.float32)  # of vectors in float32
-    np.savez_compressed(folder / "xvec_transform.npz", mean1=plda.mean1, mean2=plda.mean2, lda=lda)
-    np.savez_compressed(folder / "plda.npz", mu=plda.mu, tr=plda.tr, psi=plda.psi)
+    arrays: dict[str, Any] = {
+        name: np.asarray(getattr(plda, name), np.float16 if name in ("lda", "tr") else np.float32)
+        for name in Plda.__dataclass_fields__
+    }
+    np.savez_compressed(folder / NAME, **arrays)
 
 
-def half_clip_voices(
-    plda: Plda, mean: np.ndarray, name: str, speakers: frozenset[int], half: int
-) -> np.ndarray:
-    """[speakers, L] stored voices, each from the first or the second half of a clip; NaN where a half has
-    no window."""
-    vectors, labels = load_channel(name, speakers)
-    step = STEP if name == "clean" else 2 * STEP
-    rows = []
-    for speaker in sorted(speakers):
-        own = unit(vectors[labels == speaker] - mean)
-        starts = np.arange(len(own)) * step
-        middle = (starts[-1] + WINDOW_SAMPLES) / 2 if len(own) else 0
-        inside = starts + WINDOW_SAMPLES <= middle if half == 0 else starts >= middle
-        rows.append(own[inside].mean(0) if inside.any() else np.full(own.shape[1], np.nan))
-    return unit(plda.features(unit(np.stack(rows))))
+def errors(plda: Plda, data: Data) -> dict[str, dict[str, float]]:
+    """Equal error rates of single pieces by channel and length, by cosine in the PLDA's space."""
+    found: dict[str, dict[str, float]] = {}
+    features = unit(plda.features(unit(data.vectors)))
+    for channel in np.unique(data.channels):
+        for length in (0.8, 1.2, 2.0):
+            own = (data.channels == channel) & (data.seconds == length)
+            error, _ = equal_error_rate(features[own], data.speakers[own])
+            found.setdefault(str(channel), {})[f"{length} s"] = round(error, 4)
+    return found
 
 
-def similarity(
-    parts: Iterable[tuple[Plda, np.ndarray, frozenset[int]]], one: str, other: str, bound: float
-) -> dict[str, float]:
+def halves(plda: Plda, data: Data, channel: str, second: bool) -> dict[int, np.ndarray]:
+    """Stored voices, each from the first or the second half of a clip."""
+    own = data.where((data.channels == channel) & (data.seconds >= STORED_S))
+    own = own.where(own.places >= 0.5 if second else own.places < 0.35)
+    features = plda.features(unit(own.vectors))
+    return {
+        int(speaker): unit(features[own.speakers == speaker].mean(0))
+        for speaker in np.unique(own.speakers)
+    }
+
+
+def similarity(parts: Sequence[tuple[Plda, Data]], one: str, other: str) -> dict[str, float]:
     """Compare voices of the same and of different persons over two channels: equal error rate and its
-    threshold, the cosine that one pair in a hundred exceeds and the misses there, and both errors at
-    `bound`."""
-    same, different = list[np.ndarray](), list[np.ndarray]()
-    for plda, mean, speakers in parts:
-        first = half_clip_voices(plda, mean, one, speakers, 0)
-        second = half_clip_voices(plda, mean, other, speakers, 1)
-        cosines = first @ second.T
-        same.append(np.diag(cosines))
-        different.append(cosines[~np.eye(len(cosines), dtype=bool)])
-    own, others = np.concatenate(same), np.concatenate(different)
-    own, others = own[~np.isnan(own)], others[~np.isnan(others)]
+    threshold, the cosine that one pair in a hundred exceeds, and both errors at the sure threshold."""
+    same, different = list[float](), list[float]()
+    for plda, data in parts:
+        first, then = halves(plda, data, one, False), halves(plda, data, other, True)
+        for speaker, voice in first.items():
+            for who, heard in then.items():
+                (same if who == speaker else different).append(float(voice @ heard))
+    own, others = np.sort(same), np.sort(different)
     bounds = np.linspace(-1, 1, 2001)
-    missed = np.searchsorted(np.sort(own), bounds) / len(own)
-    taken = 1 - np.searchsorted(np.sort(others), bounds) / len(others)
+    missed = np.searchsorted(own, bounds) / len(own)
+    taken = 1 - np.searchsorted(others, bounds) / len(others)
     at = int(np.abs(missed - taken).argmin())
-    hundredth = float(np.quantile(others, 0.99))
     figures = {
+        "pairs": len(own),
         "equal_error": (missed[at] + taken[at]) / 2,
         "at": bounds[at],
-        "hundredth": hundredth,
-        "missed_there": (own < hundredth).mean(),
-        "missed": (own < bound).mean(),
-        "taken": (others >= bound).mean(),
+        "hundredth": np.quantile(others, 0.99),
+        "missed": (own < THRESHOLDS.same).mean(),
+        "taken": (others >= THRESHOLDS.same).mean(),
+        "possible_missed": (own < THRESHOLDS.possible).mean(),
+        "possible_taken": (others >= THRESHOLDS.possible).mean(),
     }
     return {name: round(float(value), 4) for name, value in figures.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--likeness", action="store_true", help="only that; writes nothing else")
-    if parser.parse_args().likeness:
-        return print(json.dumps(calibrate(), indent=2))
-    learn()
-
-
-def calibrate() -> dict[str, dict[str, float]]:
-    """Compute `similarity` of the training voices by cross-validation and write it to likeness.json."""
-    from forescribe.diarize.engines.embedded import THRESHOLDS
-
-    training = split(all_speakers()).training
+    data = Data.load()
+    groups = split(sorted(set(data.speakers.tolist())))
+    plda = learn(data.of(groups.training))
+    store(plda, FOLDER)
+    result: dict[str, Any] = {
+        "pieces": int(np.isin(data.speakers, sorted(groups.training)).sum()),
+        "speakers": {name: len(getattr(groups, name)) for name in ("training", "tuning", "test")},
+        "psi": [round(float(value), 3) for value in plda.psi[:8]],
+        "noise": [round(value, 3) for value in plda.noise],
+        "equal_error": errors(plda, data.of(groups.test)),
+    }
+    (FOLDER / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n")
     parts = []
     for fold in range(FOLDS):
-        mean, x, y = load_vectors(frozenset(s for s in training if fold_of(s) != fold))
-        own = frozenset(s for s in training if fold_of(s) == fold)
-        parts.append((train(x, y, DIMENSIONS), mean, own))
-    pairs = [(name, name) for name in CHANNELS]
-    pairs += [("clean", name) for name in CHANNELS if name != "clean"]
-    found = {
-        f"{one}, {other}": similarity(parts, one, other, THRESHOLDS.same) for one, other in pairs
-    }
-    (FOLDER / "likeness.json").write_text(json.dumps(found, indent=2) + "\n")
-    return found
-
-
-def all_speakers() -> list[int]:
-    with np.load(WORK / "clean.npz") as data:
-        return sorted(set(data["speakers"].tolist()))
-
-
-def learn() -> None:
-    groups = split(all_speakers())
-    mean, x, y = load_vectors(groups.training)
-    plda = train(x, y, DIMENSIONS)
-    store(plda, FOLDER)
-    with safe_open(FOLDER / NAME, framework="pt") as file:
-        data = json.loads(file.metadata()["forescribe"])
-    tensors = weights(FOLDER)
-    tensors["mean"] = torch.from_numpy(mean)
-    # Stored voices can be compared only with the same mean.
-    name = f"ge2e-{hashlib.sha256(mean.astype(np.float16).tobytes()).hexdigest()[:8]}"
-    save(tensors, name, data["sha256"])
-    result: dict[str, Any] = {
-        "windows": len(y),
-        "speakers": {
-            "training": len(groups.training),
-            "tuning": len(groups.tuning),
-            "test": len(groups.test),
-        },
-        "psi": [round(float(value), 3) for value in plda.psi[:8]],
-        "equal_error": {},
-    }
-    for channel in CHANNELS:
-        vectors, speakers = load_channel(channel, groups.test)
-        error, at = equal_error_rate(unit(vectors - mean), speakers)
-        learnt, _ = equal_error_rate(unit(plda.features(unit(vectors - mean))), speakers)
-        result["equal_error"][channel] = {
-            "cosine": round(error, 4),
-            "at": round(at, 3),
-            "plda": round(learnt, 4),
-        }
-    (FOLDER / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+        others = frozenset(s for s in groups.training if fold_of(s) != fold)
+        parts.append((learn(data.of(others)), data.of(groups.training - others)))
+    channels = [str(name) for name in np.unique(data.channels)]
+    pairs = [(name, name) for name in channels]
+    pairs += [("clean", name) for name in channels if name != "clean"]
+    likeness = {f"{one}, {other}": similarity(parts, one, other) for one, other in pairs}
+    (FOLDER / "likeness.json").write_text(json.dumps(likeness, indent=2) + "\n")
+    print(json.dumps(result | likeness, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,187 +1,118 @@
-"""Tune the parameters of the embedded diarizer on voices that its PLDA was not trained on.
+"""Compare settings of the embedded diarizer on readers that its PLDA was not trained on.
 
     python -m training.speakers.vectors DATA/speakers
-    python -m training.speakers.tune_diarizer DATA
+    python -m training.speakers.tune_diarizer DATA --groups tuning fold0 --evidence 0.3 0.35
 
-Uses three-fold cross-validation over the training voices: each third is evaluated with a mean and a PLDA
-trained on the others. The test group is not used. Both networks process a recording once; each combination
-of parameters only repeats the clustering. There are three kinds of recordings: conversations of two
-minutes, half a minute of two voices over the telephone, and one voice alone. Prints a table with the best
-combination last. The chosen values are in diarize/engines/embedded.py.
+The tuning group is heard with the bundled PLDA, a fold of the training readers with one that the others
+trained. The test group is not used. Networks run once per recording (training/made/speakers/tuning-*.pkl);
+each combination repeats the clustering alone. Prints a row for each. The chosen values are the defaults of
+diarize/engines/clustering.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import pickle
+from collections.abc import Sequence
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from forescribe.asr.audio.reading import read_audio
-from forescribe.diarize.engines.clustering import SplittingVBx
-from forescribe.diarize.engines.embedded import (
-    EmbeddedDiarization,
-    LevelSettings,
-    Tuning,
-    build,
-    refine_boundaries,
-)
-from forescribe.diarize.engines.pyannote_pipeline import PyannoteDiarizer
-from forescribe.diarize.engines.upstream import PLDA
-from training.speakers.encoder import FOLDER
-from training.speakers.folds import FOLDS, fold_of, split
-from training.speakers.mixtures import Mixture, mix, mixtures, usable
-from training.speakers.plda import DIMENSIONS, Plda, load_vectors, store, train
+from forescribe.diarize.engines import embedded
+from forescribe.diarize.engines.clustering import Plda, Settings, cluster
+from forescribe.diarize.engines.embedded import described
+from forescribe.diarize.engines.pieces import Activity, find_pieces, turns_of
+from forescribe.diarize.turns import Turns
+from training.speakers.conditions import GROUPS, conditions, readers
+from training.speakers.folds import fold_of, split
+from training.speakers.plda import Data, learn, store
 from training.speakers.turn_errors import Errors, turn_errors
-from training.speakers.vectors import clips, speaker_of
-from training.speech.channels import CHANNELS
+from training.speakers.vectors import WORK
 
-CONVERSATIONS, CALLS, ALONE = "conversations", "calls", "alone"
-KINDS = (CONVERSATIONS, CALLS, ALONE)
+SEEDS = {"tuning": 11, "fold0": 100, "fold1": 101, "fold2": 102}
 
-
-class CachingDiarization(EmbeddedDiarization):
-    """Runs the networks once per recording."""
-
-    known: dict[int, Any]
-
-    def get_segmentations(self, file: Any, hook: Any = None) -> Any:
-        return self._once(
-            file, 0, lambda: super(CachingDiarization, self).get_segmentations(file, hook)
-        )
-
-    def window_vectors(self, file: Any, *given: Any) -> Any:
-        return self._once(
-            file, 1, lambda: super(CachingDiarization, self).window_vectors(file, *given)
-        )
-
-    def _once(self, file: Any, step: int, hear: Any) -> Any:
-        key = 2 * file["waveform"].data_ptr() + step
-        if key not in self.known:
-            self.known[key] = hear()
-        return self.known[key]
+Heard = list[tuple[str, Turns, int, Activity, Any]]
+"""Condition, reference, samples, activity and vectors [N, 192] of each recording."""
 
 
-@dataclass(frozen=True, eq=False)
-class Fold:
-    """Recordings of a third of the voices, by kind, with the mean and PLDA of the others."""
-
-    recordings: dict[str, list[Mixture]]
-    mean: np.ndarray  # [256]
-    plda: Plda
-
-
-def folds(data: Path) -> Iterator[Fold]:
-    paths = {speaker_of(path): path for path in clips(data / "speakers")}
-    training = split(sorted(paths)).training
-    for fold in range(FOLDS):
-        own = {str(s): read_audio(paths[s]) for s in sorted(training) if fold_of(s) == fold}
-        own = {who: clip for who, clip in own.items() if usable(clip)}
-        rng = np.random.default_rng(200 + fold)
-        mean, x, y = load_vectors(frozenset(s for s in training if fold_of(s) != fold))
-        yield Fold(
-            {
-                CONVERSATIONS: mixtures(own, count=8, seed=100 + fold),
-                CALLS: [phone_call(own, rng) for _ in range(4)],
-                ALONE: list(single_voices(own, rng)),
-            },
-            mean,
-            train(x, y, DIMENSIONS),
-        )
+def heard(data: Path, group: str) -> Heard:
+    """What the networks hear in the recordings of a group."""
+    path = WORK / f"tuning-{group}.pkl"
+    if path.exists():
+        found: Heard = pickle.loads(path.read_bytes())  # written here
+        return found
+    engine = embedded.build(embedded.folder())
+    found = []
+    for condition, mixtures in conditions(readers(data, group), SEEDS[group]):
+        for mixture in mixtures:
+            activity = find_pieces(
+                mixture.samples, engine.segmentation.probabilities(mixture.samples)
+            )
+            vectors = engine.vectors(mixture.samples, activity)
+            found.append((condition, mixture.turns, len(mixture.samples), activity, vectors))
+        print(f"{group}: {condition}", flush=True)
+    path.write_bytes(pickle.dumps(found))
+    return found
 
 
-def phone_call(voices: dict[str, np.ndarray], rng: np.random.Generator) -> Mixture:
-    """Two voices over one telephone."""
-    two = rng.choice(sorted(voices), 2, replace=False).tolist()
-    call = mix("call", {who: voices[who] for who in two}, rng, seconds=30)
-    return replace(call, samples=CHANNELS["telephone"](call.samples, rng))
+def plda_for(group: str) -> Plda:
+    """A PLDA that was not trained on the readers of a group."""
+    if not group.startswith("fold"):
+        return Plda(embedded.folder())
+    data, fold = Data.load(), int(group.removeprefix("fold"))
+    training = split(sorted(set(data.speakers.tolist()))).training
+    folder = WORK / group
+    folder.mkdir(exist_ok=True)
+    store(learn(data.of([s for s in training if fold_of(s) != fold])), folder)
+    return Plda(folder)
 
 
-def single_voices(voices: dict[str, np.ndarray], rng: np.random.Generator) -> Iterator[Mixture]:
-    channels = ("clean", "telephone", "room", "telephone")
-    for who, channel in zip(rng.choice(sorted(voices), 4, replace=False), channels, strict=True):
-        one = mix("alone", {str(who): voices[str(who)]}, rng, seconds=40)
-        yield replace(one, samples=CHANNELS[channel](one.samples, rng))
+def evaluate(parts: Sequence[tuple[Heard, Plda]], settings: Settings) -> dict[str, Errors]:
+    """Errors by condition."""
+    found: dict[str, Errors] = {}
+    for recordings, plda in parts:
+        for condition, reference, length, activity, vectors in recordings:
+            turns = Turns()
+            if activity.pieces:
+                clusters = cluster(described(activity, plda(vectors)), plda, 1, 100, settings)
+                turns, _ = turns_of(activity, clusters.labels)
+            errors = turn_errors(reference, turns, length)
+            found[condition] = found.get(condition, Errors()) + errors
+    return found
 
 
-def engine(fold: Fold) -> PyannoteDiarizer:
-    """The engine with the mean of a fold and cached networks."""
-    diarizer = build(FOLDER)
-    pipeline = diarizer.pipeline
-    pipeline.__class__, pipeline.known = CachingDiarization, {}
-    pipeline._embedding.model_.encoder.mean.copy_(torch.from_numpy(fold.mean))
-    return diarizer
-
-
-def set_tuning(
-    diarizer: PyannoteDiarizer, fold: Fold, tuning: Tuning, levels: LevelSettings
-) -> None:
-    """Set other parameters of the pipeline."""
-    with tempfile.TemporaryDirectory() as folder:
-        store(fold.plda, Path(folder))
-        plda = PLDA(
-            Path(folder) / "xvec_transform.npz",
-            Path(folder) / "plda.npz",
-            lda_dimension=tuning.lda,
-        )
-    diarizer.pipeline.clustering = SplittingVBx(plda)
-    diarizer.pipeline.instantiate(tuning.parameters())
-    diarizer.refine = lambda turns, samples: refine_boundaries(turns, samples, levels)
-
-
-def evaluate(diarizer: PyannoteDiarizer, recordings: list[Mixture]) -> Errors:
-    total = Errors()
-    for recording in recordings:
-        found = diarizer.diarize(recording.samples)
-        total += turn_errors(recording.turns, found.regular, len(recording.samples))
-    return total
-
-
-def cost(errors: dict[str, Errors]) -> float:
-    """The mean error rate over the kinds plus a tenth of the share of wrong counts."""
-    return float(np.mean([e.der + 0.1 * (1 - e.right) for e in errors.values()]))
-
-
-def describe(errors: dict[str, Errors]) -> str:
-    return "  ".join(
-        f"{kind} {100 * e.der:.1f} = {100 * e.missed_s / e.speech_s:.1f} missed + "
-        f"{100 * e.false_s / e.speech_s:.1f} false + {100 * e.confusion:.1f}, "
-        f"{100 * e.right:.0f} % counted"
-        for kind, e in errors.items()
+def row(errors: dict[str, Errors]) -> str:
+    pooled = sum(errors.values(), Errors())
+    parts = []
+    for name, e in errors.items():
+        right = sum(count == 0 for count in e.counted)
+        parts.append(f"{name} {100 * e.der:.1f} ({100 * e.confusion:.1f}) {right}/{len(e.counted)}")
+    parts.append(
+        f"all {100 * pooled.der:.2f} ({100 * pooled.confusion:.2f}) {100 * pooled.right:.0f} %"
     )
+    return ", ".join(parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("data", type=Path)
-    plain, level = Tuning(), LevelSettings()
-    parser.add_argument("--speech", type=float, nargs="+", default=[plain.speech])
-    parser.add_argument("--lda", type=int, nargs="+", default=[plain.lda])
-    parser.add_argument("--threshold", type=float, nargs="+", default=[1.15, 1.2, 1.25])
-    parser.add_argument("--fa", type=float, nargs="+", default=[0.07, 0.1, 0.2])
-    parser.add_argument("--fb", type=float, nargs="+", default=[0.8, 1.6])
-    parser.add_argument("--part", type=float, nargs="+", default=[level.part])
+    parser.add_argument(
+        "--groups", nargs="+", default=["tuning"], choices=[g for g in GROUPS if g != "test"]
+    )
+    for item in fields(Settings):
+        kind = int if isinstance(item.default, int) else float
+        name = f"--{item.name.replace('_', '-')}"
+        parser.add_argument(name, type=kind, nargs="+", default=[item.default])
     given = parser.parse_args()
-    parts = [(engine(part), part) for part in folds(given.data)]
-    rows = []
-    for speech, lda, threshold, fa, fb, share in product(
-        given.speech, given.lda, given.threshold, given.fa, given.fb, given.part
-    ):
-        tuning = Tuning(speech, plain.gap_s, lda, threshold, fa, fb)
-        errors = dict.fromkeys(KINDS, Errors())
-        for diarizer, part in parts:
-            set_tuning(diarizer, part, tuning, LevelSettings(part=share))
-            for kind, recordings in part.recordings.items():
-                errors[kind] = errors[kind] + evaluate(diarizer, recordings)
-        rows.append((cost(errors), f"{tuning} part {share}: {describe(errors)}"))
-        print(f"{rows[-1][0]:.4f}  {rows[-1][1]}", flush=True)
-    print("best:", *(f"{price:.4f}  {row}" for price, row in sorted(rows)[:5]), sep="\n")
+    parts = [(heard(given.data, group), plda_for(group)) for group in given.groups]
+    names = [item.name for item in fields(Settings)]
+    for values in product(*(getattr(given, name) for name in names)):
+        changed = {n: v for n, v in zip(names, values, strict=True) if v != getattr(Settings(), n)}
+        print(
+            f"{changed}: {row(evaluate(parts, Settings(**dict(zip(names, values, strict=True)))))}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,50 +1,221 @@
-"""The speaker encoder's file: 8-bit integers are read as the floats that they stand for."""
+"""The bundled speaker encoder: vectors, features and files."""
 
 from __future__ import annotations
 
+import lzma
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save
 
+from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import ModelError
-from forescribe.diarize.engines.voice_encoder import NAME, load, weights
+from forescribe.diarize.engines import segmentation, voice_encoder
+from forescribe.diarize.engines.clustering import Plda, unit
+from forescribe.diarize.engines.voice_encoder import (
+    BANDS,
+    DIMENSION,
+    HOP,
+    NAME,
+    PART,
+    VoiceEncoder,
+    _names,
+    features,
+    load,
+)
+from forescribe.diarize.turns import read_rttm
 from forescribe.speculative.models.hub import FOLDER
-from forescribe.speculative.models.quantized import float_weights, stored_int8
-from training.speakers.encoder import HALVES
 
+RATE = 16_000
 SPEAKERS = FOLDER / "speakers"
+SAMPLES = Path(__file__).parents[3] / "samples"
 
 
-def test_the_bundled_encoder_is_stored_in_8_bits_but_for_what_reads_the_mel_power() -> None:
-    stored = load_file(SPEAKERS / NAME)
-    matrices = {n for n, t in stored.items() if t.dim() > 1}
-    assert {n for n in matrices if stored[n].dtype is not torch.int8} == HALVES
-    model = load(SPEAKERS).state_dict()
-    assert all(torch.equal(model[n], t.float()) for n, t in float_weights(SPEAKERS).items())
+@pytest.fixture(scope="module")
+def encoder() -> VoiceEncoder:
+    return load(SPEAKERS)
 
 
-def test_storing_it_again_changes_no_integer(tmp_path: Path) -> None:
-    before = load_file(SPEAKERS / NAME)
-    again = stored_int8(weights(SPEAKERS), HALVES)
-    assert again.keys() == before.keys()
-    assert all(torch.equal(again[n], t) for n, t in before.items() if t.dtype is not torch.float32)
+@pytest.fixture(scope="module")
+def memo() -> np.ndarray:
+    return read_audio(SAMPLES / "memo.flac")
 
 
-def test_floats_are_read_too(tmp_path: Path) -> None:
-    floats = {name: tensor.half() for name, tensor in weights(SPEAKERS).items()}
-    save_file(floats, tmp_path / NAME)
-    model = load(tmp_path).state_dict()
-    assert all(torch.equal(model[name], tensor.float()) for name, tensor in floats.items())
+def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """[N, D], [N, D] -> [N]"""
+    return np.asarray((unit(one) * unit(other)).sum(1))
 
 
-def test_integers_without_scales_are_named(tmp_path: Path) -> None:
-    stored = load_file(SPEAKERS / NAME)
-    with safe_open(SPEAKERS / NAME, framework="pt") as file:
-        metadata = file.metadata()
-    del stored["lstm.weight_hh_l1_scale"]
-    save_file(stored, tmp_path / NAME, metadata)
-    with pytest.raises(ModelError, match="lstm.weight_hh_l1 is of type I8 without scales"):
-        load(tmp_path)
+# Vectors
+
+
+def test_a_vector_does_not_depend_on_the_rows_beside_it(
+    encoder: VoiceEncoder, memo: np.ndarray
+) -> None:
+    rows = features(memo[RATE : 7 * RATE])
+    ends = [(0, 1), (0, 7), (5, 25), (30, 61), (100, 180), (100, 300), (200, 397), (300, 500)]
+    parts = [rows[start:end] for start, end in ends]
+    alone = np.concatenate([encoder.vectors([part]) for part in parts])
+    assert alone.shape == (len(parts), DIMENSION)
+    together = encoder.vectors(parts)
+    assert cosines(together, alone).min() > 1 - 1e-4
+    order = np.random.default_rng(0).permutation(2 * len(parts)) % len(parts)
+    many = encoder.vectors([parts[n] for n in order] + [rows])
+    assert cosines(many[:-1], alone[order]).min() > 1 - 1e-4
+
+
+def test_nothing_has_no_vectors(encoder: VoiceEncoder) -> None:
+    assert encoder.vectors([]).shape == (0, DIMENSION)
+
+
+@pytest.mark.parametrize(
+    ("gain", "least"),
+    [
+        (2.0, 0.99),
+        (0.5, 0.99),
+        (0.1, 0.95),
+        pytest.param(
+            0.01,
+            0.999,
+            marks=pytest.mark.xfail(
+                reason="fbank's floor of 1.2e-7 is in reach of quiet bands", strict=True
+            ),
+        ),
+    ],
+)
+def test_the_level_hardly_changes_a_vector(
+    encoder: VoiceEncoder, memo: np.ndarray, gain: float, least: float
+) -> None:
+    part = memo[RATE : 3 * RATE]
+    as_it_is, scaled = (encoder.vectors([features(part * np.float32(g))]) for g in (1.0, gain))
+    assert cosines(as_it_is, scaled)[0] > least
+
+
+@pytest.mark.parametrize("frames", [1, 2, 19, 20, 21])
+def test_the_shortest_rows_have_vectors_of_numbers(
+    encoder: VoiceEncoder, memo: np.ndarray, frames: int
+) -> None:
+    rows = features(memo[RATE : RATE + frames * HOP])
+    assert rows.shape == (frames, BANDS)
+    found = encoder.vectors([rows])
+    assert np.isfinite(found).all() and np.linalg.norm(found) > 0
+    assert np.isfinite(encoder.vectors([torch.zeros(frames, BANDS)])).all()
+
+
+def test_two_halves_of_a_reader_are_more_alike_than_two_readers(
+    encoder: VoiceEncoder, memo: np.ndarray
+) -> None:
+    path = SAMPLES / "conversation.flac"
+    conversation, turns = read_audio(path), read_rttm(path.with_suffix(".rttm").read_text())
+    parts = [features(memo[second * RATE :][: 2 * RATE]) for second in (1, 6, 16, 36, 46, 53)]
+    others = [turn for turn in turns["conversation"] if turn.speaker == "A"][:3]
+    parts += [features(conversation[t.start_sample :][: 2 * RATE]) for t in others]
+    vectors = Plda(SPEAKERS)(encoder.vectors(parts)).reshape(3, 3, -1)
+    first, second, other = unit(vectors.mean(1))
+    assert first @ second > 0.6
+    assert max(first @ other, second @ other) < 0.45
+
+
+# Features
+
+
+def test_features_of_a_long_signal_have_no_seam(memo: np.ndarray) -> None:
+    """They are computed in parts of a minute."""
+    rows = features(memo)
+    assert rows.shape == (len(memo) // HOP, BANDS) and len(rows) > PART + 100
+    around = features(memo[(PART - 100) * HOP :])
+    assert torch.allclose(rows[PART - 100 :], around, atol=1e-4)
+    assert torch.isfinite(rows).all()
+
+
+@pytest.mark.parametrize(
+    ("samples", "frames"), [(0, 0), (1, 0), (159, 0), (160, 1), (399, 2), (400, 2), (16_000, 100)]
+)
+def test_there_is_a_row_for_each_10_ms(samples: int, frames: int) -> None:
+    rows = features(np.full(samples, 0.1, np.float32))
+    assert rows.shape == (frames, BANDS) and torch.isfinite(rows).all()
+
+
+def test_a_row_is_of_its_own_25_ms(memo: np.ndarray) -> None:
+    changed = memo[: 3 * RATE].copy()
+    before = features(changed)
+    changed[100 * HOP : 101 * HOP] = 0.3
+    differ = (features(changed) != before).any(1).nonzero().flatten().tolist()
+    assert differ == [98, 99, 100]
+
+
+# Files
+
+
+@pytest.mark.parametrize("name", [NAME, segmentation.NAME])
+def test_the_files_hold_numbers_alone_and_their_matrices_are_integers(name: str) -> None:
+    stored = read_tensors(lzma.decompress((SPEAKERS / name).read_bytes()))
+    floats = (torch.float16, torch.float32)
+    assert {tensor.dtype for tensor in stored.values()} <= {torch.int8, *floats}
+    assert all(t.isfinite().all() for t in stored.values() if t.dtype in floats)
+    for key, tensor in stored.items():
+        large = tensor.dim() > 1 and tensor.numel() >= 1000 and not key.startswith("sincnet.")
+        assert (tensor.dtype is torch.int8) == large, key
+        if large:
+            scale = stored[f"{key}_scale"]
+            assert scale.shape == tensor.shape[:1] and (scale > 0).all()
+    integers = sum(t.numel() for t in stored.values() if t.dtype is torch.int8)
+    assert integers > 0.95 * sum(t.numel() for t in stored.values())
+
+
+def test_the_network_is_the_one_that_the_file_describes(encoder: VoiceEncoder) -> None:
+    assert sum(tensor.numel() for tensor in encoder._w.values()) == pytest.approx(6.9e6, rel=0.05)
+    assert all(tensor.dtype is torch.float32 for tensor in encoder._w.values())
+
+
+def bundled() -> bytes:
+    return (SPEAKERS / NAME).read_bytes()
+
+
+def small(**tensors: torch.Tensor) -> bytes:
+    """A file of some tensors."""
+    return lzma.compress(save(tensors), preset=0)
+
+
+def incomplete() -> bytes:
+    """One that lacks a weight."""
+    return small(**{name: torch.zeros(1) for name in _names() if name != "output.bias"})
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        None,
+        lambda: b"",
+        lambda: b"\0" * 1000,
+        lambda: bundled()[:-1000],
+        lambda: bundled()[:500_000] + b"\xff" * 100 + bundled()[500_100:],
+        lambda: lzma.decompress(bundled()),
+        lambda: small(weight=torch.zeros(2, 2)),
+        lambda: small(weight=torch.zeros(2, 2, dtype=torch.int8)),
+        incomplete,
+    ],
+    ids=[
+        "missing",
+        "empty",
+        "zeros",
+        "cut",
+        "changed",
+        "plain",
+        "foreign",
+        "no scales",
+        "incomplete",
+    ],
+)
+def test_a_missing_damaged_or_foreign_file_is_named(
+    tmp_path: Path, contents: Callable[[], bytes] | None
+) -> None:
+    if contents is not None:
+        (tmp_path / NAME).write_bytes(contents())
+    with pytest.raises(ModelError) as error:
+        voice_encoder.load(tmp_path)
+    assert str(tmp_path / NAME) in str(error.value)

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.speakers.plda import Plda, equal_error_rate, store, train, unit
+from forescribe.diarize.engines.clustering import Plda as StoredPlda
+from training.speakers.plda import Data, Plda, equal_error_rate, learn, store, train, unit
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +45,26 @@ def test_equal_error_is_0_for_separate_and_half_for_random_speakers() -> None:
     )
 
 
-def test_the_stored_files_hold_the_arrays_of_pyannote(
+def test_the_diarizer_computes_the_features_of_the_training(
     tmp_path: Path, voices: tuple[np.ndarray, np.ndarray]
 ) -> None:
-    plda: Plda = train(*voices, 6)
-    store(plda, tmp_path)
-    with np.load(tmp_path / "xvec_transform.npz") as first, np.load(tmp_path / "plda.npz") as then:
-        assert set(first) == {"mean1", "mean2", "lda"} and set(then) == {"mu", "tr", "psi"}
-        assert np.array_equal(then["tr"], plda.tr)
+    trained: Plda = train(*voices, 6)
+    store(trained, tmp_path)
+    stored = StoredPlda(tmp_path)
+    assert stored.psi == pytest.approx(trained.psi, rel=1e-6)
+    # Matrices are stored in float16.
+    assert stored(voices[0]) == pytest.approx(trained.features(voices[0]), abs=0.02)
+
+
+def test_the_noise_of_pieces_falls_with_their_length() -> None:
+    rng = np.random.default_rng(0)
+    speakers = np.repeat(np.arange(30), 60)
+    seconds = np.tile([0.5, 1.0, 2.0], 600)
+    centres = rng.normal(size=(30, 200))
+    spread = 0.4 / np.sqrt(seconds)[:, None]
+    vectors = centres[speakers] + spread * rng.normal(size=(len(speakers), 200))
+    data = Data(
+        vectors, speakers, np.full(len(speakers), "clean"), seconds, np.zeros(len(speakers))
+    )
+    constant, by_length = learn(data).noise
+    assert by_length > 0 and constant + by_length / 0.5 > constant + by_length / 2.0 > 0

@@ -1,0 +1,317 @@
+"""Pieces of one voice and turns, from synthetic probabilities and samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.diarize.engines.pieces import (
+    MEMORY,
+    Activity,
+    Run,
+    Settings,
+    find_pieces,
+    turns_of,
+)
+from forescribe.diarize.engines.segmentation import SETS, SLOTS
+from forescribe.diarize.turns import Turns
+
+HOP = 160
+LOUD, NOISE = 0.1, 1e-4
+SETTINGS = Settings()
+
+Spoken = tuple[int, int, Sequence[int]]
+"""First frame, end, and the slots that speak."""
+
+
+def heard(frames: int, *spoken: Spoken, certain: float = 0.97) -> np.ndarray:
+    """[F, 7]: the sets of slots, each with a probability of `certain`; nobody speaks elsewhere."""
+    rows = np.full((frames, len(SETS)), (1 - certain) / (len(SETS) - 1), np.float32)
+    sets = np.zeros(frames, np.int64)
+    for start, end, slots in spoken:
+        sets[start:end] = SETS.index(frozenset(slots))
+    rows[np.arange(frames), sets] = certain
+    return rows
+
+
+def sound(frames: int, *loud: tuple[int, int], noise: float = NOISE) -> np.ndarray:
+    """[160 F]: a tone from each first frame to its end, over noise."""
+    rng = np.random.default_rng(0)
+    level = np.zeros(frames, np.float32)
+    for start, end in loud:
+        level[start:end] = LOUD
+    tone = np.sin(2 * np.pi * 440 / 16_000 * np.arange(frames * HOP)) * np.repeat(level, HOP)
+    return (tone + noise * rng.standard_normal(frames * HOP)).astype(np.float32)
+
+
+def places(activity: Activity) -> list[tuple[int, int]]:
+    return [(piece.start, piece.end) for piece in activity.pieces]
+
+
+def slots(activity: Activity) -> list[int]:
+    """The slot of each piece."""
+    return [activity.runs[piece.run].slot for piece in activity.pieces]
+
+
+def frames(turns: Turns) -> list[tuple[int, int, str]]:
+    return [(t.start_sample // HOP, t.end_sample // HOP, t.speaker) for t in turns]
+
+
+def by_slot(activity: Activity) -> tuple[Turns, Turns]:
+    """Turns as if each slot were one person, with its number as the name."""
+    return turns_of(activity, np.array(slots(activity)))
+
+
+@pytest.mark.parametrize(("pause", "pieces"), [(5, 1), (7, 1), (8, 2), (40, 2)])
+def test_a_piece_ends_at_a_pause_of_80_ms_and_not_at_one_of_50(pause: int, pieces: int) -> None:
+    samples = sound(400, (100, 180), (180 + pause, 300))
+    activity = find_pieces(samples, heard(400, (100, 300, [0])))
+    assert activity.runs == (Run(0, 100, 300),)
+    expected = [(100, 300)] if pieces == 1 else [(100, 180), (180 + pause, 300)]
+    assert places(activity) == expected
+
+
+@pytest.mark.parametrize("length", [199, 200, 201, 450, 2000])
+def test_a_piece_is_at_most_two_seconds_long(length: int) -> None:
+    samples = sound(length + 300, (100, 100 + length))
+    activity = find_pieces(samples, heard(length + 300, (100, 100 + length, [2])))
+    lengths = [end - start for start, end in places(activity)]
+    assert max(lengths) <= 200 and max(lengths) - min(lengths) <= 1
+    assert len(lengths) == -(-length // 200) and sum(lengths) == length
+    assert max(piece.seconds for piece in activity.pieces) <= 2.0
+    assert slots(activity) == [2] * len(lengths)
+
+
+def test_frames_with_two_speakers_are_in_no_piece() -> None:
+    samples = sound(600, (100, 400))
+    activity = find_pieces(
+        samples, heard(600, (100, 200, [0]), (200, 300, [0, 1]), (300, 400, [1]))
+    )
+    assert activity.runs == (Run(0, 100, 300), Run(1, 200, 400))
+    assert places(activity) == [(100, 200), (300, 400)] and slots(activity) == [0, 1]
+
+
+def test_a_run_bridges_a_pause_of_150_ms_unless_somebody_else_speaks_in_it() -> None:
+    samples = sound(500, (100, 400))
+    bridged = find_pieces(samples, heard(500, (100, 200, [0]), (215, 400, [0])))
+    assert bridged.runs == (Run(0, 100, 400),) and places(bridged)[0] == (100, 200)
+    longer = find_pieces(samples, heard(500, (100, 200, [0]), (216, 400, [0])))
+    assert longer.runs == (Run(0, 100, 200), Run(0, 216, 400))
+    taken = heard(500, (100, 200, [0]), (205, 210, [1]), (215, 400, [0]))
+    assert [run for run in find_pieces(samples, taken).runs if run.slot == 0] == [
+        Run(0, 100, 200),
+        Run(0, 215, 400),
+    ]
+
+
+def overlapped(before: int, after: int) -> Activity:
+    """Slot 1 speaks alone, then only while slot 0 does, then alone again; the pauses are given."""
+    start = 100 + before
+    end = start + 50
+    count = end + after + 200
+    spoken = (
+        (0, 100, [1]),
+        (start - 100, start, [0]),
+        (start, end, [0, 1]),
+        (end, end + 20, [0]),
+        (end + after, end + after + 100, [1]),
+    )
+    loud = [(first, last) for first, last, _ in spoken]
+    return find_pieces(sound(count, *loud), heard(count, *spoken))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "speaker"),
+    [(300, 400, 1), (400, 300, 2), (MEMORY, MEMORY + 100, 1), (MEMORY + 100, MEMORY, 2)],
+)
+def test_a_run_of_overlap_alone_has_the_speaker_of_the_nearest_run_of_its_slot(
+    before: int, after: int, speaker: int
+) -> None:
+    activity = overlapped(before, after)
+    assert slots(activity) == [1, 0, 0, 1]
+    regular, _ = turns_of(activity, np.array([1, 0, 0, 2]))
+    start = 100 + before
+    assert (start, start + 50, str(speaker)) in frames(regular)
+
+
+def test_beyond_five_seconds_a_run_of_overlap_alone_has_no_speaker() -> None:
+    activity = overlapped(MEMORY + 1, MEMORY + 1)
+    regular, exclusive = turns_of(activity, np.array([1, 0, 0, 2]))
+    assert {speaker for _, _, speaker in frames(regular)} == {"0", "1", "2"}
+    start = 101 + MEMORY
+    assert [who for a, b, who in frames(regular) if a < start + 50 and b > start] == ["0"]
+    assert frames(exclusive) == frames(regular)
+
+
+def test_pieces_of_one_run_may_be_of_two_speakers_who_part_in_the_pause_between() -> None:
+    samples = sound(500, (100, 190), (210, 400))
+    activity = find_pieces(samples, heard(500, (100, 400, [0])))
+    assert places(activity) == [(100, 190), (210, 400)]
+    regular, exclusive = turns_of(activity, np.array([0, 1]))
+    assert frames(regular) == frames(exclusive) == [(100, 190, "0"), (210, 400, "1")]
+
+
+def test_two_at_once_overlap_but_in_the_exclusive_turns_the_more_probable_slot_speaks() -> None:
+    given_ = heard(600, (100, 200, [0]), (200, 300, [0, 1]), (300, 400, [1]))
+    given_[200:300] = 0
+    given_[200:300, SETS.index(frozenset({0, 1}))] = 0.6
+    given_[200:250, SETS.index(frozenset({1}))] = 0.4  # slot 1 is surer first, slot 0 then
+    given_[250:300, SETS.index(frozenset({0}))] = 0.4
+    activity = find_pieces(sound(600, (100, 400)), given_)
+    regular, exclusive = by_slot(activity)
+    assert frames(regular) == [(100, 300, "0"), (200, 400, "1")]
+    assert frames(exclusive) == [
+        (100, 200, "0"),
+        (200, 250, "1"),
+        (250, 300, "0"),
+        (300, 400, "1"),
+    ]
+
+
+def test_slots_of_one_speaker_at_once_are_one_turn() -> None:
+    activity = find_pieces(
+        sound(600, (100, 400)),
+        heard(600, (100, 200, [0]), (200, 300, [0, 1]), (300, 400, [1])),
+    )
+    regular, exclusive = turns_of(activity, np.array([0, 0]))
+    assert frames(regular) == frames(exclusive) == [(100, 400, "0")]
+
+
+@pytest.mark.parametrize(("pause", "turns"), [(20, 1), (30, 1), (31, 2)])
+def test_pauses_of_one_speaker_are_bridged_up_to_300_ms(pause: int, turns: int) -> None:
+    samples = sound(600, (100, 200), (200 + pause, 400))
+    activity = find_pieces(samples, heard(600, (100, 400, [0])))
+    for found in by_slot(activity):
+        expected = [(100, 200, "0"), (200 + pause, 400, "0")] if turns == 2 else [(100, 400, "0")]
+        assert frames(found) == expected
+
+
+def test_a_pause_in_which_somebody_else_speaks_is_not_bridged() -> None:
+    spoken = ((100, 200, [0]), (205, 215, [1]), (220, 400, [0]))
+    samples = sound(600, *[(start, end) for start, end, _ in spoken])
+    expected = [(start, end, str(slot)) for start, end, (slot,) in spoken]
+    for found in by_slot(find_pieces(samples, heard(600, *spoken))):
+        assert frames(found) == expected
+
+
+def test_turns_of_less_than_50_ms_are_dropped() -> None:
+    spoken = ((100, 200, [0]), (250, 254, [1]), (300, 305, [2]))
+    samples = sound(500, *[(start, end) for start, end, _ in spoken])
+    for found in by_slot(find_pieces(samples, heard(500, *spoken))):
+        assert frames(found) == [(100, 200, "0"), (300, 305, "2")]
+
+
+def test_a_turn_begins_and_ends_with_the_sound_that_the_segmentation_found_late() -> None:
+    samples = sound(500, (100, 300))
+    regular, _ = by_slot(find_pieces(samples, heard(500, (80, 320, [0]))))
+    assert frames(regular) == [(100, 300, "0")]
+
+
+def test_sound_in_which_the_segmentation_hears_nobody_is_not_speech() -> None:
+    samples = sound(900, (100, 300), (500, 700))
+    regular, _ = by_slot(find_pieces(samples, heard(900, (100, 300, [0]))))
+    assert frames(regular) == [(100, 300, "0")]
+
+
+def test_in_noise_the_probability_decides() -> None:
+    samples = sound(600, (100, 200), (300, 400), noise=0.05)
+    given_ = heard(600, (150, 250, [0]), (250, 350, [1]))
+    given_[200:250] = 0
+    given_[200:250, :2] = 0.45, 0.55  # it may be slot 0, but hardly speech
+    activity = find_pieces(samples, given_)
+    assert activity.active[200:250, 0].all()
+    regular, _ = by_slot(activity)
+    assert frames(regular) == [(150, 200, "0"), (250, 350, "1")]
+
+
+def test_digital_silence_has_no_speech_whatever_the_segmentation_hears() -> None:
+    activity = find_pieces(np.zeros(300 * HOP, np.float32), heard(300, (50, 250, [1])))
+    assert activity.runs == (Run(1, 50, 250),) and not activity.pieces
+    assert not activity.speech.any()
+    assert turns_of(activity, np.zeros(0, np.int64)) == (Turns(), Turns())
+
+
+def test_digital_silence_around_speech_says_nothing_of_its_noise() -> None:
+    with_zeros = sound(600, (200, 300), noise=0)
+    with_zeros[150 * HOP : 350 * HOP] = sound(200, (50, 150))
+    activity = find_pieces(with_zeros, heard(600, (190, 310, [0])))
+    assert places(activity) == [(200, 300)]
+
+
+@pytest.mark.parametrize("count", [0, 1, HOP - 1, HOP, 2 * HOP, 5 * HOP + 7, 30 * HOP])
+@pytest.mark.parametrize("slot", [None, 0])
+def test_empty_and_very_short_recordings_have_an_answer(count: int, slot: int | None) -> None:
+    samples = sound(31, (0, 31))[:count]
+    length = count // HOP
+    activity = find_pieces(samples, heard(length, (0, length, [] if slot is None else [slot])))
+    assert activity.slots.shape == activity.active.shape == (length, SLOTS)
+    regular, exclusive = turns_of(activity, np.zeros(len(activity.pieces), np.int64))
+    assert len(regular) == len(exclusive) <= 1
+    assert len(regular) == (slot == 0 and length >= SETTINGS.shortest)
+
+
+stretches = st.lists(
+    st.tuples(
+        st.integers(1, 120),  # frames
+        st.integers(0, len(SETS) - 1),  # who speaks
+        st.sampled_from([0.3, 0.5, 0.65, 0.97]),  # how probably
+        st.sampled_from([0.0, 1e-4, 0.01, 0.2]),  # level
+    ),
+    max_size=14,
+)
+
+
+@given(stretches, st.integers(0, HOP - 1), st.integers(0, 2**32 - 1), st.integers(1, 5))
+def test_pieces_and_turns_are_consistent_whatever_is_heard(
+    parts: list[tuple[int, int, float, float]], rest: int, seed: int, speakers: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    count = sum(length for length, *_ in parts)
+    probabilities, level = np.zeros((0, len(SETS))), np.zeros(0)
+    for length, members, certain, loudness in parts:
+        others = rng.dirichlet(np.ones(len(SETS)), length) * (1 - certain)
+        others[:, members] += certain
+        probabilities = np.concatenate([probabilities, others])
+        level = np.append(level, np.full(length, loudness))
+    samples = np.repeat(level, HOP) * rng.standard_normal(count * HOP)
+    samples = np.append(samples, np.zeros(rest)).astype(np.float32)
+
+    activity = find_pieces(samples, probabilities.astype(np.float32))
+    labels = rng.integers(speakers, size=len(activity.pieces))
+    regular, exclusive = turns_of(activity, labels)
+
+    assert activity.slots.shape == activity.active.shape == (count, SLOTS)
+    assert activity.speech.shape == (count,)
+    taken = np.zeros((count, SLOTS), np.int64)
+    for piece in activity.pieces:
+        run = activity.runs[piece.run]
+        assert run.start <= piece.start < piece.end <= run.end
+        assert piece.end - piece.start <= SETTINGS.longest
+        own = slice(piece.start, piece.end)
+        assert (activity.active[own].sum(1) == 1).all() and activity.active[own, run.slot].all()
+        taken[own, run.slot] += 1
+    assert taken.max(initial=0) <= 1
+    starts = [(piece.start, piece.end) for piece in activity.pieces]
+    assert starts == sorted(starts)
+    in_runs = np.zeros((count, SLOTS), np.int64)
+    for run in activity.runs:
+        in_runs[run.start : run.end, run.slot] += 1
+    assert in_runs.max(initial=0) <= 1 and (in_runs >= activity.active).all()
+
+    names = {str(label) for label in labels}
+    covered = {name: np.zeros(count, np.int64) for name in names}
+    for turn in regular:
+        assert 0 <= turn.start_sample < turn.end_sample <= len(samples)
+        covered[turn.speaker][turn.start_sample // HOP : turn.end_sample // HOP] += 1
+    assert all(own.max(initial=0) <= 1 for own in covered.values())
+    for turn in exclusive:
+        assert turn.end_sample <= len(samples)
+        assert covered[turn.speaker][turn.start_sample // HOP : turn.end_sample // HOP].all()
+    assert all(
+        before.end_sample <= after.start_sample
+        for before, after in zip(exclusive.turns, exclusive.turns[1:], strict=False)
+    )
