@@ -146,10 +146,11 @@ def assign_speakers(
     active = activity.overlap(spans) / np.maximum(spans[:, 1:] - spans[:, :1], 1e-9)  # [N, S]
     labels = _without_islands(labels, words, spans, boundaries, active, language, costs)
     known = _known(labels, distance <= costs.reach, boundaries, costs)
+    sure = turns_of.confidence(spans, labels)
     return [
         Attribution(
             speakers[label] if is_known else None,
-            float(chances[n, label]) if is_known else None,
+            float(chances[n, label] * sure[n]) if is_known else None,
             bool((active[n] >= 0.5).sum() >= 2),
         )
         for n, (label, is_known) in enumerate(zip(labels, known, strict=True))
@@ -226,6 +227,10 @@ class _SpeakerTurns:
         own = [[turn for turn in turns if turn.speaker == speaker] for speaker in speakers]
         self.starts = [np.array([t.start for t in turns]) for turns in own]
         self.ends = [np.array([t.end for t in turns]) for turns in own]
+        self.sure = [
+            np.array([1.0 if t.confidence is None else t.confidence for t in turns])
+            for turns in own
+        ]
 
     def overlap(self, spans: Floats) -> Floats:
         """[N, 2] spans -> [N, S] seconds of each speaker within each span."""
@@ -254,6 +259,15 @@ class _SpeakerTurns:
         near = np.exp((nearest - distance) / costs.decay)
         score = np.where(total > 1e-9, score, near)
         return score / score.sum(axis=1, keepdims=True), nearest[:, 0]
+
+    def confidence(self, spans: Floats, labels: Sequence[int]) -> Floats:
+        """[N, 2] spans and [N] speakers -> [N] confidence of the speaker's turn at or before the middle of
+        the span, else of the first one; 1 where an engine does not tell."""
+        found = np.ones(len(spans))
+        for n, (middle, label) in enumerate(zip(spans.mean(axis=1), labels, strict=True)):
+            place = int(np.searchsorted(self.starts[label], middle, side="right")) - 1
+            found[n] = self.sure[label][max(0, place)]
+        return found
 
     def _all(self) -> range:
         return range(len(self.starts))

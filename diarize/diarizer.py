@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forescribe.asr.errors import UsageError
+from forescribe.asr.formats.transcript import turn_to_dict
 from forescribe.asr.formats.transcript_parts import Json, Notice
 
 from .turns import Turns, appearance
@@ -193,7 +194,7 @@ class Diarization:
         """The JSON form: turns in seconds and the engine, without vectors."""
 
         def listed(turns: Turns) -> list[Json]:
-            return [{"start": t.start, "end": t.end, "speaker": t.speaker} for t in turns]
+            return [turn_to_dict(turn) for turn in turns]
 
         return {
             "duration": self.sample_count / 16_000,

@@ -28,8 +28,10 @@ class Turns:
         object.__setattr__(self, "turns", tuple(in_order))
 
     @classmethod
-    def of(cls, turns: Iterable[tuple[int, int, str]]) -> Turns:
-        """Create turns from (start sample, end sample, speaker)."""
+    def of(
+        cls, turns: Iterable[tuple[int, int, str] | tuple[int, int, str, float | None]]
+    ) -> Turns:
+        """Create turns from (start sample, end sample, speaker), and the confidence where it is known."""
         return cls(tuple(Turn(*turn) for turn in turns))
 
     def __iter__(self) -> Iterator[Turn]:
@@ -54,21 +56,30 @@ class Turns:
 
     def shifted(self, samples: int) -> Turns:
         """Move turns later by so many samples."""
-        return Turns.of((t.start_sample + samples, t.end_sample + samples, t.speaker) for t in self)
+        return Turns(
+            tuple(
+                replace(t, start_sample=t.start_sample + samples, end_sample=t.end_sample + samples)
+                for t in self
+            )
+        )
 
     def renamed(self, names: Mapping[str, str]) -> Turns:
         """Rename the speakers in `names`; the others keep their names."""
         return Turns(tuple(replace(t, speaker=names.get(t.speaker, t.speaker)) for t in self))
 
     def joined(self, gap: int = 0) -> Turns:
-        """Join turns of one speaker that overlap or are at most `gap` samples apart."""
+        """Join turns of one speaker that overlap or are at most `gap` samples apart. The lower confidence is
+        that of both."""
         found: list[Turn] = []
         last: dict[str, int] = {}  # place in `found`
         for turn in self:
             place = last.get(turn.speaker)
             if place is not None and turn.start_sample <= found[place].end_sample + gap:
-                end = max(found[place].end_sample, turn.end_sample)
-                found[place] = replace(found[place], end_sample=end)
+                before = found[place]
+                end = max(before.end_sample, turn.end_sample)
+                known = [c for c in (before.confidence, turn.confidence) if c is not None]
+                lower = min(known, default=None)
+                found[place] = replace(before, end_sample=end, confidence=lower)
                 continue
             last[turn.speaker] = len(found)
             found.append(turn)

@@ -66,7 +66,7 @@ class Transcript:
 
     def to_dict(self) -> dict[str, Json]:
         """Whisper's JSON with additional keys. Numbers that are not finite become null."""
-        turns: dict[str, Json] = {"turns": [_turn_to_dict(turn) for turn in self.turns]}
+        turns: dict[str, Json] = {"turns": [turn_to_dict(turn) for turn in self.turns]}
         return {
             "text": self.text,
             "segments": [_segment_to_dict(segment, self.diarized) for segment in self.segments],
@@ -96,7 +96,12 @@ class Transcript:
             stats=record.record("stats").data,
             diarized=record.data["diarized"] is True,
             turns=tuple(
-                Turn(samples_at(i.number("start")), samples_at(i.number("end")), i.text("speaker"))
+                Turn(
+                    samples_at(i.number("start")),
+                    samples_at(i.number("end")),
+                    i.text("speaker"),
+                    i.optional_number("confidence") if "confidence" in i.data else None,
+                )
                 for i in (record.records("turns") if "turns" in record.data else [])
             ),
         )
@@ -258,9 +263,12 @@ def _token_sources(record: Fields) -> tuple[TokenSource, ...]:
     return tuple(cast(TokenSource, str(item)) for item in record.items("sources"))
 
 
-def _turn_to_dict(turn: Turn) -> dict[str, Json]:
-    """Times in seconds."""
-    return {"start": turn.start, "end": turn.end, "speaker": turn.speaker}
+def turn_to_dict(turn: Turn) -> dict[str, Json]:
+    """Times in seconds; `confidence` only where it is known."""
+    told: dict[str, Json] = {"start": turn.start, "end": turn.end, "speaker": turn.speaker}
+    if turn.confidence is not None:
+        told["confidence"] = round(turn.confidence, 3)
+    return told
 
 
 def _coverage_to_dict(coverage: Coverage) -> dict[str, Json]:

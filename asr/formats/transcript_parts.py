@@ -136,12 +136,14 @@ class Segment(_InSeconds):
 class Turn(_InSeconds):
     """A time span in which one person speaks, found from the voice alone; turns may overlap.
 
+    `confidence` is the probability that it is this speaker, from 0 to 1; None where the engine does not tell.
     Raises ValueError for an empty or reversed span and for an empty speaker label.
     """
 
     start_sample: int
     end_sample: int
     speaker: str
+    confidence: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_sample < self.end_sample:

@@ -18,11 +18,15 @@ Knows vectors only. Shapes: N pieces, K speakers, D dimensions.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
+
+from forescribe.asr.errors import ModelError
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -44,18 +48,24 @@ class Settings:
     change: float = 7.5  # nats, of a change of speaker between adjacent pieces of one local speaker
     change_s: float = 0.25  # over which that falls to a third
     rounds: int = 5  # of moving pieces, at most
+    sharpness: float = 0.35  # of probabilities: a piece's dimensions are not independent
 
 
 class Plda:
     """A PLDA with 128 dimensions, and the noise of pieces by their length."""
 
     def __init__(self, folder: Path) -> None:
-        with np.load(folder / NAME) as arrays:
-            self._mean1, self._lda, self._mean2, self._mu, self._axes = (
-                arrays[name].astype(np.float64) for name in ("mean1", "lda", "mean2", "mu", "tr")
-            )
-            self.psi: Floats = arrays["psi"].astype(np.float64)
-            self._constant, self._by_length = arrays["noise"].astype(float).tolist()
+        """Raises ModelError for a missing or damaged file."""
+        names = ("mean1", "lda", "mean2", "mu", "tr")
+        try:
+            with np.load(folder / NAME) as arrays:
+                self._mean1, self._lda, self._mean2, self._mu, self._axes = (
+                    arrays[name].astype(np.float64) for name in names
+                )
+                self.psi: Floats = arrays["psi"].astype(np.float64)
+                self._constant, self._by_length = arrays["noise"].astype(float).tolist()
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
+            raise ModelError(f"no PLDA in {str(folder / NAME)!r}: {error}") from error
 
     def __call__(self, vectors: NDArray[np.floating]) -> Floats:
         """[N, 192] vectors of the encoder -> [N, 128]."""
@@ -84,7 +94,7 @@ class Clusters:
     """Speakers of pieces."""
 
     labels: Labels  # [N], from 0 to K - 1
-    chances: Floats  # [N, K], how probable each speaker is
+    chances: Floats  # [N, K], how probable each speaker is by the piece alone
     means: Floats  # [K, D] unit vectors
 
 
@@ -112,18 +122,22 @@ def cluster(
     kept = [k for n, k in enumerate(order) if n < least or amounts[k] >= settings.smallest_s]
     members = np.zeros((len(pieces.seconds), len(kept)), bool)  # [N, K] of founding pieces
     members[founding] = labels[:, None] == np.array(kept)
+    if _apart(members, pieces.apart).any():  # two people who speak at once
+        least = max(least, 2)
     placing = _Placing(pieces, plda, precision, weights, founding, settings)
     members, found = placing.settle(members, least)
     while members.shape[1] > least:
         means = unit(_sums(members, weights, pieces.vectors))
-        cosines = means @ means.T - 2 * np.eye(len(means))
+        cosines = np.where(
+            _apart(members, pieces.apart), -2, means @ means.T - 2 * np.eye(len(means))
+        )
         one, other = divmod(int(cosines.argmax()), len(means))
         if cosines[one, other] < settings.alike:
             break
         members[:, one] |= members[:, other]
         members, found = placing.settle(np.delete(members, other, 1), least)
     scores = found.scores - found.scores.max(1, keepdims=True)
-    chances = np.exp(scores)
+    chances = np.exp(settings.sharpness * scores)
     return Clusters(
         found.labels,
         chances / chances.sum(1, keepdims=True),
@@ -196,6 +210,14 @@ def agglomerate(
     return labels
 
 
+def _apart(members: Flags, apart: Flags) -> Flags:
+    """[N, K] members and [N, N] pieces of people who speak at once -> [K, K] speakers who do."""
+    own = members.astype(np.float32)
+    found = np.asarray(own.T @ apart.astype(np.float32) @ own > 0)
+    np.fill_diagonal(found, False)
+    return found
+
+
 def _repeats(vectors: Floats, alike: float) -> Floats:
     """[N, D] -> [N], how often each piece is heard. Sound that is played again (announcements, jingles) says
     nothing new about a voice, and would make a speaker of its own."""
@@ -250,7 +272,11 @@ class _Placing:
             moved = np.zeros_like(members)
             moved[self.founding] = found.labels[self.founding, None] == np.arange(members.shape[1])
             occupied = moved.any(0)
-            if occupied.sum() < max(1, least) or (moved == members).all():
+            if occupied.sum() < least:  # their pieces stay where agglomeration put them
+                labels = found.labels.copy()
+                labels[self.founding] = members[self.founding].argmax(1)
+                return members, _Placed(labels, found.scores)
+            if (moved == members).all():
                 break
             members = moved[:, occupied]
         return members, self._placed(members)

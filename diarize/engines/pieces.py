@@ -46,7 +46,6 @@ class Settings:
     quiet: float = 10.0  # percentile of the level around a stretch
     loud: float = 95.0  # percentile of the level in the stretch
     around: int = 400
-    margin: int = 20  # speech may begin earlier and end later by this much
     gap: int = 25  # stretches closer than this are treated as one
     # turns
     pause: int = 30  # of one speaker, bridged up to this length
@@ -93,7 +92,9 @@ def find_pieces(
     settings = settings or Settings()
     slots = probabilities @ MEMBERS
     active = slots > settings.active
-    speech = _speech(_decibels(samples), 1 - probabilities[:, 0], np.asarray(active.any(1)), settings)
+    speech = _speech(
+        _decibels(samples), 1 - probabilities[:, 0], np.asarray(active.any(1)), settings
+    )
     runs = sorted(_runs(active, settings), key=lambda run: (run.start, run.end))
     alone = active.sum(1) == 1
     loud = _closed(speech, settings.cut)
@@ -110,48 +111,55 @@ def find_pieces(
 
 
 def turns_of(
-    activity: Activity, labels: Labels, settings: Settings | None = None
+    activity: Activity,
+    labels: Labels,
+    confidence: NDArray[np.float64],
+    settings: Settings | None = None,
 ) -> tuple[Turns, Turns]:
-    """[N] speakers of pieces -> (turns that may overlap, turns of the most probable speaker)."""
+    """[N] speakers of pieces and [N] confidence -> (turns that may overlap, turns of the most probable
+    speaker). A turn has the mean confidence of its frames."""
     settings = settings or Settings()
     if not len(labels):
         return Turns(), Turns()
-    owners = _owners(activity, labels)
+    nearest = _nearest_pieces(activity)
+    owners = np.where(nearest >= 0, labels[nearest], -1)
     heard = activity.active & activity.speech[:, None] & (owners >= 0)  # [F, 3]
     spoken = np.zeros((len(heard), int(labels.max()) + 1), bool)  # [F, K]
+    sure = np.zeros(spoken.shape)
     for slot in range(SLOTS):
         frames = np.flatnonzero(heard[:, slot])
         spoken[frames, owners[frames, slot]] = True
+        sure[frames, owners[frames, slot]] = confidence[nearest[frames, slot]]
     strongest = np.where(heard, activity.slots, -1.0).argmax(1)
     alone = np.where(heard.any(1), owners[np.arange(len(owners)), strongest], -1)
     exclusive = alone[:, None] == np.arange(spoken.shape[1])
     return (
-        Turns.of(_turns(spoken, settings)),
-        Turns.of(_turns(exclusive, settings)),
+        Turns.of(_turns(spoken, sure, settings)),
+        Turns.of(_turns(exclusive, sure, settings)),
     )
 
 
-def _owners(activity: Activity, labels: Labels) -> Labels:
-    """[F, 3] the speaker of each slot in its runs, -1 elsewhere: that of the nearest piece of the run. A run
-    without a piece, as only others speak at the same time, gets that of the nearest run in its slot."""
+def _nearest_pieces(activity: Activity) -> Labels:
+    """[F, 3] the piece that each slot belongs to in its runs, -1 elsewhere: the nearest one of the run. A run
+    without a piece, as only others speak at the same time, has that of the nearest run in its slot."""
     owners = np.full(activity.active.shape, -1)
     pieces: dict[int, list[tuple[Piece, int]]] = {}
-    for piece, label in zip(activity.pieces, labels.tolist(), strict=True):
-        pieces.setdefault(piece.run, []).append((piece, label))
+    for n, piece in enumerate(activity.pieces):
+        pieces.setdefault(piece.run, []).append((piece, n))
     by_slot: dict[int, list[tuple[Run, int, int]]] = {}
     for number, own in pieces.items():
         run = activity.runs[number]
         middles = [(a.end + b.start) / 2 for (a, _), (b, _) in zip(own, own[1:], strict=False)]
         nearest = np.searchsorted(middles, np.arange(run.start, run.end), side="right")
-        owners[run.start : run.end, run.slot] = np.array([label for _, label in own])[nearest]
+        owners[run.start : run.end, run.slot] = np.array([n for _, n in own])[nearest]
         by_slot.setdefault(run.slot, []).append((run, own[0][1], own[-1][1]))
     for number, run in enumerate(activity.runs):
         if number in pieces:
             continue
         near = [
-            (distance, label)
+            (distance, piece)
             for other, first, last in by_slot.get(run.slot, [])
-            for distance, label in ((run.start - other.end, last), (other.start - run.end, first))
+            for distance, piece in ((run.start - other.end, last), (other.start - run.end, first))
             if 0 <= distance <= MEMORY
         ]
         if near:
@@ -163,8 +171,11 @@ MEMORY = 5 * FRAMES_PER_S
 """Frames after which a slot may be another person: half a chunk of the segmentation."""
 
 
-def _turns(spoken: Flags, settings: Settings) -> Iterator[tuple[int, int, str]]:
-    """[F, K] -> (start sample, end sample, speaker), short pauses bridged where nobody else speaks."""
+def _turns(
+    spoken: Flags, sure: NDArray[np.float64], settings: Settings
+) -> Iterator[tuple[int, int, str, float]]:
+    """[F, K] speech and its confidence -> (start sample, end sample, speaker, confidence), short pauses
+    bridged where nobody else speaks."""
     anybody = np.concatenate([[0], np.cumsum(spoken.any(1))])
     for speaker in range(spoken.shape[1]):
         found: list[list[int]] = []
@@ -176,7 +187,9 @@ def _turns(spoken: Flags, settings: Settings) -> Iterator[tuple[int, int, str]]:
                 found.append([start, end])
         for start, end in found:
             if end - start >= settings.shortest:
-                yield start * HOP, end * HOP, str(speaker)
+                own = spoken[start:end, speaker]
+                confidence = float(sure[start:end, speaker][own].mean())
+                yield start * HOP, end * HOP, str(speaker), confidence
 
 
 def _runs(active: Flags, settings: Settings) -> Iterator[Run]:
@@ -222,8 +235,7 @@ def _speech(
         if loud - quiet < settings.contrast_db:
             found[start:end] |= heard[start:end] > settings.unsure
             continue
-        wide = slice(max(0, start - settings.margin), end + settings.margin)
-        found[wide] |= level[wide] > quiet + settings.part * (loud - quiet)
+        found[start:end] |= level[start:end] > quiet + settings.part * (loud - quiet)
     return found
 
 

@@ -99,9 +99,10 @@ class _Blend:
     def add(self, start: int, chunk: Probabilities) -> None:
         """Add the chunk that begins at sample `start`; chunks come in order."""
         at, count = round(start / self._step), len(chunk)
-        shared = self._at + count - at
+        shared = 0 if self._last is None else min(count, self._at + len(self._last) - at)
         if self._last is not None and shared > 0:
-            before = self._last[-shared:] @ MEMBERS
+            offset = at - self._at
+            before = self._last[offset : offset + shared] @ MEMBERS
             chunk = max(
                 (chunk[:, order] for order in ORDERS),
                 key=lambda some: float(np.minimum(before, some[:shared] @ MEMBERS).sum()),

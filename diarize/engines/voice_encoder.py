@@ -58,6 +58,12 @@ ROUNDING = 10
 BATCH_FRAMES = 6400
 """Frames of a batch, 64 s: 200 MB of activations."""
 
+LOUD = 0.12
+"""Level of the loud frames (95th percentile), that of the recordings the PLDA was trained on."""
+
+SILENT = 1e-6
+"""Level below which there is nothing to amplify."""
+
 PART = 6000
 """Frames of features computed at a time, one minute."""
 
@@ -146,6 +152,17 @@ class VoiceEncoder:
         return torch.addcmul(shift, x, scale).relu_()
 
 
+def _gain(samples: Samples) -> float:
+    """What brings the loud frames of a quiet recording to LOUD, 1 for others: Kaldi's features have a floor
+    that quiet speech falls below, so that its vectors would be others."""
+    rows = samples[: len(samples) // HOP * HOP].reshape(-1, HOP)
+    if not len(rows):
+        return 1.0
+    power = np.einsum("ft,ft->f", rows, rows, dtype=np.float64) / HOP
+    level = float(np.sqrt(np.percentile(power, 95)))
+    return max(1.0, LOUD / level) if level > SILENT else 1.0
+
+
 def features(samples: Samples) -> Tensor:
     """`[T]` samples -> `[T // 160, 80]` logarithms of mel power, as Kaldi computes them, for frames that
     begin every 10 ms. Without samples behind it the last frames are those of silence."""
@@ -154,7 +171,7 @@ def features(samples: Samples) -> Tensor:
     count = len(samples) // HOP
     window = round(0.025 * SAMPLE_RATE)
     padded = np.zeros(max(0, count - 1) * HOP + window, np.float32)
-    padded[: len(samples)] = samples[: len(padded)]
+    padded[: len(samples)] = samples[: len(padded)] * np.float32(_gain(samples))
     parts = [
         fbank(
             torch.from_numpy(padded[first * HOP : (min(first + PART, count) - 1) * HOP + window])[

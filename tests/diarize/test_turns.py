@@ -73,6 +73,14 @@ def test_joined_turns_have_gaps_between_turns_of_one_speaker(given: Turns) -> No
         assert at(joined, sample) == at(given, sample)
 
 
+def test_turns_keep_their_confidence_and_joined_ones_have_the_lower_one() -> None:
+    given = Turns.of([(0, 4, "A", 0.9), (2, 6, "B"), (4, 9, "A", 0.7), (20, 30, "A", 0.8)])
+    for same in (given.clipped(30), given.shifted(5), given.renamed({"A": "C"})):
+        assert [turn.confidence for turn in same] == [0.9, None, 0.7, 0.8]
+    assert given.joined() == Turns.of([(0, 9, "A", 0.7), (2, 6, "B"), (20, 30, "A", 0.8)])
+    assert Turns.of([(0, 4, "A"), (4, 5, "A", 0.6)]).joined() == Turns.of([(0, 5, "A", 0.6)])
+
+
 def test_a_name_with_spaces_stays_one_field_of_rttm() -> None:
     written = format_turns(Turns.of([(0, SECOND, "Zoë Smith")]), "my call")
     assert written == "SPEAKER my_call 1 0.000 1.000 <NA> <NA> Zoë_Smith <NA> <NA>\n"

@@ -76,7 +76,7 @@ def evaluate(parts: Sequence[tuple[Heard, Plda]], settings: Settings) -> dict[st
             turns = Turns()
             if activity.pieces:
                 clusters = cluster(described(activity, plda(vectors)), plda, 1, 100, settings)
-                turns, _ = turns_of(activity, clusters.labels)
+                turns, _ = turns_of(activity, clusters.labels, clusters.chances.max(1))
             errors = turn_errors(reference, turns, length)
             found[condition] = found.get(condition, Errors()) + errors
     return found

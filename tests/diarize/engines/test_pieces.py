@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.diarize.engines.pieces import (
@@ -61,9 +61,14 @@ def frames(turns: Turns) -> list[tuple[int, int, str]]:
     return [(t.start_sample // HOP, t.end_sample // HOP, t.speaker) for t in turns]
 
 
+def of(activity: Activity, *labels: int) -> tuple[Turns, Turns]:
+    """Turns of pieces by their speakers."""
+    return turns_of(activity, np.array(labels, np.int64), np.ones(len(labels)))
+
+
 def by_slot(activity: Activity) -> tuple[Turns, Turns]:
     """Turns as if each slot were one person, with its number as the name."""
-    return turns_of(activity, np.array(slots(activity)))
+    return of(activity, *slots(activity))
 
 
 @pytest.mark.parametrize(("pause", "pieces"), [(5, 1), (7, 1), (8, 2), (40, 2)])
@@ -133,25 +138,51 @@ def test_a_run_of_overlap_alone_has_the_speaker_of_the_nearest_run_of_its_slot(
 ) -> None:
     activity = overlapped(before, after)
     assert slots(activity) == [1, 0, 0, 1]
-    regular, _ = turns_of(activity, np.array([1, 0, 0, 2]))
+    regular, _ = of(activity, 1, 0, 0, 2)
     start = 100 + before
     assert (start, start + 50, str(speaker)) in frames(regular)
 
 
 def test_beyond_five_seconds_a_run_of_overlap_alone_has_no_speaker() -> None:
     activity = overlapped(MEMORY + 1, MEMORY + 1)
-    regular, exclusive = turns_of(activity, np.array([1, 0, 0, 2]))
+    regular, exclusive = of(activity, 1, 0, 0, 2)
     assert {speaker for _, _, speaker in frames(regular)} == {"0", "1", "2"}
     start = 101 + MEMORY
     assert [who for a, b, who in frames(regular) if a < start + 50 and b > start] == ["0"]
     assert frames(exclusive) == frames(regular)
 
 
+def test_a_run_of_overlap_alone_has_the_speaker_of_the_nearest_end_of_a_run() -> None:
+    spoken = (
+        (0, 40, [1]),
+        (40, 100, [1]),
+        (200, 300, [0]),
+        (300, 350, [0, 1]),
+        (350, 400, [0]),
+        (600, 660, [1]),
+    )
+    loud = [(0, 30), *[(start, end) for start, end, _ in spoken[1:]]]
+    activity = find_pieces(sound(900, *loud), heard(900, *spoken))
+    assert slots(activity) == [1, 1, 0, 0, 1]  # a pause within the first run
+    regular, _ = of(activity, 0, 1, 2, 2, 3)
+    assert (300, 350, "1") in frames(regular)
+
+
+def test_an_overlap_in_a_run_of_two_speakers_is_divided_in_its_middle() -> None:
+    spoken = ((100, 200, [0]), (200, 250, [0, 1]), (250, 400, [0]), (450, 600, [1]))
+    samples = sound(700, *[(start, end) for start, end, _ in spoken])
+    activity = find_pieces(samples, heard(700, *spoken))
+    assert slots(activity) == [0, 0, 1]
+    regular, _ = of(activity, 0, 1, 2)
+    expected = {(100, 225, "0"), (225, 400, "1"), (200, 250, "2"), (450, 600, "2")}
+    assert set(frames(regular)) == expected
+
+
 def test_pieces_of_one_run_may_be_of_two_speakers_who_part_in_the_pause_between() -> None:
     samples = sound(500, (100, 190), (210, 400))
     activity = find_pieces(samples, heard(500, (100, 400, [0])))
     assert places(activity) == [(100, 190), (210, 400)]
-    regular, exclusive = turns_of(activity, np.array([0, 1]))
+    regular, exclusive = of(activity, 0, 1)
     assert frames(regular) == frames(exclusive) == [(100, 190, "0"), (210, 400, "1")]
 
 
@@ -172,12 +203,27 @@ def test_two_at_once_overlap_but_in_the_exclusive_turns_the_more_probable_slot_s
     ]
 
 
+def test_a_turn_has_the_mean_confidence_of_its_speech() -> None:
+    samples = sound(700, (100, 150), (170, 300), (320, 350))
+    activity = find_pieces(
+        samples, heard(700, (100, 250, [0]), (250, 300, [0, 1]), (300, 350, [1]))
+    )
+    assert places(activity) == [(100, 150), (170, 250), (320, 350)]
+    regular, exclusive = turns_of(activity, np.array([0, 0, 1]), np.array([0.5, 1.0, 0.7]))
+    assert frames(regular) == [(100, 300, "0"), (250, 350, "1")]
+    first = (
+        50 * 0.5 + 130 * 1.0
+    ) / 180  # the pause does not count, what is said in the overlap does
+    assert [turn.confidence for turn in regular] == pytest.approx([first, 0.7])
+    assert [turn.confidence for turn in exclusive] == pytest.approx([first, 0.7])
+
+
 def test_slots_of_one_speaker_at_once_are_one_turn() -> None:
     activity = find_pieces(
         sound(600, (100, 400)),
         heard(600, (100, 200, [0]), (200, 300, [0, 1]), (300, 400, [1])),
     )
-    regular, exclusive = turns_of(activity, np.array([0, 0]))
+    regular, exclusive = of(activity, 0, 0)
     assert frames(regular) == frames(exclusive) == [(100, 400, "0")]
 
 
@@ -199,9 +245,11 @@ def test_a_pause_in_which_somebody_else_speaks_is_not_bridged() -> None:
 
 
 def test_turns_of_less_than_50_ms_are_dropped() -> None:
-    spoken = ((100, 200, [0]), (250, 254, [1]), (300, 305, [2]))
+    spoken = ((100, 200, [0]), (205, 209, [1]), (250, 254, [1]), (300, 305, [2]))
     samples = sound(500, *[(start, end) for start, end, _ in spoken])
-    for found in by_slot(find_pieces(samples, heard(500, *spoken))):
+    activity = find_pieces(samples, heard(500, *spoken))
+    assert slots(activity) == [0, 1, 2]
+    for found in by_slot(activity):
         assert frames(found) == [(100, 200, "0"), (300, 305, "2")]
 
 
@@ -232,7 +280,7 @@ def test_digital_silence_has_no_speech_whatever_the_segmentation_hears() -> None
     activity = find_pieces(np.zeros(300 * HOP, np.float32), heard(300, (50, 250, [1])))
     assert activity.runs == (Run(1, 50, 250),) and not activity.pieces
     assert not activity.speech.any()
-    assert turns_of(activity, np.zeros(0, np.int64)) == (Turns(), Turns())
+    assert of(activity) == (Turns(), Turns())
 
 
 def test_digital_silence_around_speech_says_nothing_of_its_noise() -> None:
@@ -249,7 +297,7 @@ def test_empty_and_very_short_recordings_have_an_answer(count: int, slot: int | 
     length = count // HOP
     activity = find_pieces(samples, heard(length, (0, length, [] if slot is None else [slot])))
     assert activity.slots.shape == activity.active.shape == (length, SLOTS)
-    regular, exclusive = turns_of(activity, np.zeros(len(activity.pieces), np.int64))
+    regular, exclusive = of(activity, *[0] * len(activity.pieces))
     assert len(regular) == len(exclusive) <= 1
     assert len(regular) == (slot == 0 and length >= SETTINGS.shortest)
 
@@ -265,6 +313,7 @@ stretches = st.lists(
 )
 
 
+@settings(max_examples=300)
 @given(stretches, st.integers(0, HOP - 1), st.integers(0, 2**32 - 1), st.integers(1, 5))
 def test_pieces_and_turns_are_consistent_whatever_is_heard(
     parts: list[tuple[int, int, float, float]], rest: int, seed: int, speakers: int
@@ -282,7 +331,8 @@ def test_pieces_and_turns_are_consistent_whatever_is_heard(
 
     activity = find_pieces(samples, probabilities.astype(np.float32))
     labels = rng.integers(speakers, size=len(activity.pieces))
-    regular, exclusive = turns_of(activity, labels)
+    confidence = rng.random(len(labels))
+    regular, exclusive = turns_of(activity, labels, confidence)
 
     assert activity.slots.shape == activity.active.shape == (count, SLOTS)
     assert activity.speech.shape == (count,)
@@ -307,6 +357,7 @@ def test_pieces_and_turns_are_consistent_whatever_is_heard(
     for turn in regular:
         assert 0 <= turn.start_sample < turn.end_sample <= len(samples)
         covered[turn.speaker][turn.start_sample // HOP : turn.end_sample // HOP] += 1
+        assert turn.confidence is not None and 0 <= turn.confidence <= 1
     assert all(own.max(initial=0) <= 1 for own in covered.values())
     for turn in exclusive:
         assert turn.end_sample <= len(samples)
