@@ -54,8 +54,8 @@ OTHERS = 2.0
 """Nats against consecutive pieces of two local speakers being one person."""
 
 AT_ONCE = 200
-"""Frames that two runs share from which they are two people: less may be an error at a change, or the sound of
-the room."""
+"""Frames that two runs share from which they are two people: less may be an error at a change, or the sound
+of the room."""
 
 DOUBTFUL = 0.035
 """Mean doubt of the pieces of a recording from which it has a warning. Of 126 recordings of tuning voices 8

@@ -34,6 +34,7 @@ class Recording:
     name: str
     voices: dict[str, Voice]
     noise: bool = False
+    coarse_db: float = 36.0  # rounding noise below the level, so that the file is small
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Segment:
 
 
 RECORDINGS = (
-    Recording("memo", {"A": SLT}),
-    Recording("conversation", {"A": RMS, "B": SLT}),
-    Recording("noisy", {"A": RMS}, noise=True),
+    Recording("memo", {"A": SLT}, coarse_db=39.0),
+    Recording("conversation", {"A": RMS, "B": SLT}, coarse_db=35.0),
+    Recording("noisy", {"A": RMS}, noise=True, coarse_db=27.0),
     Recording("silence", {"A": AWB}),
 )
 
@@ -92,14 +93,13 @@ def turns(segments: list[Segment]) -> list[tuple[str, float, float]]:
 
 
 def coarse(audio: np.ndarray, recording: Recording) -> np.ndarray:
-    """[N] float32 -> [N] int16 whose lowest bits are zeros, as many as 36 dB below the level of each block of
-    FLAC hide: a third of the size."""
+    """[N] float32 -> [N] int16 whose lowest bits are zeros, as many as the level of each block of FLAC hides:
+    a third of the size."""
     whole = np.round(np.clip(audio, -1, 1) * 32767).astype(np.int16)
-    decibels = 29.0 if recording.noise else 36.0
     for first in range(0, len(whole), BLOCK):
         block = whole[first : first + BLOCK].astype(np.float64)
         level = float(np.sqrt(np.mean(block**2)))
-        step = max(level * np.sqrt(12) * 10 ** (-decibels / 20), min(level, 4.0), 1.0)
+        step = max(level * np.sqrt(12) * 10 ** (-recording.coarse_db / 20), min(level, 4.0), 1.0)
         step = 2.0 ** int(np.log2(step))
         block = np.clip(np.round(block / step), -32768 // step, 32767 // step) * step
         whole[first : first + BLOCK] = block.astype(np.int16)
