@@ -176,34 +176,31 @@ def _turns(
 ) -> Iterator[tuple[int, int, str, float]]:
     """[F, K] speech and its confidence -> (start sample, end sample, speaker, confidence), short pauses
     bridged where nobody else speaks."""
-    anybody = np.concatenate([[0], np.cumsum(spoken.any(1))])
     for speaker in range(spoken.shape[1]):
-        found: list[list[int]] = []
-        for start, end in _stretches(spoken[:, speaker]):
-            near = found and start - found[-1][1] <= settings.pause
-            if near and anybody[start] == anybody[found[-1][1]]:
-                found[-1][1] = end
-            else:
-                found.append([start, end])
-        for start, end in found:
+        for start, end in _bridged(spoken, speaker, settings.pause):
             if end - start >= settings.shortest:
                 own = spoken[start:end, speaker]
                 confidence = float(sure[start:end, speaker][own].mean())
                 yield start * HOP, end * HOP, str(speaker), confidence
 
 
+def _bridged(active: Flags, column: int, longest: int) -> list[tuple[int, int]]:
+    """[F, C] -> the stretches of one column, gaps of up to `longest` frames bridged where none is active."""
+    anybody = np.concatenate([[0], np.cumsum(active.any(1))])
+    found: list[tuple[int, int]] = []
+    for start, end in _stretches(active[:, column]):
+        last = found[-1] if found else None
+        if last and start - last[1] <= longest and anybody[start] == anybody[last[1]]:
+            found[-1] = last[0], end
+        else:
+            found.append((start, end))
+    return found
+
+
 def _runs(active: Flags, settings: Settings) -> Iterator[Run]:
     """[F, 3] -> the runs of each slot."""
-    anybody = np.concatenate([[0], np.cumsum(active.any(1))])
     for slot in range(SLOTS):
-        found: list[list[int]] = []
-        for start, end in _stretches(active[:, slot]):
-            near = found and start - found[-1][1] <= settings.bridge
-            if near and anybody[start] == anybody[found[-1][1]]:
-                found[-1][1] = end
-            else:
-                found.append([start, end])
-        yield from (Run(slot, start, end) for start, end in found)
+        yield from (Run(slot, *span) for span in _bridged(active, slot, settings.bridge))
 
 
 def _decibels(samples: Samples) -> NDArray[np.float64]:

@@ -40,12 +40,6 @@ SHARES: Mapping[str, tuple[float, float]] = MappingProxyType(
 LEAST_NORM = 1e-6
 """A shorter vector has no direction."""
 
-Refine = Callable[[Turns, Samples], Turns]
-"""Refines turns, given the samples."""
-
-Compare = Callable[[NDArray[Any]], NDArray[Any]]
-"""Maps the vectors of a pipeline [K, D] to those that are compared across recordings [K, E]."""
-
 
 class PyannoteDiarizer:
     """One pipeline on one device. Calls run one at a time, as a pipeline keeps state."""
@@ -54,12 +48,8 @@ class PyannoteDiarizer:
         self,
         pipeline: SpeakerDiarization,
         engine: Engine,
-        shares: Mapping[str, tuple[float, float]] = SHARES,
-        refine: Refine = lambda turns, samples: turns,
-        compare: Compare = lambda vectors: vectors,
     ) -> None:
-        self.pipeline, self._engine, self.shares = pipeline, engine, shares
-        self.refine, self.compare = refine, compare
+        self.pipeline, self._engine = pipeline, engine
         self._lock = threading.Lock()
 
     @property
@@ -74,8 +64,8 @@ class PyannoteDiarizer:
             return Diarization.of(Turns(), Turns(), (), len(samples), self.engine)
         with self._lock:
             output = self._run(samples, bounds, hook)
-        exclusive = self.refine(_turns(output.exclusive_speaker_diarization), samples)
-        regular = self.refine(_turns(output.speaker_diarization), samples)
+        exclusive = _turns(output.exclusive_speaker_diarization)
+        regular = _turns(output.speaker_diarization)
         found = Diarization.of(
             regular,
             exclusive,
@@ -100,7 +90,7 @@ class PyannoteDiarizer:
                     num_speakers=bounds.exactly,
                     min_speakers=bounds.at_least,
                     max_speakers=bounds.most,
-                    hook=_progress(hook, self.shares),
+                    hook=_progress(hook),
                 )
             except Exception as error:
                 if not out_of_memory(error):
@@ -127,8 +117,7 @@ class PyannoteDiarizer:
         and are not of unit length."""
         rows = np.zeros((0, 1)) if vectors is None else np.asarray(vectors)
         known = np.isfinite(rows).all(axis=1) & (np.linalg.norm(rows, axis=1) > LEAST_NORM)
-        compared = self.compare(rows[known])
-        units = compared / np.linalg.norm(compared, axis=1, keepdims=True)
+        units = rows[known] / np.linalg.norm(rows[known], axis=1, keepdims=True)
         found = dict(zip(np.flatnonzero(known).tolist(), units.astype(np.float32), strict=True))
         return tuple(
             Voice(str(label), found.get(number), exclusive.samples_of(str(label)))
@@ -181,7 +170,7 @@ class SharedFrameDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyann
         return np.ascontiguousarray(masks.transpose(0, 2, 1))
 
 
-def _progress(hook: StageHook, shares: Mapping[str, tuple[float, float]]) -> Callable[..., None]:
+def _progress(hook: StageHook) -> Callable[..., None]:
     def report(
         step: str,
         artefact: object,
@@ -189,9 +178,9 @@ def _progress(hook: StageHook, shares: Mapping[str, tuple[float, float]]) -> Cal
         total: float | None = None,
         completed: float | None = None,
     ) -> None:
-        if step not in shares:
+        if step not in SHARES:
             return
-        first, last = shares[step]
+        first, last = SHARES[step]
         # `completed` may exceed `total`; both are missing at the end of a step.
         share = 1.0 if not total or completed is None else min(1.0, float(completed) / float(total))
         hook(step, first + share * (last - first))

@@ -28,15 +28,11 @@ for message in QUIET:
 
 try:
     import torch
-    from pyannote.audio import Model, Pipeline
-    from pyannote.audio.core.io import Audio
-    from pyannote.audio.core.plda import PLDA
+    from pyannote.audio import Pipeline
     from pyannote.audio.core.task import Problem, Resolution, Specifications
     from pyannote.audio.models.segmentation import PyanNet
     from pyannote.audio.pipelines import SpeakerDiarization
-    from pyannote.audio.pipelines.clustering import VBxClustering
     from pyannote.audio.utils import vbx
-    from pyannote.audio.utils.vbx import cluster_vbx
     from pyannote.core import Annotation, SlidingWindow, SlidingWindowFeature
 except ImportError as missing:
     from forescribe.asr.errors import ModelError
@@ -54,10 +50,7 @@ torch.backends.cudnn.allow_tf32 = False
 vars(vbx)["print"] = lambda *args: None
 
 __all__ = [
-    "PLDA",
     "Annotation",
-    "Audio",
-    "Model",
     "Pipeline",
     "Problem",
     "PyanNet",
@@ -66,6 +59,4 @@ __all__ = [
     "SlidingWindowFeature",
     "Specifications",
     "SpeakerDiarization",
-    "VBxClustering",
-    "cluster_vbx",
 ]
