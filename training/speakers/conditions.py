@@ -131,13 +131,17 @@ def _room(voices: Clips, rng: np.random.Generator) -> list[Mixture]:
     return found
 
 
-def through(samples: Samples, channel: str, rng: np.random.Generator) -> Samples:
-    """A channel by name: clean, telephone or room."""
+def through(mixture: Mixture, channel: str, rng: np.random.Generator) -> Mixture:
+    """A channel by name: clean, telephone, room or noise."""
+    if channel == "noise":
+        return with_noise(mixture, pink(len(mixture.samples), rng))
     if channel == "room":
         size = rng.uniform((4, 3.5, 2.5), (9, 7, 3.5))
         response = impulse_response(rng, rng.uniform(0.3, 0.7), size)
-        return np.asarray(fftconvolve(samples, response)[: len(samples)], np.float32)
-    return np.asarray(CHANNELS[channel](samples, rng), np.float32)
+        heard = fftconvolve(mixture.samples, response)[: len(mixture.samples)]
+    else:
+        heard = CHANNELS[channel](mixture.samples, rng)
+    return replace(mixture, samples=np.asarray(heard, np.float32))
 
 
 def _alone(voices: Clips, rng: np.random.Generator) -> list[Mixture]:
@@ -152,11 +156,7 @@ def _alone(voices: Clips, rng: np.random.Generator) -> list[Mixture]:
     )
     for channel, seconds in plan:
         mixture = mix(f"{channel}-{seconds}", _some(voices, 1, rng), rng, seconds=seconds)
-        if channel == "noise":
-            mixture = with_noise(mixture, pink(len(mixture.samples), rng))
-        else:
-            mixture = replace(mixture, samples=through(mixture.samples, channel, rng))
-        found.append(mixture)
+        found.append(through(mixture, channel, rng))
     return found
 
 
@@ -164,11 +164,7 @@ def _fresh(voices: Clips, rng: np.random.Generator) -> list[Mixture]:
     found = []
     for number, channel in enumerate(("clean", "telephone", "room", "clean", "noise", "room") * 2):
         mixture = once(f"{number}-{channel}", _some(voices, 3 + number % 4, rng), rng)
-        if channel == "noise":
-            mixture = with_noise(mixture, pink(len(mixture.samples), rng))
-        else:
-            mixture = replace(mixture, samples=through(mixture.samples, channel, rng))
-        found.append(mixture)
+        found.append(through(mixture, channel, rng))
     return found
 
 
