@@ -8,7 +8,7 @@ is y plus noise, y has variances psi and the noise has variance 1, or more in sh
    chosen. Pieces of one recording share its room and its mood, so their evidence counts only in part
    (`evidence`).
 2. What the segmentation heard is evidence too: adjacent pieces of one local speaker are probably one
-   person, those of two are not, and people who speak at once never are.
+   person, those of two probably not, and clusters of people who speak at once are never joined.
 3. Pieces move to the speaker who explains them best, in order of time, where a change within what the
    segmentation heard as one speaker has a cost. Speakers whose mean vectors point in nearly the same
    direction are joined.

@@ -2,8 +2,8 @@
 
 pyannote's segmentation-3.0 hears local speakers and overlap (`segmentation`), their speech is cut into
 pieces of one voice (`pieces`), CAM++ computes a vector of each (`voice_encoder`), a PLDA and what the
-segmentation heard say which are the same person (`clustering`). Both networks read each second of speech
-once; the segmentation twice, as its chunks overlap.
+segmentation heard say which are the same person (`clustering`). The encoder reads each second of speech once;
+the segmentation reads each second of the recording twice, as its chunks overlap.
 """
 
 from __future__ import annotations

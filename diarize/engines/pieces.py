@@ -12,19 +12,22 @@ Shapes: T samples, F frames of 10 ms, 3 slots (local speakers), N pieces, K spea
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..turns import Turn, Turns
+from ..turns import Turns
 from .segmentation import MEMBERS, SLOTS, Probabilities
-from .voice_encoder import HOP, Samples
+from .voice_encoder import HOP, Samples, frame_power
 
 Flags = NDArray[np.bool_]
 Labels = NDArray[np.int64]
 
 FRAMES_PER_S = 100
+
+MEMORY = 5 * FRAMES_PER_S
+"""Frames after which a slot may be another person: half a chunk of the segmentation."""
 
 DIGITAL_DB = -100.0
 """Digital zeros, which say nothing about the noise of a room."""
@@ -82,7 +85,7 @@ class Activity:
     active: Flags  # [F, 3]
     speech: Flags  # [F] by level
     runs: tuple[Run, ...]  # by start
-    pieces: tuple[Piece, ...] = field(default=())  # by start
+    pieces: tuple[Piece, ...] = ()  # by start
 
 
 def find_pieces(
@@ -93,7 +96,10 @@ def find_pieces(
     slots = probabilities @ MEMBERS
     active = slots > settings.active
     speech = _speech(
-        _decibels(samples), 1 - probabilities[:, 0], np.asarray(active.any(1)), settings
+        10 * np.log10(frame_power(samples) + 1e-12),
+        1 - probabilities[:, 0],
+        np.asarray(active.any(1)),
+        settings,
     )
     runs = sorted(_runs(active, settings), key=lambda run: (run.start, run.end))
     alone = active.sum(1) == 1
@@ -167,10 +173,6 @@ def _nearest_pieces(activity: Activity) -> Labels:
     return owners
 
 
-MEMORY = 5 * FRAMES_PER_S
-"""Frames after which a slot may be another person: half a chunk of the segmentation."""
-
-
 def _turns(
     spoken: Flags, sure: NDArray[np.float64], settings: Settings
 ) -> Iterator[tuple[int, int, str, float]]:
@@ -201,13 +203,6 @@ def _runs(active: Flags, settings: Settings) -> Iterator[Run]:
     """[F, 3] -> the runs of each slot."""
     for slot in range(SLOTS):
         yield from (Run(slot, *span) for span in _bridged(active, slot, settings.bridge))
-
-
-def _decibels(samples: Samples) -> NDArray[np.float64]:
-    """[T] -> [F]"""
-    rows = samples[: len(samples) // HOP * HOP].reshape(-1, HOP)
-    power = np.einsum("ft,ft->f", rows, rows, dtype=np.float64) / HOP
-    return np.asarray(10 * np.log10(power + 1e-12))
 
 
 def _speech(
@@ -258,4 +253,4 @@ def _parts(start: int, end: int, longest: int) -> Iterator[tuple[int, int]]:
     yield from zip(edges, edges[1:], strict=False)
 
 
-__all__ = ["Activity", "Piece", "Run", "Settings", "Turn", "find_pieces", "turns_of"]
+__all__ = ["Activity", "Piece", "Run", "Settings", "find_pieces", "turns_of"]

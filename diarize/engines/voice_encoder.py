@@ -2,8 +2,8 @@
 
 CAM++ (Wang et al. 2023, arXiv 2303.00332) is a small 2D convolutional network, then 52 densely connected
 convolutions over time, each with a mask that is computed from the mean of its context, then mean and
-standard deviation over time. `zh-en common advanced` was trained on 200,000 speakers; 6.9 M parameters. It
-reads 80 mel bands of frames of 10 ms whose mean was subtracted.
+standard deviation over time. `zh-en common advanced` has 6.9 M parameters. It reads 80 mel bands of frames of
+10 ms whose mean was subtracted.
 
 The weights are stored with every batch normalisation that follows a convolution folded into it
 (training/speakers/networks.py).
@@ -56,10 +56,10 @@ ROUNDING = 10
 """Rows are repeated to a multiple of so many frames, so that more of them share a batch."""
 
 BATCH_FRAMES = 6400
-"""Frames of a batch, 64 s: 200 MB of activations."""
+"""Frames of a batch, 64 s, which bounds the memory of activations."""
 
 LOUD = 0.12
-"""Level of the loud frames (95th percentile), that of the recordings the PLDA was trained on."""
+"""Level of the loud frames (95th percentile) of read speech whose root mean square is 0.05."""
 
 SILENT = 1e-6
 """Level below which there is nothing to amplify."""
@@ -77,7 +77,7 @@ class VoiceEncoder:
         self.device = torch.device(device)
         self._w = {name: tensor.float().to(self.device) for name, tensor in weights.items()}
         for name in [name for name in self._w if name.startswith("head.")]:
-            if self._w[name].dim() == 4:  # a third faster on CPUs
+            if self._w[name].dim() == 4:
                 self._w[name] = self._w[name].contiguous(memory_format=torch.channels_last)
 
     @torch.inference_mode()
@@ -152,13 +152,18 @@ class VoiceEncoder:
         return torch.addcmul(shift, x, scale).relu_()
 
 
+def frame_power(samples: Samples) -> NDArray[np.float64]:
+    """[T] samples -> [T // 160] mean power of frames of 10 ms."""
+    rows = samples[: len(samples) // HOP * HOP].reshape(-1, HOP)
+    return np.asarray(np.einsum("ft,ft->f", rows, rows, dtype=np.float64) / HOP)
+
+
 def _gain(samples: Samples) -> float:
     """What brings the loud frames of a quiet recording to LOUD, 1 for others: Kaldi's features have a floor
     that quiet speech falls below, so that its vectors would be others."""
-    rows = samples[: len(samples) // HOP * HOP].reshape(-1, HOP)
-    if not len(rows):
+    power = frame_power(samples)
+    if not len(power):
         return 1.0
-    power = np.einsum("ft,ft->f", rows, rows, dtype=np.float64) / HOP
     level = float(np.sqrt(np.percentile(power, 95)))
     return max(1.0, LOUD / level) if level > SILENT else 1.0
 

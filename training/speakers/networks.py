@@ -4,10 +4,10 @@
 
 FOLDER holds `segmentation-3.0-pytorch_model.bin` (pyannote/segmentation-3.0, MIT) and
 `campplus_cn_en_common.pt` (CAM++ zh-en common advanced of 3D-Speaker, Apache-2.0); their sums are checked.
-Batch normalisations are folded into the convolutions before them. Matrices are rounded to integers whose step
-is a share of the root mean square of their row, and the file is compressed: unlike steps of max / 127,
-these leave few different integers, so the file shrinks to 5 bits per weight. SincNet stays in float32, as its
-filters are computed from a few numbers.
+Batch normalisations are folded into the convolutions before them. Matrices are rounded to integers whose
+step is a share of the root mean square of their row, and the files are compressed: unlike steps of max / 127,
+these leave few different integers, so the files shrink to 4.5 and 6 bits per weight. SincNet stays in
+float32, as its filters are computed from a few numbers.
 """
 
 from __future__ import annotations
