@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -293,3 +295,20 @@ def test_mixtures_of_unknown_voices_are_told_apart(diarizer: EmbeddedDiarizer) -
 def test_a_far_meeting_has_a_valid_answer(diarizer: EmbeddedDiarizer) -> None:
     for case in ami(DATA):
         assert valid(diarizer.diarize(case.samples), len(case.samples))
+
+
+def test_voices_that_are_hard_to_tell_apart_have_a_warning(
+    diarizer: EmbeddedDiarizer, conversation: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = conversation[: 20 * RATE]
+    clusters = diarizer._clusters
+
+    def unsure(*given: Any) -> Any:
+        found, count = clusters(*given)
+        return replace(found, chances=np.full_like(found.chances, 0.5)), count
+
+    assert diarizer.diarize(part).warnings == ()
+    monkeypatch.setattr(diarizer, "_clusters", unsure)
+    doubted = diarizer.diarize(part)
+    assert [warning.code for warning in doubted.warnings] == ["doubtful_speakers"]
+    assert {turn.confidence for turn in doubted.regular} == {0.5}
