@@ -100,6 +100,12 @@ class Device:
         return self.kind == "cuda"
 
     @property
+    def captures_at_once(self) -> bool:
+        """Whether a capture takes tenths of a second, so that a shape can be captured when it comes. A Gaudi
+        card compiles for minutes."""
+        return self.kind == "cuda"
+
+    @property
     def late_reads(self) -> bool:
         """Whether a poll reads the state of the poll before, so that the device always has rounds to run
         while the host decides. Rows that have ended meanwhile play a few empty rounds."""

@@ -73,6 +73,18 @@ class Model(Protocol):
         """Moves the keys and values of a tree's accepted path `[B, N]` to the slots from `start` on."""
 
 
+class StackedModel(Model, Protocol):
+    """A model whose prefill can be captured, as its encoder states are one tensor. Optional."""
+
+    def stacked(self, encoder_states: Sequence[Any]) -> Tensor:
+        """The encoder states `[K, S, D]` of requests."""
+
+    def prefill_stacked(
+        self, rows: Tensor, tokens: Tensor, states: Tensor, nodes: Tensor | None = None
+    ) -> Prefilled:
+        """As `prefill`, of encoder states `[K, S, D]`."""
+
+
 class NodeModel(Model, Protocol):
     """A model that can score one node of each row without the vocabulary head of the others. Optional:
     of a model without this method a drafter takes the node's logits from `score`."""

@@ -22,6 +22,7 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
+from forescribe.speculative.models.plain import Encoder
 from forescribe.speculative.native.decoder import NativeWhisperDecoder
 from forescribe.speculative.protocols import Model, Schedule
 from forescribe.speculative.requests import Mode
@@ -42,6 +43,7 @@ class Pair:
     path: TextPath
     target: Any
     drafts: dict[float, Any]
+    encoder: Encoder | None = None  # forescribe's, over the target's weights
 
     @classmethod
     def build(
@@ -50,7 +52,9 @@ class Pair:
         """Builds the models on the device."""
         path, place, dtype = TextPath.of(d), device.torch, device.dtype
         drafts = {a: construction.draft(path, a, place, dtype) for a in agreements}
-        return cls(d, device, path, construction.target(path, place, dtype, encoder), drafts)
+        target = construction.target(path, place, dtype, encoder)
+        plain = encoder_of(target) if encoder else None
+        return cls(d, device, path, target, drafts, plain)
 
     def engine(
         self,
@@ -104,6 +108,14 @@ class Pair:
         """Encoder states without an encoder."""
         d = self.dimensions
         return list(construction.states(d, list(kinds), self.device.torch, self.device.dtype))
+
+
+def encoder_of(target: Any) -> Encoder:
+    """forescribe's own encoder, over the weights of a model of transformers."""
+    with torch.device("meta"):
+        made = Encoder(target.config)
+    made.load_state_dict(target.model.encoder.state_dict(), assign=True)
+    return made.requires_grad_(False).eval()
 
 
 @dataclass(frozen=True, eq=False)

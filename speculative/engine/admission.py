@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..device import Device
 from ..errors import RequestError
+from ..graphs.prefill import PrefillRunner
 from ..graphs.runner import Capture, Function
 from ..graphs.shapes import ShapeSet
 from ..graphs.snapshots import upload
@@ -47,8 +48,10 @@ class Admission:
         shapes: ShapeSet,
         processors: tuple[Processor, ...] = (),
         read: Callable[[Prompts], None] | None = None,
+        capture: Capture | None = None,
     ) -> None:
         self._context, self._rules, self._shapes = context, rules, shapes
+        self._prompts = PrefillRunner(context.target, context.rows.batch, capture)
         rule = rules.pick(sampling=False)
         self._parts = Parts(context.target, None, rule, processors, context.eos)
         self._read = read  # of a drafter that takes requests at once
@@ -103,7 +106,7 @@ class Admission:
         index, tokens, padded = prompts(rows, requests, context.device, context.max_tokens)
         nodes = LogitNodes.of(padded, context.device, context.max_tokens)
         places, place = nodes.positions(tokens.shape[1]), context.device.torch
-        prefilled = context.target.prefill(
+        prefilled = self._prompts(
             index,
             tokens,
             [r.encoder_states for r in padded],

@@ -81,7 +81,14 @@ class Engine:
         reader = DraftReader.of(context, shapes, capture)
         processors = tuple(processors)
         self._scheduler = Scheduler(
-            context, rules, shapes, self.schedule, reader, clock, processors
+            context,
+            rules,
+            shapes,
+            self.schedule,
+            reader,
+            clock,
+            processors,
+            capture if self.device.captures_at_once else None,  # prompts have many lengths
         )
         fail = self._scheduler.collector.fail
         self._runner = GraphRunner(context, rules, processors, fail, shapes, capture)

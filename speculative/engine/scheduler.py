@@ -14,6 +14,7 @@ from typing import Any
 
 from ..device import Device
 from ..errors import BrokenError, DecodingError
+from ..graphs.runner import Capture
 from ..graphs.shapes import ShapeSet
 from ..graphs.snapshots import Moment, RowRecord, Snapshot, SnapshotCopy
 from ..protocols import Poll, Processor, Schedule
@@ -37,13 +38,14 @@ class Scheduler:
         reader: DraftReader | None,
         clock: Callable[[], float],
         processors: tuple[Processor, ...] = (),
+        capture: Capture | None = None,
     ) -> None:
         if reader is not None:
             rules.check()
         self._context, self._shapes = context, shapes
         at_once = reader is not None and context.needs.at_once
         read = reader.read_prompts if at_once and reader is not None else None
-        self._admission = Admission(context, rules, shapes, processors, read)
+        self._admission = Admission(context, rules, shapes, processors, read, capture)
         self._reader = reader  # None: nothing is ever drafted
         self.collector = ResultCollector(context, rules)
         self.pacing = Pacing(schedule, context.faults, clock, context.device)

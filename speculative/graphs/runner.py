@@ -86,7 +86,7 @@ class GraphRunner:
         """Runs shapes once on free rows, so that they are captured before there is work: those of all modes
         where shapes are compiled, of the first one where a capture takes no longer than a few rounds."""
         modes = self._shapes.modes
-        wanted = modes[:1] if self._context.device.kind == "cuda" else modes
+        wanted = modes[:1] if self._context.device.captures_at_once else modes
         for shape in self._shapes.common(wanted):
             self._launch(shape)()
 

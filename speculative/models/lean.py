@@ -131,8 +131,14 @@ class LeanWhisperDecoder(WhisperModel, LeanDecoder):
         encoder_states: Sequence[Any],
         nodes: Tensor | None = None,
     ) -> Prefilled:
+        return self.prefill_stacked(rows, tokens, self.stacked(encoder_states), nodes)
+
+    @torch.inference_mode()
+    def prefill_stacked(
+        self, rows: Tensor, tokens: Tensor, states: Tensor, nodes: Tensor | None = None
+    ) -> Prefilled:
+        """See `StackedModel.prefill_stacked`."""
         cache, at = self._allocated(), self.prompt_places(tokens)
-        states = self.stacked(encoder_states)
         cache.clear(rows, tokens.shape[1])
         assert self.cross is not None
         admit = self.cross.admit

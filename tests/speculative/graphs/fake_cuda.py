@@ -23,6 +23,7 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.engine import engine
 from forescribe.speculative.graphs import snapshots
 from forescribe.speculative.graphs.runner import CudaCapture
+from forescribe.speculative.models import caches
 from tests.speculative.graphs.recorder import Forbidden, Recorder, compare, tensors
 
 READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy")
@@ -167,6 +168,9 @@ class FakeCuda(TorchDispatchMode):
         monkeypatch.setattr(snapshots, "pinned", self._pin)
         monkeypatch.setattr(Tensor, "record_stream", self._record_stream)
         monkeypatch.setattr(engine, "capture_for", self._capture_for)
+        monkeypatch.setattr(
+            caches, "EXACT", frozenset()
+        )  # the layout of a card, whose admission reads nothing
         for name in READS:
             monkeypatch.setattr(Tensor, name, self._guarded(name, getattr(Tensor, name)))
 
