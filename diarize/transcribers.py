@@ -218,7 +218,10 @@ def add_speakers(
     diarization, matches = name_known_speakers(diarization, known)
     links = list[Match]()
     if linked is not None:
+        before = diarization.speakers
         diarization, links = linked.relabel(source, diarization)
+        labels = dict(zip(before, diarization.speakers, strict=True))
+        matches = [replace(m, speaker=labels.get(m.speaker, m.speaker)) for m in matches]
     attributed = attribute_speakers(transcript, diarization.regular, diarization.exclusive)
     details: dict[str, Json] = {
         **diarization.engine.to_dict(),

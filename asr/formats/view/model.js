@@ -1,8 +1,10 @@
 // A transcript as the page shows it, from any JSON format: forescribe's own, verbose_json, and
 // diarized_json next to either.
 //
-//   {duration, language, segments, words, speakers, spans, warnings, figures, settings}
+//   {duration, language, segments, words, speakers, suggestions, spans, warnings, figures, settings}
 //
+// `sure` of a segment is the confidence of its speaker, 0 to 1, or null. `suggestions` are
+// {speaker, name, score}: who a speaker may be, by the similarity of the voices.
 // `doubt` of a segment is the reason why its text may be wrong, or null.
 // A word is {text, lead, start, end, sources, segment, first, last}: `lead` is the white space before it,
 // and `first` to `last` are the words that are highlighted while it is played: the word itself, or its
@@ -17,6 +19,7 @@ export function modelOf(data, diarized = null) {
     end: segment.end,
     text: segment.text,
     speaker: segment.speaker ?? null,
+    sure: segment.speaker_confidence ?? null,
     doubt: segment.doubt || null,
     words: segment.words || null,
   }));
@@ -33,11 +36,16 @@ export function modelOf(data, diarized = null) {
     segments,
     words,
     speakers: [...new Set(segments.map((segment) => segment.speaker).filter(Boolean))],
+    suggestions: likely(data.settings?.diarization || {}),
     spans: data.coverage?.spans || [],
     warnings: data.warnings || [],
     figures: data.speculation || data.stats || {},
     settings: data.settings || {},
   };
+}
+
+function likely({ matches = [], links = [] }) {
+  return [...matches, ...links].filter(({ sure }) => !sure);
 }
 
 // Assigns the words of a flat list to their segments by their text, as times may touch.

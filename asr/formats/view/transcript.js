@@ -3,6 +3,9 @@ import { clock } from "./clock.js";
 import { calmly, h } from "./dom.js";
 import { lastUpTo, paragraphsOf, writerOf } from "./model.js";
 
+// A paragraph whose speaker has less confidence than this says so.
+const UNSURE = 0.6;
+
 // `seek(seconds)` plays from there, `toggle()` plays or pauses.
 export class Transcript {
   constructor(model, names, { seek, toggle }) {
@@ -108,6 +111,11 @@ export class Transcript {
     const notes = [...doubts].map((doubt) =>
       h("p", { class: "doubt" }, h("span", { class: "icon", "aria-hidden": "true" }, "?"), `Underlined text is doubtful: ${doubt}`),
     );
+    const sure = confidence(segments);
+    if (speaker && sure !== null && sure < UNSURE) {
+      const share = `${Math.round(100 * sure)} %`;
+      notes.push(h("p", { class: "doubt" }, h("span", { class: "icon", "aria-hidden": "true" }, "?"), `The speaker is doubtful (confidence ${share}).`));
+    }
     return h("div", { class: `paragraph${colour}` }, who, time, text, notes);
   }
 
@@ -169,6 +177,13 @@ export class Transcript {
   #show(n) {
     this.spans[n].scrollIntoView({ block: "center", behavior: calmly() });
   }
+}
+
+// The mean over the segments' time; null where no confidence is known.
+function confidence(segments) {
+  const known = segments.filter(({ sure }) => sure !== null);
+  const total = known.reduce((sum, { start, end }) => sum + end - start, 0);
+  return total ? known.reduce((sum, { start, end, sure }) => sum + sure * (end - start), 0) / total : null;
 }
 
 function visible(node) {

@@ -71,7 +71,7 @@ export function viewer(model, { title, key, src = null, note = "", downloads = [
       menu("Download", [...own, ...downloads].map(saved)),
       said,
     ),
-    model.speakers.length ? people(names) : null,
+    model.speakers.length ? people(names, model.suggestions) : null,
     figured,
     text.root,
     player.root,
@@ -159,11 +159,29 @@ async function copy(text) {
   return "Copied.";
 }
 
-function people(names) {
+// A suggested name is accepted with a button. Names are this browser's: the transcript stays as it is.
+function people(names, suggestions) {
+  const accept = ({ speaker, name, score }) =>
+    h(
+      "button",
+      {
+        type: "button",
+        class: "small",
+        onclick: ({ target }) => {
+          names.give(speaker, name);
+          const field = target.previousElementSibling.querySelector("input");
+          [field.value, target.hidden] = [name, true];
+          field.focus();
+        },
+      },
+      `${name}? (${score.toFixed(2)})`,
+    );
+  const offered = (label) =>
+    suggestions.filter(({ speaker, name }) => speaker === label && names.given[label] !== name).slice(0, 1).map(accept);
   return h(
     "section",
     { class: "people", "aria-label": "Speakers" },
-    names.labels.map((label) =>
+    names.labels.map((label) => [
       h(
         "label",
         { class: `person speaker-${names.colour(label)}` },
@@ -179,6 +197,7 @@ function people(names) {
           oninput: (event) => names.give(label, event.target.value),
         }),
       ),
-    ),
+      ...offered(label),
+    ]),
   );
 }

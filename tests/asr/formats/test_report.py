@@ -272,6 +272,37 @@ def test_it_is_read_heard_and_looked_into(shown) -> None:
     assert shown.get_by_role("dialog", name="Keyboard shortcuts").is_visible()
 
 
+def test_a_suggested_name_is_accepted_and_doubtful_speakers_are_marked(tmp_path, browser) -> None:
+    told = spoken("Good morning all", "bye", speakers=("SPEAKER_00", "SPEAKER_01"))
+    first, second = told.segments
+    told = replace(
+        told,
+        segments=(
+            replace(first, speaker_confidence=0.97),
+            replace(second, speaker_confidence=0.42),
+        ),
+        settings={
+            "diarization": {
+                "matches": [
+                    {"speaker": "SPEAKER_00", "name": "Anna", "score": 0.41, "sure": False},
+                    {"speaker": "SPEAKER_01", "name": HOSTILE, "score": 0.6, "sure": True},
+                ]
+            }
+        },
+    )
+    path = tmp_path / "r.html"
+    path.write_text(render_page(told, "call", SILENCE), "utf-8")
+    with browsing.watched(browser, path.as_uri()) as opened:
+        doubts = opened.locator(".doubt").all_inner_texts()
+        assert len(doubts) == 1 and doubts[0].endswith("doubtful (confidence 42 %).")
+        (offer,) = opened.locator(".people button").all()
+        assert offer.inner_text() == "Anna? (0.41)"
+        offer.click()
+        assert opened.get_by_label("Name of speaker A").input_value() == "Anna"
+        assert opened.locator(".who .name").first.inner_text() == "Anna"
+        assert not opened.locator(".people button").first.is_visible()
+
+
 def test_the_list_is_a_page_too(tmp_path, browser) -> None:
     path = tmp_path / "index.html"
     path.write_text(render_index([IndexRow(None, HOSTILE, "failed")]), encoding="utf-8")

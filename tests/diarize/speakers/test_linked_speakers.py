@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from forescribe.asr.errors import OutputError
 from forescribe.diarize.diarizer import Diarization, Engine, SimilarityThresholds, Voice
+from forescribe.diarize.known_speakers import KnownSpeaker
 from forescribe.diarize.linked_speakers import NAME, LinkedSpeakers
+from forescribe.diarize.transcribers import add_speakers
 from forescribe.diarize.turns import Turns
+from tests.diarize.conversations import transcript
 
 ENGINE = Engine("test", "e", SimilarityThresholds(same=0.9, possible=0.7))
 RATE = 16_000
@@ -58,6 +61,16 @@ def test_an_uncertain_match_is_reported_and_not_linked() -> None:
     found, (match,) = people.relabel("b", heard(35))
     assert found.speakers == ("SPEAKER_01",)
     assert (match.speaker, match.name, match.sure) == ("SPEAKER_01", "SPEAKER_00", False)
+
+
+def test_a_suggestion_names_the_label_that_the_transcript_has() -> None:
+    people = LinkedSpeakers()
+    labels(people, "a", heard(90))
+    anna = KnownSpeaker("Anna", "e", np.array([1, 0], np.float32), 160_000, 1, "2026-01-01")
+    told = add_speakers(transcript([]), heard(35, 180), [anna], people, source="b")
+    (match,) = told.settings["diarization"]["matches"]
+    assert (match["speaker"], match["name"], match["sure"]) == ("SPEAKER_01", "Anna", False)
+    assert any(notice.message.startswith("SPEAKER_01 may be Anna") for notice in told.warnings)
 
 
 def test_names_stay_and_seconds_of_speech_are_needed() -> None:
