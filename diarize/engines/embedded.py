@@ -9,6 +9,8 @@ the segmentation reads each second of the recording twice, as its chunks overlap
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
@@ -38,6 +40,7 @@ from .clustering import Clusters, Pieces, Plda, cluster, unit
 from .pieces import FRAMES_PER_S, MEMORY, Activity, find_pieces, turns_of
 
 NAME = "embedded"
+VOICES = "CAM++ zh-en common advanced"
 
 THRESHOLDS = SimilarityThresholds(same=0.55, possible=0.34)
 """For vectors in the PLDA's space, each from seconds of speech; figures in bundled/speakers/README.md."""
@@ -78,7 +81,7 @@ class EmbeddedDiarizer:
         self.encoder = voice_encoder.load(folder, device)
         self.plda = Plda(folder)
         details = {package: version(package) for package in ("pyannote.audio", "torch")}
-        networks = {"segmentation": "segmentation-3.0", "voices": "CAM++ zh-en common advanced"}
+        networks = {"segmentation": "segmentation-3.0", "voices": VOICES}
         self._engine = Engine(
             NAME, encoder_identity(folder), THRESHOLDS, {**networks, **details, "device": device}
         )
@@ -92,16 +95,8 @@ class EmbeddedDiarizer:
         self, samples: Samples, bounds: Bounds | None = None, hook: StageHook = ignore_progress
     ) -> Diarization:
         bounds = bounds or Bounds()
-        with self._lock:
-            try:
-                found = self._diarize(samples, bounds, hook)
-            except Exception as error:
-                if not out_of_memory(error):
-                    raise
-                raise CapacityError(
-                    f"out of memory while diarizing {len(samples) / SAMPLE_RATE:.0f} s; "
-                    "choose another --device"
-                ) from error
+        with self._lock, capacity_errors(samples):
+            found = self._diarize(samples, bounds, hook)
         hook("done", 1.0)
         return found
 
@@ -141,19 +136,44 @@ class EmbeddedDiarizer:
         self, samples: Samples, activity: Activity, hook: StageHook = ignore_progress
     ) -> NDArray[np.float32]:
         """The vector of each piece, [N, 192]."""
-        features = voice_encoder.features(samples)
-        pieces = activity.pieces
-        found = np.zeros((len(pieces), voice_encoder.DIMENSION), np.float32)
-        # By length, so that batches are full.
-        order = sorted(range(len(pieces)), key=lambda n: pieces[n].end - pieces[n].start)
-        for first in range(0, len(order), PIECES):
-            some = order[first : first + PIECES]
-            found[some] = self.encoder.vectors(
-                [features[pieces[n].start : pieces[n].end] for n in some]
-            )
-            share = (first + len(some)) / len(order)
-            hook("embeddings", SEGMENTED + (ENCODED - SEGMENTED) * share)
-        return found
+        spans = [(piece.start, piece.end) for piece in activity.pieces]
+        share = ENCODED - SEGMENTED
+        return vectors_of(
+            self.encoder, samples, spans, lambda done: hook("embeddings", SEGMENTED + share * done)
+        )
+
+
+def vectors_of(
+    encoder: voice_encoder.VoiceEncoder,
+    samples: Samples,
+    spans: Sequence[tuple[int, int]],
+    report: Callable[[float], None],
+) -> NDArray[np.float32]:
+    """The vectors of N spans, each from a frame of 10 ms to another -> [N, 192]. `report` gets the share that
+    is done."""
+    features = voice_encoder.features(samples)
+    found = np.zeros((len(spans), voice_encoder.DIMENSION), np.float32)
+    # By length, so that batches are full.
+    order = sorted(range(len(spans)), key=lambda n: spans[n][1] - spans[n][0])
+    for first in range(0, len(order), PIECES):
+        some = order[first : first + PIECES]
+        found[some] = encoder.vectors([features[slice(*spans[n])] for n in some])
+        report((first + len(some)) / len(order))
+    return found
+
+
+@contextmanager
+def capacity_errors(samples: Samples) -> Iterator[None]:
+    """Raises CapacityError where memory runs out while `samples` are diarized."""
+    try:
+        yield
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise CapacityError(
+            f"out of memory while diarizing {len(samples) / SAMPLE_RATE:.0f} s; "
+            "choose another --device"
+        ) from error
 
 
 def described(activity: Activity, vectors: NDArray[np.float64]) -> Pieces:

@@ -107,10 +107,10 @@ def find_pieces(
     pieces = [
         Piece(number, start, end)
         for number, run in enumerate(runs)
-        for first, last in _stretches(
+        for first, last in stretches(
             (alone & loud & active[:, run.slot])[run.start : run.end], run.start
         )
-        for start, end in _parts(first, last, settings.longest)
+        for start, end in parts(first, last, settings.longest)
     ]
     pieces.sort(key=lambda piece: (piece.start, piece.end))
     return Activity(slots, active, speech, tuple(runs), tuple(pieces))
@@ -190,7 +190,7 @@ def _bridged(active: Flags, column: int, longest: int) -> list[tuple[int, int]]:
     """[F, C] -> the stretches of one column, gaps of up to `longest` frames bridged where none is active."""
     anybody = np.concatenate([[0], np.cumsum(active.any(1))])
     found: list[tuple[int, int]] = []
-    for start, end in _stretches(active[:, column]):
+    for start, end in stretches(active[:, column]):
         last = found[-1] if found else None
         if last and start - last[1] <= longest and anybody[start] == anybody[last[1]]:
             found[-1] = last[0], end
@@ -210,7 +210,7 @@ def _speech(
 ) -> Flags:
     """[F] level, probability of speech and activity -> [F] speech."""
     found = np.zeros(len(level), bool)
-    spans = np.array(list(_stretches(active)), np.int64).reshape(-1, 2)
+    spans = np.array(list(stretches(active)), np.int64).reshape(-1, 2)
     if not len(spans):
         return found
     gaps = np.flatnonzero(spans[1:, 0] - spans[:-1, 1] > settings.gap) + 1
@@ -234,23 +234,23 @@ def _speech(
 def _closed(flags: Flags, longest: int) -> Flags:
     """Fill gaps shorter than `longest`."""
     found = flags.copy()
-    for start, end in _stretches(~flags):
+    for start, end in stretches(~flags):
         if end - start < longest:
             found[start:end] = True
     return found
 
 
-def _stretches(flags: Flags, offset: int = 0) -> Iterator[tuple[int, int]]:
+def stretches(flags: Flags, offset: int = 0) -> Iterator[tuple[int, int]]:
     """[F] -> (start, end) of stretches that are true."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(np.int8), [0]]))) + offset
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
-def _parts(start: int, end: int, longest: int) -> Iterator[tuple[int, int]]:
+def parts(start: int, end: int, longest: int) -> Iterator[tuple[int, int]]:
     """Cut into equal parts of at most `longest` frames."""
     count = -(-(end - start) // longest)
     edges = np.linspace(start, end, count + 1).round().astype(int).tolist()
     yield from zip(edges, edges[1:], strict=False)
 
 
-__all__ = ["Activity", "Piece", "Run", "Settings", "find_pieces", "turns_of"]
+__all__ = ["Activity", "Piece", "Run", "Settings", "find_pieces", "parts", "stretches", "turns_of"]

@@ -134,8 +134,8 @@ class SpeakerChoice:
     diarizer: str = opt(
         SPEAKERS,
         "--diarizer ENGINE",
-        "Diarization engine: community-1, embedded, one of another package or a folder. auto is community-1 "
-        "if it is downloaded, else embedded.",
+        "Diarization engine: community-1, nemotron, embedded, one of another package or a folder. auto is "
+        "community-1 if it is downloaded, else embedded.",
         AUTO,
     )
     num_speakers: int | None = opt(

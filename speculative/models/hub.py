@@ -21,7 +21,7 @@ from .checkpoint import missing
 
 NO_FILES: Mapping[str, str] = {}
 
-Role = Literal["model", "draft"]
+Role = Literal["model", "draft", "diarizer"]
 """The option that named a model, for messages."""
 
 CONNECT_S = 5.0
