@@ -88,6 +88,10 @@ class Attribution:
 
 
 NO_SPEAKER = Attribution(None, None, False)
+
+SPEAKER_WARNINGS = frozenset(
+    {"speaker_count", "doubtful_speakers", "speaker_suggestion", "speaker_link"}
+)
 """That of a word without turns near it."""
 
 
@@ -113,6 +117,30 @@ def attribute_speakers(transcript: Transcript, regular: Turns, exclusive: Turns)
         segments=tuple(replace(piece, id=number) for number, piece in enumerate(pieces)),
         diarized=True,
         turns=tuple(regular),
+    )
+
+
+def without_speakers(transcript: Transcript) -> Transcript:
+    """Return the transcript as before `attribute_speakers`, but for tokens: segments that were cut where the
+    speaker changed are joined, and warnings about speakers are gone."""
+    found: list[Segment] = []
+    for segment in transcript.segments:
+        last = found[-1] if found else segment
+        cut = last.words and segment.words and not last.tokens and not segment.tokens
+        if cut and last.window == segment.window and last.speaker != segment.speaker:
+            found[-1] = replace(
+                last,
+                end_sample=max(last.end_sample, segment.end_sample),
+                text=last.text + segment.text,
+                words=(*(last.words or ()), *(segment.words or ())),
+                speaker=segment.speaker,  # of the words before the next cut
+            )
+        else:
+            found.append(segment)
+    return replace(
+        transcript,
+        segments=tuple(found),
+        warnings=tuple(w for w in transcript.warnings if w.code not in SPEAKER_WARNINGS),
     )
 
 

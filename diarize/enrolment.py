@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from forescribe.asr.audio.inputs import Input
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.files import read_transcript
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from .diarizer import Bounds, Diarizer, Samples, Voice
@@ -46,12 +45,7 @@ def read_speaker_audio(source: Input, transcript: Path, speaker: str) -> Samples
     `transcript` is the JSON result of a diarized run. Raises AudioError, and UsageError if the file is
     no transcript or the speaker is not in it.
     """
-    try:
-        data = Transcript.from_dict(json.loads(transcript.read_text(encoding="utf-8")))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"{str(transcript)!r} is not a transcript of this program: {error}"
-        ) from error
+    data = read_transcript(transcript)
     spans = [
         (span.start_sample, span.end_sample)
         for segment in data.segments

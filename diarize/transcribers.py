@@ -29,13 +29,21 @@ import numpy as np
 from forescribe.asr.audio.inputs import Input
 from forescribe.asr.audio.reading import Open, Recording, open_audio
 from forescribe.asr.decode.options import Hook, Options, Outcome, Progress
-from forescribe.asr.errors import AudioError, ForescribeError
+from forescribe.asr.errors import AudioError, ForescribeError, UsageError
 from forescribe.asr.formats.files import RECORDING
 from forescribe.asr.formats.transcript import Transcript
-from forescribe.asr.formats.transcript_parts import Coverage, Json, Notice, Span, samples_at
+from forescribe.asr.formats.transcript_parts import (
+    SAMPLE_RATE,
+    Coverage,
+    Json,
+    Notice,
+    Span,
+    samples_at,
+    seconds,
+)
 from forescribe.speculative.stats import Stats
 
-from .attribution import attribute_speakers
+from .attribution import attribute_speakers, without_speakers
 from .blocks import BLOCK, SLACK, diarize_blocks, join_blocks, split_into_blocks
 from .diarizer import Bounds, Diarization, Diarizer, Samples, StageHook, ignore_progress
 from .known_speakers import KnownSpeaker, Match, name_known_speakers
@@ -43,6 +51,9 @@ from .linked_speakers import LinkedSpeakers
 
 SAMPLE_BYTES = np.dtype(np.float32).itemsize
 """Bytes of a sample."""
+
+TOLERANCE = SAMPLE_RATE // 2
+"""Samples by which decoders of one recording may differ."""
 
 READ_BYTES = 1 << 30
 """Upper limit for one read; the system's own limit is 2 GB."""
@@ -146,7 +157,8 @@ class DiarizingTranscriber:
 
 class SpeakerOnlyTranscriber:
     """Diarizes recordings. `known` speakers get their names where they are recognised with certainty;
-    with `linked`, the others have the same label in all recordings."""
+    with `linked`, the others have the same label in all recordings. With `transcript`, which is that of the
+    recordings, speakers are put on its words."""
 
     def __init__(
         self,
@@ -154,9 +166,11 @@ class SpeakerOnlyTranscriber:
         bounds: Bounds | None = None,
         known: Sequence[KnownSpeaker] = (),
         linked: LinkedSpeakers | None = None,
+        transcript: Transcript | None = None,
     ) -> None:
         self.diarizer, self.bounds = diarizer, bounds or Bounds()
         self.known, self.linked = tuple(known), linked
+        self.transcript = None if transcript is None else without_speakers(transcript)
 
     def transcribe(
         self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
@@ -184,9 +198,12 @@ class SpeakerOnlyTranscriber:
                 if hook is not None:
                     hook(Progress(source, done * (declared or 0.0), declared, (), Stats()))
 
+            samples = recording.blocks()
+            if self.transcript is not None:
+                samples = _of_length(samples, self.transcript.sample_count)
             diarization = diarize_blocks(
                 self.diarizer,
-                split_into_blocks(recording.blocks()),
+                split_into_blocks(samples),
                 self.bounds,
                 report,
                 sample_count=None if declared is None else samples_at(declared),
@@ -199,7 +216,11 @@ class SpeakerOnlyTranscriber:
                 warnings=recording.warnings,
             )
         return add_speakers(
-            empty, diarization, self.known, self.linked, source=Outcome(source).name
+            self.transcript or empty,
+            diarization,
+            self.known,
+            self.linked,
+            source=Outcome(source).name,
         )
 
 
@@ -367,6 +388,20 @@ class _Pending:
     outcome: Outcome
     started: _Started
     diarization: Future[Diarization]
+
+
+def _of_length(blocks: Iterable[Samples], sample_count: int) -> Iterator[Samples]:
+    """Yield the blocks. Raises UsageError if together they are not as long as the transcript."""
+    count = 0
+    for block in blocks:
+        count += len(block)
+        if count <= sample_count + TOLERANCE:
+            yield block
+    if abs(count - sample_count) > TOLERANCE:
+        raise UsageError(
+            f"the recording has {seconds(count):.1f} s and the transcript {seconds(sample_count):.1f} s: "
+            "give the recording that was transcribed"
+        )
 
 
 def _match(match: Match) -> Json:

@@ -97,6 +97,14 @@ def write(
         return [put(folder / f"{stem}.{extension}", text) for extension, text in texts]
 
 
+def read_transcript(path: str | Path) -> Transcript:
+    """Read a transcript from its JSON. Raises UsageError for a file that is none."""
+    try:
+        return Transcript.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{str(path)!r} is not a transcript of this program: {error}") from error
+
+
 def rendered(format_: Format, transcript: Transcript, stem: str) -> str:
     """Render a format; a bug in it fails this recording, not the run."""
     try:

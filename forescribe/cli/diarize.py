@@ -1,4 +1,4 @@
-"""`forescribe diarize`: who speaks when, without a transcript.
+"""`forescribe diarize`: who speaks when, without a transcript or on the words of one.
 
 Knows the order of the work and the exit code; engines and turns are in `forescribe.diarize`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,7 +15,7 @@ import typer
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError
 
-from .option_records import OUTPUT, arg, like, opt, takes
+from .option_records import INPUT, OUTPUT, arg, like, opt, takes
 from .options import (
     RECORDINGS,
     ModelOptions,
@@ -26,6 +27,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch, MakeTranscriber
+    from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.records.sources import Source
     from forescribe.asr.storage.stores import Stores
     from forescribe.diarize.transcribers import SpeakerOnlyTranscriber
@@ -44,7 +46,16 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
 
     audio: list[str] = arg("AUDIO...", RECORDINGS)
     output_format: str = opt(
-        OUTPUT, "--output-format -f FORMATS", "Comma-separated list of rttm and json.", FORMATS
+        OUTPUT,
+        "--output-format -f FORMATS",
+        "Comma-separated list of rttm and json; with --transcript of all formats of `transcribe`.",
+        FORMATS,
+    )
+    transcript: str | None = opt(
+        INPUT,
+        "--transcript FILE",
+        "JSON transcript of the recording, with word times: its words get new speakers, and are not "
+        "transcribed again.",
     )
     device: str = like(PerformanceOptions, "device", "auto, cuda, cuda:N or cpu.")
     local_files_only: bool = like(ModelOptions, "local_files_only")
@@ -52,13 +63,35 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
     def __post_init__(self) -> None:
         names = self.output_format.replace(" ", "").split(",")
         unknown = [name for name in names if name not in FORMATS.split(",")]
-        if unknown:
+        if unknown and self.transcript is None:
             raise UsageError(
-                f"--output-format {unknown[0]}: there are no words to write; known: {FORMATS}"
+                f"--output-format {unknown[0]}: there are no words to write; known: {FORMATS}, and with "
+                "--transcript those of `forescribe transcribe`"
             )
+        _ = self.words
         _ = self.spool_limit
         refuse_links(self.link_speakers, self.output_dir)
         _ = self.speakers
+
+    @property
+    def formats(self) -> str:
+        """The output formats; `all` includes rttm."""
+        return f"{self.output_format},rttm" if "all" in self.output_format else self.output_format
+
+    @cached_property
+    def words(self) -> Transcript | None:
+        """The transcript of --transcript. Raises UsageError if it is none, or has no word times."""
+        if self.transcript is None:
+            return None
+        from forescribe.asr.formats.files import read_transcript
+
+        found = read_transcript(self.transcript)
+        if found.text and not any(segment.words for segment in found.segments):
+            raise UsageError(
+                f"--transcript {self.transcript}: its words have no times; transcribe again with "
+                "--word-timestamps -f json"
+            )
+        return found
 
     @cached_property
     def speakers(self) -> SpeakerOptions:
@@ -70,7 +103,7 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
 
 @takes(DiarizeOptions)
 def diarize(**values: Any) -> None:
-    """Find who speaks when, without transcribing."""
+    """Find who speaks when, without transcribing; with --transcript, on its words."""
     options = DiarizeOptions(**values)
     from forescribe.asr.batch.inputs import check_readable, discover
     from forescribe.asr.storage.stores import Stores, telling
@@ -80,6 +113,8 @@ def diarize(**values: Any) -> None:
     console = Console(quiet=options.quiet or options.json, verbose=False, json=options.json)
     stores = Stores(telling(console.notice))
     sources = check_readable(discover(options.audio, recursive=options.recursive, stores=stores))
+    if options.words is not None and len(sources) != 1:
+        raise UsageError(f"--transcript is that of one recording, and there are {len(sources)}")
     interrupted = False
     with Stop() as stop:
         batch = _batch(options, sources, stores, stop, console)
@@ -107,12 +142,23 @@ def _batch(
     from forescribe.asr.batch.outputs import Outputs
     from forescribe.asr.batch.spool import Fetching
 
-    outputs = Outputs.plan(sources, options.output_dir, options.output_format, stores=stores)
+    outputs = Outputs.plan(sources, options.output_dir, options.formats, stores=stores)
+    files = [file for source in outputs.stems for file in outputs.files(source)]
+    written = [file.resolve() for file in files if isinstance(file, Path)]
+    if (
+        options.transcript
+        and not options.overwrite
+        and Path(options.transcript).resolve() in written
+    ):
+        raise UsageError(
+            f"--transcript {options.transcript} would be replaced: choose another -o, or --overwrite"
+        )
     settings = ""
     if any_readable(sources):  # without a readable recording, no engine is looked for
         network = not options.local_files_only
+        words = options.transcript is not None and fingerprint.content(options.transcript)
         settings = fingerprint.settings(
-            options.speakers.settings(network=network) | {"words": False}
+            options.speakers.settings(network=network) | {"words": words}
         )
     outputs.begin(sources, settings, overwrite=options.overwrite)
     return Batch(
@@ -141,7 +187,9 @@ def _load(options: DiarizeOptions, batch: Batch, stop: Stop, console: Console) -
         speakers = options.speakers
         engine = speakers.engine(options.device, network=not options.local_files_only)
         people = speakers.people(batch.outputs.folder)
-        diarizer = SpeakerOnlyTranscriber(engine, speakers.bounds, speakers.known_people(), people)
+        diarizer = SpeakerOnlyTranscriber(
+            engine, speakers.bounds, speakers.known_people(), people, options.words
+        )
     return lambda size: diarizer
 
 

@@ -12,8 +12,14 @@ from typer.testing import CliRunner
 
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import UsageError
+from forescribe.asr.formats.transcript_parts import Word
 from forescribe.cli.main import app
-from forescribe.diarize.turns import read_rttm
+from forescribe.diarize.attribution import attribute_speakers
+from forescribe.diarize.engines import registry
+from forescribe.diarize.turns import Turns, read_rttm
+from tests.diarize.conversations import transcript
+from tests.diarize.engines.fake_engines import sound
+from tests.diarize.engines.test_community import Point
 from training.speakers.turn_errors import turn_errors
 
 ROOT = Path(__file__).parent.parent.parent
@@ -75,6 +81,41 @@ def test_the_sides_of_a_call_are_its_speakers(tmp_path: Path) -> None:
     assert {segment["speaker"] for segment in data["segments"]} == {"CHANNEL_1", "CHANNEL_2"}
 
 
+def test_a_transcript_gets_new_speakers_with_one_name_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
+    soundfile.write("talk.wav", sound((1, 0.5), (1, 0.1)), 16_000)
+    soundfile.write("long.wav", sound((3, 0.5)), 16_000)
+    words = [Word(f" {n}.", 8000 * n, 8000 * (n + 1)) for n in range(4)]
+    turns = Turns.of([(0, 24_000, "Anna"), (24_000, 32_000, "Bob")])
+    old = attribute_speakers(transcript([words]), turns, turns)
+    Path("old.json").write_text(json.dumps(old.to_dict()))
+
+    def again(audio: str, *more: str) -> int:
+        command = ["diarize", "--transcript", "old.json", audio, "--diarizer", "level", *more]
+        return CliRunner().invoke(app, command, catch_exceptions=False).exit_code
+
+    assert again("talk.wav", "-f", "all") == 0
+    data = json.loads(Path("talk.json").read_text())
+    found = [(s["speaker"], s["text"]) for s in data["segments"]]
+    assert found == [("SPEAKER_00", " 0. 1."), ("SPEAKER_01", " 2. 3.")]
+    assert {w["speaker"] for s in data["segments"] for w in s["words"]} == {w for w, _ in found}
+    assert "[SPEAKER_01]: 2. 3." in Path("talk.srt").read_text()
+    assert list(read_rttm(Path("talk.rttm").read_text())["talk"].speakers) == [w for w, _ in found]
+    assert again("long.wav") == 1 and not Path("long.json").exists()
+    with pytest.raises(UsageError, match="one recording, and there are 2"):
+        again("talk.wav", "long.wav")
+    Path("talk.wav").rename("old.wav")
+    with pytest.raises(UsageError, match="would be replaced"):
+        again("old.wav")
+    assert again("old.wav", "--overwrite") == 0
+    Path("old.json").write_text(json.dumps(transcript([words], words=False).to_dict()))
+    with pytest.raises(UsageError, match="--word-timestamps -f json"):
+        again("talk.wav")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -83,6 +124,7 @@ def test_the_sides_of_a_call_are_its_speakers(tmp_path: Path) -> None:
         (("transcribe", "--diarize", "--channels", "split"), "already"),
         (("transcribe", "--diarize", "--no-word-timestamps"), "speakers need the words' times"),
         (("diarize", "-f", "srt"), "no words to write"),
+        (("diarize", "--transcript", str(ROOT / "README.md")), "README.md' is not a transcript"),
         (("diarize", "--min-speakers", "3", "--max-speakers", "2"), "at least 3 and at most 2"),
         (("diarize", "--diarizer", "nobody"), "neither an engine nor a folder"),
     ],

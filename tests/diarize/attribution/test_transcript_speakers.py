@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.formats.transcript import Transcript
-from forescribe.asr.formats.transcript_parts import Word
-from forescribe.diarize.attribution import attribute_speakers
+from forescribe.asr.formats.transcript_parts import Notice, Word
+from forescribe.diarize.attribution import attribute_speakers, without_speakers
 from forescribe.diarize.turns import Turns
 from tests.diarize.attribution.test_word_speakers import even, heard, words_and_turns
 from tests.diarize.conversations import transcript
@@ -46,6 +47,23 @@ def test_a_segment_has_words_of_one_speaker_and_ids_in_order(
     for segment in found.segments:
         assert {word.speaker for word in segment.words or ()} == {segment.speaker}
         assert segment.start_sample <= segment.end_sample
+
+
+@given(words_and_turns(), words_and_turns())
+def test_speakers_that_are_replaced_leave_no_trace(
+    case: tuple[list[Word], Turns], other: tuple[list[Word], Turns]
+) -> None:
+    (words, turns), (_, before) = case, other
+    given = transcript([words] if words else [])
+    given = replace(given, warnings=(Notice("vad", "kept"),))
+    old = attribute_speakers(given, before, before.exclusive())
+    old = replace(old, warnings=(*old.warnings, Notice("speaker_count", "gone")))
+    found, expected = (
+        attribute_speakers(one, turns, turns.exclusive()) for one in (without_speakers(old), given)
+    )
+    lost = [replace(s, tokens=()) for s in found.segments]
+    assert lost == [replace(s, tokens=()) for s in expected.segments]
+    assert found.turns == expected.turns and found.warnings == expected.warnings
 
 
 def test_a_segment_is_cut_where_the_speaker_changes_and_loses_its_tokens() -> None:
