@@ -155,13 +155,14 @@ class NemotronDiarizer:
         count = len(samples) // HOP
         columns, places = list[Floats](), list[set[int]]()
         before: dict[int, Flags] = {}  # the overlap of the block before, by speaker
-        for n, (start, end) in enumerate(_blocks(count)):
-            part = _part(report, start / count, (end - start) / count)
+        blocks = list(_blocks(count))
+        for n, (start, end) in enumerate(blocks):
+            part = _part(report, n / len(blocks), 1 / len(blocks))
             found = self.network.probabilities(samples[start * HOP : end * HOP], part)
             if single:
                 found = found.max(1, keepdims=True)
             active = found > ACTIVE
-            known = _same(before, active)
+            known = {0: 0} if single else _same(before, active)
             kept = OVERLAP // 2 if n else 0  # the ends of blocks lack context on one side
             for column in columns:
                 column[start + kept :] = 0
@@ -210,7 +211,7 @@ def _blocks(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _part(report: Report, start: float, length: float) -> Report:
-    """Report a block's progress as part of the recording's; both are shares of it."""
+    """Report a block's progress as part of the recording's, of which both are shares."""
     return lambda done: report(start + done * length)
 
 

@@ -42,6 +42,8 @@ class Stub:
         start, end = self.blocks[self.calls]
         assert len(samples) // HOP == end - start
         self.calls += 1
+        report(0.5)
+        report(1.0)
         order = np.random.default_rng(self.calls).permutation(8)[: self.truth.shape[1]]
         found = np.full((end - start, 8), 0.1, np.float32)
         found[:, order] = np.where(self.truth[start:end], 0.9 - 0.1 * np.arange(len(order)), 0.1)
@@ -53,7 +55,11 @@ def diarized(
 ) -> Diarization:
     samples = np.zeros(len(truth) * HOP, np.float32) if samples is None else samples
     engine = Engine("stub", "campplus", embedded.THRESHOLDS)
-    return NemotronDiarizer(Stub(truth), embedded.folder(), engine).diarize(samples, bounds)
+    shares: list[float] = []
+    diarizer = NemotronDiarizer(Stub(truth), embedded.folder(), engine)
+    found = diarizer.diarize(samples, bounds, lambda step, done: shares.append(done))
+    assert shares == sorted(shares)
+    return found
 
 
 def spans(found: Diarization) -> list[list[tuple[int, int]]]:
@@ -117,6 +123,8 @@ def test_only_who_is_heard_in_the_overlap_is_linked_by_it() -> None:
     truth[50:90, 2] = truth[3550:3590, 2] = True  # too short for a voice
     expected = [[(50, 90)], [(100, 3500)], [(1500, 2100)], [(3550, 3590)]]
     assert spans(diarized(truth)) == expected
+    single = diarized(truth, bounds=Bounds(exactly=1))
+    assert spans(single) == [[(50, 90), (100, 3500), (3550, 3590)]]
 
 
 def test_two_at_once_are_two_turns_and_one_is_dominant() -> None:
