@@ -27,6 +27,12 @@ from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Segment, Word
 
 from .turns import Turn, Turns
 
+LEAST = round(0.3 * SAMPLE_RATE)
+"""Samples of a turn in which a word can be expected."""
+
+NEAR = round(0.2 * SAMPLE_RATE)
+"""Samples by which times of words and turns differ."""
+
 Floats = NDArray[np.float64]
 
 
@@ -55,6 +61,7 @@ class Attribution:
     speaker: str | None
     confidence: float | None
     overlap: bool
+    others: tuple[str, ...] = ()  # who else speaks during half of the word or more
 
     def __post_init__(self) -> None:
         assert (self.speaker is None) == (self.confidence is None)
@@ -83,12 +90,30 @@ def attribute_speakers(transcript: Transcript, regular: Turns, exclusive: Turns)
         for segment, own in zip(transcript.segments, spoken, strict=True)
         for piece in _cut(segment, own, [next(who) for _ in own])
     ]
+    named = [word for piece in pieces for word in piece.words or ()]
+    unwritten = _unwritten(named, regular) if named or not words else None
     return replace(
         transcript,
         segments=tuple(replace(piece, id=number) for number, piece in enumerate(pieces)),
         diarized=True,
         turns=tuple(regular),
+        coverage=replace(transcript.coverage, unwritten_turn_samples=unwritten),
     )
+
+
+def _unwritten(words: Sequence[Word], turns: Turns) -> int:
+    """Samples of turns of `LEAST` samples or more in and near which their speaker has no word."""
+    said: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for word in words:
+        if word.speaker is not None:
+            said[word.speaker].append((word.start_sample, word.end_sample))
+    missing = 0
+    for turn in turns:
+        own = said[turn.speaker]
+        near = (turn.start_sample - NEAR, turn.end_sample + NEAR)
+        if turn.samples >= LEAST and not any(a < near[1] and b > near[0] for a, b in own):
+            missing += turn.samples
+    return missing
 
 
 def without_speakers(transcript: Transcript) -> Transcript:
@@ -143,14 +168,14 @@ def assign_speakers(
     active = activity.overlap(spans) / np.maximum(spans[:, 1:] - spans[:, :1], 1e-9)  # [N, S]
     known = _known(labels, distance <= costs.reach, boundaries, costs)
     sure = turns_of.confidence(spans, labels)
-    return [
-        Attribution(
-            speakers[label] if is_known else None,
-            float(chances[n, label] * sure[n]) if is_known else None,
-            bool((active[n] >= 0.5).sum() >= 2),
-        )
-        for n, (label, is_known) in enumerate(zip(labels, known, strict=True))
-    ]
+    found = []
+    for n, (label, is_known) in enumerate(zip(labels, known, strict=True)):
+        heard = [all_speakers[s] for s in np.flatnonzero(active[n] >= 0.5)]
+        who = speakers[label] if is_known else None
+        others = tuple(other for other in heard if other != who) if len(heard) >= 2 else ()
+        sure_of = float(chances[n, label] * sure[n]) if is_known else None
+        found.append(Attribution(who, sure_of, len(heard) >= 2, others))
+    return found
 
 
 def _timed(segment: Segment) -> Sequence[Word]:
@@ -166,7 +191,13 @@ def _timed(segment: Segment) -> Sequence[Word]:
 
 def _cut(segment: Segment, words: Sequence[Word], who: Sequence[Attribution]) -> Iterator[Segment]:
     named = [
-        replace(w, speaker=a.speaker, speaker_confidence=a.confidence, overlap=a.overlap)
+        replace(
+            w,
+            speaker=a.speaker,
+            speaker_confidence=a.confidence,
+            overlap=a.overlap,
+            others=a.others,
+        )
         for w, a in zip(words, who, strict=True)
     ]
     whole = "".join(word.text for word in named) == segment.text

@@ -242,6 +242,8 @@ def _word_to_dict(word: Word, diarized: bool) -> dict[str, Json]:
         data["speaker"] = word.speaker
         data["speaker_confidence"] = _finite_or_none(word.speaker_confidence)
         data["overlap"] = word.overlap
+        if word.others:
+            data["other_speakers"] = list[Json](word.others)
     return data
 
 
@@ -255,6 +257,9 @@ def _word_from_dict(record: Fields) -> Word:
         speaker_confidence=record.optional_number("speaker_confidence"),
         overlap=record.optional_flag("overlap"),
         sources=_token_sources(record) if "sources" in record.data else None,
+        others=tuple(map(str, record.items("other_speakers")))
+        if "other_speakers" in record.data
+        else (),
     )
 
 
@@ -273,12 +278,13 @@ def turn_to_dict(turn: Turn) -> dict[str, Json]:
 
 def _coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
     """Totals and spans, in seconds."""
-    wordless = coverage.wordless_samples
+    wordless, unwritten = coverage.wordless_samples, coverage.unwritten_turn_samples
     return {
         "decoded_s": seconds(coverage.decoded_samples),
         "silent_s": seconds(coverage.silent_samples),
         "failed_s": seconds(coverage.failed_samples),
         "voice_without_words_s": None if wordless is None else seconds(wordless),
+        **({} if unwritten is None else {"turns_without_words_s": seconds(unwritten)}),
         "spans": [
             {
                 "start": seconds(span.start_sample),
@@ -293,9 +299,12 @@ def _coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
 
 def _coverage_from_dict(record: Fields) -> Coverage:
     """The inverse of `_coverage_to_dict`; transcripts of earlier versions do not say what has no words."""
-    wordless = record.optional_number("voice_without_words_s")
+    wordless, unwritten = (
+        None if value is None else samples_at(value)
+        for value in map(record.optional_number, ("voice_without_words_s", "turns_without_words_s"))
+    )
     spans = tuple(_span_from_dict(item) for item in record.records("spans"))
-    return Coverage(spans, None if wordless is None else samples_at(wordless))
+    return Coverage(spans, wordless, unwritten)
 
 
 def _span_from_dict(record: Fields) -> Span:

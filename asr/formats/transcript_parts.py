@@ -73,11 +73,11 @@ class _InSeconds:
 class Word(_InSeconds):
     """A timed word. `text` keeps its leading space, as Whisper's tokens do.
 
-    `probability` is None if it was not measured, `speaker` if it is unknown. `speaker_confidence`
-    is the share of the evidence for this speaker, 0 to 1; `overlap` is whether another person
-    speaks at the same time; both are None without diarization. `sources` holds the source of each
-    of its tokens, None if unknown. Raises ValueError unless 0 <= start_sample <= end_sample, and
-    for an unknown source."""
+    `probability` is None if it was not measured, `speaker` if it is unknown. `speaker_confidence` is the
+    share of the evidence for this speaker, 0 to 1; `overlap` is whether other people speak at the same
+    time, and `others` are these; the first two are None without diarization. `sources` holds the source of
+    each of its tokens, None if unknown. Raises ValueError unless 0 <= start_sample <= end_sample, and for
+    an unknown source."""
 
     text: str
     start_sample: int
@@ -87,6 +87,7 @@ class Word(_InSeconds):
     speaker_confidence: float | None = None
     overlap: bool | None = None
     sources: tuple[TokenSource, ...] | None = None
+    others: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_order(self.start_sample, self.end_sample, f"word {self.text!r}")
@@ -186,11 +187,14 @@ class Coverage:
     """Every sample of the recording, in order, in exactly one span.
 
     `wordless_samples` are those in which a voice was heard and no word was written; None where nothing
-    listened for one. Raises ValueError if the spans do not begin at 0 or leave a gap or an overlap.
+    listened for one. `unwritten_turn_samples` are those of speakers' turns without a word of this speaker,
+    such as a listener's "yes" that the model left out; None without diarization. Raises ValueError if the
+    spans do not begin at 0 or leave a gap or an overlap.
     """
 
     spans: tuple[Span, ...] = ()
     wordless_samples: int | None = None
+    unwritten_turn_samples: int | None = None
 
     def __post_init__(self) -> None:
         position = 0

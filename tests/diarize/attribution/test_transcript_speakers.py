@@ -89,3 +89,18 @@ def test_a_segment_without_word_times_gets_the_speaker_of_most_of_its_time() -> 
     assert found.turns == tuple(turns) and found.diarized
     (last,) = attribute_speakers(transcript([even(1)], words=False), turns, turns).segments
     assert last.speaker == "A"  # also the only word of a segment has a time
+
+
+def test_a_listeners_word_that_was_left_out_counts_in_the_coverage() -> None:
+    """B says something during A's sentence, and no word was written for it."""
+    regular = heard((0, 5, "A"), (2, 2.8, "B"), (6, 6.1, "B"))
+    exclusive = heard((0, 5, "A"), (6, 6.1, "B"))
+    found = attribute_speakers(transcript([even(12, sign=".")]), regular, exclusive)
+    assert {word.speaker for segment in found.segments for word in segment.words or ()} == {"A"}
+    coverage = found.to_dict()["coverage"]
+    assert coverage["turns_without_words_s"] == 0.8  # type: ignore[index, call-overload]
+    (segment,) = found.to_dict()["segments"]  # type: ignore[misc]
+    others = [word.get("other_speakers") for word in segment["words"]]  # type: ignore
+    assert others == [None] * 5 + [["B"]] * 2 + [None] * 5
+    told = attribute_speakers(transcript([even(12)], words=False), regular, exclusive)
+    assert told.coverage.unwritten_turn_samples is None  # no word times, so nobody knows

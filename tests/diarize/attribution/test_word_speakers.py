@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.formats.transcript_parts import Word
-from forescribe.diarize.attribution import NO_SPEAKER, Attribution, assign_speakers
+from forescribe.diarize.attribution import NO_SPEAKER, assign_speakers
 from forescribe.diarize.turns import Turns
 from tests.diarize.conversations import converse
 
@@ -73,7 +75,11 @@ def test_renaming_speakers_renames_the_answer_and_nothing_else(
     other = {"A": "Zoë", "B": "A", "C": "Bob"}
     renamed = turns.renamed(other)
     found = [
-        Attribution(a.speaker and other[a.speaker], a.confidence, a.overlap)
+        replace(
+            a,
+            speaker=a.speaker and other[a.speaker],
+            others=tuple(other[name] for name in a.others),
+        )
         for a in assign_speakers(words, turns.exclusive(), turns)
     ]
     assert assign_speakers(words, renamed.exclusive(), renamed) == found
