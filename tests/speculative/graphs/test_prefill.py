@@ -25,7 +25,7 @@ def prompts_of(engine: Engine) -> PrefillRunner:
 
 
 def test_a_shape_that_comes_again_is_captured_and_the_tokens_are_equal(cuda: FakeCuda) -> None:
-    work = whisper_requests(12)
+    work = whisper_requests(6)
     engine = whisper_engine(CUDA, 0, 3, decoder=LeanWhisperDecoder)
     with running(cuda, engine):
         found = tokens(engine, work)

@@ -89,7 +89,6 @@ def rounds(engine: Engine):
         ("model", "sampled"),
         ("routed", "shaped"),
         ("ngram", "greedy"),
-        ("ngram", "shaped"),
     ],
 )
 def test_one_full_graph_serves_every_ragged_round(drafter, kind):
