@@ -1,8 +1,9 @@
-"""Accuracy and speed of a diarization engine, for turns and for the speakers of words.
+"""Accuracy and speed of diarization engines, for turns and for the speakers of words.
 
     python -m benchmarks.quality.diarization samples --model tiny.en
     python -m benchmarks.quality.diarization samples mixtures ami telephone --data DATA --json out.json
     python -m benchmarks.quality.diarization conditions --data DATA --group test --seed 22
+    python -m benchmarks.quality.diarization samples telephone --diarizer embedded senko community-1
 
 `samples` are the bundled recordings, with words; `telephone` is the 30 s call in pyannote.audio; `mixtures`
 are conversations of voices that were not used in training or tuning, `ami` far-field meetings, and
@@ -323,7 +324,9 @@ def _rate(sessions: Any) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("sets", nargs="+", choices=SETS)
-    parser.add_argument("--diarizer", default=AUTO)
+    parser.add_argument(
+        "--diarizer", nargs="+", default=[AUTO], help="engines, or senko: a table each"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--model", help="score the words that it writes, too")
     parser.add_argument("--data", type=Path, help="folder with speakers/ and ami/")
@@ -336,7 +339,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.data is None and {"mixtures", "ami", "conditions"} & set(given.sets):
         parser.error("mixtures, ami and conditions need --data")
-    diarizer = load(given.diarizer, device=given.device)
     makers: dict[str, Callable[[], Iterator[Case]]] = {
         "samples": lambda: samples(ROOT / "samples"),
         "telephone": telephone,
@@ -349,24 +351,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         makers |= {name: partial(cases, mixtures) for name, mixtures in found.items()}
         names += found
     write = None if given.model is None else writer(given.model, given.device)
-    diarizer.diarize(np.zeros(RATE, np.float32))  # warm-up: lazy loading
-    scores = {
-        name: score(diarizer, makers[name](), told=given.told, verbose=given.verbose, write=write)
-        for name in names
-    }
-    print("\n".join(layout([HEAD, *(s.cells(name) for name, s in scores.items())])))
-    print(
-        f"engine {diarizer.engine.to_dict()}; collar 0 and overlap scored, fair: 0.25 s each side"
-    )
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"peak memory {peak:.0f} MB")
-    if given.json is not None:
-        rows = {name: {**vars(s), "errors": vars(s.errors)} for name, s in scores.items()}
-        told = {"engine": diarizer.engine.to_dict(), "scores": rows, "peak_mb": peak}
-        given.json.write_text(
-            json.dumps({**record("benchmarks.quality.diarization"), **told}) + "\n"
+    results = []
+    for chosen in given.diarizer:
+        diarizer = made(chosen, given.device)
+        diarizer.diarize(np.zeros(RATE, np.float32))  # warm-up: lazy loading
+        scores = {
+            name: score(
+                diarizer, makers[name](), told=given.told, verbose=given.verbose, write=write
+            )
+            for name in names
+        }
+        print("\n".join(layout([HEAD, *(s.cells(name) for name, s in scores.items())])))
+        print(
+            f"engine {diarizer.engine.to_dict()}; collar 0 and overlap scored, fair: 0.25 s each side"
         )
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"peak memory so far {peak:.0f} MB")
+        rows = {name: {**vars(s), "errors": vars(s.errors)} for name, s in scores.items()}
+        results.append({"engine": diarizer.engine.to_dict(), "scores": rows, "peak_mb": peak})
+    if given.json is not None:
+        told = {**record("benchmarks.quality.diarization"), "engines": results}
+        given.json.write_text(json.dumps(told) + "\n")
     return 0
+
+
+def made(name: str, device: str) -> Diarizer:
+    """An engine of forescribe, or another program."""
+    if name != "senko":
+        return load(name, device=device)
+    from benchmarks.systems.senko import Senko
+
+    return Senko()
 
 
 if __name__ == "__main__":
