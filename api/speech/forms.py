@@ -227,13 +227,13 @@ def _check(form: TranscriptionForm) -> None:
         raise invalid(
             "stream", "events carry text: use response_format json, text or diarized_json"
         )
-    if form.languages is not None and (form.language or len(form.languages) > 1):
-        raise invalid("languages", "give one language, or none for detection")
+    if form.languages is not None and form.language:
+        raise invalid("languages", "give language or languages, not both")
 
 
 def _language(form: TranscriptionForm, serving: Serving, settings: Settings) -> str | None:
-    """The language code; None for detection."""
-    name = form.language or (form.languages or (None,))[0] or settings.language
+    """The language code, or several among which it is detected; None for all."""
+    name = form.language or ",".join(form.languages or ()) or settings.language
     if name is None or name.strip().lower() == "auto":
         return None
     return serving.language(name)

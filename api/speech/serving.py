@@ -152,9 +152,12 @@ class Serving(Lifecycle):
         return self.whisper.tokens.translates
 
     def language(self, name: str) -> str:
-        """The code of a language. Raises ApiError `invalid_value` for one that the model does not know."""
+        """The code of a language, or of several, separated by commas. Raises ApiError `invalid_value` for one
+        that the model does not know."""
+        from forescribe.asr.model.special_tokens import language_codes
+
         try:
-            return self.whisper.tokens.language(name)
+            return ",".join(map(self.whisper.tokens.language, language_codes(name)))
         except UsageError as error:
             raise ApiError.of(error, param="language") from error
 
@@ -241,13 +244,15 @@ class FrontEnd(Serving):
             raise ApiError("not_ready", f"the server is {self.state}")
 
     def language(self, name: str) -> str:
-        """The code of a language that Whisper knows. Raises ApiError `invalid_value`."""
-        from forescribe.asr.model.special_tokens import known_languages, language_code
+        """The code of a language that Whisper knows, or of several. Raises ApiError `invalid_value`."""
+        from forescribe.asr.model.special_tokens import known_languages, language_codes
 
-        code = language_code(name)
-        if code not in known_languages():
-            raise ApiError("invalid_value", f"unknown language {name!r}", param="language")
-        return code
+        codes = language_codes(name)
+        unknown = set(codes) - known_languages()
+        if unknown:
+            text = f"unknown language {min(unknown)!r}"
+            raise ApiError("invalid_value", text, param="language")
+        return ",".join(codes)
 
     @property
     def multilingual(self) -> bool:

@@ -165,14 +165,17 @@ Ended = Result | Fault
 
 
 def encode_windows(
-    context: DecodingContext, windows: Sequence[Window], detect: Sequence[bool]
+    context: DecodingContext, windows: Sequence[Window], detect: Sequence[tuple[str, ...] | None]
 ) -> list[EncodedWindow | Exception]:
-    """Encode windows; `detect` says for each whether to detect its language.
+    """Encode windows; `detect` says for each among which languages to detect its own, see
+    `WindowDecoder.detects_language`.
 
     Returns an exception in place of each window that failed.
     """
 
-    def encode(batch: Sequence[tuple[Window, bool]]) -> list[EncodedWindow | Exception]:
+    def encode(
+        batch: Sequence[tuple[Window, tuple[str, ...] | None]],
+    ) -> list[EncodedWindow | Exception]:
         detect = [wanted for _, wanted in batch]
         side = context.side
         # Rounds of the windows that are being decoded go on meanwhile, where the device has streams.
@@ -235,11 +238,14 @@ class _Forward:
         for part in (self.features, *(s.target for s in self.states), *own):
             side.hand_over(part)
 
-    def windows(self, whisper: Whisper, detect: Sequence[bool]) -> list[EncodedWindow | Exception]:
+    def windows(
+        self, whisper: Whisper, detect: Sequence[tuple[str, ...] | None]
+    ) -> list[EncodedWindow | Exception]:
         """The windows with their languages. Reads the device: once, and once more for languages."""
         finite: list[bool] = self.finite.tolist()
-        rows = [row for row, wanted in enumerate(detect) if wanted and finite[row]]
-        detected = whisper.detect_language([self.states[row] for row in rows]) if rows else []
+        rows = {row: a for row, a in enumerate(detect) if a is not None and finite[row]}
+        states = [self.states[row] for row in rows]
+        detected = whisper.detect_language(states, list(rows.values())) if rows else []
         languages = dict(zip(rows, detected, strict=True))
         return [
             EncodedWindow(self.features[row], window_states, languages.get(row))

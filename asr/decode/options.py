@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 class Options:
     """The options of a call.
 
-    `language` None or "auto" detects the language. `gamma` is the number of drafted tokens per round;
-    None takes the transcriber's own, which is also the maximum. `initial_prompt` is text before every
-    window: names and spellings to expect. `hint` is text that is probably spoken, such as a script or an
-    earlier transcript of the whole recording: drafts are copied from it, and no word depends on it.
+    `language` None or "auto" detects the language, "de,en" among these. `gamma` is the number of drafted
+    tokens per round; None takes the transcriber's own, which is also the maximum. `initial_prompt` is text
+    before every window: names and spellings to expect. `hint` is text that is probably spoken, such as a
+    script or an earlier transcript of the whole recording: drafts are copied from it, and no word depends
+    on it.
     Raises UsageError for invalid values.
     """
 

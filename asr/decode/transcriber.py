@@ -27,7 +27,7 @@ from ..errors import UsageError
 from ..formats.transcript_parts import Json
 from ..model.loading import load
 from ..model.presets import resolve
-from ..model.special_tokens import AUTO, language_code
+from ..model.special_tokens import only_language
 from ..model.whisper import Whisper
 from ..segment.vad import Detector
 from ..sessions.session import Session
@@ -105,8 +105,7 @@ class Transcriber:
         ModelError for weights that are missing or that the engine cannot run, DeviceError for a missing
         device.
         """
-        code = None if language is None else language_code(language)
-        pair = resolve(model, "none" if gamma == 0 else draft, None if code == AUTO else code)
+        pair = resolve(model, "none" if gamma == 0 else draft, only_language(language))
         place, forward = choose(device, dtype, quantize), ModelEngine.of(engine)
         drafts = draft_device(place, draft_dtype, forward)
         whisper = load(

@@ -27,7 +27,7 @@ from ..errors import ForescribeError, UsageError, out_of_memory
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Json, Notice, Segment, seconds
 from ..model.encoder_states import EncoderStates
-from ..model.special_tokens import AUTO, CANNOT_TRANSLATE, language_code
+from ..model.special_tokens import CANNOT_TRANSLATE, language_codes
 from ..model.whisper import Whisper
 from ..segment.windows import Window
 from ..words.borders import Pause, pauses
@@ -77,22 +77,22 @@ PROMPT_CHARACTERS = 64
 class BoundOptions:
     """Options that were checked against a model.
 
-    `language` is a code, None to detect it; `previous` holds the tokens of the initial prompt, and `hint`
-    those of the text that drafts are copied from.
+    `language` is a code, None to detect it, among the codes `among` if there are any; `previous` holds the
+    tokens of the initial prompt, and `hint` those of the text that drafts are copied from.
     """
 
     options: Options
     language: str | None
     previous: tuple[int, ...]
     hint: tuple[int, ...] = ()
+    among: tuple[str, ...] = ()
 
 
 def bind(options: Options, context: DecodingContext) -> BoundOptions:
     """Check options against a model. Raises UsageError for those that it cannot serve."""
     special = context.whisper.tokens
-    language = None
-    if options.language is not None and language_code(options.language) != AUTO:
-        language = special.language(options.language)
+    codes = tuple(special.language(code) for code in language_codes(options.language))
+    language, among = (codes[0], ()) if len(codes) == 1 else (None, codes)
     previous = prompt_tokens(context.whisper, options.initial_prompt)
     if options.task == "translate" and not special.translates:
         raise UsageError(CANNOT_TRANSLATE)
@@ -101,7 +101,8 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
         raise UsageError(
             f"gamma {options.gamma} is more than the {limit} that the transcriber was created with"
         )
-    return BoundOptions(options, language, previous, hint_tokens(context.whisper, options.hint))
+    hint = hint_tokens(context.whisper, options.hint)
+    return BoundOptions(options, language, previous, hint, among)
 
 
 class WindowDecoder:
@@ -127,9 +128,11 @@ class WindowDecoder:
         self._rejected: dict[WindowTag, Attempt] = {}
         self.rests: list[Window] = []
 
-    def detects_language(self, window: Window) -> bool:
-        """Whether the language of a window is to be detected when it is encoded."""
-        return self.bound.language is None and window.language is None
+    def detects_language(self, window: Window) -> tuple[str, ...] | None:
+        """The codes among which the language of a window is to be detected when it is encoded; none: among
+        all; None: it is known."""
+        known = self.bound.language is not None or window.language is not None
+        return None if known else self.bound.among
 
     def request(
         self,

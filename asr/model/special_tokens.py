@@ -60,6 +60,19 @@ def language_code(name: str) -> str:
     return CODES.get(lower, lower)
 
 
+def language_codes(names: str | None) -> tuple[str, ...]:
+    """The codes of languages separated by commas, each once; none for None and `AUTO`, which detect the
+    language among all. Of several, the language is detected among these."""
+    codes = dict.fromkeys(language_code(name) for name in (names or AUTO).split(","))
+    return () if tuple(codes) == (AUTO,) else tuple(codes)
+
+
+def only_language(names: str | None) -> str | None:
+    """The code of a single language; None where it is to be detected."""
+    codes = language_codes(names)
+    return codes[0] if len(codes) == 1 else None
+
+
 def known_languages() -> frozenset[str]:
     """The codes of all languages that Whisper has tokens for."""
     return frozenset(LANGUAGES)
@@ -80,8 +93,8 @@ def check_request(language: str | None, task: str, made_for: frozenset[str] | No
     before it is loaded (`presets.made_for`)."""
     if made_for is None:
         return
-    if language is not None and language.strip().lower() != AUTO:
-        checked_language(language, made_for)
+    for code in language_codes(language):
+        checked_language(code, made_for)
     if task == "translate":
         raise UsageError(CANNOT_TRANSLATE)
 

@@ -130,8 +130,11 @@ class Whisper:
             decoder.release()
 
     @torch.inference_mode()
-    def detect_language(self, encoded: list[EncoderStates]) -> list[tuple[str, float]]:
-        """The most probable language of each window and its probability among the languages.
+    def detect_language(
+        self, encoded: list[EncoderStates], among: Sequence[Sequence[str]] | None = None
+    ) -> list[tuple[str, float]]:
+        """The most probable language of each window and its probability among the languages: those of
+        `among`, codes for each window, or all where it has none.
 
         One decoder step over start-of-transcript (Radford et al. 2022, section 2.3).
         """
@@ -139,7 +142,11 @@ class Whisper:
             return [("en", 1.0)] * len(encoded)
         codes = list(self.tokens.languages)
         ids = torch.tensor([self.tokens.languages[c] for c in codes], device=self.device.torch)
-        probabilities = self._first_logits(encoded)[:, ids].softmax(-1)
+        logits = self._first_logits(encoded)[:, ids]
+        if among is not None and any(among):
+            others = [[bool(own) and code not in own for code in codes] for own in among]
+            logits = logits.masked_fill(torch.tensor(others, device=logits.device), -torch.inf)
+        probabilities = logits.softmax(-1)
         best = probabilities.max(-1)
         return [
             (codes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -55,6 +55,7 @@ def audit(**values: Any) -> None:
     from forescribe.asr.decode.options import Options
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
+    from forescribe.asr.model.special_tokens import only_language
     from forescribe.asr.records.sources import Source
     from forescribe.speculative.device import choose
     from forescribe.speculative.models.engines import ModelEngine, draft_device
@@ -64,7 +65,7 @@ def audit(**values: Any) -> None:
         task=options.task,  # type: ignore[arg-type]  # checked by Options
         vad=options.vad is not False,
     )
-    pair = resolve(options.model, options.draft, options.language)
+    pair = resolve(options.model, options.draft, only_language(options.language))
     sources = check_readable(map(Source, options.audio))
     if any_readable(sources):
         device = choose(options.device, options.dtype, options.quantize)

@@ -114,7 +114,10 @@ class DecodingOptions:
     """What is decoded, by every command that transcribes."""
 
     language: str | None = opt(
-        DECODING, "--language -l LANG", "Spoken language: code or English name.", shown="auto"
+        DECODING,
+        "--language -l LANG",
+        "Spoken language: code or English name; of several, as de,en, the one that is heard.",
+        shown="auto",
     )
     task: str = opt(
         DECODING, "--task TASK", "transcribe, or translate (into English).", "transcribe"

@@ -37,6 +37,16 @@ def test_json_is_the_contracts(service) -> None:
     assert body["usage"] == {"type": "duration", "seconds": 2}
 
 
+@pytest.mark.parametrize("field", ["language", "languages"])
+def test_of_several_languages_the_one_that_is_heard_is_taken(service, field) -> None:
+    value = {"language": "German, en", "languages": '["de", "english"]'}[field]
+    answer = post(service(), **{"language": None, field: value})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["languages"][0]["code"] in ("de", "en")
+    refused = post(service(), **{"language": None, field: value.replace("en", "xx")})
+    assert refused.status_code == 400 and "unknown language" in refused.text
+
+
 def test_verbose_json_has_every_key_of_every_segment(service) -> None:
     body = post(service(), sound(40, 2), response_format="verbose_json").json()
     conforms(body, "CreateTranscriptionResponseVerboseJson")

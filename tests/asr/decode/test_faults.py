@@ -238,7 +238,7 @@ def in_detecting_the_language(one, patch):
     patch.setattr(
         Whisper,
         "detect_language",
-        raises(lambda self, encoded: any(map(is_victims, encoded)), real),
+        raises(lambda self, encoded, among=None: any(map(is_victims, encoded)), real),
     )
 
 

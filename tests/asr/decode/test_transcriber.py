@@ -243,7 +243,7 @@ def hears(monkeypatch, *languages: tuple[str, float]) -> None:
     """The model's verdict on window after window."""
     verdicts = list(languages)
 
-    def detect(self, encoded):
+    def detect(self, encoded, among=None):
         return [verdicts.pop(0) for _ in encoded]
 
     monkeypatch.setattr(Whisper, "detect_language", detect)
@@ -322,6 +322,27 @@ def test_a_language_is_detected_unless_it_is_given(shared, recordings, language)
     made = outcome.transcript
     assert made is not None and made.language in folders.CODES
     assert made.language_probability is not None and 1 / 3 <= made.language_probability <= 1
+
+
+@pytest.mark.parametrize("given", ["fr,de", "French, German", "de,fr,de"])
+def test_of_several_languages_the_one_that_is_heard_is_taken(shared, recordings, given) -> None:
+    """The made-up model hears something in every window; what is not listed has no chance."""
+    (free,) = shared.transcribe(recordings[:1])
+    (outcome,) = shared.transcribe(recordings[:1], Options(language=given))
+    made = outcome.transcript
+    assert made is not None and made.language in ("fr", "de")
+    assert made.language_probability is not None and 0.5 <= made.language_probability <= 1
+    if free.transcript.language in ("fr", "de"):
+        assert free.transcript.language == made.language
+    with pytest.raises(UsageError, match="unknown language 'xx'"):
+        shared.transcribe(recordings[:1], Options(language="fr,xx"))
+
+
+def test_windows_of_different_lists_are_detected_together(shared) -> None:
+    states = shared.whisper.encode(torch.randn(3, 80, 3000))
+    free = shared.whisper.detect_language(states)
+    listed = shared.whisper.detect_language(states, [("fr", "de"), (), ("en",)])
+    assert listed[0][0] in ("fr", "de") and listed[1] == free[1] and listed[2] == ("en", 1.0)
 
 
 def test_a_given_language_is_not_detected(shared, recordings, monkeypatch) -> None:

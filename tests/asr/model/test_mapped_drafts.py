@@ -264,7 +264,7 @@ def test_a_run_of_several_languages_writes_what_plain_decoding_writes(
     files = recordings.write(tmp_path, (4, 9, 34), seed=1, noise=(0.01, 0.1))
     heard = iter([("en", 0.99), ("yue", 0.99), ("en", 0.99), ("fr", 0.99)] * 2)
     monkeypatch.setattr(
-        Whisper, "detect_language", lambda self, encoded: [next(heard) for _ in encoded]
+        Whisper, "detect_language", lambda self, encoded, among=None: [next(heard) for _ in encoded]
     )
     found = []
     for gamma in (4, 0):

@@ -85,7 +85,9 @@ class Encoder:
         states = features @ self.weight
         return [EncoderStates(s) for s in torch.where(states < 0, torch.nan, states)]
 
-    def detect_language(self, encoded: list[EncoderStates]) -> list[tuple[str, float]]:
+    def detect_language(
+        self, encoded: list[EncoderStates], among: object
+    ) -> list[tuple[str, float]]:
         self.streams.append(self.cuda.current)
         return [("en", 0.5)] * len(encoded)
 
@@ -102,7 +104,7 @@ def encode(
     )
     wrapped: Any = [SimpleNamespace(samples=samples, features=None) for samples in windows]
     with cuda.reads_allowed():  # of the side stream, which it stops alone
-        return whisper, encode_windows(context, wrapped, [True] * len(windows))
+        return whisper, encode_windows(context, wrapped, [()] * len(windows))
 
 
 def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tensor) -> None:
