@@ -9,7 +9,7 @@ import numpy as np
 from forescribe.asr.audio.inputs import Input
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.files import read_transcript
+from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from .diarizer import Bounds, Diarizer, Samples, Voice
@@ -45,7 +45,7 @@ def read_speaker_audio(source: Input, transcript: Path, speaker: str) -> Samples
     `transcript` is the JSON result of a diarized run. Raises AudioError, and UsageError if the file is
     no transcript or the speaker is not in it.
     """
-    data = read_transcript(transcript)
+    data = Transcript.load(transcript)
     spans = [
         (span.start_sample, span.end_sample)
         for segment in data.segments

@@ -25,8 +25,7 @@ from types import MappingProxyType
 
 from ..errors import ForescribeError, OutputError, UsageError, output_errors
 from .subtitles import PLAIN, Cue, LineRules, cues, label, milliseconds, one_line
-from .transcript import Transcript
-from .transcript_parts import Segment, Turn
+from .transcript_parts import Contents, Segment, Turn
 
 TEMPORARY = ".forescribe-{}.tmp"
 """Name of a file while it is written; a process that is killed may leave one behind."""
@@ -38,7 +37,7 @@ setting."""
 OF_SPEAKERS = frozenset({"rttm"})
 """Formats that are empty without speakers: written when named, but not by "all"."""
 
-Render = Callable[[Transcript], str]
+Render = Callable[[Contents], str]
 """The text of a transcript in a format."""
 
 
@@ -74,7 +73,7 @@ def formats(names: str | Iterable[str], rules: LineRules = PLAIN) -> tuple[Forma
 
 
 def write(
-    transcript: Transcript,
+    transcript: Contents,
     folder: str | Path,
     stem: str,
     names: str | Iterable[str] = "all",
@@ -97,15 +96,22 @@ def write(
         return [put(folder / f"{stem}.{extension}", text) for extension, text in texts]
 
 
-def read_transcript(path: str | Path) -> Transcript:
-    """Read a transcript from its JSON. Raises UsageError for a file that is none."""
-    try:
-        return Transcript.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{str(path)!r} is not a transcript of this program: {error}") from error
+def save(transcript: Contents, path: str | os.PathLike[str], rules: LineRules = PLAIN) -> Path:
+    """Write a file in the format of its extension; see `Transcript.save`."""
+    path = Path(path)
+    extension = path.suffix[1:].lower()
+    if extension not in FORMATS:
+        raise UsageError(
+            f"the extension of {path.name!r} names no output format; known: {', '.join(FORMATS)}"
+        )
+    (format_,) = formats(extension, rules)
+    text = rendered(format_, transcript, path.stem)
+    with output_errors(f"{path.name!r} to {str(path.parent)!r}", "name another place"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return put(path, text)
 
 
-def rendered(format_: Format, transcript: Transcript, stem: str) -> str:
+def rendered(format_: Format, transcript: Contents, stem: str) -> str:
     """Render a format; a bug in it fails this recording, not the run."""
     try:
         return format_.render(transcript)
@@ -134,7 +140,7 @@ def put(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def txt(transcript: Transcript) -> str:
+def txt(transcript: Contents) -> str:
     """One segment per line; with speakers one line per turn, `SPEAKER: text`."""
     with_text = [segment for segment in transcript.segments if one_line(segment.text)]
     if not any(label(segment.speaker) for segment in with_text):
@@ -146,7 +152,7 @@ def txt(transcript: Transcript) -> str:
     )
 
 
-def srt(transcript: Transcript, rules: LineRules = PLAIN) -> str:
+def srt(transcript: Contents, rules: LineRules = PLAIN) -> str:
     """SubRip: numbered from 1, hours always, comma before the milliseconds."""
     documents = []
     for number, cue in enumerate(cues(transcript, rules), start=1):
@@ -156,7 +162,7 @@ def srt(transcript: Transcript, rules: LineRules = PLAIN) -> str:
     return "".join(documents)
 
 
-def vtt(transcript: Transcript, rules: LineRules = PLAIN) -> str:
+def vtt(transcript: Contents, rules: LineRules = PLAIN) -> str:
     """WebVTT: the header also when empty, hours from the first hour on, markup escaped, voice tags
     for speakers."""
     documents = ["WEBVTT\n\n"]
@@ -169,18 +175,18 @@ def vtt(transcript: Transcript, rules: LineRules = PLAIN) -> str:
     return "".join(documents)
 
 
-def tsv(transcript: Transcript) -> str:
+def tsv(transcript: Contents) -> str:
     """Tab-separated: integer milliseconds and text; tabs in the text become spaces."""
     rows = [f"{cue.start_ms}\t{cue.end_ms}\t{_no_tab(cue)}\n" for cue in cues(transcript)]
     return "".join(["start\tend\ttext\n", *rows])
 
 
-def json_(transcript: Transcript) -> str:
+def json_(transcript: Contents) -> str:
     """Whisper's JSON with additional keys, in one line, as indented token lists would fill pages."""
     return json.dumps(transcript.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def rttm(transcript: Transcript) -> str:
+def rttm(transcript: Contents) -> str:
     """Return the turns of a transcript; empty without turns."""
     return format_turns(transcript.turns, str(transcript.settings.get(RECORDING, RECORDING)))
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from ..errors import UsageError
-from .transcript import Transcript
-from .transcript_parts import SAMPLE_RATE, Segment
+from .transcript_parts import SAMPLE_RATE, Contents, Segment
 
 LONG_PAUSE = 3 * SAMPLE_RATE
 """Samples of silence that always end a block (as in openai/whisper)."""
@@ -104,7 +103,7 @@ class Cue:
         return f"{clean(before)}<u>{clean(word)}</u>{clean(after)}"
 
 
-def cues(transcript: Transcript, rules: LineRules = PLAIN) -> list[Cue]:
+def cues(transcript: Contents, rules: LineRules = PLAIN) -> list[Cue]:
     """Return the segments as subtitles, or their words arranged by `rules`: in order, start < end, no
     overlaps, none after the end of the audio.
 
@@ -179,7 +178,7 @@ class SubtitleWord:
     end_sample: int
 
 
-def split_into_blocks(transcript: Transcript, rules: LineRules) -> list[SubtitleBlock]:
+def split_into_blocks(transcript: Contents, rules: LineRules) -> list[SubtitleBlock]:
     """Return the text in blocks, in the order of the segments; no word is lost."""
     with_text = sorted(
         (s for s in transcript.segments if s.text.strip()), key=lambda s: s.start_sample

@@ -1,16 +1,22 @@
 """The transcript: what was said, when, by whom, and what became of every sample; and its JSON form.
 
 `Fields` reads JSON objects by type, so that a wrong file fails with the name of the key. Knows nothing of
-audio files, models or output formats; needs neither numpy nor torch.
+audio files or models; needs neither numpy nor torch.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
+from ..errors import UsageError
+from . import files
+from .subtitles import PLAIN, LineRules
 from .transcript_parts import (
     Coverage,
     Json,
@@ -21,6 +27,7 @@ from .transcript_parts import (
     TokenSource,
     Turn,
     Word,
+    beginning,
     merged,
     samples_at,
     seconds,
@@ -34,7 +41,11 @@ class Transcript:
     With `diarized`, the key `speaker` is always written, null meaning unknown, and `turns` holds
     who speaks when. `settings` explains the result (model, options, versions), `stats` its cost.
     Equal warnings become one, and their number is bounded (`merged`). Raises ValueError if the coverage
-    does not account for exactly `sample_count` samples."""
+    does not account for exactly `sample_count` samples.
+
+        transcript.save("meeting.srt")
+        pandas.DataFrame(transcript.words)              # start and end in seconds, text, speaker, ...
+    """
 
     segments: tuple[Segment, ...]
     sample_count: int
@@ -64,6 +75,58 @@ class Transcript:
         """Length in seconds."""
         return seconds(self.sample_count)
 
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The timed words of all segments, in order. Empty unless they were asked for: with
+        `word_timestamps=True` or `diarize=True` of `forescribe.transcribe`, or `Options(words=True)`."""
+        return tuple(word for segment in self.segments for word in segment.words or ())
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """The speakers in order of first appearance; empty without diarization."""
+        heard = [*(turn.speaker for turn in self.turns), *(s.speaker for s in self.segments)]
+        return tuple(dict.fromkeys(speaker for speaker in heard if speaker is not None))
+
+    def __repr__(self) -> str:
+        speakers = (f"{len(self.speakers)} speakers",) if self.diarized else ()
+        told = (f"language={self.language!r}", f"{len(self.segments)} segments", *speakers)
+        return f"Transcript({self.duration:.1f} s, {', '.join(told)}, {beginning(self.text)!r})"
+
+    def save(self, path: str | os.PathLike[str], rules: LineRules = PLAIN) -> Path:
+        """Write the file in the format of its extension, with the bytes of the command's file, and return its
+        path: txt, srt, vtt, tsv, json or rttm.
+
+        The file appears whole or not at all, replaces an earlier one, and its folder is created. `rules` are
+        for subtitles, see `to_srt`. Raises UsageError for another extension, OutputError for a place that
+        cannot be written.
+        """
+        return files.save(self, path, rules)
+
+    def to_txt(self) -> str:
+        """One segment per line; with speakers one line per turn, `SPEAKER: text`."""
+        return files.txt(self)
+
+    def to_srt(self, rules: LineRules = PLAIN) -> str:
+        """SubRip subtitles: one per segment, or with `rules` (`forescribe.LineRules`) its words arranged in
+        lines. A segment without word times stays whole."""
+        return files.srt(self, rules)
+
+    def to_vtt(self, rules: LineRules = PLAIN) -> str:
+        """WebVTT subtitles, with voice tags for speakers; `rules` as of `to_srt`."""
+        return files.vtt(self, rules)
+
+    def to_tsv(self) -> str:
+        """Tab-separated: start and end in milliseconds, and the text."""
+        return files.tsv(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON, in one line."""
+        return files.json_(self)
+
+    def to_rttm(self) -> str:
+        """Who speaks when, in NIST's format; empty without diarization."""
+        return files.rttm(self)
+
     def to_dict(self) -> dict[str, Json]:
         """Whisper's JSON with additional keys. Numbers that are not finite become null."""
         turns: dict[str, Json] = {"turns": [turn_to_dict(turn) for turn in self.turns]}
@@ -80,6 +143,16 @@ class Transcript:
             "settings": _without_nan(dict(self.settings)),
             "stats": _without_nan(dict(self.stats)),
         }
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Transcript:
+        """Read a transcript from its JSON. Raises UsageError for a file that is none."""
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"{str(path)!r} is not a transcript of this program: {error}"
+            ) from error
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Json]) -> Transcript:

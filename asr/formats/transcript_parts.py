@@ -6,10 +6,10 @@ nothing is rounded twice. Knows what a valid part is; nothing of files or of dec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Literal
+from typing import Literal, Protocol
 
 from ..errors import clipped
 
@@ -52,24 +52,24 @@ def samples_at(time_s: float) -> int:
     return round(time_s * SAMPLE_RATE)
 
 
+@dataclass(frozen=True, repr=False)
 class _InSeconds:
-    """Start and end of a span of samples, in seconds."""
+    """Start and end of a span of samples, in seconds: fields, so that a table of these records, as of pandas,
+    has them as columns. They follow from the samples and are not compared."""
 
-    start_sample: int
-    end_sample: int
+    start: float = field(init=False, compare=False)
+    end: float = field(init=False, compare=False)
 
-    @property
-    def start(self) -> float:
-        """Start in seconds."""
-        return seconds(self.start_sample)
+    def _place(self, start_sample: int, end_sample: int) -> None:
+        object.__setattr__(self, "start", seconds(start_sample))
+        object.__setattr__(self, "end", seconds(end_sample))
 
-    @property
-    def end(self) -> float:
-        """End in seconds."""
-        return seconds(self.end_sample)
+    def _brief(self, *about: object) -> str:
+        told = "".join(f", {value!r}" for value in about if value is not None)
+        return f"{type(self).__name__}({self.start:.2f}-{self.end:.2f} s{told})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Word(_InSeconds):
     """A timed word. `text` keeps its leading space, as Whisper's tokens do.
 
@@ -90,13 +90,17 @@ class Word(_InSeconds):
     others: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        self._place(self.start_sample, self.end_sample)
         _check_order(self.start_sample, self.end_sample, f"word {self.text!r}")
         unknown = set(self.sources or ()) - set(TOKEN_SOURCES)
         if unknown:
             raise ValueError(f"unknown source {unknown.pop()!r}; known: {', '.join(TOKEN_SOURCES)}")
 
+    def __repr__(self) -> str:
+        return self._brief(self.text, self.speaker)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Segment(_InSeconds):
     """A decoded span with its text and the values that guards check.
 
@@ -125,7 +129,11 @@ class Segment(_InSeconds):
     doubt: str | None = None
 
     def __post_init__(self) -> None:
+        self._place(self.start_sample, self.end_sample)
         _check_order(self.start_sample, self.end_sample, f"segment {self.id}")
+
+    def __repr__(self) -> str:
+        return self._brief(beginning(self.text), self.speaker)
 
     @property
     def seek(self) -> int:
@@ -133,7 +141,7 @@ class Segment(_InSeconds):
         return self.window_sample // SAMPLES_PER_SEEK
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Turn(_InSeconds):
     """A time span in which one person speaks, found from the voice alone; turns may overlap.
 
@@ -147,10 +155,14 @@ class Turn(_InSeconds):
     confidence: float | None = None
 
     def __post_init__(self) -> None:
+        self._place(self.start_sample, self.end_sample)
         if not 0 <= self.start_sample < self.end_sample:
             raise ValueError(f"empty or reversed turn [{self.start_sample}, {self.end_sample})")
         if not self.speaker.strip():
             raise ValueError("a turn's speaker has no name")
+
+    def __repr__(self) -> str:
+        return self._brief(self.speaker)
 
     @property
     def samples(self) -> int:
@@ -243,6 +255,25 @@ class Notice:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ValueError(f"a notice that applies {self.count} times")
+
+
+class Contents(Protocol):
+    """What output formats read of a `Transcript`."""
+
+    @property
+    def segments(self) -> tuple[Segment, ...]: ...
+    @property
+    def sample_count(self) -> int: ...
+    @property
+    def turns(self) -> tuple[Turn, ...]: ...
+    @property
+    def settings(self) -> Mapping[str, Json]: ...
+    def to_dict(self) -> dict[str, Json]: ...
+
+
+def beginning(text: str, length: int = 60) -> str:
+    """The first characters of a text, at most `length`."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:

@@ -11,7 +11,7 @@ Knows nothing of where they are kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from forescribe.speculative.requests import Finish, Guarantee, Request, Result, Source
@@ -210,7 +210,10 @@ def _decoded_from_dict(data: Mapping[str, Any]) -> Decoded:
 
 
 def _words_to_lists(words: tuple[tuple[Word, ...], ...] | None) -> Any:
-    return None if words is None else [[asdict(word) for word in own] for own in words]
+    names = [f.name for f in fields(Word) if f.init]
+    if words is None:
+        return None
+    return [[{name: getattr(word, name) for name in names} for word in own] for own in words]
 
 
 def _words_from_lists(lists: Any) -> tuple[tuple[Word, ...], ...] | None:

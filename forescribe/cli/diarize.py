@@ -83,9 +83,9 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
         """The transcript of --transcript. Raises UsageError if it is none, or has no word times."""
         if self.transcript is None:
             return None
-        from forescribe.asr.formats.files import read_transcript
+        from forescribe.asr.formats.transcript import Transcript
 
-        found = read_transcript(self.transcript)
+        found = Transcript.load(self.transcript)
         if found.text and not any(segment.words for segment in found.segments):
             raise UsageError(
                 f"--transcript {self.transcript}: its words have no times; transcribe again with "
