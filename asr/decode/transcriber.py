@@ -11,7 +11,7 @@ Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments: w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 
 from forescribe.speculative.device import choose
 from forescribe.speculative.engine.engine import Engine
@@ -24,7 +24,8 @@ from ..audio.features import LogMel
 from ..audio.inputs import Input, Sound
 from ..audio.reading import Open, open_audio
 from ..errors import UsageError
-from ..formats.transcript_parts import Json
+from ..formats.transcript import Transcript
+from ..formats.transcript_parts import Json, Segment
 from ..model.loading import load
 from ..model.presets import resolve
 from ..model.special_tokens import only_language
@@ -162,10 +163,56 @@ class Transcriber:
         one = isinstance(sources, str | bytes | os.PathLike | Mapping | Sound)
         if one or hasattr(sources, "__array__") or hasattr(sources, "read"):
             raise UsageError("the sources are one recording; give a list of them")
-        context = self.context
-        bound = bind(options or Options(), context)
-        windows = SequentialWindows if bound.options.long_form == "sequential" else Windows
-        return Session(context, readers=0).transcribe(sources, bound, hook, open, windows)
+        bound = bind(options or Options(), self.context)
+        session = Session(self.context, readers=0)
+        return session.transcribe(sources, bound, hook, open, _windows(bound.options))
+
+    def stream(
+        self, source: Input, options: Options | None = None, *, open: Open = open_audio
+    ) -> SegmentStream:
+        """Iterate over the segments of one recording as they become final, in order.
+
+            segments = transcriber.stream("a.flac")
+            for segment in segments:
+                print(segment.text)
+            segments.transcript.save("a.srt")
+
+        A segment is final once its window (at most 30 s) and all windows before it have been decoded; none
+        changes afterwards, and together they are the segments of the transcript, words included where
+        `options.words` asks for them. Leaving the loop drops the rest. Raises UsageError immediately as
+        `transcribe` does; an error of the recording is raised by the loop, after the segments that are final.
+        """
+        bound = bind(options or Options(), self.context)
+        session = Session(self.context, readers=0)
+        return SegmentStream(session.stream(source, bound, open, _windows(bound.options)))
+
+
+class SegmentStream(Iterator[Segment]):
+    """The segments of a recording as they become final; made by `Transcriber.stream`.
+
+    `transcript` is the whole result, with warnings and coverage, once the loop has ended; None before.
+    """
+
+    def __init__(self, parts: Generator[Segment | Outcome, None, None]) -> None:
+        self._parts = parts
+        self.transcript: Transcript | None = None
+
+    def __next__(self) -> Segment:
+        for part in self._parts:
+            if isinstance(part, Segment):
+                return part
+            if part.error is not None:
+                raise part.error
+            self.transcript = part.transcript
+        raise StopIteration
+
+    def close(self) -> None:
+        """Drop what is still being decoded."""
+        self._parts.close()
+
+
+def _windows(options: Options) -> type[Windows]:
+    return SequentialWindows if options.long_form == "sequential" else Windows
 
 
 def _engine(whisper: Whisper, batch: int, gamma: int | None, source: str) -> Engine:

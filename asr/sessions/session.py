@@ -21,9 +21,11 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import TypeVar
 
 from forescribe.speculative.requests import Request
@@ -37,7 +39,8 @@ from ..decode.recording import RecordingState, fault
 from ..decode.windows import BoundOptions, bind
 from ..decode.word_timer import WordTimer
 from ..errors import CapacityError, UsageError
-from .parts import ProgressReporter
+from ..formats.transcript_parts import Segment
+from .parts import Part, ProgressReporter
 from .readers import Note, ReadAhead, ReadWindow
 from .submission import Listener, Submission, Tap, Windows
 
@@ -48,6 +51,24 @@ LOG = logging.getLogger(__name__)
 STATS_S = 5.0
 """How old `Session.stats` may be. Reading the statistics waits for the device, and releases what its
 stopwatches hold."""
+
+
+class _Told:
+    """The listener of `Session.stream`."""
+
+    def __init__(self) -> None:
+        self._items: list[Segment | Outcome] = []
+        self._numbers = count()
+
+    def progressed(self, part: Part) -> None:
+        self._items += [replace(s, id=next(self._numbers)) for s in part.segments]
+
+    def ended(self, outcome: Outcome | None) -> None:
+        self._items += [outcome] if outcome is not None else []
+
+    def take(self) -> list[Segment | Outcome]:
+        taken, self._items = self._items, []
+        return taken
 
 
 @dataclass(order=True)
@@ -124,15 +145,49 @@ class Session:
             )
             for source in sources
         )
+        with closing(self._steps(progress)) as steps:
+            for _ in steps:
+                yield from self._outcomes()
+
+    def stream(
+        self,
+        source: Input,
+        bound: BoundOptions,
+        open: Open = open_audio,
+        windows: type[Windows] = Windows,
+    ) -> Generator[Segment | Outcome, None, None]:
+        """Yield the segments of one recording as they become final, in order and numbered, and last its
+        outcome. Words are timed window by window."""
+        context, told = self.context, _Told()
+        self._together = context.encoded_together if windows.independent else 1
+        timer = WordTimer(context.whisper, bound.options.task, 1)
+        submission = Submission(
+            context,
+            source,
+            bound,
+            told,
+            open=open,
+            windows=windows(context, bound),
+            timer=timer,
+        )
+        self._coming = iter((submission,))
+        with closing(self._steps(None)) as steps:
+            for _ in steps:
+                self._handle_notes()
+                yield from told.take()
+
+    def _steps(self, progress: ProgressReporter | None) -> Generator[None, None, None]:
+        """Decode what comes; yields whenever something may have ended."""
+        context = self.context
         try:
             while self._live or self._coming is not None:
                 self._fill_slots()
                 for ended in context.slots.ended(context.engine.step()):
                     self._finish(ended)
-                    yield from self._outcomes()
+                    yield
                 if progress is not None and self._live:
                     progress.show_partial(next(iter(self._live)).recording)
-                yield from self._outcomes()
+                yield
         finally:  # the caller may stop at any outcome
             in_engine = any(submission.decoder.in_engine for submission in self._live)
             self._end_all(None)

@@ -18,7 +18,7 @@ from forescribe.asr.decode.options import Guards, Judgement, Partial
 from forescribe.asr.decode.recording import DOUBTFUL
 from forescribe.asr.decode.transcriber import Options, Outcome, Progress, Transcriber
 from forescribe.asr.decode.windows import prompt_tokens
-from forescribe.asr.errors import UsageError
+from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.files import srt, tsv, txt, vtt
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment
@@ -506,6 +506,51 @@ def test_a_hook_hears_the_text_in_order_and_follows_what_is_being_written(
     assert [s.tokens for s in told] == [s.tokens for s in outcome.transcript.segments]
     texts = [partial.text for partial in followed]
     assert any(text.strip() and text.strip() in outcome.transcript.text for text in texts)
+
+
+@pytest.mark.parametrize("long_form", ["windows", "sequential"])
+@pytest.mark.parametrize("words", [False, True])
+def test_streamed_segments_are_those_of_the_transcript(
+    whisper, three_windows, long_form, words
+) -> None:
+    """The second window takes three tries, so the third ends before it."""
+
+    def harsh(whisper, guards, result, *, heard):
+        again = result.request.tag.index == 1
+        return judged(result, Judgement.RETRY if again else Judgement.KEEP, "planted")
+
+    guards = Guards(temperatures=(0.0, 0.2, 0.4))
+    options = replace(GERMAN, vad=False, guards=guards, words=words, long_form=long_form)
+    one = transcriber(whisper, batch=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "attempt_of", harsh)
+        stream = one.stream(three_windows, options)
+        first = next(stream)
+        assert stream.transcript is None, "it comes before the end"
+        told = [first, *stream]
+        (outcome,) = one.transcribe([three_windows], options)
+    assert tuple(told) == stream.transcript.segments == outcome.transcript.segments
+    assert all((segment.words is not None) is words for segment in told)
+
+
+def test_a_stream_that_is_left_leaves_nothing_behind(whisper, three_windows) -> None:
+    one = transcriber(whisper, batch=3)
+    options = replace(GERMAN, vad=False)
+    for _ in one.stream(three_windows, options):
+        break
+    assert one.engine.idle
+    held = one.stream(three_windows, options)
+    next(held)
+    held.close()
+    assert one.engine.idle and list(held) == [] and held.transcript is None
+
+
+def test_an_error_of_a_streamed_recording_is_raised_by_the_loop(shared) -> None:
+    stream = shared.stream("nowhere.wav")
+    with pytest.raises(AudioError, match="no such file"):
+        next(stream)
+    with pytest.raises(UsageError, match="unknown language"):
+        shared.stream("nowhere.wav", Options(language="klingon"))
 
 
 def test_what_the_guards_could_not_save_carries_a_warning(shared, three_windows) -> None:
