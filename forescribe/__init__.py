@@ -18,43 +18,77 @@ if not (Path(__file__).parent / "asr" / "__init__.py").is_file():  # a checkout
     __path__.append(str(Path(__file__).resolve().parent.parent))
 
 if TYPE_CHECKING:
-    from .asr.decode.options import Options
+    __version__: str
+    from .asr.decode.options import Options, Outcome, Progress
     from .asr.decode.transcriber import Transcriber
     from .asr.errors import ForescribeError
+    from .asr.formats.subtitles import LineRules
     from .asr.formats.transcript import Transcript
-    from .asr.formats.transcript_parts import Segment, Word
+    from .asr.formats.transcript_parts import Segment, Turn, Word
+    from .asr.segment.windows import WindowOptions
     from .text import TextGenerator
-    from .transcription import transcribe
+    from .transcription import (
+        BatchError,
+        align,
+        detect_language,
+        find_speakers,
+        speech_segments,
+        transcribe,
+    )
 
 _MODULES = {
+    "BatchError": "transcription",
     "ForescribeError": "asr.errors",
+    "LineRules": "asr.formats.subtitles",
     "Options": "asr.decode.options",
+    "Outcome": "asr.decode.options",
+    "Progress": "asr.decode.options",
     "Segment": "asr.formats.transcript_parts",
     "TextGenerator": "text",
     "Transcriber": "asr.decode.transcriber",
     "Transcript": "asr.formats.transcript",
+    "Turn": "asr.formats.transcript_parts",
+    "WindowOptions": "asr.segment.windows",
     "Word": "asr.formats.transcript_parts",
+    "align": "transcription",
+    "detect_language": "transcription",
+    "find_speakers": "transcription",
+    "speech_segments": "transcription",
     "transcribe": "transcription",
 }
 """Where each public name is defined."""
 
 __all__ = [
+    "BatchError",
     "ForescribeError",
+    "LineRules",
     "Options",
+    "Outcome",
+    "Progress",
     "Segment",
     "TextGenerator",
     "Transcriber",
     "Transcript",
+    "Turn",
+    "WindowOptions",
     "Word",
+    "align",
+    "detect_language",
+    "find_speakers",
+    "speech_segments",
     "transcribe",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version(__name__)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -1,25 +1,29 @@
-"""`forescribe.transcribe`: one recording to a transcript, in one call.
+"""The functions of `forescribe`: what one does with a recording, or several, in one call.
 
     from forescribe import transcribe
 
     print(transcribe("meeting.mp3").text)
     print(transcribe(samples, sample_rate=48_000).text)
 
-Knows how a transcriber and a diarizer are combined for a single recording. For several recordings,
-progress or further options, use `Transcriber`, which loads the model once.
+`transcribe`, `align`, `detect_language`, `find_speakers` and `speech_segments` load what they need in each
+call. Knows how a transcriber and a diarizer are combined. For several calls with one model, or further
+options, use `Transcriber`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from numbers import Number
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast, overload
 
 from forescribe.asr.audio.inputs import Input, as_input
-from forescribe.asr.decode.options import Guards, Options
+from forescribe.asr.audio.reading import open_audio
+from forescribe.asr.decode.options import Guards, Hook, Options, Outcome
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.asr.errors import CapacityError, UsageError
+from forescribe.asr.errors import CapacityError, ForescribeError, UsageError
 from forescribe.asr.model.special_tokens import Task
 
 if TYPE_CHECKING:
@@ -29,7 +33,12 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from forescribe.asr.decode.analysis import DetectedLanguage
     from forescribe.asr.formats.transcript import Transcript
+    from forescribe.asr.formats.transcript_parts import SpeechSegment, Word
+    from forescribe.asr.segment.windows import WindowOptions
+    from forescribe.diarize.diarizer import Diarization
+    from forescribe.diarize.transcribers import SupportsTranscribe
 
     Samples = NDArray[np.floating[Any] | np.integer[Any]] | torch.Tensor
     Audio = (
@@ -42,13 +51,73 @@ if TYPE_CHECKING:
         | tuple[int, Samples]
         | Mapping[str, Any]
     )
+    OneAudio = TypeVar("OneAudio", bound=Audio)
 
 
 log = logging.getLogger(__name__)
 
 
+class BatchError(ForescribeError):
+    """Some recordings of a list failed; raised when all have ended.
+
+    `outcomes` are those of all recordings, in the order of the list: each has a `transcript` or an `error`.
+    Its code is that of the first error.
+    """
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        self.outcomes = tuple(outcomes)
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        super().__init__(
+            f"{len(errors)} of {len(outcomes)} recordings failed, the transcripts of the others are in "
+            f"`outcomes` of this error: {'; '.join(error.message for error in errors)}",
+            code=errors[0].code,
+        )
+
+
+@overload
 def transcribe(
     audio: Audio,
+    model: str | None = ...,
+    draft: str | None = ...,
+    *,
+    sample_rate: int | None = ...,
+    language: str | None = ...,
+    task: Task = ...,
+    initial_prompt: str | None = ...,
+    hint: str | None = ...,
+    word_timestamps: bool = ...,
+    diarize: bool = ...,
+    num_speakers: int | None = ...,
+    min_speakers: int | None = ...,
+    max_speakers: int | None = ...,
+    diarizer: str = ...,
+    device: str | None = ...,
+    local_files_only: bool = ...,
+    on_progress: Hook | None = ...,
+) -> Transcript: ...
+@overload
+def transcribe(
+    audio: list[OneAudio],
+    model: str | None = ...,
+    draft: str | None = ...,
+    *,
+    sample_rate: int | None = ...,
+    language: str | None = ...,
+    task: Task = ...,
+    initial_prompt: str | None = ...,
+    hint: str | None = ...,
+    word_timestamps: bool = ...,
+    diarize: bool = ...,
+    num_speakers: int | None = ...,
+    min_speakers: int | None = ...,
+    max_speakers: int | None = ...,
+    diarizer: str = ...,
+    device: str | None = ...,
+    local_files_only: bool = ...,
+    on_progress: Hook | None = ...,
+) -> list[Transcript]: ...
+def transcribe(
+    audio: Audio | list[OneAudio],
     model: str | None = None,
     draft: str | None = None,
     *,
@@ -60,18 +129,24 @@ def transcribe(
     word_timestamps: bool = False,
     diarize: bool = False,
     num_speakers: int | None = None,
+    min_speakers: int | None = None,
+    max_speakers: int | None = None,
+    diarizer: str = "auto",
     device: str | None = None,
     local_files_only: bool = False,
-) -> Transcript:
-    """Transcribe one recording, with the defaults of `forescribe transcribe`.
+    on_progress: Hook | None = None,
+) -> Transcript | list[Transcript]:
+    """Transcribe a recording, or a list of recordings in one batch, with the defaults of
+    `forescribe transcribe`.
 
-    The model is loaded in each call. For several recordings, make a `Transcriber` once.
+    The model is loaded in each call. To keep it, make a `Transcriber`.
 
     Args:
         audio: a path, an address (http, https, s3, gs, az, hf), "-" for stdin, the bytes of a file, or a
             binary file object. Or samples: an array of numpy or a tensor of torch, [T], [T, C] or [C, T],
             floats from -1 to 1 or integers of 8, 16 or 32 bits; they need `sample_rate`, or come as
-            `(samples, rate)` or as a dictionary of Hugging Face's datasets.
+            `(samples, rate)` or as a dictionary of Hugging Face's datasets. A list of these is several
+            recordings (a list of numbers is samples).
         sample_rate: rate of samples, in Hz; files say their own.
         model: preset (`forescribe models` lists them), Hugging Face id or local folder; None is "large".
         draft: draft model, named likewise; None is the model's own, "none" drafts by lookup only.
@@ -82,9 +157,15 @@ def transcribe(
             and changes no word.
         word_timestamps: give every segment its words with their times.
         diarize: label segments and words with speakers; includes word times.
-        num_speakers: exact number of speakers, if known; needs `diarize`.
+        num_speakers: exact number of speakers, if known; `min_speakers` and `max_speakers` are bounds. They
+            need `diarize`, as does `diarizer`, an engine's name or folder.
         device: "cuda", "cuda:1", "hpu", "mps" or "cpu"; None chooses one.
         local_files_only: use downloaded weights only; never access the network.
+        on_progress: called with a `Progress` after each window with speech, of at most 30 s, in this thread.
+            What it raises ends the call.
+
+    Returns:
+        The transcript; of a list all transcripts, in its order.
 
     Raises:
         AudioError: the recording cannot be read, or samples are empty or not finite.
@@ -92,13 +173,24 @@ def transcribe(
         ModelError: the weights are missing or cannot be loaded.
         UsageError: an option is impossible for this model, or contradicts another; samples without a
             rate, or of a shape or type that is none.
+        BatchError: recordings of a list failed. The others have been transcribed and are attached to it.
         DeviceError: the device does not exist.
 
     All but DeviceError (a `forescribe.speculative.errors.SpeculativeError`) are `ForescribeError`.
     """
-    if num_speakers is not None and not diarize:
-        raise UsageError("num_speakers needs diarize=True")
-    source = as_input(audio, sample_rate)
+    bounds = {
+        "num_speakers": num_speakers,
+        "min_speakers": min_speakers,
+        "max_speakers": max_speakers,
+        "diarizer": None if diarizer == "auto" else diarizer,
+    }
+    for name, value in bounds.items():
+        if value is not None and not diarize:
+            raise UsageError(f"{name} needs diarize=True")
+    many = isinstance(audio, list) and not _is_samples(audio)
+    sources: list[Any] = cast(list[Any], audio) if many else [as_input(audio, sample_rate)]
+    if not sources:
+        return []
     options = Options(
         language=language,
         task=task,
@@ -107,31 +199,164 @@ def transcribe(
         words=word_timestamps,
         guards=Guards(),
     )
-    network = not local_files_only
-    transcriber = Transcriber.load(
+    transcriber: SupportsTranscribe = Transcriber.load(
         model,
         draft,
         language=language,
         device=device,
-        network=network,
+        network=not local_files_only,
         drafter="auto" if hint is None else "cascade",
     )
-    with _local(source) as recording:
-        if diarize:
-            from forescribe.diarize.diarizer import Bounds
-            from forescribe.diarize.engines.registry import load
-            from forescribe.diarize.transcribers import DiarizingTranscriber
+    if diarize:
+        from forescribe.diarize.diarizer import Bounds
+        from forescribe.diarize.engines.registry import load
+        from forescribe.diarize.transcribers import DiarizingTranscriber
 
-            diarizer = load(device=device or "auto", network=network)
-            speakers = DiarizingTranscriber(transcriber, diarizer, Bounds(num_speakers))
-            outcomes = speakers.transcribe([recording], options)
-        else:
-            outcomes = transcriber.transcribe([recording], options)
-        (outcome,) = outcomes
-    if outcome.error is not None:
-        raise outcome.error
-    assert outcome.transcript is not None
-    return outcome.transcript
+        engine = load(diarizer, device=device or "auto", network=not local_files_only)
+        limits = Bounds(num_speakers, min_speakers, max_speakers)
+        transcriber = DiarizingTranscriber(transcriber, engine, limits)
+    outcomes = _outcomes(transcriber, sources, sample_rate, options, on_progress)
+    made = [outcome.transcript for outcome in outcomes if outcome.transcript is not None]
+    if many:
+        if len(made) < len(outcomes):
+            raise BatchError(outcomes)
+        return made
+    if outcomes[0].error is not None:
+        raise outcomes[0].error
+    return made[0]
+
+
+def detect_language(
+    audio: Audio,
+    model: str | None = None,
+    *,
+    sample_rate: int | None = None,
+    device: str | None = None,
+    local_files_only: bool = False,
+) -> DetectedLanguage:
+    """The spoken language of a recording, `(language, probability)`: of its first window with speech in which
+    it is not doubtful. The arguments are those of `transcribe`.
+
+    Raises its errors, AudioError where there is no speech, and UsageError for a model of one language.
+    """
+    source = as_input(audio, sample_rate)
+    transcriber = _plain(model, device, local_files_only)
+    with _local(source) as recording:
+        return transcriber.detect_language(recording)
+
+
+def align(
+    audio: Audio,
+    text: str,
+    model: str | None = None,
+    *,
+    sample_rate: int | None = None,
+    language: str | None = None,
+    device: str | None = None,
+    local_files_only: bool = False,
+) -> tuple[Word, ...]:
+    """The words of `text`, which is spoken in the recording, with their times: see `Transcriber.align`. The
+    other arguments are those of `transcribe`."""
+    source = as_input(audio, sample_rate)
+    transcriber = _plain(model, device, local_files_only)
+    with _local(source) as recording:
+        return transcriber.align(recording, text, language)
+
+
+def find_speakers(
+    audio: Audio,
+    diarizer: str = "auto",
+    *,
+    sample_rate: int | None = None,
+    num_speakers: int | None = None,
+    min_speakers: int | None = None,
+    max_speakers: int | None = None,
+    device: str | None = None,
+    local_files_only: bool = False,
+) -> Diarization:
+    """Who speaks when, without words: `regular` turns, which may overlap, `exclusive` ones, which do not, a
+    vector for each of the `voices`, and `warnings`. The arguments are those of `transcribe`; memory is
+    bounded for any length.
+
+    Not named `diarize`, as that is the package `forescribe.diarize`. Raises the errors of `transcribe`.
+    """
+    from forescribe.diarize.blocks import diarize_blocks, split_into_blocks
+    from forescribe.diarize.diarizer import Bounds
+    from forescribe.diarize.engines.registry import load
+
+    source, bounds = as_input(audio, sample_rate), Bounds(num_speakers, min_speakers, max_speakers)
+    engine = load(diarizer, device=device or "auto", network=not local_files_only)
+    with _local(source) as here, open_audio(here) as recording:
+        found = diarize_blocks(engine, split_into_blocks(recording.blocks()), bounds)
+        return replace(found, warnings=(*recording.warnings, *found.warnings))
+
+
+def speech_segments(
+    audio: Audio, options: WindowOptions | None = None, *, sample_rate: int | None = None
+) -> tuple[SpeechSegment, ...]:
+    """Where somebody speaks, by silero-vad, in order; needs no Whisper model.
+
+    Of `options`, `onset` and `offset` are the probabilities at which speech begins and ends; pauses of less
+    than `min_pause_s` are part of a segment, and sounds of less than `min_speech_s` are none. Raises
+    AudioError, StorageError, UsageError.
+    """
+    from forescribe.asr.formats.transcript_parts import SpeechSegment
+    from forescribe.asr.segment.vad import SileroDetector
+    from forescribe.asr.segment.windows import WindowOptions, speech_runs
+
+    source = as_input(audio, sample_rate)
+    with _local(source) as here, open_audio(here) as recording:
+        runs = speech_runs(recording.blocks(), SileroDetector(), options or WindowOptions())
+    return tuple(SpeechSegment(start, end) for start, end in runs)
+
+
+def _plain(model: str | None, device: str | None, local_files_only: bool) -> Transcriber:
+    """A transcriber that is used for its target alone."""
+    return Transcriber.load(model, device=device, network=not local_files_only, batch=1, gamma=0)
+
+
+def _is_samples(audio: list[Any]) -> bool:
+    """Whether a list is one of numbers, or of such lists."""
+    while isinstance(audio, list) and audio:
+        audio = audio[0]
+    return isinstance(audio, Number)
+
+
+def _outcomes(
+    transcriber: SupportsTranscribe,
+    audio: Sequence[Any],
+    sample_rate: int | None,
+    options: Options,
+    hook: Hook | None,
+) -> list[Outcome]:
+    """The outcomes of recordings, in their order; each fails alone. One that is named twice is transcribed
+    once."""
+    keys: list[Hashable] = [one if isinstance(one, str) else id(one) for one in audio]
+    found: dict[Hashable, Outcome] = {}
+    held: list[Input] = []  # so that no other object gets the id of one
+    taken: dict[int, tuple[Hashable, Any, ExitStack]] = {}
+
+    def local() -> Iterator[Input]:
+        for key, one in dict(zip(keys, audio, strict=True)).items():
+            copy = ExitStack()
+            try:
+                source = copy.enter_context(_local(as_input(one, sample_rate)))
+            except ForescribeError as error:
+                found[key] = Outcome(one, error=error)
+                continue
+            taken[id(source)] = key, one, copy
+            held.append(source)
+            yield source
+
+    try:
+        for outcome in transcriber.transcribe(local(), options, hook):
+            key, one, copy = taken[id(outcome.source)]
+            found[key] = replace(outcome, source=one)
+            copy.close()
+    finally:
+        for _, _, copy in taken.values():
+            copy.close()
+    return [found[key] for key in keys]
 
 
 @contextmanager

@@ -205,7 +205,8 @@ class Outcome:
         """The path as it was given; audio given as bytes or samples has none."""
         if isinstance(self.source, bytes):
             return "<bytes>"
-        in_memory = isinstance(self.source, Sound | tuple | Mapping)
+        in_memory = isinstance(self.source, Sound | tuple | list | Mapping)
+        in_memory = in_memory or hasattr(self.source, "__array__")
         return ARRAY if in_memory else str(self.source)
 
 

@@ -22,10 +22,10 @@ from forescribe.speculative.stats import Stats
 
 from ..audio.features import LogMel
 from ..audio.inputs import Input, Sound
-from ..audio.reading import Open, open_audio
+from ..audio.reading import Open, open_audio, read_audio
 from ..errors import UsageError
 from ..formats.transcript import Transcript
-from ..formats.transcript_parts import Json, Segment
+from ..formats.transcript_parts import SAMPLE_RATE, Json, Segment, Word
 from ..model.loading import load
 from ..model.presets import resolve
 from ..model.special_tokens import only_language
@@ -33,10 +33,11 @@ from ..model.whisper import Whisper
 from ..segment.vad import Detector
 from ..sessions.session import Session
 from ..sessions.submission import Windows
+from .analysis import DetectedLanguage, align, detect_language
 from .context import DecodingContext, IsolatedEngine
 from .drafting import AUTO as AUTO_DRAFTER
 from .drafting import drafter_for
-from .options import Decoded, Hook, Options, Outcome, Progress
+from .options import Decoded, Guards, Hook, Options, Outcome, Progress
 from .rules import NoSpeech, whisper_rules
 from .sequential import SequentialWindows
 from .windows import bind, settings_of
@@ -185,6 +186,32 @@ class Transcriber:
         bound = bind(options or Options(), self.context)
         session = Session(self.context, readers=0)
         return SegmentStream(session.stream(source, bound, open, _windows(bound.options)))
+
+    def detect_language(self, source: Input) -> DetectedLanguage:
+        """The spoken language, `(language, probability)`: of the first window with speech in which it is not
+        doubtful, as in a transcription. Raises AudioError, also where there is no speech, and UsageError for
+        a model that knows one language alone."""
+        return detect_language(self.context, source)
+
+    def align(self, source: Input, text: str, language: str | None = None) -> tuple[Word, ...]:
+        """The words of `text`, which is spoken in the recording, with their times and probabilities.
+
+        The text is taken as it is: a word that is not spoken has a low probability and a time between its
+        neighbours. A recording of more than 30 s is transcribed first, to find where in it each part of the
+        text is. The recording is held in memory, 230 MB per hour. `language` None detects it. Raises
+        AudioError, and UsageError for special tokens in the text and for more text than the recording holds.
+        """
+        options = Options(language=language, hint=text, vad=False, guards=Guards())
+        known = bind(options, self.context).language
+        samples = read_audio(source)
+
+        def transcribed() -> Transcript:
+            (outcome,) = self.transcribe([(samples, SAMPLE_RATE)], options)
+            if outcome.transcript is None:
+                raise outcome.error or AssertionError
+            return outcome.transcript
+
+        return align(self.context, samples, text, known, transcribed)
 
 
 class SegmentStream(Iterator[Segment]):

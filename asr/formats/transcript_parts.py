@@ -142,6 +142,21 @@ class Segment(_InSeconds):
 
 
 @dataclass(frozen=True, repr=False)
+class SpeechSegment(_InSeconds):
+    """A span in which somebody speaks."""
+
+    start_sample: int
+    end_sample: int
+
+    def __post_init__(self) -> None:
+        self._place(self.start_sample, self.end_sample)
+        _check_order(self.start_sample, self.end_sample, "speech")
+
+    def __repr__(self) -> str:
+        return self._brief()
+
+
+@dataclass(frozen=True, repr=False)
 class Turn(_InSeconds):
     """A time span in which one person speaks, found from the voice alone; turns may overlap.
 
