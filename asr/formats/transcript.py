@@ -88,9 +88,11 @@ class Transcript:
         return tuple(dict.fromkeys(speaker for speaker in heard if speaker is not None))
 
     def __repr__(self) -> str:
-        speakers = (f"{len(self.speakers)} speakers",) if self.diarized else ()
-        told = (f"language={self.language!r}", f"{len(self.segments)} segments", *speakers)
-        return f"Transcript({self.duration:.1f} s, {', '.join(told)}, {beginning(self.text)!r})"
+        counts = {"segment": len(self.segments)}
+        counts |= {"speaker": len(self.speakers)} if self.diarized else {}
+        told = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
+        language, text = f"language={self.language!r}", repr(beginning(self.text))
+        return f"Transcript({self.duration:.1f} s, {language}, {told}, {text})"
 
     def save(self, path: str | os.PathLike[str], rules: LineRules = PLAIN) -> Path:
         """Write the file in the format of its extension, with the bytes of the command's file, and return its

@@ -234,7 +234,7 @@ def test_a_record_is_shown_in_one_short_line():
     plain, diarized = _meeting(" word" * 1000), _meeting(speaker="Zoë")
     assert repr(plain).startswith("Transcript(4.0 s, language='en', 2 segments, 'word word")
     assert len(repr(plain)) < 130 and len(repr(plain.segments[0])) < 90
-    assert "1 speakers" in repr(diarized)
+    assert "2 segments, 1 speaker, " in repr(diarized)
     assert repr(diarized.words[1]) == "Word(0.50-0.75 s, ' morning,', 'Zoë')"
     assert repr(Turn(0, 16_000, "Zoë")) == "Turn(0.00-1.00 s, 'Zoë')"
 
