@@ -19,13 +19,12 @@ if not (Path(__file__).parent / "asr" / "__init__.py").is_file():  # a checkout
 
 if TYPE_CHECKING:
     __version__: str
-    from .asr.decode.options import Options, Outcome, Progress
+    from .asr.decode.options import Options, Progress
     from .asr.decode.transcriber import Transcriber
     from .asr.errors import ForescribeError
     from .asr.formats.subtitles import LineRules
     from .asr.formats.transcript import Transcript
-    from .asr.formats.transcript_parts import Segment, Turn, Word
-    from .asr.segment.windows import WindowOptions
+    from .asr.formats.transcript_parts import Segment, Word
     from .text import TextGenerator
     from .transcription import (
         BatchError,
@@ -41,14 +40,11 @@ _MODULES = {
     "ForescribeError": "asr.errors",
     "LineRules": "asr.formats.subtitles",
     "Options": "asr.decode.options",
-    "Outcome": "asr.decode.options",
     "Progress": "asr.decode.options",
     "Segment": "asr.formats.transcript_parts",
     "TextGenerator": "text",
     "Transcriber": "asr.decode.transcriber",
     "Transcript": "asr.formats.transcript",
-    "Turn": "asr.formats.transcript_parts",
-    "WindowOptions": "asr.segment.windows",
     "Word": "asr.formats.transcript_parts",
     "align": "transcription",
     "detect_language": "transcription",
@@ -63,14 +59,11 @@ __all__ = [
     "ForescribeError",
     "LineRules",
     "Options",
-    "Outcome",
     "Progress",
     "Segment",
     "TextGenerator",
     "Transcriber",
     "Transcript",
-    "Turn",
-    "WindowOptions",
     "Word",
     "align",
     "detect_language",

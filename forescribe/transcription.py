@@ -5,9 +5,8 @@
     print(transcribe("meeting.mp3").text)
     print(transcribe(samples, sample_rate=48_000).text)
 
-`transcribe`, `align`, `detect_language`, `find_speakers` and `speech_segments` load what they need in each
-call. Knows how a transcriber and a diarizer are combined. For several calls with one model, or further
-options, use `Transcriber`.
+Each call loads its model. For several calls with one, or further options, use `Transcriber`. Knows how a
+transcriber and a diarizer are combined.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from numbers import Number
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast, overload
 
 from forescribe.asr.audio.inputs import Input, as_input
 from forescribe.asr.audio.reading import open_audio
 from forescribe.asr.decode.options import Guards, Hook, Options, Outcome
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import CapacityError, ForescribeError, UsageError
+from forescribe.asr.formats.transcript_parts import seconds
 from forescribe.asr.model.special_tokens import Task
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
     from forescribe.asr.decode.analysis import DetectedLanguage
     from forescribe.asr.formats.transcript import Transcript
-    from forescribe.asr.formats.transcript_parts import SpeechSegment, Word
-    from forescribe.asr.segment.windows import WindowOptions
+    from forescribe.asr.formats.transcript_parts import Word
     from forescribe.diarize.diarizer import Diarization
     from forescribe.diarize.transcribers import SupportsTranscribe
 
@@ -57,21 +56,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class BatchError(ForescribeError):
-    """Some recordings of a list failed; raised when all have ended.
+class SpeechSegment(NamedTuple):
+    """In seconds."""
 
-    `outcomes` are those of all recordings, in the order of the list: each has a `transcript` or an `error`.
-    Its code is that of the first error.
-    """
+    start: float
+    end: float
+
+
+class BatchError(ForescribeError):
+    """Recordings of a list failed; raised when all have ended. `outcomes` are in the order of the list, each
+    with a `transcript` or an `error`. The code is that of the first error."""
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         self.outcomes = tuple(outcomes)
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-        super().__init__(
-            f"{len(errors)} of {len(outcomes)} recordings failed, the transcripts of the others are in "
-            f"`outcomes` of this error: {'; '.join(error.message for error in errors)}",
-            code=errors[0].code,
+        failed = (
+            f"{len(errors)} of {len(outcomes)} recordings failed, the others are in `outcomes`: "
         )
+        super().__init__(failed + "; ".join(e.message for e in errors), code=errors[0].code)
 
 
 @overload
@@ -88,9 +90,6 @@ def transcribe(
     word_timestamps: bool = ...,
     diarize: bool = ...,
     num_speakers: int | None = ...,
-    min_speakers: int | None = ...,
-    max_speakers: int | None = ...,
-    diarizer: str = ...,
     device: str | None = ...,
     local_files_only: bool = ...,
     on_progress: Hook | None = ...,
@@ -109,9 +108,6 @@ def transcribe(
     word_timestamps: bool = ...,
     diarize: bool = ...,
     num_speakers: int | None = ...,
-    min_speakers: int | None = ...,
-    max_speakers: int | None = ...,
-    diarizer: str = ...,
     device: str | None = ...,
     local_files_only: bool = ...,
     on_progress: Hook | None = ...,
@@ -129,9 +125,6 @@ def transcribe(
     word_timestamps: bool = False,
     diarize: bool = False,
     num_speakers: int | None = None,
-    min_speakers: int | None = None,
-    max_speakers: int | None = None,
-    diarizer: str = "auto",
     device: str | None = None,
     local_files_only: bool = False,
     on_progress: Hook | None = None,
@@ -145,8 +138,7 @@ def transcribe(
         audio: a path, an address (http, https, s3, gs, az, hf), "-" for stdin, the bytes of a file, or a
             binary file object. Or samples: an array of numpy or a tensor of torch, [T], [T, C] or [C, T],
             floats from -1 to 1 or integers of 8, 16 or 32 bits; they need `sample_rate`, or come as
-            `(samples, rate)` or as a dictionary of Hugging Face's datasets. A list of these is several
-            recordings (a list of numbers is samples).
+            `(samples, rate)` or as a dictionary of Hugging Face's datasets. A list of these is a batch.
         sample_rate: rate of samples, in Hz; files say their own.
         model: preset (`forescribe models` lists them), Hugging Face id or local folder; None is "large".
         draft: draft model, named likewise; None is the model's own, "none" drafts by lookup only.
@@ -157,12 +149,11 @@ def transcribe(
             and changes no word.
         word_timestamps: give every segment its words with their times.
         diarize: label segments and words with speakers; includes word times.
-        num_speakers: exact number of speakers, if known; `min_speakers` and `max_speakers` are bounds. They
-            need `diarize`, as does `diarizer`, an engine's name or folder.
+        num_speakers: exact number of speakers, if known; needs `diarize`.
         device: "cuda", "cuda:1", "hpu", "mps" or "cpu"; None chooses one.
         local_files_only: use downloaded weights only; never access the network.
-        on_progress: called with a `Progress` after each window with speech, of at most 30 s, in this thread.
-            What it raises ends the call.
+        on_progress: called with a `Progress` after each window with speech, of at most 30 s; what it raises
+            ends the call.
 
     Returns:
         The transcript; of a list all transcripts, in its order.
@@ -178,15 +169,8 @@ def transcribe(
 
     All but DeviceError (a `forescribe.speculative.errors.SpeculativeError`) are `ForescribeError`.
     """
-    bounds = {
-        "num_speakers": num_speakers,
-        "min_speakers": min_speakers,
-        "max_speakers": max_speakers,
-        "diarizer": None if diarizer == "auto" else diarizer,
-    }
-    for name, value in bounds.items():
-        if value is not None and not diarize:
-            raise UsageError(f"{name} needs diarize=True")
+    if num_speakers is not None and not diarize:
+        raise UsageError("num_speakers needs diarize=True")
     many = isinstance(audio, list) and not _is_samples(audio)
     sources: list[Any] = cast(list[Any], audio) if many else [as_input(audio, sample_rate)]
     if not sources:
@@ -212,9 +196,8 @@ def transcribe(
         from forescribe.diarize.engines.registry import load
         from forescribe.diarize.transcribers import DiarizingTranscriber
 
-        engine = load(diarizer, device=device or "auto", network=not local_files_only)
-        limits = Bounds(num_speakers, min_speakers, max_speakers)
-        transcriber = DiarizingTranscriber(transcriber, engine, limits)
+        diarizer = load(device=device or "auto", network=not local_files_only)
+        transcriber = DiarizingTranscriber(transcriber, diarizer, Bounds(num_speakers))
     outcomes = _outcomes(transcriber, sources, sample_rate, options, on_progress)
     made = [outcome.transcript for outcome in outcomes if outcome.transcript is not None]
     if many:
@@ -234,13 +217,9 @@ def detect_language(
     device: str | None = None,
     local_files_only: bool = False,
 ) -> DetectedLanguage:
-    """The spoken language of a recording, `(language, probability)`: of its first window with speech in which
-    it is not doubtful. The arguments are those of `transcribe`.
-
-    Raises its errors, AudioError where there is no speech, and UsageError for a model of one language.
-    """
+    """The spoken language, see `Transcriber.detect_language`. Other errors: those of `transcribe`."""
     source = as_input(audio, sample_rate)
-    transcriber = _plain(model, device, local_files_only)
+    transcriber = Transcriber.load(model, device=device, network=not local_files_only, batch=1)
     with _local(source) as recording:
         return transcriber.detect_language(recording)
 
@@ -255,10 +234,9 @@ def align(
     device: str | None = None,
     local_files_only: bool = False,
 ) -> tuple[Word, ...]:
-    """The words of `text`, which is spoken in the recording, with their times: see `Transcriber.align`. The
-    other arguments are those of `transcribe`."""
+    """The words of `text` with their times, see `Transcriber.align`. Other errors: those of `transcribe`."""
     source = as_input(audio, sample_rate)
-    transcriber = _plain(model, device, local_files_only)
+    transcriber = Transcriber.load(model, device=device, network=not local_files_only, batch=1)
     with _local(source) as recording:
         return transcriber.align(recording, text, language)
 
@@ -274,12 +252,8 @@ def find_speakers(
     device: str | None = None,
     local_files_only: bool = False,
 ) -> Diarization:
-    """Who speaks when, without words: `regular` turns, which may overlap, `exclusive` ones, which do not, a
-    vector for each of the `voices`, and `warnings`. The arguments are those of `transcribe`; memory is
-    bounded for any length.
-
-    Not named `diarize`, as that is the package `forescribe.diarize`. Raises the errors of `transcribe`.
-    """
+    """Who speaks when, without words, in bounded memory: `regular` turns, which may overlap, and others.
+    Not named `diarize`, as that is a package. Raises the errors of `transcribe`."""
     from forescribe.diarize.blocks import diarize_blocks, split_into_blocks
     from forescribe.diarize.diarizer import Bounds
     from forescribe.diarize.engines.registry import load
@@ -292,27 +266,26 @@ def find_speakers(
 
 
 def speech_segments(
-    audio: Audio, options: WindowOptions | None = None, *, sample_rate: int | None = None
+    audio: Audio,
+    *,
+    sample_rate: int | None = None,
+    min_pause_s: float = 0.1,
+    min_speech_s: float = 0.1,
 ) -> tuple[SpeechSegment, ...]:
-    """Where somebody speaks, by silero-vad, in order; needs no Whisper model.
-
-    Of `options`, `onset` and `offset` are the probabilities at which speech begins and ends; pauses of less
-    than `min_pause_s` are part of a segment, and sounds of less than `min_speech_s` are none. Raises
-    AudioError, StorageError, UsageError.
-    """
-    from forescribe.asr.formats.transcript_parts import SpeechSegment
+    """Where somebody speaks, by silero-vad. Pauses below `min_pause_s` are part of a segment; then segments
+    below `min_speech_s` are left out. Raises AudioError, StorageError, UsageError."""
     from forescribe.asr.segment.vad import SileroDetector
-    from forescribe.asr.segment.windows import WindowOptions, speech_runs
+    from forescribe.asr.segment.windows import VoiceRuns
 
-    source = as_input(audio, sample_rate)
-    with _local(source) as here, open_audio(here) as recording:
-        runs = speech_runs(recording.blocks(), SileroDetector(), options or WindowOptions())
-    return tuple(SpeechSegment(start, end) for start, end in runs)
-
-
-def _plain(model: str | None, device: str | None, local_files_only: bool) -> Transcriber:
-    """A transcriber that is used for its target alone."""
-    return Transcriber.load(model, device=device, network=not local_files_only, batch=1, gamma=0)
+    voice = VoiceRuns(SileroDetector())
+    with _local(as_input(audio, sample_rate)) as here, open_audio(here) as recording:
+        for _ in voice.through(recording.blocks()):
+            pass
+    found: list[SpeechSegment] = []
+    for start, end in (map(seconds, run) for run in voice.runs()):
+        joined = found and start - found[-1].end < min_pause_s
+        found.append(SpeechSegment(found.pop().start if joined else start, end))
+    return tuple(speech for speech in found if speech.end - speech.start >= min_speech_s)
 
 
 def _is_samples(audio: list[Any]) -> bool:
@@ -329,33 +302,25 @@ def _outcomes(
     options: Options,
     hook: Hook | None,
 ) -> list[Outcome]:
-    """The outcomes of recordings, in their order; each fails alone. One that is named twice is transcribed
-    once."""
+    """The outcomes of recordings, in their order; one that is named twice is transcribed once."""
     keys: list[Hashable] = [one if isinstance(one, str) else id(one) for one in audio]
     found: dict[Hashable, Outcome] = {}
-    held: list[Input] = []  # so that no other object gets the id of one
-    taken: dict[int, tuple[Hashable, Any, ExitStack]] = {}
+    taken: dict[int, tuple[Hashable, Any, Input]] = {}  # with the source, whose id stays its own
+    with ExitStack() as copies:
 
-    def local() -> Iterator[Input]:
-        for key, one in dict(zip(keys, audio, strict=True)).items():
-            copy = ExitStack()
-            try:
-                source = copy.enter_context(_local(as_input(one, sample_rate)))
-            except ForescribeError as error:
-                found[key] = Outcome(one, error=error)
-                continue
-            taken[id(source)] = key, one, copy
-            held.append(source)
-            yield source
+        def local() -> Iterator[Input]:
+            for key, one in dict(zip(keys, audio, strict=True)).items():
+                try:
+                    source = copies.enter_context(_local(as_input(one, sample_rate)))
+                except ForescribeError as error:
+                    found[key] = Outcome(one, error=error)
+                else:
+                    taken[id(source)] = key, one, source
+                    yield source
 
-    try:
         for outcome in transcriber.transcribe(local(), options, hook):
-            key, one, copy = taken[id(outcome.source)]
+            key, one, _ = taken[id(outcome.source)]
             found[key] = replace(outcome, source=one)
-            copy.close()
-    finally:
-        for _, _, copy in taken.values():
-            copy.close()
     return [found[key] for key in keys]
 
 

@@ -1,14 +1,12 @@
-"""What a model tells of a recording besides its text: the language, and when the words of a given text are
-spoken.
+"""What a model tells of a recording besides its text: its language, and the times of a text that is given.
 
-A text is timed by forced decoding (`asr.words.timing`), in windows of 30 s. Of a longer recording a
-transcription says which words belong to which window; the times are those of the given words. Knows nothing
-of batches or formats.
+That is by forced decoding, in windows of 30 s; of a longer recording a transcript says which words belong to
+which window. Knows nothing of batches or formats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -29,80 +27,62 @@ from .recording import DOUBTFUL, fault
 
 
 class DetectedLanguage(NamedTuple):
-    """The code of a spoken language, and its probability among all that the model knows."""
+    """A code, and its probability among the languages that the model knows."""
 
     language: str
     probability: float
 
 
 def detect_language(context: DecodingContext, source: Input) -> DetectedLanguage:
-    """The language of a recording's first window with speech in which it is not doubtful; else the most
-    probable one of all. Raises UsageError for a model of one language, AudioError without speech."""
+    """See `Transcriber.detect_language`."""
     if not context.whisper.tokens.multilingual:
-        raise UsageError(
-            "this model knows one language alone: detect languages with a multilingual one"
-        )
+        raise UsageError("this model knows one language alone: name a multilingual one")
     best: DetectedLanguage | None = None
     with open_audio(source) as audio:
         for window in cut(audio.blocks(), context.voice_detector()):
             if not window.speech:
                 continue
-            language = _encoded(context, window, detect=True, name=audio.name).language
+            language = _encoded(context, window, detect=True).language
             assert language is not None
             if best is None or language[1] > best.probability:
                 best = DetectedLanguage(*language)
             if best.probability >= DOUBTFUL:
                 break
         if best is None:
-            raise AudioError(f"{audio.name}: no speech was found, so it has no language")
+            raise AudioError(f"{audio.name}: no speech was found")
     return best
 
 
 def align(
-    context: DecodingContext,
-    samples: Samples,
-    text: str,
-    language: str | None,
-    transcribe: Callable[[], Transcript],
-) -> tuple[Word, ...]:
-    """The words of `text` with the times at which they are spoken in `samples` [T]; `transcribe` makes a
-    transcript of them, where they are longer than a window."""
-    if not text.strip():
-        return ()
-    if not len(samples):
-        raise AudioError("a recording without samples has no place for a text", code="empty_file")
-    if len(samples) <= MAX_SAMPLES:
-        return _timed(context, samples, 0, text, language)
-    heard = transcribe()
+    context: DecodingContext, samples: Samples, text: str, heard: Transcript, language: str | None
+) -> Iterator[Word]:
+    """The words of `text` with the times at which they are spoken in `samples` [T], whose transcript is
+    `heard`. Raises AudioError where that has no words."""
     if not heard.text:
-        raise AudioError(
-            "no speech was recognised in the recording, so the text has no place in it"
-        )
+        raise AudioError("no speech was recognised in the recording")
     language = language or heard.language
-    words: list[Word] = []
     starts = [*dict.fromkeys(s.window_sample for s in heard.segments), len(samples)]
-    windows = dict(pairwise(starts))
+    ends = dict(pairwise(starts))
     for start, part in _distributed(context.whisper, text, heard, language):
-        window = samples[start : min(windows[start], start + MAX_SAMPLES)]
-        words += _timed(context, window, start, part, language)
-    return tuple(words)
+        window = samples[start : min(ends[start], start + MAX_SAMPLES)]
+        yield from align_window(context, window, start, part, language)
 
 
-def _timed(
+def align_window(
     context: DecodingContext, samples: Samples, start: int, text: str, language: str | None
 ) -> tuple[Word, ...]:
-    """The words of the text of a window, which begins at sample `start`."""
+    """The words of the text of a window [T], which begins at sample `start`."""
     whisper, length = context.whisper, len(samples)
-    tokens = text_tokens(whisper, text)
+    tokens = _tokens(whisper, text)
     window = Window(0, 0, length, True, samples)
-    encoded = _encoded(context, window, detect=language is None, name="the recording")
+    encoded = _encoded(context, window, detect=language is None)
     language = language or (encoded.language[0] if encoded.language else None)
     prompt = whisper.tokens.prompt(language, "transcribe", timestamps=False)
     room = whisper.target.config.max_target_positions - len(prompt) - 1
     if len(tokens) > room:
         raise UsageError(
-            f"{len(tokens)} tokens of text for {seconds(length):.1f} s of sound, and the model reads "
-            f"{room} at a time: is it the text of this recording?"
+            f"{len(tokens)} tokens of text for {seconds(length):.1f} s, and the model reads {room} at a "
+            "time: is it the text of this recording?"
         )
     (times,) = token_times(whisper, [Utterance(encoded.encoder_states, prompt, tokens, length)])
     (words,) = assemble_words(
@@ -120,48 +100,40 @@ def _timed(
 def _distributed(
     whisper: Whisper, text: str, heard: Transcript, language: str | None
 ) -> Iterator[tuple[int, str]]:
-    """The parts of a text with the first samples of the windows that they are spoken in, in order: each word
-    goes where the recognised word that it stands for is."""
+    """The parts of a text, each with the first sample of its window: a word is where the recognised word that
+    it stands for is."""
 
     def words_of(text: str) -> list[str]:
-        return [
-            w.text for w in split_words(whisper.tokenizer, language, text_tokens(whisper, text))
-        ]
+        tokens = _tokens(whisper, text)
+        return [word.text for word in split_words(whisper.tokenizer, language, tokens)]
 
-    given = words_of(text)
-    places: list[int] = []  # of each recognised word, the start of its window
-    recognised: list[str] = []
-    for segment in heard.segments:
-        found = words_of(segment.text)
-        recognised += found
-        places += [segment.window_sample] * len(found)
-    matched = SequenceMatcher(None, _plain(recognised), _plain(given), autojunk=False)
-    starts: list[int] = []
+    given, starts = words_of(text), list[int]()
+    places, recognised = zip(
+        *((s.window_sample, word) for s in heard.segments for word in words_of(s.text)), strict=True
+    )
+    plain, own = (
+        [w.strip().strip(MARKS).casefold() for w in words] for words in (recognised, given)
+    )
+    matched = SequenceMatcher(None, plain, own, autojunk=False)
     for _, first, last, begin, end in matched.get_opcodes():
         for number in range(end - begin):
-            # Words in place of others share their windows evenly; words of which nothing was recognised
-            # go with the word before them.
+            # Words in place of others share their windows evenly; others go with the word before them.
             near = first + number * (last - first) // (end - begin) if last > first else first - 1
             starts.append(places[max(near, 0)])
     for start, part in groupby(zip(starts, given, strict=True), key=lambda pair: pair[0]):
         yield start, "".join(word for _, word in part)
 
 
-def _plain(words: Sequence[str]) -> list[str]:
-    """Words without what spellings differ in: case and punctuation."""
-    return [word.strip().strip(MARKS).casefold() for word in words]
-
-
-def text_tokens(whisper: Whisper, text: str) -> tuple[int, ...]:
-    """The tokens of a text as a window begins with it. Raises UsageError for special tokens in it."""
+def _tokens(whisper: Whisper, text: str) -> tuple[int, ...]:
+    """The tokens of a text. Raises UsageError for special tokens in it."""
     ids = whisper.tokenizer.encode(" " + " ".join(text.split()), add_special_tokens=False)
     if any(token >= whisper.tokens.end for token in ids):
         raise UsageError("the text holds a special token such as <|endoftext|>")
     return tuple(ids)
 
 
-def _encoded(context: DecodingContext, window: Window, *, detect: bool, name: str) -> EncodedWindow:
+def _encoded(context: DecodingContext, window: Window, *, detect: bool) -> EncodedWindow:
     (encoded,) = encode_windows(context, [window], [detect])
     if isinstance(encoded, Exception):
-        raise fault(name, encoded)
+        raise fault("the recording", encoded)
     return encoded

@@ -31,9 +31,10 @@ from ..model.presets import resolve
 from ..model.special_tokens import only_language
 from ..model.whisper import Whisper
 from ..segment.vad import Detector
+from ..segment.windows import MAX_SAMPLES
 from ..sessions.session import Session
 from ..sessions.submission import Windows
-from .analysis import DetectedLanguage, align, detect_language
+from .analysis import DetectedLanguage, align, align_window, detect_language
 from .context import DecodingContext, IsolatedEngine
 from .drafting import AUTO as AUTO_DRAFTER
 from .drafting import drafter_for
@@ -178,10 +179,10 @@ class Transcriber:
                 print(segment.text)
             segments.transcript.save("a.srt")
 
-        A segment is final once its window (at most 30 s) and all windows before it have been decoded; none
-        changes afterwards, and together they are the segments of the transcript, words included where
-        `options.words` asks for them. Leaving the loop drops the rest. Raises UsageError immediately as
-        `transcribe` does; an error of the recording is raised by the loop, after the segments that are final.
+        A segment is final once its window (at most 30 s) and all before it have been decoded; together they
+        are the segments of the transcript, with words where `options.words` asks for them. Leaving the loop
+        drops the rest. Raises UsageError immediately as `transcribe` does; the loop raises an error of the
+        recording.
         """
         bound = bind(options or Options(), self.context)
         session = Session(self.context, readers=0)
@@ -189,36 +190,33 @@ class Transcriber:
 
     def detect_language(self, source: Input) -> DetectedLanguage:
         """The spoken language, `(language, probability)`: of the first window with speech in which it is not
-        doubtful, as in a transcription. Raises AudioError, also where there is no speech, and UsageError for
-        a model that knows one language alone."""
+        doubtful; else the most probable one. Raises AudioError, also where there is no speech, and UsageError
+        for a model of one language."""
         return detect_language(self.context, source)
 
     def align(self, source: Input, text: str, language: str | None = None) -> tuple[Word, ...]:
-        """The words of `text`, which is spoken in the recording, with their times and probabilities.
+        """The words of `text`, which is spoken in the recording, with their times; one that is not spoken has
+        a low probability. `language` None detects it.
 
-        The text is taken as it is: a word that is not spoken has a low probability and a time between its
-        neighbours. A recording of more than 30 s is transcribed first, to find where in it each part of the
-        text is. The recording is held in memory, 230 MB per hour. `language` None detects it. Raises
-        AudioError, and UsageError for special tokens in the text and for more text than the recording holds.
+        A recording of more than 30 s is transcribed first, to find where each part of the text is; it is held
+        in memory, 230 MB per hour. Raises AudioError, and UsageError for special tokens and too much text.
         """
         options = Options(language=language, hint=text, vad=False, guards=Guards())
         known = bind(options, self.context).language
         samples = read_audio(source)
-
-        def transcribed() -> Transcript:
-            (outcome,) = self.transcribe([(samples, SAMPLE_RATE)], options)
-            if outcome.transcript is None:
-                raise outcome.error or AssertionError
-            return outcome.transcript
-
-        return align(self.context, samples, text, known, transcribed)
+        if not text.strip() or not len(samples):
+            return ()
+        if len(samples) <= MAX_SAMPLES:
+            return align_window(self.context, samples, 0, text, known)
+        for _ in (segments := self.stream((samples, SAMPLE_RATE), options)):
+            pass
+        assert segments.transcript is not None
+        return tuple(align(self.context, samples, text, segments.transcript, known))
 
 
 class SegmentStream(Iterator[Segment]):
-    """The segments of a recording as they become final; made by `Transcriber.stream`.
-
-    `transcript` is the whole result, with warnings and coverage, once the loop has ended; None before.
-    """
+    """What `Transcriber.stream` iterates over. `transcript` is the whole result, with warnings and coverage,
+    once the loop has ended; None before."""
 
     def __init__(self, parts: Generator[Segment | Outcome, None, None]) -> None:
         self._parts = parts
@@ -234,7 +232,7 @@ class SegmentStream(Iterator[Segment]):
         raise StopIteration
 
     def close(self) -> None:
-        """Drop what is still being decoded."""
+        """Drop the rest."""
         self._parts.close()
 
 

@@ -97,7 +97,11 @@ def write(
 
 
 def save(transcript: Contents, path: str | os.PathLike[str], rules: LineRules = PLAIN) -> Path:
-    """Write a file in the format of its extension; see `Transcript.save`."""
+    """Write one file, in the format of its extension, and return its path. Like those of `write` it appears
+    whole, replaces an earlier one, and its folder is created. `rules` are for srt and vtt.
+
+    Raises UsageError for another extension, OutputError for a place that cannot be written.
+    """
     path = Path(path)
     extension = path.suffix[1:].lower()
     if extension not in FORMATS:
@@ -153,7 +157,8 @@ def txt(transcript: Contents) -> str:
 
 
 def srt(transcript: Contents, rules: LineRules = PLAIN) -> str:
-    """SubRip: numbered from 1, hours always, comma before the milliseconds."""
+    """SubRip: numbered from 1, hours always, comma before the milliseconds. With `rules` the words are
+    arranged in lines; segments without word times stay whole."""
     documents = []
     for number, cue in enumerate(cues(transcript, rules), start=1):
         name = f"[{cue.speaker}]: " if cue.speaker else ""

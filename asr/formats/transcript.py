@@ -16,7 +16,6 @@ from typing import cast
 
 from ..errors import UsageError
 from . import files
-from .subtitles import PLAIN, LineRules
 from .transcript_parts import (
     Coverage,
     Json,
@@ -44,7 +43,7 @@ class Transcript:
     does not account for exactly `sample_count` samples.
 
         transcript.save("meeting.srt")
-        pandas.DataFrame(transcript.words)              # start and end in seconds, text, speaker, ...
+        pandas.DataFrame(transcript.words)  # start and end in seconds, text, speaker, ...
     """
 
     segments: tuple[Segment, ...]
@@ -77,8 +76,8 @@ class Transcript:
 
     @property
     def words(self) -> tuple[Word, ...]:
-        """The timed words of all segments, in order. Empty unless they were asked for: with
-        `word_timestamps=True` or `diarize=True` of `forescribe.transcribe`, or `Options(words=True)`."""
+        """The timed words of all segments, in order. Empty unless asked for: with `word_timestamps=True` or
+        `diarize=True` of `forescribe.transcribe`, or `Options(words=True)`."""
         return tuple(word for segment in self.segments for word in segment.words or ())
 
     @property
@@ -88,46 +87,13 @@ class Transcript:
         return tuple(dict.fromkeys(speaker for speaker in heard if speaker is not None))
 
     def __repr__(self) -> str:
-        counts = {"segment": len(self.segments)}
-        counts |= {"speaker": len(self.speakers)} if self.diarized else {}
-        told = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
-        language, text = f"language={self.language!r}", repr(beginning(self.text))
-        return f"Transcript({self.duration:.1f} s, {language}, {told}, {text})"
+        told = f"{self.duration:.1f} s, language={self.language!r}, segments={len(self.segments)}"
+        speakers = f", speakers={len(self.speakers)}" if self.diarized else ""
+        return f"Transcript({told}{speakers}, {beginning(self.text)!r})"
 
-    def save(self, path: str | os.PathLike[str], rules: LineRules = PLAIN) -> Path:
-        """Write the file in the format of its extension, with the bytes of the command's file, and return its
-        path: txt, srt, vtt, tsv, json or rttm.
-
-        The file appears whole or not at all, replaces an earlier one, and its folder is created. `rules` are
-        for subtitles, see `to_srt`. Raises UsageError for another extension, OutputError for a place that
-        cannot be written.
-        """
-        return files.save(self, path, rules)
-
-    def to_txt(self) -> str:
-        """One segment per line; with speakers one line per turn, `SPEAKER: text`."""
-        return files.txt(self)
-
-    def to_srt(self, rules: LineRules = PLAIN) -> str:
-        """SubRip subtitles: one per segment, or with `rules` (`forescribe.LineRules`) its words arranged in
-        lines. A segment without word times stays whole."""
-        return files.srt(self, rules)
-
-    def to_vtt(self, rules: LineRules = PLAIN) -> str:
-        """WebVTT subtitles, with voice tags for speakers; `rules` as of `to_srt`."""
-        return files.vtt(self, rules)
-
-    def to_tsv(self) -> str:
-        """Tab-separated: start and end in milliseconds, and the text."""
-        return files.tsv(self)
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON, in one line."""
-        return files.json_(self)
-
-    def to_rttm(self) -> str:
-        """Who speaks when, in NIST's format; empty without diarization."""
-        return files.rttm(self)
+    save = files.save
+    to_txt, to_srt, to_vtt, to_tsv = files.txt, files.srt, files.vtt, files.tsv
+    to_json, to_rttm = files.json_, files.rttm
 
     def to_dict(self) -> dict[str, Json]:
         """Whisper's JSON with additional keys. Numbers that are not finite become null."""

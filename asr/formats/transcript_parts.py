@@ -54,8 +54,7 @@ def samples_at(time_s: float) -> int:
 
 @dataclass(frozen=True, repr=False)
 class _InSeconds:
-    """Start and end of a span of samples, in seconds: fields, so that a table of these records, as of pandas,
-    has them as columns. They follow from the samples and are not compared."""
+    """Start and end of a span of samples, in seconds: fields, so that pandas makes columns of them."""
 
     start: float = field(init=False, compare=False)
     end: float = field(init=False, compare=False)
@@ -139,21 +138,6 @@ class Segment(_InSeconds):
     def seek(self) -> int:
         """The start of the window as Whisper counts it, in frames of 10 ms."""
         return self.window_sample // SAMPLES_PER_SEEK
-
-
-@dataclass(frozen=True, repr=False)
-class SpeechSegment(_InSeconds):
-    """A span in which somebody speaks."""
-
-    start_sample: int
-    end_sample: int
-
-    def __post_init__(self) -> None:
-        self._place(self.start_sample, self.end_sample)
-        _check_order(self.start_sample, self.end_sample, "speech")
-
-    def __repr__(self) -> str:
-        return self._brief()
 
 
 @dataclass(frozen=True, repr=False)
@@ -286,9 +270,8 @@ class Contents(Protocol):
     def to_dict(self) -> dict[str, Json]: ...
 
 
-def beginning(text: str, length: int = 60) -> str:
-    """The first characters of a text, at most `length`."""
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+def beginning(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:

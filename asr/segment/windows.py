@@ -294,7 +294,7 @@ class _Cutter:
         self.seen = 0  # samples of the queue that the detector has seen
         self.probabilities = np.zeros(0, np.float32)
         self.voiced = np.zeros(0, np.bool_)
-        self.hears = _Hysteresis(self.options)
+        self.active = False
         self.index = 0
         self.silent_from: int | None = None
 
@@ -317,7 +317,15 @@ class _Cutter:
     def _detect(self, samples: Samples) -> None:
         fresh = self.stream.probabilities(samples)
         self.probabilities = np.concatenate([self.probabilities, fresh])
-        self.voiced = np.concatenate([self.voiced, self.hears(fresh)])
+        self.voiced = np.concatenate([self.voiced, self._voiced(fresh)])
+
+    def _voiced(self, probabilities: Probabilities) -> NDArray[np.bool_]:
+        """Speech by hysteresis. NaN counts as speech, so that no words are lost."""
+        voiced = np.zeros(len(probabilities), np.bool_)
+        for at, probability in enumerate(probabilities):
+            limit = self.options.offset if self.active else self.options.onset
+            voiced[at] = self.active = not probability < limit
+        return voiced
 
     def _decide(self) -> Iterator[Window]:
         view = lookahead(self.options)
@@ -363,36 +371,6 @@ class _Cutter:
         return window
 
 
-class _Hysteresis:
-    """Which frames are speech, block by block. NaN counts as speech, so that no words are lost."""
-
-    def __init__(self, options: WindowOptions) -> None:
-        self.options, self.active = options, False
-
-    def __call__(self, probabilities: Probabilities) -> NDArray[np.bool_]:
-        voiced = np.zeros(len(probabilities), np.bool_)
-        for at, probability in enumerate(probabilities):
-            limit = self.options.offset if self.active else self.options.onset
-            voiced[at] = self.active = not probability < limit
-        return voiced
-
-
-def speech_runs(
-    blocks: Iterable[Samples], detector: Detector, options: WindowOptions
-) -> tuple[Run, ...]:
-    """The runs of speech in a recording, by the rules by which windows are cut: without clicks, and joined
-    over pauses that are no place to cut."""
-    voice = VoiceRuns(detector, _Hysteresis(options))
-    for _ in voice.through(blocks):
-        pass
-    found: list[Run] = []
-    for start, end in voice.runs():
-        if found and start - found[-1][1] < options.min_pause_s * SAMPLE_RATE:
-            start = found.pop()[0]
-        found.append((start, end))
-    return tuple(run for run in found if total([run]) >= options.min_speech_s * SAMPLE_RATE)
-
-
 class _Queue:
     """A queue of samples. Blocks are joined only when samples are read, so that pushing many small blocks
     is cheap."""
@@ -422,14 +400,9 @@ class _Queue:
 
 
 class VoiceRuns:
-    """The voiced runs of a recording that is read for another purpose, in blocks of any length. `hears` says
-    which frames are voiced; None are those from `VOICE` on."""
+    """The voiced runs of a recording that is read for another purpose, in blocks of any length."""
 
-    def __init__(
-        self, detector: Detector, hears: Callable[[Probabilities], NDArray[np.bool_]] | None = None
-    ) -> None:
-        # NaN is no voice here: words are missed only where a voice was heard.
-        self._hears = hears or (lambda probabilities: probabilities >= VOICE)
+    def __init__(self, detector: Detector) -> None:
         self._stream = detector.stream()
         self._queue = _Queue()
         self._voice: list[NDArray[np.bool_]] = []
@@ -453,7 +426,8 @@ class VoiceRuns:
         return _sample_runs(np.concatenate(self._voice), 0, self._count)
 
     def _detect(self, samples: Samples) -> None:
-        self._voice.append(self._hears(self._stream.probabilities(samples)))
+        # NaN is no voice here: words are missed only where a voice was heard.
+        self._voice.append(self._stream.probabilities(samples) >= VOICE)
 
 
 def _edges(frames: NDArray[np.bool_]) -> list[tuple[int, int]]:

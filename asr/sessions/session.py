@@ -21,6 +21,7 @@ import heapq
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -57,18 +58,14 @@ class _Told:
     """The listener of `Session.stream`."""
 
     def __init__(self) -> None:
-        self._items: list[Segment | Outcome] = []
+        self.items: deque[Segment | Outcome] = deque()
         self._numbers = count()
 
     def progressed(self, part: Part) -> None:
-        self._items += [replace(s, id=next(self._numbers)) for s in part.segments]
+        self.items += [replace(s, id=next(self._numbers)) for s in part.segments]
 
     def ended(self, outcome: Outcome | None) -> None:
-        self._items += [outcome] if outcome is not None else []
-
-    def take(self) -> list[Segment | Outcome]:
-        taken, self._items = self._items, []
-        return taken
+        self.items += [outcome] if outcome is not None else []
 
 
 @dataclass(order=True)
@@ -161,20 +158,14 @@ class Session:
         context, told = self.context, _Told()
         self._together = context.encoded_together if windows.independent else 1
         timer = WordTimer(context.whisper, bound.options.task, 1)
-        submission = Submission(
-            context,
-            source,
-            bound,
-            told,
-            open=open,
-            windows=windows(context, bound),
-            timer=timer,
-        )
+        own = windows(context, bound)
+        submission = Submission(context, source, bound, told, open=open, windows=own, timer=timer)
         self._coming = iter((submission,))
         with closing(self._steps(None)) as steps:
             for _ in steps:
                 self._handle_notes()
-                yield from told.take()
+                while told.items:
+                    yield told.items.popleft()
 
     def _steps(self, progress: ProgressReporter | None) -> Generator[None, None, None]:
         """Decode what comes; yields whenever something may have ended."""

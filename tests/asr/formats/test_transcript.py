@@ -209,50 +209,32 @@ def segments(transcript: Transcript) -> list[dict[str, Any]]:
 # What a Python user does with it
 
 
-def _meeting(text: str = " Good morning, everybody.", **speaker: str) -> Transcript:
+def _meeting(text: str = " Good morning.", **speaker: str) -> Transcript:
     words = tuple(
-        Word(word, 8000 * n, 8000 * n + 4000, 0.5, **speaker)
-        for n, word in enumerate([" Good", " morning,", " everybody."])
+        Word(w, n, n + 4000, 0.5, **speaker) for w, n in ((" Good", 0), (" morning.", 8000))
     )
     first = Segment(0, 0, 0, 0, 24_000, text, words=words, **speaker)
     rest = Segment(1, 0, 0, 24_000, 48_000, " Bye.", **speaker)
-    return Transcript(
-        (first, rest),
-        64_000,
-        Coverage((Span(0, 64_000, "decoded"),)),
-        "en",
-        diarized=bool(speaker),
-    )
-
-
-def test_the_words_of_all_segments_follow_each_other():
-    assert [word.text for word in _meeting().words] == [" Good", " morning,", " everybody."]
-    assert Transcript((), 0, Coverage()).words == ()
+    spans = Coverage((Span(0, 64_000, "decoded"),))
+    return Transcript((first, rest), 64_000, spans, "en", diarized=bool(speaker))
 
 
 def test_a_record_is_shown_in_one_short_line():
     plain, diarized = _meeting(" word" * 1000), _meeting(speaker="Zoë")
-    assert repr(plain).startswith("Transcript(4.0 s, language='en', 2 segments, 'word word")
+    assert repr(plain).startswith("Transcript(4.0 s, language='en', segments=2, 'word word")
     assert len(repr(plain)) < 130 and len(repr(plain.segments[0])) < 90
-    assert "2 segments, 1 speaker, " in repr(diarized)
-    assert repr(diarized.words[1]) == "Word(0.50-0.75 s, ' morning,', 'Zoë')"
-    assert repr(Turn(0, 16_000, "Zoë")) == "Turn(0.00-1.00 s, 'Zoë')"
+    assert "segments=2, speakers=1, " in repr(diarized)
+    assert repr(diarized.words[1]) == "Word(0.50-0.75 s, ' morning.', 'Zoë')"
 
 
 @pytest.mark.parametrize("name", ["txt", "srt", "vtt", "tsv", "json", "rttm"])
 def test_a_saved_file_is_the_one_that_the_command_writes(name: str, tmp_path: Path):
-    transcript = _meeting()
-    (written,) = write(transcript, tmp_path, "command", name)
-    saved = transcript.save(tmp_path / "new" / f"own.{name.upper()}")
-    assert saved.read_bytes() == written.read_bytes()
-    assert getattr(transcript, f"to_{name}")().encode() == written.read_bytes()
+    for rules in (LineRules(words=1), LineRules()):
+        (written,) = write(_meeting(), tmp_path, "command", name, rules)
+        saved = _meeting().save(tmp_path / "new" / f"own.{name.upper()}", rules)
+        assert saved.read_bytes() == written.read_bytes()
+    assert getattr(_meeting(), f"to_{name}")().encode() == saved.read_bytes()
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
-
-
-def test_line_rules_apply_to_saved_subtitles(tmp_path: Path):
-    rules = LineRules(words=1)
-    saved = _meeting().save(tmp_path / "a.srt", rules).read_text()
-    assert saved == _meeting().to_srt(rules) != _meeting().to_srt()
 
 
 @pytest.mark.parametrize("name", ["a.docx", "a", "a.all", "srt"])
@@ -264,21 +246,13 @@ def test_an_extension_that_is_no_format_is_refused(name: str, tmp_path: Path):
 
 def test_a_saved_transcript_is_read_again(tmp_path: Path):
     assert Transcript.load(_meeting().save(tmp_path / "a.json")) == _meeting()
-    with pytest.raises(UsageError, match="no.json' is not a transcript"):
-        Transcript.load(tmp_path / "no.json")
 
 
 def test_records_are_rows_of_a_table_with_seconds():
+    assert replace(_meeting().words[0], start_sample=1600).start == 0.1
+    assert Transcript((), 0, Coverage()).words == ()
     pandas = pytest.importorskip("pandas")
     words = pandas.DataFrame(_meeting(speaker="Zoë").words)
     assert list(words.columns[:3]) == ["start", "end", "text"]
-    assert words["start"].tolist() == [0.0, 0.5, 1.0] and set(words["speaker"]) == {"Zoë"}
+    assert words["start"].tolist() == [0.0, 0.5] and set(words["speaker"]) == {"Zoë"}
     assert pandas.DataFrame(_meeting().segments)["end"].tolist() == [1.5, 3.0]
-    assert pandas.DataFrame([Turn(0, 8_000, "A")])["end"].tolist() == [0.5]
-
-
-def test_seconds_follow_from_samples_and_are_not_given():
-    moved = replace(_meeting().words[0], start_sample=1600)
-    assert (moved.start, moved.end) == (0.1, 0.25)
-    with pytest.raises(TypeError):
-        Word(" a", 0, 1, start=0.0)  # type: ignore[call-arg]
