@@ -133,7 +133,7 @@ def _tokens(whisper: Whisper, text: str) -> tuple[int, ...]:
 
 
 def _encoded(context: DecodingContext, window: Window, *, detect: bool) -> EncodedWindow:
-    (encoded,) = encode_windows(context, [window], [detect])
+    (encoded,) = encode_windows(context, [window], [() if detect else None])
     if isinstance(encoded, Exception):
         raise fault("the recording", encoded)
     return encoded
