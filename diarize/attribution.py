@@ -90,8 +90,9 @@ def attribute_speakers(transcript: Transcript, regular: Turns, exclusive: Turns)
         for segment, own in zip(transcript.segments, spoken, strict=True)
         for piece in _cut(segment, own, [next(who) for _ in own])
     ]
+    timed = all(s.words is not None or not s.text.strip() for s in transcript.segments)
     named = [word for piece in pieces for word in piece.words or ()]
-    unwritten = _unwritten(named, regular) if named or not words else None
+    unwritten = _unwritten(named, regular) if timed else None
     return replace(
         transcript,
         segments=tuple(replace(piece, id=number) for number, piece in enumerate(pieces)),
@@ -122,8 +123,7 @@ def without_speakers(transcript: Transcript) -> Transcript:
     found: list[Segment] = []
     for segment in transcript.segments:
         last = found[-1] if found else segment
-        cut = last.words and segment.words and not last.tokens and not segment.tokens
-        if cut and last.window == segment.window and last.speaker != segment.speaker:
+        if segment.continues and last is not segment:
             found[-1] = replace(
                 last,
                 end_sample=max(last.end_sample, segment.end_sample),
@@ -216,6 +216,7 @@ def _cut(segment: Segment, words: Sequence[Word], who: Sequence[Attribution]) ->
             text="".join(word.text for word in run),
             tokens=segment.tokens if len(runs) == 1 else (),
             words=tuple(run),
+            continues=segment.continues or number > 0,
         )
         yield _named(piece, run)
 

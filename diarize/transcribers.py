@@ -208,11 +208,11 @@ class SpeakerOnlyTranscriber:
                 report,
                 sample_count=None if declared is None else samples_at(declared),
             )
-            decoded = Span(0, diarization.sample_count, "decoded", "for voices only")
+            count = diarization.sample_count
             empty = Transcript(
                 segments=(),
-                sample_count=diarization.sample_count,
-                coverage=Coverage((decoded,) if diarization.sample_count else ()),
+                sample_count=count,
+                coverage=Coverage((Span(0, count, "decoded", "for voices only"),) if count else ()),
                 warnings=recording.warnings,
             )
         return add_speakers(
@@ -243,7 +243,9 @@ def add_speakers(
         diarization, links = linked.relabel(source, diarization)
         labels = dict(zip(before, diarization.speakers, strict=True))
         matches = [replace(m, speaker=labels.get(m.speaker, m.speaker)) for m in matches]
-    attributed = attribute_speakers(transcript, diarization.regular, diarization.exclusive)
+    end = transcript.sample_count  # a transcript that is read may be a little shorter
+    regular, exclusive = (t.clipped(end) for t in (diarization.regular, diarization.exclusive))
+    attributed = attribute_speakers(transcript, regular, exclusive)
     details: dict[str, Json] = {
         **diarization.engine.to_dict(),
         "matches": [_match(m) for m in matches],

@@ -31,7 +31,7 @@ from urllib.parse import quote
 from ..errors import OutputError, UsageError
 from ..records.sources import STDIN
 from .files import put, txt
-from .transcript import Transcript
+from .transcript import UNREADABLE, Transcript
 from .transcript_parts import Json
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Reports:
             if isinstance(path, Path) and path.suffix == ".json":  # no report has URLs
                 try:
                     transcript = Transcript.from_dict(json.loads(path.read_text(encoding="utf-8")))
-                except (OSError, ValueError, KeyError, TypeError):  # changed by another program
+                except (OSError, *UNREADABLE):  # changed by another program
                     return False
                 self._page(result.record.path, transcript)
                 return True

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from ..errors import UsageError
+from ..errors import UsageError, one_line
 from . import files
 from .transcript_parts import (
     Coverage,
@@ -117,14 +117,15 @@ class Transcript:
         """Read a transcript from its JSON. Raises UsageError for a file that is none."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, *UNREADABLE) as error:
+            lacks = f"it has no {error}" if isinstance(error, KeyError) else one_line(str(error))
             raise UsageError(
-                f"{str(path)!r} is not a transcript of this program: {error}"
+                f"{str(path)!r} is not a transcript of this program: {lacks}"
             ) from error
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Json]) -> Transcript:
-        """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError for other data."""
+        """The inverse of `to_dict`. Raises one of `UNREADABLE` for other data."""
         record = Fields(data)
         return cls(
             segments=tuple(_segment_from_dict(item) for item in record.records("segments")),
@@ -148,6 +149,10 @@ class Transcript:
         )
 
 
+UNREADABLE = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
+"""What reading a JSON file that is no transcript may raise."""
+
+
 @dataclass(frozen=True)
 class Fields:
     """A JSON object read by type. Raises KeyError and TypeError that name the key."""
@@ -167,7 +172,7 @@ class Fields:
         return cast(int, self._get(key, int))
 
     def number(self, key: str) -> float:
-        return cast(float, self._get(key, (int, float)))
+        return _finite(cast(float, self._get(key, (int, float))))
 
     def optional_text(self, key: str) -> str | None:
         return None if self.data.get(key) is None else self.text(key)
@@ -188,7 +193,7 @@ class Fields:
         return [int(cast(int, item)) for item in self.items(key)]
 
     def numbers(self, key: str) -> list[float]:
-        return [float(cast(float, item)) for item in self.items(key)]
+        return [_finite(cast(float, item)) for item in self.items(key)]
 
     def record(self, key: str) -> Fields:
         return Fields(cast(dict[str, Json], self._get(key, dict)))
@@ -236,6 +241,8 @@ def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
     }
     if segment.doubt is not None:
         data["doubt"] = segment.doubt
+    if segment.continues:
+        data["continues"] = True
     if segment.words is not None:
         data["words"] = [_word_to_dict(word, diarized) for word in segment.words]
     if diarized:
@@ -267,6 +274,7 @@ def _segment_from_dict(record: Fields) -> Segment:
         speaker=record.optional_text("speaker"),
         speaker_confidence=record.optional_number("speaker_confidence"),
         doubt=record.optional_text("doubt"),
+        continues=bool(record.optional_flag("continues")),
     )
 
 
@@ -355,6 +363,13 @@ def _span_from_dict(record: Fields) -> Span:
         state=cast(State, record.text("state")),  # Span rejects unknown ones
         reason=record.optional_text("reason"),
     )
+
+
+def _finite(value: float) -> float:
+    """Raises ValueError for what is no number of a file: Python's reader takes NaN and Infinity."""
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not finite")
+    return value
 
 
 def _finite_or_none(value: float | None) -> float | None:

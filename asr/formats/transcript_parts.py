@@ -106,10 +106,10 @@ class Segment(_InSeconds):
     `text` keeps its leading space: the text of a transcript is the concatenation of its segments.
     `window` is the index of the window it was decoded in, `window_sample` where that window starts.
     Guard values are None if they were not measured, `words` is None without word times.
-    `speaker_confidence` is the mean over its words. A segment that was cut at a change of speaker
-    has no tokens, as a token may reach over the cut. `doubt` is the reason why the guards rejected
-    the text of its window, if it was kept for lack of a better one. Raises ValueError unless 0 <=
-    start_sample <= end_sample."""
+    `speaker_confidence` is the mean over its words. A segment that was cut at a change of speaker has no
+    tokens, as a token may reach over the cut; `continues` says that it is no first piece. `doubt` is the
+    reason why the guards rejected the text of its window, if it was kept for lack of a better one. Raises
+    ValueError unless 0 <= start_sample <= end_sample."""
 
     id: int
     window: int
@@ -126,6 +126,7 @@ class Segment(_InSeconds):
     speaker: str | None = None
     speaker_confidence: float | None = None
     doubt: str | None = None
+    continues: bool = False
 
     def __post_init__(self) -> None:
         self._place(self.start_sample, self.end_sample)

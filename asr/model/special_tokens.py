@@ -62,9 +62,13 @@ def language_code(name: str) -> str:
 
 def language_codes(names: str | None) -> tuple[str, ...]:
     """The codes of languages separated by commas, each once; none for None and `AUTO`, which detect the
-    language among all. Of several, the language is detected among these."""
-    codes = dict.fromkeys(language_code(name) for name in (names or AUTO).split(","))
-    return () if tuple(codes) == (AUTO,) else tuple(codes)
+    language among all. Of several, the language is detected among these. Raises UsageError for commas
+    alone, and for `AUTO` beside others."""
+    named = [name for name in (names or AUTO).split(",") if name.strip()]
+    codes = tuple(dict.fromkeys(map(language_code, named)))
+    if not codes or (AUTO in codes and len(codes) > 1):
+        raise UsageError(f"languages {names!r}: give codes or names, or auto alone")
+    return () if codes == (AUTO,) else codes
 
 
 def only_language(names: str | None) -> str | None:

@@ -133,8 +133,8 @@ class Whisper:
     def detect_language(
         self, encoded: list[EncoderStates], among: Sequence[Sequence[str]] | None = None
     ) -> list[tuple[str, float]]:
-        """The most probable language of each window and its probability among the languages: those of
-        `among`, codes for each window, or all where it has none.
+        """The most probable language of each window, of those of `among`, codes for each window, where it has
+        any; and its probability among all that the model knows: low where another one is spoken.
 
         One decoder step over start-of-transcript (Radford et al. 2022, section 2.3).
         """
@@ -142,11 +142,11 @@ class Whisper:
             return [("en", 1.0)] * len(encoded)
         codes = list(self.tokens.languages)
         ids = torch.tensor([self.tokens.languages[c] for c in codes], device=self.device.torch)
-        logits = self._first_logits(encoded)[:, ids]
+        probabilities = self._first_logits(encoded)[:, ids].softmax(-1)
         if among is not None and any(among):
             others = [[bool(own) and code not in own for code in codes] for own in among]
-            logits = logits.masked_fill(torch.tensor(others, device=logits.device), -torch.inf)
-        probabilities = logits.softmax(-1)
+            unlisted = torch.tensor(others, device=probabilities.device)
+            probabilities = probabilities.masked_fill(unlisted, -1.0)
         best = probabilities.max(-1)
         return [
             (codes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)

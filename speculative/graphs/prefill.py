@@ -19,18 +19,27 @@ from .runner import Capture
 Shape = tuple[int, int, int | None]
 """Rows, tokens of a prompt, and positions with logits (None: the model's choice)."""
 
+MOST_BYTES = 64 << 20
+"""Of the logits of a captured prefill, which keep their memory: those of one position of 16 rows of Whisper
+take 3 MB. Larger ones are rare, and long enough to hide the launches."""
+
+MOST_GRAPHS = 32
+"""Captured prefills of an engine."""
+
 
 class PrefillRunner:
     """The prefill of a model in an engine of `batch` rows, as `Model.prefill`.
 
     With `capture` the second prefill of a shape captures it: shapes that come once are never captured. What a
-    captured prefill returns is overwritten by the next one of its shape.
+    captured prefill returns is overwritten by the next one of its shape. A shape whose capture fails, for
+    lack of memory, say, runs operator by operator from then on; `refused` has the reason.
     """
 
     def __init__(self, model: Model, batch: int, capture: Capture | None = None) -> None:
         self._model, self._batch = model, batch
         self._capture = capture if hasattr(model, "prefill_stacked") else None
         self._seen: set[Shape] = set()
+        self.refused: dict[Shape, Exception] = {}
         self._graphs: dict[Shape, Replay] = {}
         self._states: Tensor | None = None  # [batch, S, D], which all graphs read
 
@@ -47,16 +56,26 @@ class PrefillRunner:
         model: Any = self._model
         states = model.stacked(encoder_states)
         shape = (*tokens.shape, None if nodes is None else nodes.shape[1])
-        if len(rows) > self._batch or shape not in self._seen:
-            self._seen.add(shape)
-            found: Prefilled = model.prefill_stacked(rows, tokens, states, nodes)
-            return found
-        if self._states is None:
-            self._states = states.new_empty((self._batch, *states.shape[1:]))
         given = (rows, tokens, states, nodes)
-        if shape not in self._graphs:
-            self._graphs[shape] = captured(model, self._capture, given, self._states)
-        return self._graphs[shape](*given)
+        if shape not in self._graphs and self._wanted(shape):
+            try:
+                if self._states is None:
+                    self._states = states.new_empty((self._batch, *states.shape[1:]))
+                self._graphs[shape] = captured(model, self._capture, given, self._states)
+            except Exception as error:
+                self.refused[shape] = error.with_traceback(None)  # it would keep tensors
+        self._seen.add(shape)
+        replay = self._graphs.get(shape)
+        found: Prefilled = replay(*given) if replay else model.prefill_stacked(*given)
+        return found
+
+    def _wanted(self, shape: Shape) -> bool:
+        """Whether a shape is to be captured."""
+        rows, tokens, positions = shape
+        bytes_ = 4 * rows * (tokens if positions is None else positions) * self._model.vocab_size
+        known = shape in self._seen and shape not in self.refused
+        fits = rows <= self._batch and bytes_ <= MOST_BYTES and len(self._graphs) < MOST_GRAPHS
+        return known and fits
 
 
 Replay = Callable[[Tensor, Tensor, Tensor, Tensor | None], Prefilled]

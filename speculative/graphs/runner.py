@@ -222,7 +222,13 @@ class CudaCapture:
                 self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
             self._warm_up(fn)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            # Other threads may allocate meanwhile: a diarizer on the same card.
+            with torch.cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=self._stream,
+                capture_error_mode="thread_local",
+            ):
                 fn()
 
         def replay() -> None:

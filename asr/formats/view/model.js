@@ -44,8 +44,10 @@ export function modelOf(data, diarized = null) {
   };
 }
 
-function likely({ matches = [], links = [] }) {
-  return [...matches, ...links].filter(({ sure }) => !sure);
+// Of files that others have written too, so anything may be there.
+function likely({ matches, links }) {
+  const listed = [matches, links].filter(Array.isArray).flat();
+  return listed.filter((match) => match && !match.sure && typeof match.name === "string" && Number.isFinite(match.score));
 }
 
 // Assigns the words of a flat list to their segments by their text, as times may touch.

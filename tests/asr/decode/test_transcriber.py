@@ -331,7 +331,7 @@ def test_of_several_languages_the_one_that_is_heard_is_taken(shared, recordings,
     (outcome,) = shared.transcribe(recordings[:1], Options(language=given))
     made = outcome.transcript
     assert made is not None and made.language in ("fr", "de")
-    assert made.language_probability is not None and 0.5 <= made.language_probability <= 1
+    assert made.language_probability is not None and 0 <= made.language_probability <= 1
     if free.transcript.language in ("fr", "de"):
         assert free.transcript.language == made.language
     with pytest.raises(UsageError, match="unknown language 'xx'"):
@@ -342,7 +342,9 @@ def test_windows_of_different_lists_are_detected_together(shared) -> None:
     states = shared.whisper.encode(torch.randn(3, 80, 3000))
     free = shared.whisper.detect_language(states)
     listed = shared.whisper.detect_language(states, [("fr", "de"), (), ("en",)])
-    assert listed[0][0] in ("fr", "de") and listed[1] == free[1] and listed[2] == ("en", 1.0)
+    assert listed[0][0] in ("fr", "de") and listed[1] == free[1] and listed[2][0] == "en"
+    for (_, most), (_, chosen) in zip(free, listed, strict=True):
+        assert 0 <= chosen <= most  # among all that the model knows
 
 
 def test_a_given_language_is_not_detected(shared, recordings, monkeypatch) -> None:

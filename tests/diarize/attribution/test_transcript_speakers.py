@@ -54,13 +54,14 @@ def test_speakers_that_are_replaced_leave_no_trace(
     case: tuple[list[Word], Turns], other: tuple[list[Word], Turns]
 ) -> None:
     (words, turns), (_, before) = case, other
-    given = transcript([words] if words else [])
+    given = transcript([words[n : n + 4] for n in range(0, len(words), 4)])  # of one window
     given = replace(given, warnings=(Notice("vad", "kept"),))
     old = attribute_speakers(given, before, before.exclusive())
     old = replace(old, warnings=(*old.warnings, Notice("speaker_count", "gone")))
     found, expected = (
         attribute_speakers(one, turns, turns.exclusive()) for one in (without_speakers(old), given)
     )
+    assert [s.continues for s in without_speakers(old).segments] == [False] * len(given.segments)
     lost = [replace(s, tokens=()) for s in found.segments]
     assert lost == [replace(s, tokens=()) for s in expected.segments]
     assert found.turns == expected.turns and found.warnings == expected.warnings

@@ -235,7 +235,10 @@ class FakeCuda(TorchDispatchMode):
         return self.graphs[-1]
 
     @contextmanager
-    def _capturing(self, graph: Graph, pool: object, stream: Stream) -> Iterator[None]:
+    def _capturing(
+        self, graph: Graph, pool: object, stream: Stream, capture_error_mode: str = "thread_local"
+    ) -> Iterator[None]:
+        assert capture_error_mode == "thread_local", "another thread may allocate meanwhile"
         self.note("capture")
         self.outside_captures("a capture")
         assert pool is self.pool, "every graph belongs to the one pool"

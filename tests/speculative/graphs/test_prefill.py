@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine
+from forescribe.speculative.graphs import prefill
 from forescribe.speculative.graphs.prefill import PrefillRunner
 from forescribe.speculative.models.caches import Natural
 from forescribe.speculative.models.lean import LeanWhisperDecoder
@@ -44,6 +45,31 @@ def test_a_shape_that_comes_once_is_not_captured(cuda: FakeCuda) -> None:
         assert not prompts_of(engine).captured
         tokens(engine, whisper_requests(1))
         assert len(prompts_of(engine).captured) == 1
+
+
+def test_a_shape_that_cannot_be_captured_is_run_operator_by_operator(cuda: FakeCuda) -> None:
+    engine = whisper_engine(CUDA, 0, 3, decoder=LeanWhisperDecoder)
+    prompts, work = prompts_of(engine), whisper_requests(6)
+
+    def fails(fn: object) -> Any:
+        raise torch.OutOfMemoryError("out of memory while capturing")
+
+    prompts._capture = fails
+    with running(cuda, engine):
+        found = tokens(engine, work)
+        assert tokens(engine, work) == found
+    assert prompts.refused and not prompts.captured and not engine.faults
+    assert found == tokens(whisper_engine(None, 0, 3), work)
+
+
+def test_large_logits_and_many_shapes_are_not_kept(cuda: FakeCuda, monkeypatch: Any) -> None:
+    engine = whisper_engine(CUDA, 0, decoder=LeanWhisperDecoder)
+    prompts = prompts_of(engine)
+    prompts._seen = {(2, 4, 1), (2, 4, 9)}
+    monkeypatch.setattr(prefill, "MOST_BYTES", 4 * 2 * engine.target.vocab_size)
+    assert prompts._wanted((2, 4, 1)) and not prompts._wanted((2, 4, 9))
+    monkeypatch.setattr(prefill, "MOST_GRAPHS", 0)
+    assert not prompts._wanted((2, 4, 1))
 
 
 def test_a_model_without_encoder_states_is_prefilled_as_it_is(cuda: FakeCuda) -> None:
