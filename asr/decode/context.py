@@ -60,6 +60,7 @@ class DecodingContext:
     watch: Stopwatch
     gamma: int | None = None
     detector: Detector | None = None
+    caller: object = None  # the session that last began to decode in its caller's thread
     side: SideStream = field(init=False)
 
     def __post_init__(self) -> None:

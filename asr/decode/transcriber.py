@@ -49,11 +49,11 @@ __all__ = ["Decoded", "Hook", "Options", "Outcome", "Progress", "Transcriber"]
 class Transcriber:
     """Whisper with speculative decoding, on one device.
 
-    Calls may follow each other, but only one runs at a time; what a call that is stopped early has in
-    the engine is dropped. `batch` windows are decoded at once, with `gamma` drafted tokens per round:
-    0 is plain decoding, None adapts the number to measured speed. The words do not depend on either.
-    Without a draft model, drafts are looked up in the prompt and in the text so far. `drafter` is what
-    drafts, one of `asr.decode.drafting.SOURCES`.
+    Calls may follow each other, but only one runs at a time: an earlier one that goes on raises UsageError.
+    What a call that is stopped early has in the engine is dropped. `batch` windows are decoded at once, with
+    `gamma` drafted tokens per round: 0 is plain decoding, None adapts the number to measured speed. The words
+    do not depend on either. Without a draft model, drafts are looked up in the prompt and in the text so far.
+    `drafter` is what drafts, one of `asr.decode.drafting.SOURCES`.
     """
 
     def __init__(

@@ -168,10 +168,16 @@ class Session:
                     yield told.items.popleft()
 
     def _steps(self, progress: ProgressReporter | None) -> Generator[None, None, None]:
-        """Decode what comes; yields whenever something may have ended."""
+        """Decode what comes; yields whenever something may have ended. Raises UsageError once another call
+        has begun, which takes what the engine returns."""
         context = self.context
+        context.caller = self
         try:
             while self._live or self._coming is not None:
+                if context.caller is not self:
+                    raise UsageError(
+                        "another call of this transcriber has begun: one runs at a time"
+                    )
                 self._fill_slots()
                 for ended in context.slots.ended(context.engine.step()):
                     self._finish(ended)
