@@ -3,7 +3,6 @@
     from forescribe import transcribe
 
     print(transcribe("meeting.mp3").text)
-    print(transcribe(samples, sample_rate=48_000).text)
 
 Each call loads its model. For several calls with one, or further options, use `Transcriber`. Knows how a
 transcriber and a diarizer are combined.

@@ -107,8 +107,6 @@ def test_errors_are_raised(model: str) -> None:
 
 def test_the_version_is_that_of_the_distribution() -> None:
     assert forescribe.__version__ == importlib.metadata.version("forescribe")
-    code = "import forescribe, sys; forescribe.__version__; assert 'numpy' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_progress_is_told(model: str, spoken) -> None:
@@ -130,8 +128,8 @@ def test_a_list_gives_a_list_in_its_order(model: str, recording: Path, diarize: 
     found = forescribe.transcribe(sources, model, **options)
     assert [transcript.duration for transcript in found] == [2.0, 3.0, 2.0, 2.0, 2.0]
     assert {transcript.diarized for transcript in found} == {diarize}
-    first, second = forescribe.transcribe([wave, wave[:RATE]], model, sample_rate=RATE, **options)
-    assert (first.duration, second.duration) == (3.0, 1.0)
+    found = forescribe.transcribe([wave, wave[:RATE]], model, sample_rate=RATE, **options)
+    assert [transcript.duration for transcript in found] == [3.0, 1.0]
     assert forescribe.transcribe([], "no/such-model") == []
 
 
@@ -191,7 +189,6 @@ def test_speakers_are_found_without_words() -> None:
     audio = soundfile.read(SAMPLES / "conversation.flac", stop=20 * RATE)
     found = forescribe.find_speakers(audio, "embedded", num_speakers=2)
     assert found.speakers == ("SPEAKER_00", "SPEAKER_01")
-    assert all(0 <= turn.start < turn.end <= 20 for turn in found.regular)
 
 
 def test_speech_is_found_between_silences(spoken) -> None:

@@ -40,11 +40,7 @@ class Transcript:
     With `diarized`, the key `speaker` is always written, null meaning unknown, and `turns` holds
     who speaks when. `settings` explains the result (model, options, versions), `stats` its cost.
     Equal warnings become one, and their number is bounded (`merged`). Raises ValueError if the coverage
-    does not account for exactly `sample_count` samples.
-
-        transcript.save("meeting.srt")
-        pandas.DataFrame(transcript.words)  # start and end in seconds, text, speaker, ...
-    """
+    does not account for exactly `sample_count` samples."""
 
     segments: tuple[Segment, ...]
     sample_count: int

@@ -538,17 +538,14 @@ def test_a_stream_that_is_left_leaves_nothing_behind(whisper, three_windows) -> 
     assert one.engine.idle and list(held) == [] and held.transcript is None
 
 
-def test_a_call_that_another_one_interrupts_is_an_error(shared, three_windows) -> None:
+def test_a_stream_raises_its_errors(shared, three_windows) -> None:
+    with pytest.raises(AudioError, match="no such file"):
+        next(shared.stream("nowhere.wav"))
     first, second = (shared.stream(three_windows, replace(GERMAN, vad=False)) for _ in range(2))
     with pytest.raises(UsageError, match="one runs at a time"):
         list(zip(first, second, strict=True))
     first.close()
     assert list(second) and second.transcript is not None
-
-
-def test_an_error_of_a_streamed_recording_is_raised_by_the_loop(shared) -> None:
-    with pytest.raises(AudioError, match="no such file"):
-        next(shared.stream("nowhere.wav"))
 
 
 def test_what_the_guards_could_not_save_carries_a_warning(shared, three_windows) -> None:
