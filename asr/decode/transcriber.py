@@ -195,8 +195,8 @@ class Transcriber:
         return detect_language(self.context, source)
 
     def align(self, source: Input, text: str, language: str | None = None) -> tuple[Word, ...]:
-        """The words of `text`, which is spoken in the recording, with their times; one that is not spoken has
-        a low probability. `language` None detects it.
+        """The words of `text`, all that is spoken in the recording, with their times. With only a part of it
+        the times are wrong; a word that is not spoken has a low probability. `language` None detects it.
 
         A recording of more than 30 s is transcribed first, to find where each part of the text is; it is held
         in memory, 230 MB per hour. Raises AudioError, and UsageError for special tokens and too much text.
