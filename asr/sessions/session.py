@@ -23,7 +23,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -142,8 +142,13 @@ class Session:
             )
             for source in sources
         )
-        with closing(self._steps(progress)) as steps:
-            for _ in steps:
+        with self._calling():
+            while self._underway():
+                for ended in context.slots.ended(context.engine.step()):
+                    self._finish(ended)
+                    yield from self._outcomes()
+                if progress is not None and self._live:
+                    progress.show_partial(next(iter(self._live)).recording)
                 yield from self._outcomes()
 
     def stream(
@@ -161,30 +166,30 @@ class Session:
         own = windows(context, bound)
         submission = Submission(context, source, bound, told, open=open, windows=own, timer=timer)
         self._coming = iter((submission,))
-        with closing(self._steps(None)) as steps:
-            for _ in steps:
+        with self._calling():
+            while self._underway():
+                for ended in context.slots.ended(context.engine.step()):
+                    self._finish(ended)
                 self._handle_notes()
                 while told.items:
                     yield told.items.popleft()
 
-    def _steps(self, progress: ProgressReporter | None) -> Generator[None, None, None]:
-        """Decode what comes; yields whenever something may have ended. Raises UsageError once another call
-        has begun, which takes what the engine returns."""
-        context = self.context
-        context.caller = self
+    def _underway(self) -> bool:
+        """Whether anything of a call is left; fills the slots for the next step. Raises UsageError once
+        another call has begun, which takes what the engine returns."""
+        if not self._live and self._coming is None:
+            return False
+        if self.context.caller is not self:
+            raise UsageError("another call of this transcriber has begun: one runs at a time")
+        self._fill_slots()
+        return True
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """A call, whose rest is dropped at its end."""
+        self.context.caller = self
         try:
-            while self._live or self._coming is not None:
-                if context.caller is not self:
-                    raise UsageError(
-                        "another call of this transcriber has begun: one runs at a time"
-                    )
-                self._fill_slots()
-                for ended in context.slots.ended(context.engine.step()):
-                    self._finish(ended)
-                    yield
-                if progress is not None and self._live:
-                    progress.show_partial(next(iter(self._live)).recording)
-                yield
+            yield
         finally:  # the caller may stop at any outcome
             in_engine = any(submission.decoder.in_engine for submission in self._live)
             self._end_all(None)

@@ -6,6 +6,7 @@ H100 as long as two rounds of eight rows. Knows prompts and models; nothing of r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from ..protocols import Model, StackedModel
 from ..types import Prefilled
 from .runner import Capture
+
+log = logging.getLogger(__name__)
 
 Shape = tuple[int, int, int | None]
 """Rows, tokens of a prompt, and positions with logits (None: the model's choice)."""
@@ -64,6 +67,7 @@ class PrefillRunner:
                 self._graphs[shape] = captured(model, self._capture, given, self._states)
             except Exception as error:
                 self.refused[shape] = error.with_traceback(None)  # it would keep tensors
+                log.warning("a prefill of %s is not captured, and slower: %s", shape, error)
         self._seen.add(shape)
         replay = self._graphs.get(shape)
         found: Prefilled = replay(*given) if replay else model.prefill_stacked(*given)

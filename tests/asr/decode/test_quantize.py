@@ -31,7 +31,7 @@ def test_drafts_change_no_token_of_a_quantised_target(recording):
         tokens, stats = decoded(recording, gamma=4, quantize="int8", draft_dtype=draft)
         assert tokens == plain
         assert stats.acceptance_rate > 0.4
-    assert sum(map(len, plain)) > 40
+    assert sum(map(len, plain)) > 20
 
 
 @pytest.mark.parametrize("engine", ["lean", "modules"])

@@ -47,7 +47,9 @@ def test_a_shape_that_comes_once_is_not_captured(cuda: FakeCuda) -> None:
         assert len(prompts_of(engine).captured) == 1
 
 
-def test_a_shape_that_cannot_be_captured_is_run_operator_by_operator(cuda: FakeCuda) -> None:
+def test_a_shape_that_cannot_be_captured_is_run_operator_by_operator(
+    cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = whisper_engine(CUDA, 0, 3, decoder=LeanWhisperDecoder)
     prompts, work = prompts_of(engine), whisper_requests(6)
 
@@ -59,6 +61,7 @@ def test_a_shape_that_cannot_be_captured_is_run_operator_by_operator(cuda: FakeC
         found = tokens(engine, work)
         assert tokens(engine, work) == found
     assert prompts.refused and not prompts.captured and not engine.faults
+    assert len(caplog.records) == len(prompts.refused) and "slower: out of memory" in caplog.text
     assert found == tokens(whisper_engine(None, 0, 3), work)
 
 
