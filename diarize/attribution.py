@@ -2,9 +2,10 @@
 
 Speakers are the path of least cost through the words. Each word has evidence for each speaker from the turns
 that contain it or are near. A change of speaker costs more within a phrase than after a sentence, so that a
-turn boundary that is off by a fifth of a second does not split a sentence. The evidence of one word suffices
-for a turn of its own ("mhm", "ja"): a rule that gave such words to the speaker around them made a quarter of
-the words of quick turns wrong, where this path makes a sixth.
+turn boundary that is off by a fifth of a second does not split a sentence. One word within a phrase goes to
+the speaker around it; two words, and one word between pauses or sentences, are a turn of their own. A rule
+that gave two words to the speaker around them made 23 % of the words of quick turns wrong, where this path
+makes 16 %.
 
 Text and times of the words are not changed. Knows nothing of audio, or of how turns were found.
 

@@ -165,17 +165,20 @@ class Fault:
 Ended = Result | Fault
 
 
+Among = tuple[str, ...] | None
+"""Codes among which a language is to be detected; none: among all; None: it is not to be detected."""
+
+
 def encode_windows(
-    context: DecodingContext, windows: Sequence[Window], detect: Sequence[tuple[str, ...] | None]
+    context: DecodingContext, windows: Sequence[Window], detect: Sequence[Among]
 ) -> list[EncodedWindow | Exception]:
-    """Encode windows; `detect` says for each among which languages to detect its own, see
-    `WindowDecoder.detects_language`.
+    """Encode windows, and detect the language of each among those of `detect`.
 
     Returns an exception in place of each window that failed.
     """
 
     def encode(
-        batch: Sequence[tuple[Window, tuple[str, ...] | None]],
+        batch: Sequence[tuple[Window, Among]],
     ) -> list[EncodedWindow | Exception]:
         detect = [wanted for _, wanted in batch]
         side = context.side
@@ -239,9 +242,7 @@ class _Forward:
         for part in (self.features, *(s.target for s in self.states), *own):
             side.hand_over(part)
 
-    def windows(
-        self, whisper: Whisper, detect: Sequence[tuple[str, ...] | None]
-    ) -> list[EncodedWindow | Exception]:
+    def windows(self, whisper: Whisper, detect: Sequence[Among]) -> list[EncodedWindow | Exception]:
         """The windows with their languages. Reads the device: once, and once more for languages."""
         finite: list[bool] = self.finite.tolist()
         rows = {row: a for row, a in enumerate(detect) if a is not None and finite[row]}

@@ -44,7 +44,7 @@ from .answers import (
     timed_segments,
     whole_window,
 )
-from .context import DecodingContext, EncodedWindow, Ended, Fault
+from .context import Among, DecodingContext, EncodedWindow, Ended, Fault
 from .drafting import SCRIPT_SLOTS
 from .options import Decoded, Guards, Judgement, Options, Outcome
 from .recording import (
@@ -128,9 +128,8 @@ class WindowDecoder:
         self._rejected: dict[WindowTag, Attempt] = {}
         self.rests: list[Window] = []
 
-    def detects_language(self, window: Window) -> tuple[str, ...] | None:
-        """The codes among which the language of a window is to be detected when it is encoded; none: among
-        all; None: it is known."""
+    def detects_language(self, window: Window) -> Among:
+        """Among which languages that of a window is to be detected when it is encoded."""
         known = self.bound.language is not None or window.language is not None
         return None if known else self.bound.among
 
