@@ -139,11 +139,12 @@ class WindowDecoder:
         encoder_states: EncoderStates,
         previous: tuple[int, ...],
         hypothesis: tuple[int, ...] = (),
+        guess: tuple[int, ...] = (),
     ) -> Request:
         """The request for a window, which the caller submits; `previous` are the tokens before it,
-        `hypothesis` what an earlier window has written of it."""
+        `hypothesis` what an earlier window has written of it, `guess` how its answer probably begins."""
         request = window_request(
-            self.context, self.bound, tag, encoder_states, previous, hypothesis
+            self.context, self.bound, tag, encoder_states, previous, hypothesis, guess
         )
         self.in_engine.add(tag)
         return request
@@ -289,9 +290,10 @@ def window_request(
     encoder_states: EncoderStates,
     previous: tuple[int, ...],
     hypothesis: tuple[int, ...] = (),
+    guess: tuple[int, ...] = (),
 ) -> Request:
     """The request for a window at the first temperature; `previous` are the tokens before it, `hypothesis`
-    what an earlier window has written of it."""
+    what an earlier window has written of it, `guess` how its answer probably begins."""
     options, route = bound.options, context.whisper.pair.route(tag.language)
     prompt = context.whisper.tokens.prompt(
         tag.language, options.task, timestamps=options.timestamps, previous=previous
@@ -301,6 +303,7 @@ def window_request(
         encoder_states=replace(encoder_states, chosen=route or 0),
         gamma=0 if route is None else options.gamma,
         hint=hint_for(tag, bound.hint) or hypothesis,
+        guess=guess if context.engine.takes_guesses else (),
         probe=context.no_speech.probe(prompt),
         tag=tag,
     )
@@ -317,7 +320,8 @@ def retry_of(request: Request, guards: Guards | None) -> Request | None:
 
 
 def at_temperature(request: Request, temperature: float) -> Request:
-    return replace(request, temperature=temperature, seed=seed_of(request.tag.start, temperature))
+    seed = seed_of(request.tag.start, temperature)
+    return replace(request, temperature=temperature, seed=seed, guess=())
 
 
 def seed_of(start: int, temperature: float) -> int:

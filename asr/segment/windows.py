@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -122,8 +123,10 @@ class Window:
 
     `part` is above 0 for what is left of a cut window whose model closed its answer early: the number
     of answers before it. It keeps the index of the cut window; `language` is that of the answers before it,
-    `before` are the tokens of the last one. A window with `features` holds no samples: it makes its features
-    [M, F] for each model itself, of more than its own samples. Raises ValueError for inconsistent values.
+    `before` are the tokens of the last one. `guess` is how its answer probably begins. A `tentative` window
+    ends where the audio ends so far: what its answer leaves of it is not decoded. A window with `features`
+    holds no samples: it makes its features [M, F] for each model itself, of more than its own samples. Raises
+    ValueError for inconsistent values.
     """
 
     index: int
@@ -135,6 +138,8 @@ class Window:
     part: int = 0
     language: str | None = None
     before: tuple[int, ...] = ()
+    guess: tuple[int, ...] = ()
+    tentative: bool = False
     features: Callable[[], tuple[Tensor, ...]] | None = None
 
     def __post_init__(self) -> None:
@@ -166,6 +171,7 @@ class Window:
             part=self.part + 1,
             language=language,
             before=before,
+            guess=(),
         )
 
 
@@ -200,7 +206,12 @@ def cut(
     Without `skip_silence` the detector only says where to cut: every window counts as speech, and lasts
     up to 30 s.
     """
-    return _Cutter(detector, options or WindowOptions(), skip_silence).windows(blocks)
+    cutter = Cutter(detector, options or WindowOptions(), skip_silence=skip_silence)
+    for block in blocks:
+        # A block may be long: windows are yielded before all of it has been looked at.
+        for at in range(0, len(block), BATCH_FRAMES * FRAME):
+            yield from cutter.push(block[at : at + BATCH_FRAMES * FRAME])
+    yield from cutter.finish()
 
 
 def next_piece(
@@ -283,10 +294,18 @@ def _speech_runs(voiced: NDArray[np.bool_], shortest: int) -> list[tuple[int, in
     return [(a, b) for a, b in runs if b - a >= shortest or a == 0 or b == len(voiced)]
 
 
-class _Cutter:
-    """The state of one recording: samples and probabilities from the current window's start on."""
+class Cutter:
+    """Cuts a recording while it arrives: the state from the start of the first undecided window on.
 
-    def __init__(self, detector: Detector, options: WindowOptions, skip_silence: bool) -> None:
+        for block in blocks: windows += cutter.push(block)
+        windows += cutter.finish()
+
+    The windows are those of `cut`.
+    """
+
+    def __init__(
+        self, detector: Detector, options: WindowOptions, *, skip_silence: bool = True
+    ) -> None:
         self.stream = detector.stream()
         self.options, self.skip_silence = options, skip_silence
         self.start = 0  # sample where the undecided part begins
@@ -298,21 +317,31 @@ class _Cutter:
         self.index = 0
         self.silent_from: int | None = None
 
-    def windows(self, blocks: Iterable[Samples]) -> Iterator[Window]:
-        for block in blocks:
-            # A block may be long: detect speech in a few seconds at a time to bound memory.
-            for at in range(0, len(block), BATCH_FRAMES * FRAME):
-                self.samples.push(block[at : at + BATCH_FRAMES * FRAME])
-                while self.samples.count - self.seen >= BATCH_FRAMES * FRAME:
-                    self._detect(self.samples.peek(self.seen, BATCH_FRAMES * FRAME))
-                    self.seen += BATCH_FRAMES * FRAME
-                while len(self.voiced) >= lookahead(self.options):
-                    yield from self._decide()
+    def push(self, samples: Samples) -> list[Window]:
+        """Takes the next samples; returns the windows that have become certain."""
+        self.samples.push(samples)
+        size, windows = BATCH_FRAMES * FRAME, list[Window]()
+        while self.samples.count - self.seen >= size:
+            self._detect(self.samples.peek(self.seen, size))
+            self.seen += size
+            while len(self.voiced) >= lookahead(self.options):
+                windows += self._decide()
+        return windows
+
+    def finish(self) -> list[Window]:
+        """The remaining windows, at the end of the recording."""
         rest = self.samples.peek(self.seen, self.samples.count - self.seen)
         self._detect(np.pad(rest, (0, -len(rest) % FRAME)))
+        windows = list[Window]()
         while len(self.voiced):
-            yield from self._decide()
-        yield from self._end_silence()
+            windows += self._decide()
+        return [*windows, *self._end_silence()]
+
+    def so_far(self) -> list[Window]:
+        """The remaining windows if the recording ended here, which it need not."""
+        fork = copy(self)  # its arrays and tensors are replaced, never written
+        fork.stream, fork.samples = copy(self.stream), copy(self.samples)
+        return fork.finish()
 
     def _detect(self, samples: Samples) -> None:
         fresh = self.stream.probabilities(samples)

@@ -124,10 +124,12 @@ class Submission:
                 known or language_in(recording, encoded),
                 pauses_for(self.bound.options, encoded.features, window.length),
                 window.voiced,
-                window if window.features is None else None,
+                None if window.tentative or window.features is not None else window,
             )
             windows, states = self._windows, encoded.encoder_states
-            return self.decoder.request(tag, states, windows.previous, windows.hypothesis)
+            return self.decoder.request(
+                tag, states, windows.previous, windows.hypothesis, window.guess
+            )
         except Exception as error:
             language = known or recording.language or ""
             tag = WindowTag(
@@ -163,7 +165,7 @@ class Submission:
                 self.listener.progressed(part)
         if recording.complete:
             self._timer.run()
-            outcome = outcome_of(self.context, self.bound, recording)
+            outcome = self._windows.outcome(recording)
             if self.listener is not None:
                 outcome = replace(outcome, decoded=tuple(in_order(recording.decoded)))
             self.settle(outcome)
@@ -240,6 +242,10 @@ class Windows:
 
     def ended(self, decoder: WindowDecoder, recording: RecordingState, decoded: Decoded) -> None:
         """A window has ended, on the engine's thread; `decoder.rests` takes those that follow from it."""
+
+    def outcome(self, recording: RecordingState) -> Outcome:
+        """The outcome, once all windows have ended and their words have been timed."""
+        return outcome_of(self.context, self.bound, recording)
 
     def extent(
         self, tag: WindowTag, tokens: tuple[int, ...], state: State

@@ -117,6 +117,11 @@ class Engine:
         return max(0, len(self._context.slots.free()) - len(self._scheduler.queue.waiting))
 
     @property
+    def takes_guesses(self) -> bool:
+        """Whether requests may have a guess. A drafter that reads the target's states of prompts takes none."""
+        return not (self._context.needs.prompt and self._context.drafting)
+
+    @property
     def captured(self) -> tuple[Shape, ...]:
         """The shapes that have been captured so far."""
         return self._runner.captured

@@ -1,0 +1,128 @@
+"""What is asked of a live stream, and what it tells. Import is light."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..decode.options import Guards, Options
+from ..errors import ForescribeError, UsageError
+from ..formats.transcript import Transcript
+from .commit import RULES, Delay, LiveWord
+
+if TYPE_CHECKING:
+    from .turns import Turns
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """How a stream is transcribed.
+
+    `options` are those of the final text. While somebody speaks, the words so far are decoded after every
+    `step_s` seconds of speech, and released as `delay` says (`asr.live.commit`). `turns` say how items are
+    found; None: the caller commits. Raises UsageError for invalid values.
+    """
+
+    options: Options = field(default_factory=lambda: Options(guards=Guards()))
+    step_s: float = 1.0
+    delay: Delay = "medium"
+    turns: Turns | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.step_s) and 0.1 <= self.step_s <= 10):
+            raise UsageError(f"step_s is {self.step_s}; it must be from 0.1 to 10 seconds")
+        if self.delay not in RULES:
+            raise UsageError(f"unknown delay {self.delay!r}; known: {', '.join(RULES)}")
+        if self.options.long_form == "sequential":
+            raise UsageError("live audio is decoded in windows; it cannot be sequential")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something about an item, by its number; the first is 1."""
+
+    item: int
+
+
+@dataclass(frozen=True)
+class SpeechStarted(Event):
+    """A turn begins at `at_s` of the stream, the padding before the voice included."""
+
+    at_s: float
+
+
+@dataclass(frozen=True)
+class SpeechStopped(Event):
+    """A turn ends at `at_s` of the stream, the silence behind the voice included."""
+
+    at_s: float
+
+
+@dataclass(frozen=True)
+class Committed(Event):
+    """The item is from `start_s` to `end_s` of the stream; its text follows."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Delta(Event):
+    """The next words of the item. They are not taken back; `Completed` has the final text. `heard_s` is the
+    audio that had been received, in seconds of the stream."""
+
+    words: tuple[LiveWord, ...]
+    heard_s: float
+
+    @property
+    def text(self) -> str:
+        return "".join(word.text for word in self.words)
+
+
+@dataclass(frozen=True)
+class Hypothesis(Event):
+    """The text of the item up to `audio_s` of the stream: `committed` was released, `tail` may change.
+    `rounds` are those of this decode, `lag_s` is the age of the newest sample of it."""
+
+    committed: str
+    tail: str
+    audio_s: float
+    rounds: int
+    lag_s: float
+
+
+@dataclass(frozen=True)
+class Completed(Event):
+    """The item's transcript, with times from the item's start, which is `start_s` of the stream.
+    `contradicted` counts released words that the transcript does not have in their place."""
+
+    transcript: Transcript
+    start_s: float
+    contradicted: int
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """The item has no transcript. Words that were released stay."""
+
+    error: ForescribeError
+
+
+Tell = Callable[[Event], None]
+
+
+@dataclass
+class LiveStats:
+    """What a stream has cost. `encoded` are windows, `rounds` those of their rows; `tentative_passes` and
+    `tentative_rounds` are those before the ends of windows were certain. `words` were released in completed
+    items, and `contradicted` of them are not in the transcripts."""
+
+    passes: int = 0
+    encoded: int = 0
+    rounds: int = 0
+    tentative_passes: int = 0
+    tentative_rounds: int = 0
+    words: int = 0
+    contradicted: int = 0

@@ -1,0 +1,162 @@
+"""LiveItem: what is being spoken, from its first sample to its transcript.
+
+It cuts its samples as an upload would be cut, says which windows the next pass decodes (`asr.live.passes`),
+and keeps what the passes have written. Knows nothing of threads, turns or events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..decode.options import Decoded
+from ..formats.transcript import Transcript
+from ..model.whisper import Whisper
+from ..segment.windows import Cutter, Samples, Window
+from ..sessions.session import Session
+from .commit import Committer, LiveWord, words_of
+from .passes import Kind, Pass, Restored, guess_from, kept_language
+
+SENTENCE_ENDS = (".", "?", "!", "…", "。", "？", "！")
+
+
+class LiveItem:
+    """One item. It is `over` once it has been completed, has failed or was dropped."""
+
+    def __init__(self, number: int, start: int, cutter: Cutter, committer: Committer) -> None:
+        self.number, self.start, self.committer = number, start, committer
+        self.length = 0  # samples
+        self.heard = 0  # of these, in steps with a voice
+        self.text = ""  # released words
+        self.tail = ""  # the hypothesis behind them
+        self.over = self.finished = False
+        self.current: Pass | None = None
+        self.newest_s = 0.0  # when the newest sample arrived
+        self.restored = Restored()
+        self.hypothesis: tuple[int, ...] = ()  # of the window that ends last
+        self._cutter = cutter
+        self._unheard = 0  # samples of steps with a voice, since the last pass began
+        self._settled = False  # whether the last pass ended in silence
+        self._language: str | None = None  # of tentative windows
+        self._certain: list[Window] = []  # their ends do not change; not decoded yet
+        self._silent: list[Window] = []
+        self._tentative: dict[tuple[int, int], Decoded] = {}  # by their first and last sample
+
+    @property
+    def end(self) -> int:
+        """The sample of the stream behind its last one."""
+        return self.start + self.length
+
+    @property
+    def behind(self) -> int:
+        """Samples that have arrived since the pass under way began; 0 where there is none."""
+        return 0 if self.current is None else self.length - self.current.length
+
+    @property
+    def sentence_ended(self) -> bool:
+        """Whether the words of all speech so far end a sentence."""
+        text = (self.text + self.tail).rstrip()
+        return self._settled and not self._unheard and text.endswith(SENTENCE_ENDS)
+
+    def push(self, samples: Samples, now_s: float, *, heard: bool) -> None:
+        self.length += len(samples)
+        self.newest_s = now_s
+        if heard:
+            self.heard += len(samples)
+            self._unheard += len(samples)
+        self._keep(self._cutter.push(samples))
+
+    def finish(self) -> None:
+        """No samples follow."""
+        self.finished = True
+        self._keep(self._cutter.finish())
+
+    def drop(self, session: Session) -> None:
+        self.over = True
+        if self.current is not None and self.current.submission is not None:
+            session.cancel(self.current.submission)
+
+    # -- passes -----------------------------------------------------------------------------------
+
+    def next_windows(
+        self, step: int, *, pause: bool, whisper: Whisper
+    ) -> tuple[Kind, list[Window]] | None:
+        """The windows of the next pass; None where there is no reason for one. A pass of tentative windows
+        takes place after `step` samples of speech, or in a `pause` behind any."""
+        if self.finished:
+            windows = sorted([*self._silent, *self._certain], key=lambda window: window.index)
+            return "last", [self._guessed(window, whisper) for window in windows]
+        if self._certain:
+            windows, self._certain = self._certain, []
+            return "closing", [self._guessed(window, whisper) for window in windows]
+        if not (self._unheard >= step or (pause and self._unheard)):
+            return None
+        self._unheard, self._settled = 0, pause
+        spoken = [w for w in self._cutter.so_far() if w.speech]
+        known = {(w.start, w.end) for w in spoken}
+        fresh = [w for w in spoken if (w.start, w.end) not in self._tentative]
+        guessed = [
+            replace(self._guessed(w, whisper), tentative=True, language=self._language)
+            for w in fresh
+        ]
+        # Answers of windows that have moved are needed for the guesses only.
+        self._tentative = {span: d for span, d in self._tentative.items() if span in known}
+        return ("tentative", guessed) if guessed else None
+
+    def read_tentative(self, ended: Pass, whisper: Whisper) -> list[LiveWord]:
+        """Take the answers of a tentative pass; the words that they release."""
+        assert ended.outcome is not None and ended.submission is not None
+        for decoded in ended.outcome.decoded:
+            self._tentative[decoded.start, decoded.end] = decoded
+        if self._language is None:
+            self._language = kept_language(ended.submission.recording, self.heard)
+        answers = [self._tentative[span] for span in sorted(self._tentative)]
+        if answers:
+            last = answers[-1].tokens
+            self.hypothesis = tuple(token for token in last if token < whisper.tokens.end)
+        # A doubtful answer is an invention more often than not: it waits for more audio.
+        words = [w for d in answers if d.doubt is None for w in words_of(whisper, d)]
+        released = self.committer.update(words, settled=self._settled)
+        if (place := self.committer.place) is not None:
+            self.tail = "".join(word.text for word in words[place:])
+        return self._released(released)
+
+    def read_final(self, ended: Pass, whisper: Whisper) -> list[LiveWord]:
+        """Take the answers for windows whose ends do not change; the words that they release."""
+        assert ended.outcome is not None and ended.submission is not None
+        recording = ended.submission.recording
+        assert recording is not None
+        known = {window.index for window in ended.windows}
+        own = [decoded for decoded in ended.outcome.decoded if decoded.index in known]
+        self.restored = self.restored.extended(recording, own)
+        end = max((decoded.end for decoded in own), default=0)
+        self._tentative = {span: d for span, d in self._tentative.items() if span[0] >= end}
+        words = [word for decoded in own for word in words_of(whisper, decoded)]
+        released = self.committer.close(words)
+        if self.finished:
+            self.tail = ""
+        return self._released(released)
+
+    def completed(self, ended: Pass) -> Transcript:
+        """The transcript, after the last pass."""
+        assert ended.outcome is not None and ended.outcome.transcript is not None
+        self.committer.end()
+        self.over = True
+        return ended.outcome.transcript
+
+    def _keep(self, windows: list[Window]) -> None:
+        """Windows whose ends are certain."""
+        for window in windows:
+            (self._certain if window.speech else self._silent).append(window)
+
+    def _guessed(self, window: Window, whisper: Whisper) -> Window:
+        """The window with what was written of it before as a guess."""
+        earlier = [d for (start, _), d in self._tentative.items() if start == window.start]
+        if not window.speech or not earlier or earlier[-1].doubt is not None:
+            return window
+        return replace(window, guess=guess_from(whisper, earlier[-1]))
+
+    def _released(self, words: list[LiveWord]) -> list[LiveWord]:
+        if words and not self.text:
+            words[0] = replace(words[0], text=words[0].text.lstrip())
+        self.text += "".join(word.text for word in words)
+        return words

@@ -1,0 +1,193 @@
+"""A pass: some windows of a live item, decoded as a recording of their own in the shared session.
+
+The windows of an item are those that an upload of the same samples is cut into. Once the end of one is
+certain it is decoded as in an upload; until then a *tentative* window, which ends where the audio ends so
+far, is decoded again and again. The words written before are its guess, which the target verifies in one pass, so
+a decode of seconds that were decoded before takes few rounds. The last pass joins all windows to the
+transcript that an upload of the samples would have.
+
+Tentative windows are decoded without timestamps, which would move with the end of the audio, once (without
+retries at higher temperatures), and without timing words.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from ..audio.inputs import Sound
+from ..decode.context import DecodingContext
+from ..decode.options import Decoded, Guards, Options, Outcome
+from ..decode.recording import RecordingState
+from ..decode.windows import BoundOptions, bind, settled_language
+from ..formats.transcript_parts import SAMPLE_RATE, Word, seconds
+from ..model.whisper import Whisper
+from ..segment.windows import Window
+from ..sessions.parts import Part
+from ..sessions.session import Session
+from ..sessions.submission import Submission, Windows
+
+Kind = Literal["tentative", "closing", "last"]
+"""Of a pass: the ends of its windows may change, or they do not, or they are the last ones of the item."""
+
+CUT_TOKENS = 3
+"""Tokens at the end of a hypothesis that are no part of the next guess: a word that was cut off by the end of
+the audio is nearly always another one when more of it is there."""
+
+PUNCTUATION = frozenset(string.punctuation + "…")
+
+LEAST_SPEECH = 2 * SAMPLE_RATE
+"""Samples of speech from which on a detected language is kept for the item's tentative windows."""
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """The options of a stream, checked against the model: of final windows, and of tentative ones."""
+
+    final: BoundOptions
+    tentative: BoundOptions
+
+    @classmethod
+    def of(cls, options: Options, context: DecodingContext) -> Bindings:
+        """Raises UsageError for options that the model cannot serve."""
+        guards = replace(options.guards or Guards(), temperatures=(0.0,))
+        once = replace(options, timestamps=False, words=False, guards=guards)
+        return cls(bind(options, context), bind(once, context))
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What earlier passes have left of an item: its final windows with their words, and the language that
+    they were found to be in."""
+
+    decoded: tuple[Decoded, ...] = ()
+    words: tuple[list[tuple[Word, ...]] | None, ...] = ()
+    language: str | None = None
+    language_probability: float | None = None
+
+    def extended(self, recording: RecordingState, decoded: Sequence[Decoded]) -> Restored:
+        """With the windows of a pass."""
+        words = tuple(recording.words.get(d.start) for d in decoded)
+        return Restored(
+            (*self.decoded, *decoded),
+            (*self.words, *words),
+            recording.language,
+            recording.language_probability,
+        )
+
+
+class LiveWindows(Windows):
+    """The windows of a pass. The last pass of an item restores the others."""
+
+    def __init__(
+        self,
+        context: DecodingContext,
+        bound: BoundOptions,
+        windows: Sequence[Window],
+        restored: Restored,
+        kind: Kind,
+        hypothesis: tuple[int, ...],
+    ) -> None:
+        super().__init__(context, bound)
+        self.windows, self.restored, self.kind = windows, restored, kind
+        self.hypothesis = hypothesis
+
+    def restore(self, recording: RecordingState) -> Iterable[Decoded]:
+        recording.language = self.restored.language
+        recording.language_probability = self.restored.language_probability
+        if self.kind != "last":
+            return ()
+        for decoded, words in zip(self.restored.decoded, self.restored.words, strict=True):
+            recording.window_count += not decoded.continued
+            recording.add(decoded)
+            if words is not None:
+                recording.words[decoded.start] = words
+        return tuple(recording.decoded)
+
+    def read(self, recording: RecordingState) -> Iterator[Window]:
+        return recording.spoken_windows(self.windows)
+
+    def outcome(self, recording: RecordingState) -> Outcome:
+        """With a transcript after the last pass only: the windows of the others are a part of an item."""
+        return super().outcome(recording) if self.kind == "last" else Outcome(recording.source)
+
+
+class Pass:
+    """The listener of a pass over `windows` of an item's first `length` samples, the newest of which arrived
+    at `newest_s`. `done` is called with it on the engine's thread, once `outcome` is set; None where it was
+    cancelled."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        windows: Sequence[Window],
+        length: int,
+        newest_s: float,
+        done: Callable[[Pass], None],
+    ) -> None:
+        self.kind, self.windows, self.length, self.newest_s = kind, windows, length, newest_s
+        self.outcome: Outcome | None = None
+        self.submission: Submission | None = None
+        self._done = done
+
+    def start(self, session: Session, live: LiveWindows, name: str) -> None:
+        """Queue it, to be decoded when its newest sample is due. Raises CapacityError once the session is
+        closed."""
+        first_s = seconds(
+            min((window.start for window in self.windows if window.speech), default=0)
+        )
+        # The windows hold the samples; a recording is opened for nothing but its name.
+        source = Sound(np.zeros(SAMPLE_RATE, np.float32), SAMPLE_RATE)
+        self.submission = Submission(
+            session.context,
+            source,
+            live.bound,
+            self,
+            arrived_s=self.newest_s - first_s,
+            name=name,
+            windows=live,
+        )
+        session.enter(self.submission)
+
+    def progressed(self, part: Part) -> None:
+        """Nothing: the words are read from the outcome."""
+
+    def ended(self, outcome: Outcome | None) -> None:
+        self.outcome = outcome
+        self._done(self)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the rows that it decoded."""
+        return sum(decoded.result.rounds for decoded in self._own())
+
+    @property
+    def decoded(self) -> int:
+        """Windows that it decoded, further parts of them included."""
+        return len(self._own())
+
+    def _own(self) -> list[Decoded]:
+        known = {window.index for window in self.windows}
+        answers = () if self.outcome is None else self.outcome.decoded
+        return [decoded for decoded in answers if decoded.index in known]
+
+
+def guess_from(whisper: Whisper, decoded: Decoded) -> tuple[int, ...]:
+    """How a longer form of a window probably begins: its text so far, without the end."""
+    tokens = [token for token in decoded.tokens if token < whisper.tokens.end]
+    tokens = tokens[: len(tokens) - CUT_TOKENS]
+    while tokens and set(whisper.tokenizer.decode(tokens[-1:]).strip()) <= PUNCTUATION:
+        tokens.pop()
+    return tuple(tokens)
+
+
+def kept_language(recording: RecordingState | None, heard: int) -> str | None:
+    """The language of an item's further tentative windows; None while it is doubtful or too little was
+    said."""
+    if recording is None or heard < LEAST_SPEECH:
+        return None
+    return settled_language(recording)

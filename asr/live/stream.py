@@ -1,0 +1,290 @@
+"""LiveStream: one speaker's or room's audio as it arrives, and the words of it while they are spoken.
+
+    stream = LiveStream(session, LiveOptions(turns=Turns()), tell)
+    stream.feed(samples)        # 16 kHz, any number
+    stream.finish()             # ends the last item
+    stream.wait(10.0)           # until everything has been told
+
+The audio is cut into *items*: turns, or what lies between two calls of `commit`. While an item lasts, it is
+decoded whenever enough speech has arrived, never twice at a time, and always up to the newest sample, so that
+a slow machine decodes less often and does not fall behind. `tell` receives events (`asr.live.events`): words
+as they are released, hypotheses, and in the end one `Completed` or `Failed` for each item. The transcript of a
+completed item is that of an upload of exactly its samples.
+
+`tell` is called in order, on the feeding thread and on the engine's, with the stream locked: it must neither
+block nor call the stream. `feed`, `commit`, `clear` and `finish` are for one thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import ForescribeError
+from ..formats.transcript_parts import SAMPLE_RATE, seconds
+from ..segment.windows import Cutter, Samples
+from ..sessions.session import Session
+from .commit import Committer, LiveWord
+from .events import (
+    Committed,
+    Completed,
+    Delta,
+    Failed,
+    Hypothesis,
+    LiveOptions,
+    LiveStats,
+    SpeechStarted,
+    SpeechStopped,
+    Tell,
+)
+from .item import LiveItem
+from .passes import Bindings, LiveWindows, Pass
+from .turns import Steps, Turns, Voice
+
+SHORTEST = SAMPLE_RATE // 10
+"""Samples of an item that is committed, at least: less holds no word (OpenAI refuses it too)."""
+
+PAUSE_S = 0.4
+"""After this silence the words so far are decoded at once and released: nobody goes on speaking."""
+
+NAME = "live audio"
+
+
+class LiveStream:
+    """One stream in a session. Raises UsageError for options that the model cannot serve."""
+
+    def __init__(
+        self,
+        session: Session,
+        options: LiveOptions,
+        tell: Tell,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.session, self.options, self.clock = session, options, clock
+        self.stats = LiveStats()
+        self._tell = tell
+        self._bindings = Bindings.of(options.options, session.context)
+        threshold = 0.5 if options.turns is None else options.turns.threshold
+        self._voice = Voice(session.context.voice_detector(), threshold)
+        self._steps = Steps()
+        self._changed = threading.Condition(threading.RLock())
+        self._item: LiveItem | None = None  # that is being spoken
+        self._ending: list[LiveItem] = []
+        self._number = 0
+        self._before = np.zeros(0, np.float32)  # what the next turn may begin with
+        self._closed = False
+
+    @property
+    def received_s(self) -> float:
+        """Audio so far, in seconds."""
+        return (self._voice.position + len(self._steps.rest)) / SAMPLE_RATE
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds of audio that have arrived since the pass under way began; 0 where there is none. A sender
+        that is faster than the decoder has to wait while this is large."""
+        with self._changed:
+            return seconds(max((item.behind for item in self._items()), default=0))
+
+    @property
+    def item(self) -> int:
+        """The number of the item that is being spoken or, between two, of the next one."""
+        return self._number if self._item is not None else self._number + 1
+
+    # -- on the feeding thread --------------------------------------------------------------------
+
+    def feed(self, samples: Samples) -> None:
+        """Take the next samples [T], mono at 16 kHz. Values that are not finite become 0."""
+        clean = np.nan_to_num(np.asarray(samples, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+        with self._changed:
+            if not self._closed:
+                for step in self._steps.push(clean):
+                    self._push(step)
+
+    def commit(self) -> int | None:
+        """End the item with the samples so far; its number. None, and nothing happens, where there are less
+        than 0.1 s of it."""
+        with self._changed:
+            waiting = len(self._steps.rest)
+            if waiting + (0 if self._item is None else self._item.length) < SHORTEST:
+                return None
+            self._push(self._steps.last())
+            return None if self._item is None else self._end_item(self._item)
+
+    def clear(self) -> None:
+        """Drop the item that is being spoken."""
+        with self._changed:
+            self._steps.last()
+            self._before = np.zeros(0, np.float32)
+            if self._item is not None:
+                self._item.drop(self.session)
+                self._item = None
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """The audio ends, and with it the item that is being spoken."""
+        with self._changed:
+            if self._closed:
+                return
+            self._push(self._steps.last())
+            if self._item is not None:
+                self._end_item(self._item)
+            self._closed = True
+
+    def cancel(self) -> None:
+        """Drop everything; nothing is told any more."""
+        with self._changed:
+            self._closed = True
+            for item in self._items():
+                item.drop(self.session)
+            self._item, self._ending = None, []
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float | None = None, *, idle: bool = False) -> bool:
+        """Wait until every item that has ended has been told or, if `idle`, until nothing is being decoded.
+        False after `timeout_s`."""
+
+        def over() -> bool:
+            return not any(i.current for i in self._items()) and (idle or not self._ending)
+
+        with self._changed:
+            return self._changed.wait_for(over, timeout_s)
+
+    # -- items ------------------------------------------------------------------------------------
+
+    def _items(self) -> list[LiveItem]:
+        return [*self._ending, *([] if self._item is None else [self._item])]
+
+    def _push(self, samples: Samples) -> None:
+        """Take a step, or what is left of one."""
+        if not len(samples):
+            return
+        turns, begin = self.options.turns, self._voice.position
+        spoken = self._voice.push(samples)
+        if self._item is None and turns is None:
+            self._add(self._begin_item(begin), samples, heard=spoken is not None)
+        elif self._item is not None:
+            item = self._item
+            self._add(item, samples, heard=spoken is not None)
+            if turns is not None and self._voice.silence_s >= _silence_s(turns, item):
+                self._end_item(item, turn=True)
+        elif turns is not None and spoken is not None:
+            start = max(begin - len(self._before), spoken[0] - _prefix(turns))
+            joined = np.concatenate([self._before, samples])
+            item = self._begin_item(start)
+            self._tell(SpeechStarted(item.number, seconds(start)))
+            self._add(item, joined[start - begin + len(self._before) :], heard=True)
+        if turns is not None:
+            joined = np.concatenate([self._before, samples])
+            self._before = joined[max(0, len(joined) - _prefix(turns)) :]
+
+    def _begin_item(self, start: int) -> LiveItem:
+        self._number += 1
+        chosen, detector = self.options.options, self.session.context.voice_detector()
+        cutter = Cutter(detector, chosen.windows, skip_silence=chosen.vad)
+        self._item = LiveItem(self._number, start, cutter, Committer(self.options.delay))
+        return self._item
+
+    def _add(self, item: LiveItem, samples: Samples, *, heard: bool) -> None:
+        item.push(samples, self.clock(), heard=heard)
+        self._next_pass(item)
+
+    def _end_item(self, item: LiveItem, *, turn: bool = False) -> int:
+        if item.over:  # it failed
+            return item.number
+        self._item = None
+        self._before = np.zeros(0, np.float32)  # samples belong to one item only
+        self._ending.append(item)
+        if turn:
+            self._tell(SpeechStopped(item.number, seconds(item.end)))
+        self._tell(Committed(item.number, seconds(item.start), seconds(item.end)))
+        item.finish()
+        self._next_pass(item)
+        return item.number
+
+    # -- passes -----------------------------------------------------------------------------------
+
+    def _next_pass(self, item: LiveItem) -> None:
+        """Begin the next pass of an item, if there is a reason for one."""
+        if item.current is not None or item.over:
+            return
+        context = self.session.context
+        step, pause = round(self.options.step_s * SAMPLE_RATE), self._voice.silence_s >= PAUSE_S
+        chosen = item.next_windows(step, pause=pause, whisper=context.whisper)
+        if chosen is None:
+            return
+        kind, windows = chosen
+        bound = self._bindings.tentative if kind == "tentative" else self._bindings.final
+        live = LiveWindows(context, bound, windows, item.restored, kind, item.hypothesis)
+        item.current = Pass(
+            kind, windows, item.length, item.newest_s, lambda ended: self._ended(item, ended)
+        )
+        try:
+            item.current.start(self.session, live, NAME)
+        except ForescribeError as error:  # the session is closed
+            item.current, self._closed = None, True
+            self._fail(item, error)
+
+    def _ended(self, item: LiveItem, ended: Pass) -> None:
+        """A pass has ended; on the engine's thread."""
+        with self._changed:
+            item.current = None
+            outcome = ended.outcome
+            if outcome is not None and not item.over:
+                self._count(ended)
+                if outcome.error is None:
+                    self._read(item, ended)
+                elif ended.kind != "tentative":
+                    self._fail(item, outcome.error)
+                self._next_pass(item)
+            self._changed.notify_all()
+
+    def _read(self, item: LiveItem, ended: Pass) -> None:
+        whisper = self.session.context.whisper
+        if ended.kind == "tentative":
+            self._release(item, item.read_tentative(ended, whisper))
+            audio_s, lag_s = seconds(item.start + ended.length), self.clock() - ended.newest_s
+            self._tell(Hypothesis(item.number, item.text, item.tail, audio_s, ended.rounds, lag_s))
+            return
+        self._release(item, item.read_final(ended, whisper))
+        if ended.kind == "last":
+            transcript, committer = item.completed(ended), item.committer
+            self._ending.remove(item)
+            self.stats.words += committer.released
+            self.stats.contradicted += committer.contradicted
+            wrong = committer.contradicted
+            self._tell(Completed(item.number, transcript, seconds(item.start), wrong))
+
+    def _release(self, item: LiveItem, words: list[LiveWord]) -> None:
+        if words:
+            self._tell(Delta(item.number, tuple(words), self.received_s))
+
+    def _fail(self, item: LiveItem, error: ForescribeError) -> None:
+        item.over = True
+        if item in self._ending:
+            self._ending.remove(item)
+        if item is self._item:
+            self._item = None
+        self._tell(Failed(item.number, error))
+
+    def _count(self, ended: Pass) -> None:
+        stats, rounds = self.stats, ended.rounds
+        stats.passes += 1
+        stats.encoded += ended.decoded
+        stats.rounds += rounds
+        if ended.kind == "tentative":
+            stats.tentative_passes += 1
+            stats.tentative_rounds += rounds
+
+
+def _prefix(turns: Turns) -> int:
+    return round(turns.prefix_s * SAMPLE_RATE)
+
+
+def _silence_s(turns: Turns, item: LiveItem) -> float:
+    """The silence that ends a turn now."""
+    return turns.silence_s if item.sentence_ended else turns.longest_silence_s
