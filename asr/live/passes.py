@@ -2,8 +2,8 @@
 
 The windows of an item are those that an upload of the same samples is cut into. Once the end of one is
 certain it is decoded as in an upload; until then a *tentative* window, which ends where the audio ends so
-far, is decoded again and again. The words written before are its guess, which the target verifies in one pass, so
-a decode of seconds that were decoded before takes few rounds. The last pass joins all windows to the
+far, is decoded again and again. The words written before are its guess, which the target verifies in one
+pass, so a decode of seconds that were decoded before takes few rounds. The last pass joins all windows to the
 transcript that an upload of the samples would have.
 
 Tentative windows are decoded without timestamps, which would move with the end of the audio, once (without
@@ -109,6 +109,8 @@ class LiveWindows(Windows):
         return tuple(recording.decoded)
 
     def read(self, recording: RecordingState) -> Iterator[Window]:
+        for _ in recording.audio.blocks():
+            pass  # it warns of audio that is too short
         return recording.spoken_windows(self.windows)
 
     def outcome(self, recording: RecordingState) -> Outcome:
@@ -140,11 +142,11 @@ class Pass:
         first_s = seconds(
             min((window.start for window in self.windows if window.speech), default=0)
         )
-        # The windows hold the samples; a recording is opened for nothing but its name.
-        source = Sound(np.zeros(SAMPLE_RATE, np.float32), SAMPLE_RATE)
+        # The windows hold the samples; a recording is opened for its name and its warnings.
+        silence = np.zeros(min(self.length, SAMPLE_RATE), np.float32)
         self.submission = Submission(
             session.context,
-            source,
+            Sound(silence, SAMPLE_RATE),
             live.bound,
             self,
             arrived_s=self.newest_s - first_s,

@@ -8,8 +8,8 @@
 The audio is cut into *items*: turns, or what lies between two calls of `commit`. While an item lasts, it is
 decoded whenever enough speech has arrived, never twice at a time, and always up to the newest sample, so that
 a slow machine decodes less often and does not fall behind. `tell` receives events (`asr.live.events`): words
-as they are released, hypotheses, and in the end one `Completed` or `Failed` for each item. The transcript of a
-completed item is that of an upload of exactly its samples.
+as they are released, hypotheses, and in the end one `Completed` or `Failed` for each item. The transcript of
+a completed item is that of an upload of exactly its samples.
 
 `tell` is called in order, on the feeding thread and on the engine's, with the stream locked: it must neither
 block nor call the stream. `feed`, `commit`, `clear` and `finish` are for one thread.

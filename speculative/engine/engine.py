@@ -118,7 +118,7 @@ class Engine:
 
     @property
     def takes_guesses(self) -> bool:
-        """Whether requests may have a guess. A drafter that reads the target's states of prompts takes none."""
+        """Whether requests may have a guess: a drafter that reads the target's states of prompts has none."""
         return not (self._context.needs.prompt and self._context.drafting)
 
     @property

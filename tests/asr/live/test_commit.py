@@ -1,0 +1,100 @@
+"""Words are released in order and never taken back; what the final text contradicts is counted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.asr.live.commit import Committer, Delay, LiveWord, Place, aligned
+
+DELAYS: tuple[Delay, ...] = ("minimal", "low", "medium", "high", "xhigh")
+
+
+def words(text: str) -> list[LiveWord]:
+    return [LiveWord(" " + word) for word in text.split()]
+
+
+def text(released: list[LiveWord]) -> str:
+    return "".join(word.text for word in released).strip()
+
+
+@pytest.mark.parametrize(
+    ("released", "heard", "place"),
+    [
+        ("a b c", "a b c d", Place(3, 3, 0)),
+        ("a b c", "a b", Place(2, 2, 0)),
+        ("a b c", "a x c d", Place(3, 3, 1)),
+        ("a b c", "a c d", Place(3, 2, 1)),
+        ("a b c", "a b new c d", Place(3, 4, 0)),
+        ("a b", "x y z", Place(2, 2, 2)),
+        ("", "a b", Place(0, 0, 0)),
+        ("a b", "", Place(0, 0, 0)),
+    ],
+)
+def test_two_texts_are_matched_up_to_the_end_of_one(released: str, heard: str, place: Place):
+    assert aligned(released.split(), heard.split()) == place
+
+
+@pytest.mark.parametrize(
+    ("delay", "expected"),
+    [
+        ("minimal", ["the cat", "sat", "on", ""]),
+        ("low", ["the", "cat", "sat", ""]),
+        ("medium", ["", "The cat sat", "on", "the"]),
+        ("high", ["", "The cat", "sat", ""]),
+        ("xhigh", ["", "", "the cat sat", "on"]),
+    ],
+)
+def test_each_delay_has_its_rule(delay: Delay, expected: list[str]):
+    committer = Committer(delay)
+    heard = ["the cat sat", "The cat sat on", "the cat sat on the", "the cat sat on the"]
+    assert [text(committer.update(words(one))) for one in heard] == expected
+
+
+def test_all_is_released_in_a_pause_and_at_the_end():
+    committer = Committer("xhigh")
+    assert text(committer.update(words("see you there"), settled=True)) == "see you there"
+    assert text(committer.close(words("See you there, Anna."))) == "Anna."
+    committer.end()
+    assert (committer.released, committer.contradicted) == (4, 0)
+
+
+def test_contradicted_words_are_counted_once_each():
+    committer = Committer("minimal")
+    committer.update(words("and so am I fellow Americans ask"))
+    committer.close(words("and so my fellow Americans"))
+    committer.close(words("ask not"))
+    committer.end()
+    assert committer.contradicted == 2  # "am I" for "my"
+
+
+def test_released_words_that_no_window_has_are_contradicted():
+    committer = Committer("minimal")
+    committer.update(words("thank you for watching"))
+    committer.close([])
+    committer.end()
+    assert committer.contradicted == 3
+
+
+@given(
+    delay=st.sampled_from(DELAYS),
+    heard=st.lists(st.lists(st.sampled_from("abc"), max_size=9), max_size=6),
+    final=st.lists(st.sampled_from("abc"), max_size=9),
+    cut=st.integers(0, 9),
+)
+def test_releases_follow_the_hypotheses_and_end_with_the_final_text(
+    delay: Delay, heard: list[list[str]], final: list[str], cut: int
+):
+    committer, released = Committer(delay), list[str]()
+    for one in heard:
+        new = [word.text.strip() for word in committer.update(words(" ".join(one)))]
+        assert " ".join(new) in " ".join(one)
+        released += new
+    for part in (final[:cut], final[cut:]):
+        released += [word.text.strip() for word in committer.close(words(" ".join(part)))]
+    committer.end()
+    assert committer.released == len(released)
+    assert committer.contradicted <= len(released)
+    if not any(heard):
+        assert released == final and committer.contradicted == 0
