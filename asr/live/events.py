@@ -22,13 +22,15 @@ class LiveOptions:
 
     `options` are those of the final text. While somebody speaks, the words so far are decoded after every
     `step_s` seconds of speech, and released as `delay` says (`asr.live.commit`). `turns` say how items are
-    found; None: the caller commits. Raises UsageError for invalid values.
+    found; None: the caller commits. Without `guesses` every decode begins anew, for comparison: the words are
+    the same. Raises UsageError for invalid values.
     """
 
     options: Options = field(default_factory=lambda: Options(guards=Guards()))
     step_s: float = 1.0
     delay: Delay = "medium"
     turns: Turns | None = None
+    guesses: bool = True
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.step_s) and 0.1 <= self.step_s <= 10):

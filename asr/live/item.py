@@ -22,8 +22,11 @@ SENTENCE_ENDS = (".", "?", "!", "…", "。", "？", "！")
 class LiveItem:
     """One item. It is `over` once it has been completed, has failed or was dropped."""
 
-    def __init__(self, number: int, start: int, cutter: Cutter, committer: Committer) -> None:
+    def __init__(
+        self, number: int, start: int, cutter: Cutter, committer: Committer, *, guesses: bool = True
+    ) -> None:
         self.number, self.start, self.committer = number, start, committer
+        self.guesses = guesses
         self.length = 0  # samples
         self.heard = 0  # of these, in steps with a voice
         self.text = ""  # released words
@@ -110,7 +113,7 @@ class LiveItem:
         if self._language is None:
             self._language = kept_language(ended.submission.recording, self.heard)
         answers = [self._tentative[span] for span in sorted(self._tentative)]
-        if answers:
+        if answers and self.guesses:
             last = answers[-1].tokens
             self.hypothesis = tuple(token for token in last if token < whisper.tokens.end)
         # A doubtful answer is an invention more often than not: it waits for more audio.
@@ -151,6 +154,8 @@ class LiveItem:
     def _guessed(self, window: Window, whisper: Whisper) -> Window:
         """The window with what was written of it before as a guess."""
         earlier = [d for (start, _), d in self._tentative.items() if start == window.start]
+        if not self.guesses:
+            return window
         if not window.speech or not earlier or earlier[-1].doubt is not None:
             return window
         return replace(window, guess=guess_from(whisper, earlier[-1]))

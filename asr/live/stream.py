@@ -184,9 +184,10 @@ class LiveStream:
 
     def _begin_item(self, start: int) -> LiveItem:
         self._number += 1
-        chosen, detector = self.options.options, self.session.context.voice_detector()
-        cutter = Cutter(detector, chosen.windows, skip_silence=chosen.vad)
-        self._item = LiveItem(self._number, start, cutter, Committer(self.options.delay))
+        live, detector = self.options, self.session.context.voice_detector()
+        cutter = Cutter(detector, live.options.windows, skip_silence=live.options.vad)
+        committer = Committer(live.delay)
+        self._item = LiveItem(self._number, start, cutter, committer, guesses=live.guesses)
         return self._item
 
     def _add(self, item: LiveItem, samples: Samples, *, heard: bool) -> None:
