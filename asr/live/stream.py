@@ -163,8 +163,11 @@ class LiveStream:
         """Take a step, or what is left of one."""
         if not len(samples):
             return
-        turns, begin = self.options.turns, self._voice.position
+        turns, begin, before = self.options.turns, self._voice.position, self._before
         spoken = self._voice.push(samples)
+        if turns is not None:
+            joined = np.concatenate([before, samples])
+            self._before = joined[max(0, len(joined) - _prefix(turns)) :]
         if self._item is None and turns is None:
             self._add(self._begin_item(begin), samples, heard=spoken is not None)
         elif self._item is not None:
@@ -173,14 +176,10 @@ class LiveStream:
             if turns is not None and self._voice.silence_s >= _silence_s(turns, item):
                 self._end_item(item, turn=True)
         elif turns is not None and spoken is not None:
-            start = max(begin - len(self._before), spoken[0] - _prefix(turns))
-            joined = np.concatenate([self._before, samples])
+            start = max(begin - len(before), spoken[0] - _prefix(turns))
             item = self._begin_item(start)
             self._tell(SpeechStarted(item.number, seconds(start)))
-            self._add(item, joined[start - begin + len(self._before) :], heard=True)
-        if turns is not None:
-            joined = np.concatenate([self._before, samples])
-            self._before = joined[max(0, len(joined) - _prefix(turns)) :]
+            self._add(item, joined[start - begin + len(before) :], heard=True)
 
     def _begin_item(self, start: int) -> LiveItem:
         self._number += 1

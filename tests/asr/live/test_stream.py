@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,19 @@ def test_turns_begin_before_a_voice_and_end_in_silence(session: Session):
     for event, completed in zip(committed, heard.of(Completed), strict=True):
         own = samples[round(RATE * event.start_s) : round(RATE * event.end_s)]
         assert plain(completed.transcript) == uploaded(session, own, OPTIONS)
+
+
+def test_turns_share_no_samples(session: Session):
+    heard = Heard()
+    turns = Turns(silence_s=0.5, prefix_s=0.5)
+    stream = LiveStream(session, LiveOptions(OPTIONS, turns=turns), heard)
+    voices = [part for n in range(4) for part in (sound(1.0, n), silence(0.6 + 0.06 * n))]
+    fed(stream, np.concatenate(voices), 4_096, wait=False)
+    ended(stream)
+    committed = heard.of(Committed)
+    assert len(committed) == 4
+    for one, other in pairwise(committed):
+        assert one.start_s < one.end_s <= other.start_s
 
 
 def test_a_turn_waits_for_the_end_of_a_sentence(session: Session):
