@@ -105,19 +105,20 @@ def test_text_survives_the_tokenizer_and_the_signs_are_one_token_each(tokenizer)
         tokenizer.apply_chat_template([{"role": "system", "content": "Be brief."}])
 
 
+@pytest.fixture(scope="module")
+def plain(models, tokenizer, prompts) -> list[tuple[int, ...]]:
+    return decode(models, tokenizer, prompts, 0, 1)[0]
+
+
 @pytest.mark.parametrize("batch", [1, 3])
-def test_with_its_draft_it_writes_what_it_writes_alone(models, tokenizer, prompts, batch):
-    plain, _ = decode(models, tokenizer, prompts, 0, 1)
+def test_with_its_draft_it_writes_what_it_writes_alone(models, tokenizer, prompts, plain, batch):
     made, stats = decode(models, tokenizer, prompts, 4, batch)
     assert made == plain
     assert stats.acceptance_rate > 0.4
 
 
-def test_it_answers_to_the_point_and_stops(models, tokenizer, prompts):
-    texts = [
-        tokenizer.decode(tokens, skip_special_tokens=True)
-        for tokens in decode(models, tokenizer, prompts, 4, 4)[0]
-    ]
+def test_it_answers_to_the_point_and_stops(tokenizer, plain):
+    texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in plain]
     assert texts[0].endswith(".") and "\n" not in texts[0]
     assert texts[2].startswith("Minutes of the sales team, March 3\nPresent: ")
     assert texts[3].startswith("Minutes of the legal team, May 12\nPresent: ")

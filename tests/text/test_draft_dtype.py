@@ -25,9 +25,14 @@ def generator(draft_dtype: str | None = None, engine: str | None = None, **setti
 
 
 @pytest.mark.parametrize(
-    "engine", [pytest.param("native", marks=pytest.mark.native), "lean", "modules"]
+    ("engine", "draft_dtype"),
+    [
+        pytest.param("native", "float32", marks=pytest.mark.native),
+        pytest.param("native", "bfloat16", marks=pytest.mark.native),
+        ("lean", "bfloat16"),
+        ("modules", "bfloat16"),
+    ],
 )
-@pytest.mark.parametrize("draft_dtype", ["float32", "bfloat16"])
 def test_drafts_in_any_format_change_no_text(engine, draft_dtype):
     made = generator(draft_dtype, engine, gamma=4)
     chats = [[{"role": "user", "content": text}] for text in PROMPTS]

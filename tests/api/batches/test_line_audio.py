@@ -45,7 +45,7 @@ class Site(BaseHTTPRequestHandler):
 @pytest.fixture
 def site():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     Site.seen.clear()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

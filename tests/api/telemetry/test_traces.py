@@ -263,7 +263,7 @@ class Collector(BaseHTTPRequestHandler):
 
 def test_a_service_sends_its_spans_to_the_collector_of_the_environment(monkeypatch) -> None:
     server = HTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
     made = Serving.of(Settings()).tracing

@@ -16,7 +16,6 @@ import torch
 from transformers import AutoModelForCausalLM, WhisperForConditionalGeneration, WhisperProcessor
 
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.audit import audit
 from forescribe.asr.decode.options import Decoded
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import UsageError
@@ -138,7 +137,7 @@ def test_tokens_equal_transformers_generate_window_by_window(whisper, plain, flo
     transcriber = Transcriber(whisper, batch=1, gamma=0)
     for file in FILES[:1]:
         audio = read_audio(file)
-        for decoded in plain[file].decoded:
+        for decoded in plain[file].decoded[:2]:
             theirs = first_pass(
                 model,
                 transcriber.context.mel([audio[decoded.start : decoded.end]]),
@@ -153,12 +152,13 @@ def test_transformers_alone_transcribes_with_the_numbers_as_floats(floats):
     processor = WhisperProcessor.from_pretrained(floats["tiny.en"])
     assert model.dtype == torch.float32
     audio = read_audio(FILES[0])[: 16000 * 10]
-    inputs = processor(audio, sampling_rate=16000, return_tensors="pt")
-    ids = model.generate(**inputs, return_timestamps=True)
+    features = processor(audio, sampling_rate=16000, return_tensors="pt").input_features
+    heard = {"encoder_outputs": model.model.encoder(features), "return_timestamps": True}
+    ids = model.generate(features, **heard)
     (text,) = processor.batch_decode(ids, skip_special_tokens=True)
     assert len(words(text).split()) > 10
     draft = AutoModelForCausalLM.from_pretrained(floats["tiny.en-draft"]).eval()
-    assert model.generate(**inputs, return_timestamps=True, assistant_model=draft).equal(ids)
+    assert model.generate(features, **heard, assistant_model=draft).equal(ids)
 
 
 def test_the_pair_is_small():
@@ -200,14 +200,6 @@ def test_the_last_of_448_positions_is_kept(whisper, plain):
         results += engine.run([Request(prompt=prompt, encoder_states=encoder_states)])
     assert results[0].tokens == results[1].tokens
     assert len(results[0].tokens) == 8 or results[0].tokens[-1] == special.end
-
-
-def test_an_audit_of_a_sample_finds_no_difference(whisper, tmp_path):
-    short = tmp_path / "memo.wav"
-    soundfile.write(short, read_audio(FILES[0])[: 16000 * 10], 16000)
-    (report,) = audit(whisper, [str(short)], Options(language="en"), gamma=5, batch=4)
-    assert report.error is None and report.differences == ()
-    assert report.tokens > 25 and report.acceptance_rate > 0
 
 
 def test_ctranslate2_accepts_the_numbers_as_floats(tmp_path, floats):

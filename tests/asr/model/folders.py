@@ -55,7 +55,7 @@ def config(tokens: WhisperTokenizer, layers: int, **changes: int) -> WhisperConf
         "decoder_attention_heads": 2,
         "encoder_ffn_dim": 16,
         "decoder_ffn_dim": 16,
-        "max_target_positions": 64,
+        "max_target_positions": 40,
     }
     return WhisperConfig(
         **{**sizes, **changes},

@@ -40,11 +40,6 @@ from .mapped_pairs import OLDER, V3, YUE
 TOKENS, WINDOWS = 12, 6
 PREVIOUS = (64, 65, 66, 67, 68)
 KINDS = ((True, ()), (False, ()), (True, PREVIOUS), (False, PREVIOUS))
-ENGINES = [
-    ModelEngine.MODULES,
-    ModelEngine.LEAN,
-    pytest.param(ModelEngine.NATIVE, marks=pytest.mark.native),
-]
 
 
 @pytest.fixture(
@@ -126,9 +121,15 @@ def generated(folder: Path, language: str, task: str) -> dict[int, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("language", "task"), [("en", "transcribe"), ("yue", "transcribe"), ("fr", "translate")]
+    ("language", "task", "engine"),
+    [
+        ("yue", "transcribe", ModelEngine.MODULES),
+        ("yue", "transcribe", ModelEngine.LEAN),
+        pytest.param("yue", "transcribe", ModelEngine.NATIVE, marks=pytest.mark.native),
+        ("en", "transcribe", ModelEngine.LEAN),
+        pytest.param("fr", "translate", ModelEngine.NATIVE, marks=pytest.mark.native),
+    ],
 )
 def test_tokens_equal_generate_and_nine_of_ten_drafts_are_kept(
     whisper, pair, engine, language, task

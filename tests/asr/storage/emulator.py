@@ -120,7 +120,7 @@ def running(folder: Path) -> Iterator[S3]:
         server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(s3))
         server.daemon_threads = True
         s3.port = server.server_address[1]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         try:
             yield s3
         finally:

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def conversation() -> np.ndarray:
-    return read_audio(SAMPLES / "conversation.flac")
+    return read_audio(SAMPLES / "conversation.flac")[: 50 * RATE]
 
 
 class Stub:

@@ -74,7 +74,7 @@ def hinted(work: list[Request], scripts: dict[int, tuple[int, ...]]) -> list[Req
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_a_good_script_is_taken_and_a_bad_one_left_to_the_model(adaptive):
-    work, clock = texts(12), Clock()
+    work, clock = texts(8), Clock()
     plain = plain_texts(work)
 
     def tokens_per_round(scripts, drafter):

@@ -170,8 +170,16 @@ class Planned:
     def learn(self, poll: Poll) -> None: ...
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("plan", [(3, 0), (0, 2), (0, 0, 0, 1), (4, *[0] * 21), (0, 3, 2, 0, 0)])
+@pytest.mark.parametrize(
+    ("plan", "temperature"),
+    [
+        ((3, 0), 0.0),
+        ((0, 2), 0.7),
+        ((0, 0, 0, 1), 0.0),
+        ((4, *[0] * 21), 0.7),
+        ((0, 3, 2, 0, 0), 0.0),
+    ],
+)
 @pytest.mark.parametrize("at_once", [1, 3, 32])
 def test_plain_rounds_leave_no_hole_in_what_a_drafter_has_read(
     temperature, plan, at_once, monkeypatch

@@ -10,7 +10,6 @@ import torch
 
 from forescribe.speculative import Engine, Request
 from forescribe.speculative.graphs.shapes import ShapeSet
-from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Mode, Result
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
@@ -46,25 +45,24 @@ def check_shapes(engine: Engine) -> None:
 
 @pytest.mark.parametrize("ngram", [False, True])
 def test_ragged_rounds_replay_what_was_captured(cuda: FakeCuda, ngram: bool) -> None:
-    work = [r for r in tiny_requests(20) if not r.ranks]
-    tail = [Request((1, 2), max_new_tokens=120 - 25 * n, tag=100 + n) for n in range(BATCH)]
+    work = [r for r in tiny_requests(12) if not r.ranks]
+    tail = [Request((1, 2), max_new_tokens=70 - 15 * n, tag=100 + n) for n in range(BATCH)]
     plain = tiny_engine(None, 0, 3, 5, ngram=ngram)
     expected = written(plain.run(work)) | written(plain.run(tail))
     engine = tiny_engine(CUDA, 0, 3, 5, ngram=ngram)
     with running(cuda, engine):
         found = written(engine.run(work)) | written(engine.run(tail))
     assert found == expected and len(found) == len(work) + BATCH
-    assert cuda.replays > 100 and cuda.synchronized == 0
+    assert cuda.replays > 50 and cuda.synchronized == 0
     assert len({shape.rows for shape in engine._runner.captured}) > 2  # the tail runs on fewer rows
     assert engine.schedule.learnt > 25
     check_shapes(engine)
 
 
-@pytest.mark.parametrize("decoder", [WhisperDecoder, LeanWhisperDecoder])
-def test_whisper_with_its_rules_replays_too(cuda: FakeCuda, decoder: Any) -> None:
+def test_whisper_with_its_rules_replays_too(cuda: FakeCuda) -> None:
     work = whisper_requests(6)
     expected = written(whisper_engine(None, 0, 3).run(work))
-    engine = whisper_engine(CUDA, 0, 3, decoder=decoder)
+    engine = whisper_engine(CUDA, 0, 3)
     with running(cuda, engine):
         found = written(engine.run(work))
     assert found == expected

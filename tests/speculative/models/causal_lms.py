@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-VOCAB, EOS, POSITIONS, WINDOW = 60, 1, 48, 7
+VOCAB, EOS, POSITIONS, WINDOW = 60, 1, 40, 7
 
 SHARED = {
     "vocab_size": VOCAB,

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-VOCAB, POSITIONS, WINDOW, CHUNK = 60, 40, 7, 6
+VOCAB, POSITIONS, WINDOW, CHUNK = 60, 28, 7, 6
 
 # Configurations say the same in many words; each takes those that it has.
 SIZES: dict[str, Any] = {

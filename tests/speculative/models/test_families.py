@@ -77,13 +77,13 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, longrope": (
         "phi3",
         {
-            "original_max_position_embeddings": 28,
+            "original_max_position_embeddings": 26,
             "rope_parameters": {
                 **ROPE,
                 "rope_type": "longrope",
                 "short_factor": [1.0] * 2,
                 "long_factor": [4.0] * 2,
-                "original_max_position_embeddings": 28,
+                "original_max_position_embeddings": 26,
             },
         },
     ),
@@ -221,7 +221,7 @@ def test_the_cost_of_the_comparison_does_not_grow_with_the_window():
 def test_frequencies_that_follow_the_longest_text_end_where_training_did():
     kind, changes = RIGHT["phi3, longrope"]
     model = tiny(kind, **changes)
-    assert positions_of(model.config) == 28 < model.config.max_position_embeddings
+    assert positions_of(model.config) == 26 < model.config.max_position_embeddings
     with pytest.raises(LoadError, match="phi3 has 28 positions, not 29"):
         CausalDecoder(model, 29)
 

@@ -86,9 +86,8 @@ def rounds(engine: Engine):
     ("drafter", "kind"),
     [
         ("model", "greedy"),
-        ("model", "sampled"),
         ("routed", "shaped"),
-        ("ngram", "greedy"),
+        ("ngram", "sampled"),
     ],
 )
 def test_one_full_graph_serves_every_ragged_round(drafter, kind):

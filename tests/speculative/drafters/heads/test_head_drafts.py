@@ -49,7 +49,7 @@ class Watched:
         return draft
 
 
-def requests(count: int = 7) -> list[Request]:
+def requests(count: int = 5) -> list[Request]:
     chosen = random.Random(3)
     lengths = [1, 2, *(chosen.randint(3, 9) for _ in range(count - 2))]
     return [
@@ -115,14 +115,14 @@ def check(made: Made, model: Any, drafter: Watched, least: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "engine",
+    ("family", "engine"),
     [
-        pytest.param(ModelEngine.NATIVE, marks=pytest.mark.native),
-        ModelEngine.LEAN,
-        ModelEngine.MODULES,
+        *((family, ModelEngine.LEAN) for family in FAMILIES),
+        ("eagle3", ModelEngine.MODULES),
+        pytest.param("mtp", ModelEngine.NATIVE, marks=pytest.mark.native),
+        pytest.param("dflash", ModelEngine.NATIVE, marks=pytest.mark.native),
     ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_are_those_of_the_published_tensors(family: str, engine: ModelEngine) -> None:
     model = tiny_heads.target()
     made = tiny_heads.made(family, model)

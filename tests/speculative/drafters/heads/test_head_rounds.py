@@ -118,11 +118,10 @@ def test_prompts_of_all_lengths_and_drafts_of_all_lengths_change_nothing(
 
 
 @each_kind
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_every_row_equals_decoding_it_alone(kind: str, temperature: float) -> None:
+def test_every_sampled_row_equals_decoding_it_alone(kind: str) -> None:
     shaped = Sampling(top_k=20, repetition=1.2)
     asked = [
-        replace(r, max_new_tokens=12, temperature=temperature, seed=i, sampling=shaped)
+        replace(r, max_new_tokens=12, temperature=0.9, seed=i, sampling=shaped)
         for i, r in enumerate(heard(kind, requests()))
     ]
     together = {r.request.tag: r for r in engine(decoder(kind), drafter(kind)).run(asked)}
@@ -137,10 +136,8 @@ def test_every_row_equals_decoding_it_alone(kind: str, temperature: float) -> No
     ("kind", "rule"),
     [
         ("eagle3", TokenRejection),
-        ("eagle3", BlockVerification),
         ("mtp", BlockVerification),
         ("dflash", TokenRejection),
-        ("block", TokenRejection),
         ("block", BlockVerification),
     ],
 )

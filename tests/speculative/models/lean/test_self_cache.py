@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from forescribe.speculative.models.caches import SelfCache
 from forescribe.speculative.models.lean import LeanWhisperDecoder
-from forescribe.speculative.requests import Mode
-from tests.speculative.graphs.test_hpu_graphs import HPU
-from tests.speculative.graphs.workloads import whisper_engine
+from tests.speculative.models.whispers import SOT, whisper
 
 
 def cache(device: str) -> SelfCache:
@@ -34,24 +31,24 @@ def test_elsewhere_than_on_a_cpu_a_prompt_clears_every_slot_behind_it() -> None:
     assert (other._reach, other._nodes) == (0, 0)
 
 
-def test_a_larger_forward_compiles_no_smaller_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
+def test_a_larger_forward_compiles_no_smaller_one_again() -> None:
     graphs: list[Any] = []
 
     def backend(graph: Any, example_inputs: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    real = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda fn, **options: real(fn, **options | {"backend": backend})
-    )
     torch._dynamo.reset()
-    engine = whisper_engine(HPU, 1, 2, decoder=LeanWhisperDecoder)
-    for adapter in (engine.target, engine.drafter.model):  # type: ignore[union-attr]
-        adapter.cache._tracked = False  # the double's tensors are on the CPU
-    runner = engine._runner
+    decoder = LeanWhisperDecoder(whisper())
+    decoder.allocate(1, 40)
+    decoder.cache._tracked = False  # as on a device: these tensors are on the CPU
+    tokens, start = torch.full((1, 3), SOT), torch.tensor([4])
+
+    @torch.compile(backend=backend, fullgraph=True, dynamic=False)
+    def score(drafted: torch.Tensor) -> torch.Tensor:
+        return decoder.score(drafted, start, reach=40).logits
+
     with torch.inference_mode():
-        for gamma in (1, 2, 1, 2):
-            runner._launch(runner._shapes.pick(1, gamma, Mode(), 1))()
+        for nodes in (2, 3, 2, 3):
+            score(tokens[:, :nodes])
     assert len(graphs) == 2
