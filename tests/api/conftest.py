@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import socket
 import threading
 import time
@@ -19,6 +20,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from forescribe.api.app import create_app
+from forescribe.api.jobs import database
 from forescribe.api.process.models import Failure
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
@@ -90,6 +92,22 @@ class Halves:
         voices = tuple(Voice(name, axes[i], length) for i, (_, _, name) in enumerate(spans))
         turns = Turns.of(spans)
         return Diarization.of(turns, turns, voices, len(samples), self.engine)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_power_failures() -> Iterator[None]:
+    """Nothing waits for the disk: what a process has handed to the system outlives it, and no test cuts the
+    power. `test_storage` says that the service waits."""
+    with pytest.MonkeyPatch.context() as patch:
+        configure = database._configure_sqlite
+
+        def unsynced(connection: Any, record: object) -> None:
+            configure(connection, record)
+            connection.execute("PRAGMA synchronous=OFF")
+
+        patch.setattr(database, "_configure_sqlite", unsynced)
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

@@ -88,7 +88,9 @@ def _broken(call, job: str, run: int) -> None:
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def bench(request, tmp_path):
+def bench(request, tmp_path, monkeypatch):
+    if request.param != "memory":
+        monkeypatch.setattr("forescribe.api.jobs.dbos_engine.POLL_S", 0.02)
     made = Bench(tmp_path, request.param)
     yield made
     made.stop()

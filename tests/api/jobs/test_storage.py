@@ -19,7 +19,7 @@ from sqlalchemy.exc import OperationalError
 
 from forescribe.api.jobs import database
 from forescribe.api.jobs.blobs import Blobs, Draft
-from forescribe.api.jobs.database import Database, database_disk_errors
+from forescribe.api.jobs.database import Database, _configure_sqlite, database_disk_errors
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import NewJob
 from forescribe.api.process.models import PASSING
@@ -145,6 +145,19 @@ def test_what_the_disk_refuses_leaves_no_half_blob(tmp_path, monkeypatch, number
     assert list(blobs.names()) == [] and list((tmp_path / "drafts").iterdir()) == []
     with pytest.raises(OutputError):
         blobs.probe()
+
+
+def test_a_commit_and_a_blob_are_on_disk(tmp_path, monkeypatch) -> None:
+    connection, synced = sqlite3.connect(tmp_path / "jobs.db"), []
+    _configure_sqlite(connection, None)
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    connection.close()
+    monkeypatch.setattr(
+        "os.fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    )
+    name = Blobs(tmp_path).put(b"text")
+    (folder,) = {path.parent for path in tmp_path.rglob(name)}
+    assert len(synced) == 3 and synced[1:] == [str(folder), str(folder.parent)]
 
 
 def fault(name: str | None = None, state: str | None = None) -> OperationalError:

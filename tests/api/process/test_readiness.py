@@ -82,7 +82,7 @@ def test_a_database_that_fails_or_hangs_is_not_ready_and_metrics_answer(
 ) -> None:
     away = Away()
     monkeypatch.setattr(client.app.state.jobs.store.database, "engine", away)
-    monkeypatch.setattr("forescribe.api.metrics.WAIT_S", 0.05)
+    monkeypatch.setattr(TimedValue, "wait_s", property(lambda value: 0.05), raising=False)
     fresh.wait_s = 0.05
     assert "does not answer" in reason(client)
     asked = away.asked

@@ -13,6 +13,7 @@ from tests.docs.pages import blocks
 
 PAGE = "docs/from-openai.md"
 address = test_sdk.address
+pytestmark = pytest.mark.nightly  # as the other pages that are run; test_sdk.py calls what it shows
 
 
 def test_the_page_runs_as_it_is_printed(

@@ -150,7 +150,7 @@ Step = st.tuples(st.integers(0, 1), st.binary(max_size=40), st.sampled_from(["",
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None
 )
 @given(steps=st.lists(Step, max_size=12).filter(lambda steps: any(data for _, data, _ in steps)))
 def test_whatever_breaks_the_file_is_what_was_sent_up_to_its_offset(replicas, steps) -> None:

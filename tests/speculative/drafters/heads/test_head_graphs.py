@@ -11,7 +11,6 @@ from forescribe.speculative import Engine
 from forescribe.speculative.engine.schedule import Fixed
 from tests.speculative.rounds.test_graph import BATCH, GAMMA, admitted, check_operators, rounds
 
-from .test_head_drafts import FAMILIES
 from .test_head_rounds import decoder, drafter, each_kind, engine
 
 
