@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator, Iterator
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from hypothesis import settings
@@ -15,7 +17,10 @@ from hypothesis import settings
 from forescribe.asr.model.conversion.converting import cache_folder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from forescribe.asr.audio.sandbox import Decoders
+    from forescribe.speculative.native.encoder import NativeEncoder
 
 # Shared machines are slow at times; random failures that cannot be repeated are worse than fewer cases.
 settings.register_profile("suite", deadline=None, derandomize=True)
@@ -63,6 +68,38 @@ def decoders() -> Iterator[Decoders]:
     made = Shared()
     yield made
     Decoders.close(made)
+
+
+@pytest.fixture(scope="module")
+def encoded_once() -> Iterator[None]:
+    """Each window of a module's tests goes through the native encoder once per model, which is half of their
+    time otherwise. A window's states depend on nothing but the weights and its features, as
+    `test_native_encoder` says."""
+    import torch
+
+    from forescribe.speculative.native.encoder import NativeEncoder
+
+    make, encode = NativeEncoder.__init__, NativeEncoder.states
+    weights: WeakKeyDictionary[NativeEncoder, tuple[bytes, ...]] = WeakKeyDictionary()
+    known: dict[tuple[bytes, ...], Tensor] = {}
+
+    def digest(values: Tensor) -> bytes:
+        return sha256(values.detach().contiguous().view(torch.uint8).numpy()).digest()
+
+    def made(self: NativeEncoder, encoder: Any) -> None:
+        weights[self] = tuple(map(digest, encoder.state_dict().values()))
+        make(self, encoder)
+
+    def states(self: NativeEncoder, features: Tensor) -> Tensor:
+        key = (*weights[self], digest(features))
+        if key not in known:
+            known[key] = encode(self, features)
+        return known[key].clone()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NativeEncoder, "__init__", made)
+        patch.setattr(NativeEncoder, "states", states)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

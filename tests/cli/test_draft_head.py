@@ -24,6 +24,8 @@ from forescribe.text import Options as TextOptions
 from forescribe.text import TextGenerator
 from tests.docs.pages import ROOT
 
+pytestmark = pytest.mark.usefixtures("encoded_once")
+
 SAMPLES = ROOT / "samples"
 WORDS = "The press prints about 400 brochures per hour.\n\nTwo of the rollers are worn.\n"
 

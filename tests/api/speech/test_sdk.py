@@ -23,7 +23,7 @@ KEY = new_key()
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory) -> Iterator[str]:
+def address(encoded_once, tmp_path_factory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("jobs")
     settings = Settings(
         model="tiny.en", api_keys={"sdk": digest(KEY)}, drain_s=0, data_dir=folder, min_free_bytes=0

@@ -17,12 +17,14 @@ from forescribe.speculative.errors import DeviceError
 from forescribe.speculative.models.weights import encoder_of
 from tests.asr.model import folders
 
+pytestmark = pytest.mark.usefixtures("encoded_once")
+
 MEMO = Path(__file__).parents[3] / "samples" / "memo.flac"
 SECONDS = 8
 FORMS = [
     *(pytest.param("native", name, marks=pytest.mark.native) for name in ("bfloat16", "float16")),
     ("lean", "bfloat16"),
-    ("modules", "float16"),
+    ("modules", "bfloat16"),
     ("auto", "int8"),
 ]
 
