@@ -114,11 +114,13 @@ def test_every_window_has_the_same_tokens_at_every_batch_size(whisper, plain, ga
     engine = Transcriber(whisper, batch=batch, gamma=gamma).engine
     work = [
         replace(d.result.request, encoder_states=d.encoder_states, max_new_tokens=most, tag=i)
-        for i, d in enumerate(every(plain))
+        for i, d in enumerate(every(plain)[: 8 if most else None])
     ]
     found = {r.request.tag: r.tokens for r in engine.run(work)}
     assert len(work) >= 8
-    assert [found[i] for i in range(len(work))] == [d.result.tokens[:most] for d in every(plain)]
+    assert [found[i] for i in range(len(work))] == [
+        d.result.tokens[:most] for d in every(plain)[: len(work)]
+    ]
     if gamma:
         assert 0 < engine.stats.accepted < engine.stats.drafted  # rows really were ragged
 

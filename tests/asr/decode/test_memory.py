@@ -71,8 +71,8 @@ def most_held(whisper, path, windows: int, options: Options) -> tuple[int, int, 
     ids=["words", "guards", "sequential"],
 )
 def test_a_long_recording_holds_no_more_windows_than_a_short_one(whisper, tmp_path, options):
-    short = most_held(whisper, tmp_path / "short.wav", 3 * BATCH, options)
-    long = most_held(whisper, tmp_path / "long.wav", 7 * BATCH, options)
+    short = most_held(whisper, tmp_path / "short.wav", 2 * BATCH, options)
+    long = most_held(whisper, tmp_path / "long.wav", 5 * BATCH, options)
     assert long[2] > 2 * short[2]
     # In the rows, and beside them what is left of a batch that was encoded for one free row: whether a
     # short recording comes to that depends on which of its windows end together.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 from transformers import WhisperForConditionalGeneration
@@ -10,28 +12,40 @@ from transformers import WhisperForConditionalGeneration
 from forescribe.asr.audit import Float32, audit
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ModelError
-from forescribe.asr.model.loading import load
-from forescribe.asr.model.presets import resolve
 from forescribe.speculative import choose
 from forescribe.speculative.errors import DeviceError
 from forescribe.speculative.models import engines
 from forescribe.speculative.models.quantized import is_int8
 from tests.asr.decode import test_draft_dtype
-from tests.asr.decode.test_draft_dtype import decoded
+from tests.asr.decode.test_draft_dtype import tokens_of
 
 pytestmark = pytest.mark.usefixtures("encoded_once")
 
 recording = test_draft_dtype.recording
 
 
+@pytest.fixture(scope="module")
+def made() -> Callable[[str, str], Transcriber]:
+    """The pair with a target and a draft in these formats, loaded once."""
+
+    @cache
+    def load(quantize: str, draft_dtype: str) -> Transcriber:
+        options = {"quantize": quantize, "draft_dtype": draft_dtype, "gamma": 4}
+        return Transcriber.load("tiny.en", device="cpu", network=False, **options)
+
+    return load
+
+
 @pytest.mark.native
-def test_drafts_change_no_token_of_a_quantised_target(recording):
-    plain, _ = decoded(recording, batch=1, gamma=0, quantize="int8")
-    for draft in ("float32", "int8"):
-        tokens, stats = decoded(recording, gamma=4, quantize="int8", draft_dtype=draft)
-        assert tokens == plain
-        assert stats.acceptance_rate > 0.4
-    assert sum(map(len, plain)) > 20
+def test_drafts_change_no_token_of_a_quantised_target(made, recording):
+    options = Options(language="en", guards=None, keep_encoder_states=True)
+    drafting = [made("int8", draft) for draft in ("float32", "int8")]
+    plain = Transcriber(drafting[0].whisper, batch=1, gamma=0)
+    expected, *found = (
+        tokens_of(*one.transcribe([recording], options)) for one in (plain, *drafting)
+    )
+    assert found == [expected, expected] and sum(map(len, expected)) > 20
+    assert all(one.stats().acceptance_rate > 0.4 for one in drafting)
 
 
 @pytest.mark.parametrize("engine", ["lean", "modules"])
@@ -48,24 +62,19 @@ def test_a_quantised_target_is_refused_where_the_kernels_are_missing(monkeypatch
 
 
 @pytest.mark.native
-def test_the_target_and_the_draft_are_quantised_apart():
+def test_the_target_and_the_draft_are_quantised_apart(made):
     for quantize, draft in (("int8", "float32"), ("none", "int8")):
-        whisper = Transcriber.load(
-            "tiny.en", device="cpu", network=False, quantize=quantize, draft_dtype=draft
-        ).whisper
+        whisper = made(quantize, draft).whisper
         assert is_int8(whisper.target) == (quantize == "int8")
         assert is_int8(whisper.draft) == (draft == "int8")
         assert whisper.shared_encoder and not is_int8(whisper.target.model.encoder)
 
 
 @pytest.mark.native
-def test_an_audit_counts_what_differs_from_float32(recording):
-    pair = resolve("tiny.en", None)
-    quantized = load(pair, choose("cpu", None, "int8"), network=False)
-    exact = load(pair, choose("cpu"), network=False)
-    (report,) = audit(
-        quantized, [recording], Options(language="en"), gamma=4, batch=2, float32=exact
-    )
+def test_an_audit_counts_what_differs_from_float32(made, recording):
+    quantized, exact = (made(*how).whisper for how in (("int8", "float32"), ("none", "int8")))
+    options = Options(language="en")
+    (report,) = audit(quantized, [recording], options, gamma=4, batch=2, float32=exact)
     counted = report.float32
     assert not report.differences and counted is not None
     assert 0 < counted.equal <= counted.tokens
@@ -74,10 +83,9 @@ def test_an_audit_counts_what_differs_from_float32(recording):
 
 
 @pytest.mark.native
-def test_the_record_of_a_result_says_so():
-    for quantize in ("none", "int8"):
-        made = Transcriber.load("tiny.en", device="cpu", network=False, quantize=quantize, gamma=0)
-        assert made.settings(Options())["quantize"] == quantize
+def test_the_record_of_a_result_says_so(made):
+    for quantize, draft in (("none", "int8"), ("int8", "float32")):
+        assert made(quantize, draft).settings(Options())["quantize"] == quantize
 
 
 @pytest.mark.parametrize(
