@@ -80,13 +80,11 @@ def generated(plain) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
         (1, 5, "auto", PROMPTS[::4]),
         (8, 5, "auto", PROMPTS),
         (8, None, "auto", PROMPTS),
-        (8, 4, "lean", PROMPTS),
+        (8, 4, "lean", PROMPTS[::2]),
     ],
 )
-def test_drafts_change_no_token_over_28_prompts(
-    generated, is_greedy, batch, gamma, engine, prompts
-) -> None:
-    """One at a time, over seven of them, of all forms."""
+def test_drafts_change_no_token(generated, is_greedy, batch, gamma, engine, prompts) -> None:
+    """Over 28 prompts; on slower ways over some of them, of all forms."""
     generator = TextGenerator.load(
         model(NAME),
         "ngram",
@@ -98,7 +96,7 @@ def test_drafts_change_no_token_over_28_prompts(
         context=128,
     )
     written = generator.generate(prompts, Options(max_tokens=NEW))
-    assert len(written) == (28 if batch > 1 else 7)
+    assert len(written) == len(prompts) >= 7
     for prompt, completion in zip(prompts, written, strict=True):
         ids = tuple(generator.encode(prompt))
         assert is_greedy(ids, completion.ids), prompt

@@ -41,10 +41,9 @@ def test_other_number_formats_write_as_few_wrong_words(stored) -> None:
         (BASE, TINY, 5, 1, "auto", READ[1:]),
         (BASE, TINY, 5, 8, "lean", READ[1:]),
         (BASE, TINY, None, 8, "auto", READ),
-        (BASE, TINY, 5, 8, "modules", READ[1:]),
+        pytest.param(BASE, TINY, 5, 8, "modules", READ[1:], marks=pytest.mark.nightly),
         (BASE, None, 0, 1, "auto", READ[1:]),
-        (BASE, None, 5, 8, "auto", READ[1:]),
-        (TINY, None, 5, 8, "auto", READ[1:]),
+        (TINY, None, 5, 8, "auto", READ[1:]),  # text that was written before drafts
     ],
 )
 def test_tokens_equal_generate_on_human_voices(

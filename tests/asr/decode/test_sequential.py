@@ -12,7 +12,7 @@ from forescribe.asr.errors import UsageError
 from tests.asr.model import folders
 from tests.asr.recordings import write
 
-SECONDS = (75, 41)
+SECONDS = (62, 33)
 
 
 @pytest.fixture(scope="module")
