@@ -53,15 +53,28 @@ def find_file(name: str) -> Path | None:
     return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
-def other_copies(hub_id: str) -> list[str]:
-    """Names for `--model` of what other programs have of one of OpenAI's models: never taken in its place
-    without being asked for."""
+def copies(hub_id: str) -> list[str]:
+    """The names, as --model takes them, under which other programs keep one of OpenAI's or a distilled model
+    (openai/whisper `__init__.py`, whisper.cpp `models/README.md`, faster-whisper 1.2 `utils.py`)."""
+    if hub_id.startswith("distil-whisper/distil-"):
+        return [f"Systran/faster-distil-whisper-{hub_id.removeprefix('distil-whisper/distil-')}"]
     name = hub_id.removeprefix("openai/whisper-")
     if name == hub_id:
         return []
-    found = [file for file in (f"{name}.pt", f"ggml-{name}.bin") if find_file(file) is not None]
-    faster = f"Systran/faster-whisper-{name}"
-    return found + ([faster] if _snapshots(_hub() / f"models--{faster.replace('/', '--')}") else [])
+    name = "large-v1" if name == "large" else name
+    owner = "mobiuslabsgmbh" if name == "large-v3-turbo" else "Systran"
+    return [f"{name}.pt", f"ggml-{name}.bin", f"{owner}/faster-whisper-{name}"]
+
+
+def other_copies(hub_id: str) -> list[str]:
+    """The `copies` that are on this machine: never taken in place of the model without being asked for."""
+
+    def there(name: str) -> bool:
+        if "/" in name:
+            return bool(_snapshots(_hub() / f"models--{name.replace('/', '--')}"))
+        return find_file(name) is not None
+
+    return [name for name in copies(hub_id) if there(name)]
 
 
 @dataclass(frozen=True)
