@@ -71,7 +71,7 @@ def create_app(
         from .files import Files
 
         usage = Usage(jobs.store.database, settings.rights, jobs.store.now)
-        batches = Batches(jobs, Files(settings, jobs.store))
+        batches = Batches(jobs, Files(settings, jobs.store), text_serving)
         engine.ending.append(jobs.ending)
         engine.closing += [batches.stop, jobs.hand_over]
         starts, stops = [jobs.start, batches.start], [batches.stop, jobs.stop]

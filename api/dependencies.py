@@ -65,10 +65,17 @@ def caller(request: Request) -> str:
     owner = _owner(keyring, _bearer(request))
     if owner is None:
         raise ApiError("invalid_api_key", "give an API key: `Authorization: Bearer <key>`")
-    if needed is not None and needed not in keyring.rights[owner].scopes:
-        raise ApiError("forbidden", f"this key is not for {needed}")
+    if needed is not None:
+        check_scope(request, owner, needed)
     request.state.owner = owner
     return owner
+
+
+def check_scope(request: Request, owner: str, needed: Scope) -> None:
+    """Raises ApiError `forbidden` for a key without this right."""
+    keyring: Keyring = request.app.state.keyring
+    if keyring and needed not in keyring.rights[owner].scopes:
+        raise ApiError("forbidden", f"this key is not for {needed}")
 
 
 async def client(request: Request, caller: Annotated[str, Depends(caller)]) -> Client:

@@ -1,6 +1,6 @@
 """Batches in a process: what the routes do with them, and the thread that moves them on.
 
-    batches = Batches(jobs, Files(settings, jobs.store))
+    batches = Batches(jobs, Files(settings, jobs.store), text_serving)
     batches.start()
     batch = batches.create(owner, form)
     batches.stop()
@@ -31,6 +31,7 @@ from ..jobs.service import Jobs
 from ..jobs.submissions import IdempotencyKey
 from ..jobs.workflows import Stopping
 from ..metrics import WHOLE_DATABASE
+from ..text.serving import TextServing
 from .lines import BatchForm, LineAudio
 from .steps import INPUT, BatchSteps
 from .table import (
@@ -45,6 +46,7 @@ from .table import (
     LineRow,
     new_id,
 )
+from .text_lines import FORMS, TextLines
 
 TICK_S = 0.5
 """Seconds between passes while nothing happens."""
@@ -66,9 +68,14 @@ class Batches:
     """The batches of one job database."""
 
     def __init__(
-        self, jobs: Jobs, files: Files, resolve: outbound.Resolve = outbound.resolve_name
+        self,
+        jobs: Jobs,
+        files: Files,
+        text: TextServing,
+        resolve: outbound.Resolve = outbound.resolve_name,
     ) -> None:
         self.jobs, self.files, self.store = jobs, files, jobs.store
+        self.texts = TextLines(jobs.serving, text)
         self.settings = jobs.settings
         self.table = BatchTable(self.store.database, self.store.now)
         jobs.serving.metrics.watch(
@@ -77,7 +84,7 @@ class Batches:
             self.table.count_unfinished,
         )
         audio = LineAudio(self.settings, files, resolve)
-        self.runner = BatchRunner(jobs, files, self.table, audio, self._erase_expired)
+        self.runner = BatchRunner(jobs, files, self.table, audio, self.texts, self._erase_expired)
         self._erased_at = -RETENTION_TICK_S
 
     def start(self) -> None:
@@ -88,12 +95,14 @@ class Batches:
     def stop(self) -> None:
         """Leave all batches to the next process. Does nothing the second time."""
         self.runner.stop()
+        self.texts.stop()
 
     def create(self, owner: str, form: BatchForm, key: IdempotencyKey | None = None) -> Batch:
         """Create a batch, or return the earlier one of the same key. Its input is read later.
 
-        Raises ApiError: `file_not_found`, `invalid_value` for a file of another purpose, `rate_limited`
-        if the owner has too many unfinished batches, `idempotency_key_reused`.
+        Raises ApiError: `file_not_found`, `invalid_value` for a file of another purpose, `model_not_found`
+        for texts where there is no text model, `rate_limited` if the owner has too many unfinished batches,
+        `idempotency_key_reused`.
         """
         before = None if key is None else self._created_by(owner, key)
         if before is not None:
@@ -103,6 +112,8 @@ class Batches:
         except ApiError as error:
             raise ApiError(error.code, error.message, param="input_file_id") from error
         self._check_input(file.purpose, file.size)
+        if form.endpoint in FORMS:
+            self.texts.check()
         if owner and self.table.count_unfinished(owner) >= self.settings.max_batches_per_key:
             text = (
                 f"this key has {self.settings.max_batches_per_key} unfinished batches, its maximum"
@@ -117,7 +128,7 @@ class Batches:
             state="validating",
             created_at=now,
             expires_at=now + WINDOW_S,
-            model=self.settings.model_name,
+            model=self._model_name(form.endpoint),
             metadata=form.metadata,
             output_kept_s=None if expiry is None else float(expiry.seconds),
         )
@@ -163,6 +174,9 @@ class Batches:
             raise ApiError("conflict", f"the batch is {batch.state}: it cannot be cancelled")
         return batch
 
+    def _model_name(self, endpoint: str) -> str:
+        return str(self.settings.text_name if endpoint in FORMS else self.settings.model_name)
+
     def _check_input(self, purpose: str, size: int) -> None:
         if purpose != "batch":
             text = f"input_file_id: the file's purpose is {purpose}, not batch"
@@ -197,10 +211,11 @@ class BatchRunner:
         files: Files,
         table: BatchTable,
         audio: LineAudio,
+        texts: TextLines,
         also: Callable[[], None],
     ) -> None:
         self.jobs, self.table, self.also = jobs, table, also
-        self.steps = BatchSteps(jobs, files, table, audio, self.leave)
+        self.steps = BatchSteps(jobs, files, table, audio, texts, self.leave, self.wake)
         self._stopping, self._woken = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._pool = ThreadPoolExecutor(SUBMITTERS, thread_name_prefix="batch-line")
@@ -272,7 +287,9 @@ class BatchRunner:
         """Settle lines, submit further ones, and finalize once all have ended."""
         self.steps.settle(batch)
         counts = self.table.counts([batch.id])[batch.id]
-        room = self.jobs.settings.batch_open_jobs - counts.get("submitted", 0)
+        settings = self.jobs.settings
+        most = settings.batch_size if batch.endpoint in FORMS else settings.batch_open_jobs
+        room = most - counts.get("submitted", 0)
         room = 0 if self._rests(batch) else room
         pending = self.table.lines(batch.id, "pending", room) if room > 0 else []
         submitted = [self._pool.submit(self._submit, batch, line) for line in pending]

@@ -12,6 +12,8 @@ What is wrong with a line's form fails the whole batch, as at OpenAI: a file tha
 another endpoint is a mistake that concerns all of it. What is wrong with its body (a field, the
 recording) fails that line alone, later.
 
+A line about audio becomes a job, one about text is answered by the text model (`text_lines`).
+
 The output is one line of JSON for each request, in OpenAI's format:
 
     {"id": "batch_req_...", "custom_id": "call-1", "error": null,
@@ -47,6 +49,7 @@ from ..speech.diarization import letter, relabelled
 from ..speech.forms import TranscriptionForm
 from .lines import LineAudio, LineRequest, job_form, parse_line
 from .table import Batch, BatchError, BatchState, BatchTable, LineError, LineRow, LineState
+from .text_lines import FORMS, Answer, TextLines, passes
 
 MAX_ERRORS = 100
 """Errors that are told of one file."""
@@ -58,6 +61,9 @@ MAX_ID_LENGTH = 512
 
 INPUT = "input"
 """The role of the reference from a batch to the blob of its input, which outlives the client's file."""
+
+ANSWER = "answer"
+"""The role of the reference from a batch to the answer of its line `k`, a text, until the batch is erased."""
 
 FAULT = LineError("internal_error", "the server failed")
 
@@ -88,10 +94,12 @@ class BatchSteps:
         files: Files,
         table: BatchTable,
         audio: LineAudio,
+        texts: TextLines,
         leave: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
         self.jobs, self.files, self.table, self.audio = jobs, files, table, audio
-        self.leave = leave
+        self.texts, self.leave, self.wake = texts, leave, wake
         self.settings, self.serving, self.store = jobs.settings, jobs.serving, jobs.store
         self._ended = self.serving.metrics.counter(
             "batch_lines", "Lines of batches by result.", "state"
@@ -109,7 +117,14 @@ class BatchSteps:
                 self.table.insert_lines(tx, lines)
 
     def settle(self, batch: Batch) -> None:
-        """Record the lines whose jobs have ended."""
+        """Record the lines whose jobs have ended. Texts that nobody writes any more, as their process has
+        ended, are begun again."""
+        if batch.endpoint in FORMS:
+            for line in self.table.lines(batch.id, "submitted"):
+                if not self.texts.has(line):
+                    with self.store.transaction() as tx:
+                        self.table.set_line(tx, line, "pending")
+            return
         for line, state, error in self.table.ended_jobs(batch.id):
             if state == "succeeded":
                 self._end(line, None)
@@ -121,13 +136,15 @@ class BatchSteps:
                 self._end(line, error or FAULT)
 
     def submit(self, batch: Batch, line: LineRow) -> None:
-        """Create the line's job, or record why there is none. Raises ApiError if it has to wait: the
-        server is full, or the key has reached a limit that passes."""
+        """Create the line's job or begin its text, or record why there is none. Raises ApiError if it has
+        to wait: the server is full, or the key has reached a limit that passes."""
         try:
-            if self.store.jobs.get(line.job) is None:
+            if batch.endpoint in FORMS:
+                self._begin_text(batch, line)
+            elif self.store.jobs.get(line.job) is None:
                 self._create(batch, line)
         except ApiError as error:
-            if error.status in (429, 503, 507) and error.code != "insufficient_quota":
+            if passes(error):
                 raise
             self._end(line, LineError(error.code, error.message, error.param))
             return
@@ -140,7 +157,7 @@ class BatchSteps:
 
     def expire(self, batch: Batch) -> None:
         """The completion window is over: end what is left."""
-        self._cancel_jobs(batch)
+        self._cancel_work(batch)
         self.settle(batch)
         with self.store.transaction() as tx:
             if self.table.enter(tx, batch.id, "finalizing", ("in_progress",)):
@@ -148,7 +165,7 @@ class BatchSteps:
 
     def cancel(self, batch: Batch) -> None:
         """The client has cancelled: end what is left, and keep what was finished."""
-        self._cancel_jobs(batch)
+        self._cancel_work(batch)
         with self.store.transaction() as tx:
             self.table.end_lines(tx, batch.id, "cancelled")
         self.finish(batch)
@@ -187,6 +204,39 @@ class BatchSteps:
 
     # -- parts ------------------------------------------------------------------------------------
 
+    def _begin_text(self, batch: Batch, line: LineRow) -> None:
+        with self._input(batch) as file:
+            body = read(file, line).body
+        with self.store.transaction() as tx:  # before its end can be recorded
+            self.table.set_line(tx, line, "submitted")
+        try:
+            self.texts.begin(batch, line, body, self._text_ended)
+        except ApiError as error:
+            if passes(error):
+                with self.store.transaction() as tx:
+                    self.table.set_line(tx, line, "pending")
+            raise
+
+    def _text_ended(self, line: LineRow, answer: Answer | ApiError) -> None:
+        """Keep the answer of a line, unless the line has ended. Called on another thread."""
+        if isinstance(answer, ApiError):
+            self._end(line, LineError(answer.code, answer.message, answer.param))
+            return self.wake()
+        draft = self.store.blobs.draft()
+        try:
+            draft.write(answer.body)
+            draft.flush()
+            with self.store.blobs.shared_lock():
+                blob = draft.commit()
+                with self.store.transaction() as tx:
+                    if ended := self.table.set_line(tx, line, "succeeded"):
+                        self.store.references.put(tx, line.batch, ANSWER, blob, line.k)
+        finally:
+            draft.discard()
+        if ended:
+            self._ended.labels("succeeded").inc()
+        self.wake()
+
     def _create(self, batch: Batch, line: LineRow) -> None:
         with self._input(batch) as file:
             request = parse_line(batch.endpoint, read(file, line).body)
@@ -221,22 +271,39 @@ class BatchSteps:
                 for line in lines:
                     self.leave()
                     given = read(file, line)
-                    transcript = self._transcript(batch, line)
-                    if isinstance(transcript, LineRow):
-                        errors.write(failed(transcript, given.custom_id))
+                    result = self._result(batch, line, given)
+                    if isinstance(result, LineRow):
+                        errors.write(failed(result, given.custom_id))
                         continue
-                    request = parse_line(batch.endpoint, given.body)
-                    usage = token_usage(transcript)
-                    read_tokens += int(str(usage["input_tokens"]))
-                    written_tokens += int(str(usage["output_tokens"]))
-                    output.write(succeeded(line, given.custom_id, request, transcript))
+                    body, (read_by_it, written_by_it) = result
+                    read_tokens += read_by_it
+                    written_tokens += written_by_it
+                    output.write(_line(line, given.custom_id, _response(line, 200, body), None))
                 after = lines[-1].k
         return read_tokens, written_tokens
 
-    def _transcript(self, batch: Batch, line: LineRow) -> Transcript | LineRow:
-        """The line's transcript; or the line itself if it has none, with the reason."""
+    def _result(
+        self, batch: Batch, line: LineRow, given: InputLine
+    ) -> tuple[Any, tuple[int, int]] | LineRow:
+        """The body of a line's answer, with the tokens read and written; or the line itself if it has none,
+        with the reason."""
         if line.state != "succeeded":
             return line
+        if batch.endpoint in FORMS:
+            name = self.store.references.get(batch.id, ANSWER, line.k)
+            assert name is not None
+            body = json.loads(self.store.blobs.read(name))
+            usage = body["usage"]
+            return body, (usage["prompt_tokens"], usage["completion_tokens"])
+        transcript = self._transcript(batch, line)
+        if isinstance(transcript, LineRow):
+            return transcript
+        counted = token_usage(transcript)
+        tokens = int(str(counted["input_tokens"])), int(str(counted["output_tokens"]))
+        return body_of_line(parse_line(batch.endpoint, given.body), transcript), tokens
+
+    def _transcript(self, batch: Batch, line: LineRow) -> Transcript | LineRow:
+        """The line's transcript; or the line itself if it has none any more, with the reason."""
         try:
             return self.jobs.operations.transcript(line.job, batch.owner)
         except (ApiError, FileNotFoundError):  # the client has deleted the job in the meantime
@@ -251,7 +318,8 @@ class BatchSteps:
         if ended:
             self._ended.labels(state).inc()
 
-    def _cancel_jobs(self, batch: Batch) -> None:
+    def _cancel_work(self, batch: Batch) -> None:
+        self.texts.cancel(batch.id)
         for job in self.table.open_jobs(batch.id):
             self.leave()
             with suppress(ApiError):  # the client has deleted it
@@ -313,13 +381,12 @@ def read(file: BinaryIO, line: LineRow) -> InputLine:
     return InputLine(data["custom_id"], data["body"])
 
 
-def succeeded(line: LineRow, custom_id: str, request: LineRequest, transcript: Transcript) -> bytes:
-    """The line of the output file."""
+def body_of_line(request: LineRequest, transcript: Transcript) -> Any:
+    """What the route of a line about audio would have sent."""
     form = request.form
     if isinstance(form, TranscriptionForm) and form.diarized:
         transcript = relabelled(transcript, form.known_speaker_names, letter)
-    body = body_of(form.response_format, transcript, granularities=request.granularities)
-    return _line(line, custom_id, _response(line, 200, body), None)
+    return body_of(form.response_format, transcript, granularities=request.granularities)
 
 
 def failed(line: LineRow, custom_id: str) -> bytes:

@@ -32,12 +32,17 @@ BatchState = Literal[
     "cancelled",
 ]
 LineState = Literal["pending", "submitted", "succeeded", "failed", "cancelled", "expired"]
-"""`submitted`: the line's job exists. The last four are final."""
+"""`submitted`: the line's job exists, or its text is being written. The last four are final."""
 
 UNFINISHED: tuple[BatchState, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 OPEN_LINES: tuple[LineState, ...] = ("pending", "submitted")
 
-Endpoint = Literal["/v1/audio/transcriptions", "/v1/audio/translations"]
+Endpoint = Literal[
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/chat/completions",
+    "/v1/completions",
+]
 
 WINDOW_S = 24 * 3600.0
 
@@ -374,7 +379,7 @@ class ReasoningTokens(BaseModel):
 
 
 class BatchUsage(BaseModel):
-    """Positions of the encoder as input tokens (50 per second of audio), and tokens of the texts."""
+    """Tokens of prompts, or for audio positions of the encoder (50 per second); and tokens of the texts."""
 
     input_tokens: int
     input_tokens_details: CachedTokens = CachedTokens()

@@ -1,4 +1,4 @@
-"""`/v1/batches`: OpenAI's contract, for transcriptions and translations.
+"""`/v1/batches`: OpenAI's contract, for transcriptions, translations and texts.
 
 A batch belongs to its API key: for other keys it does not exist. See docs/openai-batches.md.
 """
@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from ..batches.lines import BatchForm, parse_batch
 from ..batches.service import Batches
 from ..batches.table import Batch, BatchObject
-from ..dependencies import Caller, part
+from ..batches.text_lines import FORMS
+from ..dependencies import Caller, check_scope, part
 from ..http.bodies import json_object
 from ..http.openapi import json_body
 from ..jobs.submissions import IdempotencyKey, fingerprint
@@ -46,6 +47,8 @@ async def create(
     """
     key = idempotency_key(request)
     form = parse_batch(await json_object(request))
+    if form.endpoint in FORMS:
+        check_scope(request, caller, "text")
     await asyncio.to_thread(jobs.submissions.check_room)
     mark = None
     if key is not None:

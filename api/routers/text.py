@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
-from forescribe.speculative.errors import RequestError
-
 from ..access.limits import Client
 from ..dependencies import ClientDep, ServingDep, part, reserve
 from ..errors import ApiError
@@ -22,15 +20,15 @@ from ..http.openapi import json_body
 from ..speech.answers import PING, PING_S, EventStream, data
 from ..speech.upload import while_connected
 from ..text.forms import (
-    MAX_TEXTS,
     ChatForm,
-    ChatShape,
     CompletionForm,
     FormT,
     Shape,
     TextForm,
-    TextShape,
     parse,
+    prompt_tokens,
+    shape_of,
+    texts_of,
     usage_of,
 )
 from ..text.serving import TextRequest, TextServing
@@ -49,8 +47,7 @@ async def completions(
     request: Request, text_serving: TextServingDep, serving: ServingDep, client: ClientDep
 ) -> Response:
     form, texts = await _begin(request, text_serving, serving, client, CompletionForm)
-    shape = TextShape(form.model, _now(), logprobs=form.ranks, usage=form.usage_streamed)
-    return await _answer(request, serving, client.owner, form, texts, shape)
+    return await _answer(request, serving, client.owner, form, texts)
 
 
 @router.post("/chat/completions", openapi_extra=json_body(ChatForm))
@@ -58,12 +55,7 @@ async def chat(
     request: Request, text_serving: TextServingDep, serving: ServingDep, client: ClientDep
 ) -> Response:
     form, texts = await _begin(request, text_serving, serving, client, ChatForm)
-    shape = ChatShape(form.model, _now(), logprobs=form.ranks, usage=form.usage_streamed)
-    return await _answer(request, serving, client.owner, form, texts, shape)
-
-
-def _now() -> int:
-    return int(time.time())
+    return await _answer(request, serving, client.owner, form, texts)
 
 
 async def _begin(
@@ -83,21 +75,10 @@ async def _begin(
         form = await parse(request, kind)
         reservation.start()
         text_serving.check_model(form.model)
-        if len(form.prompts) * form.n > MAX_TEXTS:
-            raise ApiError(
-                "invalid_value", f"more than {MAX_TEXTS} texts in one request", param="n"
-            )
-        try:
-            prompts = [await asyncio.to_thread(generator.encode, p) for p in form.prompts]
-        except RequestError as error:
-            param = "messages" if kind is ChatForm else "prompt"
-            raise ApiError("invalid_value", str(error), param=param) from error
-        serving.admission.charge_tokens(client.owner, sum(map(len, prompts)))
+        texts = await asyncio.to_thread(texts_of, form, generator.encode)
+        serving.admission.charge_tokens(client.owner, prompt_tokens(form, texts))
         await asyncio.to_thread(serving.usage.spend, client.owner, requests=1)
-        choices = form.choices()
-        pairs = [(prompt, options) for prompt in prompts for options in choices]
-        texts = text_serving.write([p for p, _ in pairs], [o for _, o in pairs], reservation)
-        return form, texts
+        return form, text_serving.write(texts, reservation.release)
     except BaseException:
         reservation.release()
         raise
@@ -109,10 +90,8 @@ async def _answer(
     caller: str,
     form: TextForm,
     texts: TextRequest,
-    shape: Shape,
 ) -> Response:
-    # Each prompt counts once, however many texts are generated for it.
-    prompt_tokens = sum(map(len, texts.prompts)) // form.n
+    shape, read = shape_of(form), prompt_tokens(form, texts.texts)
     began_ns = time.time_ns()
 
     def end() -> None:
@@ -120,39 +99,29 @@ async def _answer(
         texts.cancel()
         serving.admission.add_tokens(caller, texts.written)
         serving.tracing.record("generate", began_ns, time.time_ns(), tokens=texts.written)
-        serving.usage.later(caller, tokens=prompt_tokens + texts.written)
+        serving.usage.later(caller, tokens=read + texts.written)
 
     if form.stream:
-        body = _chunks(texts, shape, prompt_tokens, usage=form.usage_streamed)
+        body = _chunks(texts, shape, read, usage=form.usage_streamed)
         return EventStream(body, end)
     try:
-        completions = await while_connected(request, _all(texts))
+        completions = await while_connected(request, texts.completions())
     finally:
         end()
-    return JSONResponse(shape.whole(completions, prompt_tokens))
-
-
-async def _all(texts: TextRequest) -> list[Completion]:
-    """All texts in their order, once they have ended."""
-    ended: dict[int, Completion] = {}
-    while len(ended) < len(texts.prompts):
-        index, event = await texts.next()
-        if event.completion is not None:
-            ended[index] = event.completion
-    return [ended[index] for index in range(len(ended))]
+    return JSONResponse(shape.whole(completions, read))
 
 
 async def _chunks(
-    texts: TextRequest, shape: Shape, prompt_tokens: int, *, usage: bool
+    texts: TextRequest, shape: Shape, read: int, *, usage: bool
 ) -> AsyncIterator[bytes]:
     """The body of a stream. A failure is sent as an event named `error`, which SDKs raise."""
     ended: list[Completion] = []
     try:
-        for index in range(len(texts.prompts)):
+        for index in range(len(texts.texts)):
             begin = shape.begin(index)
             if begin is not None:
                 yield data(shape.chunk([begin]))
-        while len(ended) < len(texts.prompts):
+        while len(ended) < len(texts.texts):
             try:
                 index, event = await asyncio.wait_for(texts.next(), PING_S)
             except TimeoutError:
@@ -164,7 +133,7 @@ async def _chunks(
                 ended.append(event.completion)
                 yield data(shape.chunk([shape.end(index, event.completion)]))
         if usage:
-            yield data(shape.chunk([], usage_of(ended, prompt_tokens)))
+            yield data(shape.chunk([], usage_of(ended, read)))
         yield b"data: [DONE]\n\n"
     except ApiError as error:
         yield b"event: error\n" + data(error.body())

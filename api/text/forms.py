@@ -9,17 +9,23 @@ generated.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from forescribe.speculative.errors import RequestError
 
 from ..errors import ApiError
 from ..http.bodies import json_object
 
 if TYPE_CHECKING:
     from forescribe.text.streaming import Completion, Options, Token
+
+    Text = tuple[tuple[int, ...], Options]
+    """A prompt in tokens, and the options of its text."""
 
 
 MAX_BODY = 8 << 20
@@ -204,12 +210,41 @@ FormT = TypeVar("FormT", bound=TextForm)
 
 async def parse(request: Request, kind: type[FormT]) -> FormT:
     """Read and check the body. Raises ApiError `invalid_value` with the name of the field."""
-    body = await json_object(request, MAX_BODY)
+    return checked(await json_object(request, MAX_BODY), kind)
+
+
+def checked(body: Mapping[str, Any], kind: type[FormT]) -> FormT:
+    """Raises ApiError `invalid_value` with the name of the field."""
     values = {k: v for k, v in body.items() if v is not None}  # null counts as absent
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         raise _refused(error.errors(), kind) from error
+
+
+def texts_of(form: TextForm, encode: Callable[[Prompt], tuple[int, ...]]) -> list[Text]:
+    """The prompts of all texts, in tokens, with their options; takes the time that `encode` takes. Raises
+    ApiError `invalid_value` for too many texts, and a prompt that cannot be continued."""
+    if len(form.prompts) * form.n > MAX_TEXTS:
+        raise ApiError("invalid_value", f"more than {MAX_TEXTS} texts in one request", param="n")
+    try:
+        prompts = [encode(prompt) for prompt in form.prompts]
+    except RequestError as error:
+        param = "messages" if isinstance(form, ChatForm) else "prompt"
+        raise ApiError("invalid_value", str(error), param=param) from error
+    choices = form.choices()
+    return [(prompt, options) for prompt in prompts for options in choices]
+
+
+def prompt_tokens(form: TextForm, texts: Sequence[Text]) -> int:
+    """Tokens of the prompts. Each counts once, however many texts are generated for it."""
+    return sum(len(prompt) for prompt, _ in texts) // form.n
+
+
+def shape_of(form: TextForm) -> Shape:
+    """The format of the answer to a form, created now."""
+    kind = ChatShape if isinstance(form, ChatForm) else TextShape
+    return kind(form.model, int(time.time()), logprobs=form.ranks, usage=form.usage_streamed)
 
 
 class Shape:

@@ -2,7 +2,7 @@
 
     text_serving = TextServing.of(settings)
     text_serving.start()
-    request = text_serving.write(prompts, options, reservation)
+    request = text_serving.write(pairs, release)
     index, event = await request.next()
     await text_serving.stop()
 
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from forescribe.asr.errors import out_of_memory
 from forescribe.speculative.errors import RequestError
 
-from ..access.limits import Reservation
 from ..errors import ApiError
 from ..metrics import Metrics
 from ..process.lifecycle import Engine
@@ -31,7 +30,9 @@ from ..settings import Settings
 
 if TYPE_CHECKING:
     from forescribe.text.generator import TextGenerator
-    from forescribe.text.streaming import Event, Options
+    from forescribe.text.streaming import Completion, Event
+
+    from .forms import Text
 
 
 TEXT_MODEL = "the text model"
@@ -137,12 +138,14 @@ class TextServing(Engine):
 
     def write(
         self,
-        prompts: Sequence[tuple[int, ...]],
-        options: Sequence[Options],
-        reservation: Reservation,
+        texts: Sequence[Text],
+        release: Callable[[], None],
+        timeout_s: float | None = None,
     ) -> TextRequest:
-        """Queue the texts of one request. Raises ApiError `not_ready`."""
-        request = TextRequest(prompts, options, reservation, self.settings.timeout_s, self._cancel)
+        """Queue the texts of one request: prompts with their options. `release` is called when the last of
+        them has ended. Raises ApiError `not_ready`."""
+        limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        request = TextRequest(texts, release, limit_s, self._cancel)
         with self._changed:
             if self._closed:
                 raise ApiError("not_ready", "the server is stopping")
@@ -182,7 +185,7 @@ class TextServing(Engine):
             self._submit(generator, request)
         for request in cancelled:
             self._drop(generator, request)
-            request.reservation.release()
+            request.release()
         self._round_began_s = time.monotonic()
         try:
             events = generator.step()
@@ -200,8 +203,7 @@ class TextServing(Engine):
 
     def _submit(self, generator: TextGenerator, request: TextRequest) -> None:
         try:
-            pairs = zip(request.prompts, request.options, strict=True)
-            for index, (prompt, options) in enumerate(pairs):
+            for index, (prompt, options) in enumerate(request.texts):
                 self._owners[generator.submit(prompt, options)] = request, index
         except RequestError as error:
             self._fail_request(generator, request, ApiError("invalid_value", str(error)))
@@ -254,20 +256,19 @@ class TextServing(Engine):
 
 class TextRequest:
     """The texts of one request: its prompts with their options, and the events of the model's thread. The
-    reservation is released when the last text has ended; `cancelled` is called once if the request is
+    capacity is released when the last text has ended; `cancelled` is called once if the request is
     cancelled before."""
 
     def __init__(
         self,
-        prompts: Sequence[tuple[int, ...]],
-        options: Sequence[Options],
-        reservation: Reservation,
+        texts: Sequence[Text],
+        release: Callable[[], None],
         timeout_s: float,
         cancelled: Callable[[TextRequest], None],
     ) -> None:
-        self.prompts, self.options, self.reservation = prompts, options, reservation
-        self._cancelled, self._unfinished = cancelled, len(prompts)
-        self._written = [0] * len(prompts)  # tokens of each text so far
+        self.texts, self.release = texts, release
+        self._cancelled, self._unfinished = cancelled, len(texts)
+        self._written = [0] * len(texts)  # tokens of each text so far
         self._events: Mailbox[tuple[int, Event] | ApiError] = Mailbox(timeout_s)
         """At most as many as the request's tokens."""
 
@@ -280,11 +281,11 @@ class TextRequest:
             self._written[index] = len(event.completion.ids)
             self._unfinished -= 1
             if not self._unfinished:
-                self.reservation.release()
+                self.release()
         self._events.put((index, event))
 
     def fail(self, error: ApiError) -> None:
-        self.reservation.release()
+        self.release()
         self._events.put(error)
 
     # -- on the event loop ------------------------------------------------------------------------
@@ -303,6 +304,15 @@ class TextRequest:
         if isinstance(item, ApiError):
             raise item
         return item
+
+    async def completions(self) -> list[Completion]:
+        """All texts in their order, once they have ended. Raises as `next` does."""
+        ended: dict[int, Completion] = {}
+        while len(ended) < len(self.texts):
+            index, event = await self.next()
+            if event.completion is not None:
+                ended[index] = event.completion
+        return [ended[index] for index in range(len(ended))]
 
     def cancel(self) -> None:
         """Free the request's slots before the next round; does nothing after the end."""
