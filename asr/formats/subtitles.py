@@ -105,16 +105,13 @@ class Cue:
 
 def cues(transcript: Contents, rules: LineRules = PLAIN) -> list[Cue]:
     """Return the segments as subtitles, or their words arranged by `rules`: in order, start < end, no
-    overlaps, none after the end of the audio.
+    overlaps, none after the end of the audio, each of one speaker.
 
     Whisper's timestamps guarantee none of this: they may touch, repeat, or point into the padding
     behind the audio. No text is lost: a segment without room for a cue is added to the cue before
-    it."""
+    it if that is the same speaker's, and otherwise takes a millisecond of the cues before."""
     if rules.plain:
-        with_text = (segment for segment in transcript.segments if one_line(segment.text))
-        parts = [
-            _TimedText(s.start_sample, s.end_sample, one_line(s.text), s.speaker) for s in with_text
-        ]
+        parts = [part for segment in transcript.segments for part in _by_speaker(segment)]
     else:
         parts = [_timed_text(block) for block in split_into_blocks(transcript, rules)]
     placed = _placed(parts, max(1, milliseconds(transcript.sample_count)))
@@ -203,6 +200,23 @@ class _TimedText:
     words: tuple[tuple[int, int, tuple[int, int]], ...] = ()  # start_ms, end_ms, place in the text
 
 
+def _by_speaker(segment: Segment) -> Iterator[_TimedText]:
+    """The text of a segment, cut before each word of another speaker than the word before it."""
+    at, begin, start, speaker = 0, 0, segment.start_sample, segment.speaker
+    end = start
+    for number, word in enumerate(segment.words or ()):
+        found = segment.text.find(word.text, at)
+        if found < 0:  # words that are not those of the text
+            continue
+        who = word.speaker or segment.speaker
+        if number and who != speaker and one_line(segment.text[begin:found]):
+            yield _TimedText(start, max(start, end), one_line(segment.text[begin:found]), speaker)
+            begin, start = found, word.start_sample
+        speaker, at, end = who, found + len(word.text), word.end_sample
+    if text := one_line(segment.text[begin:]):
+        yield _TimedText(start, max(start, segment.end_sample), text, speaker)
+
+
 def _timed_text(block: SubtitleBlock) -> _TimedText:
     text, places = block.text()
     words = (
@@ -223,14 +237,29 @@ def _placed(parts: list[_TimedText], limit: int) -> list[tuple[Cue, _TimedText]]
         start = max(raw_start, result[-1][0].end_ms if result else 0)
         if start >= limit and result:
             cue, before = result[-1]
-            result[-1] = replace(cue, text=f"{cue.text} {part.text}"), before
-            continue
+            if label(part.speaker) == cue.speaker or not _make_room(result):
+                result[-1] = replace(cue, text=f"{cue.text} {part.text}"), before
+                continue
+            start = limit - 1
         start = min(start, limit - 1)
         end = min(milliseconds(part.end_sample), limit)
         if next_start > start:
             end = min(end, next_start)
         result.append((Cue(start, max(end, start + 1), part.text, label(part.speaker)), part))
     return result
+
+
+def _make_room(placed: list[tuple[Cue, _TimedText]]) -> bool:
+    """Free the last millisecond: the latest cue that has more than one gives one, and those after it begin
+    earlier. False if none has."""
+    for n in range(len(placed) - 1, -1, -1):
+        if placed[n][0].end_ms - placed[n][0].start_ms > 1:
+            for m in range(n, len(placed)):
+                cue, part = placed[m]
+                early = cue.start_ms - (m > n)
+                placed[m] = replace(cue, start_ms=early, end_ms=cue.end_ms - 1), part
+            return True
+    return False
 
 
 def _highlighted(cue: Cue, part: _TimedText) -> Iterator[Cue]:

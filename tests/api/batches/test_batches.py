@@ -180,7 +180,7 @@ def test_what_a_batch_may_not_be(client) -> None:
     good = {"input_file_id": requests, "endpoint": TRANSCRIBE, "completion_window": "24h"}
     wrong = [
         ({"completion_window": "1h"}, 400, "completion_window"),
-        ({"endpoint": "/v1/chat/completions"}, 400, "endpoint"),
+        ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
         ({"endpoint": None}, 400, "endpoint"),
         ({"input_file_id": "file-" + "0" * 32}, 404, "input_file_id"),
         ({"input_file_id": 5}, 400, "input_file_id"),

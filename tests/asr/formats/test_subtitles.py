@@ -164,6 +164,88 @@ def test_speakers_never_share_a_cue() -> None:
     assert "[A]: w0 w1" in srt(made, LineRules(width=40, count=2))
 
 
+VOICES = ("Ann", "Bob", None)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> Transcript:
+    """Segments whose words change speakers anywhere, with times as Whisper gives them: some beyond the end,
+    some touching. Word `w7` is said by the speaker whose number is behind the underscore: `w7_1`."""
+    at, number, segments = 0, 0, []
+    for index in range(draw(st.integers(1, 5))):
+        start, said = at, []
+        main = draw(st.sampled_from((0, 1)))
+        for _ in range(draw(st.integers(1, 6))):
+            who = draw(st.sampled_from((0, 1, 2)))
+            heard = main if VOICES[who] is None else who  # an unknown word is the segment's
+            long = draw(st.integers(0, 2 * RATE))
+            said.append(Word(f" w{number}_{heard}", at, at + long, speaker=VOICES[who]))
+            at, number = at + long, number + 1
+        timed = draw(st.booleans()) or len({word.text[-1] for word in said}) > 1
+        heard = VOICES[main if timed else int(said[0].text[-1])]
+        text = "".join(word.text for word in said)
+        kept = tuple(said) if timed else None
+        segments.append(Segment(index, 0, 0, start, at, text, words=kept, speaker=heard))
+    count = draw(st.integers(RATE, max(RATE, at)))
+    whole = Coverage((Span(0, count, "decoded"),))
+    return Transcript(tuple(segments), count, whole, diarized=True)
+
+
+@settings(max_examples=300)
+@given(
+    conversations(),
+    st.sampled_from([PLAIN, LineRules(width=20), LineRules(width=14, count=2), LineRules(words=2)]),
+    st.sampled_from(["srt", "vtt"]),
+)
+def test_no_cue_spans_a_change_of_speaker_and_no_word_is_lost(
+    transcript: Transcript, rules: LineRules, kind: str
+) -> None:
+    document = (srt if kind == "srt" else vtt)(transcript, rules)
+    label = r"\[(\w+)\]: " if kind == "srt" else r"<v (\w+)>"
+    texts = re.findall(r"-->.*\n((?:.+\n)+)", document)
+    for text in texts:
+        named = re.match(label, text)
+        assert named is not None
+        said = re.findall(r"w\d+_(\d)", text)
+        assert {VOICES[int(who)] for who in said} == {named[1]}, document
+    found = re.findall(r"w(\d+)_", document)
+    assert found == [str(n) for n in range(len(found))]
+    assert len(found) == sum(segment.text.count("w") for segment in transcript.segments)
+    times = [(c.start_ms, c.end_ms) for c in cues(transcript, rules)]
+    assert all(one[1] <= two[0] for one, two in pairwise(times)) and len(times) == len(texts)
+
+
+def test_words_of_two_speakers_in_one_segment_are_two_cues() -> None:
+    words = (
+        Word(" Are", 0, RATE // 2, speaker="Ann"),
+        Word(" you", RATE // 2, RATE, speaker="Ann"),
+        Word(" there?", RATE, 2 * RATE, speaker="Ann"),
+        Word(" Yes.", 2 * RATE, 3 * RATE, speaker="Bob"),
+    )
+    segment = Segment(0, 0, 0, 0, 3 * RATE, " Are you there? Yes.", words=words, speaker="Ann")
+    made = Transcript(
+        (segment,), 3 * RATE, Coverage((Span(0, 3 * RATE, "decoded"),)), diarized=True
+    )
+    assert vtt(made) == (
+        "WEBVTT\n\n00:00.000 --> 00:02.000\n<v Ann>Are you there?\n"
+        "\n00:02.000 --> 00:03.000\n<v Bob>Yes.\n\n"
+    )
+    assert "[Ann]: Are you there?\n" in srt(made) and "[Bob]: Yes.\n" in srt(made)
+
+
+def test_the_last_word_of_another_speaker_has_a_cue_where_no_time_is_left() -> None:
+    segments = (
+        Segment(0, 0, 0, 0, RATE, " Are you there?", speaker="Ann"),
+        Segment(1, 0, 0, RATE, 2 * RATE, " Yes.", speaker="Bob"),  # behind the end
+        Segment(2, 0, 0, 2 * RATE, 3 * RATE, " Good.", speaker="Bob"),
+    )
+    made = Transcript(segments, RATE, Coverage((Span(0, RATE, "decoded"),)), diarized=True)
+    assert [(c.start_ms, c.end_ms, c.speaker, c.text) for c in cues(made)] == [
+        (0, 999, "Ann", "Are you there?"),
+        (999, 1000, "Bob", "Yes. Good."),
+    ]
+
+
 def test_a_segment_without_word_times_stays_whole() -> None:
     segments = (
         Segment(0, 0, 0, 0, RATE, " no times for these", words=None),
