@@ -66,6 +66,9 @@ FILES: Mapping[str, tuple[files.Render, str]] = MappingProxyType(
 )
 """Subtitles with their media types. SubRip has no registered one; clients of OpenAI's API take any."""
 
+PIECE_TOKENS = 4
+"""Tokens of a delta, three words of English: what a reader takes in at a glance."""
+
 PING_S = 15.0
 """Proxies close a connection that is silent for a minute."""
 
@@ -285,12 +288,26 @@ class Deltas:
 
 
 def pieces(part: Part) -> Iterator[tuple[str, tuple[Token, ...]]]:
-    """The text and the tokens of each segment. A part can hold several windows, and half a minute of text
-    in one event is hard to follow."""
+    """Text and tokens of a few words at a time: a part can hold several windows, and half a minute of text in
+    one event is hard to follow. No piece ends within a character."""
     tokens = iter(part.tokens)
     for segment in part.segments:
-        yield segment.text, tuple(islice(tokens, len(segment.tokens)))
+        yield from _words(segment.text, list(islice(tokens, len(segment.tokens))))
     assert next(tokens, None) is None, "every token belongs to a segment"
+
+
+def _words(text: str, tokens: Sequence[Token]) -> Iterator[tuple[str, tuple[Token, ...]]]:
+    """A segment in pieces of `PIECE_TOKENS` or a few more, where a word or, in scripts without spaces, a
+    character begins; the last piece is what is left of the text."""
+    held: list[Token] = []
+    for token in tokens:
+        if len(held) >= PIECE_TOKENS and (token.data[:1] == b" " or len(held) >= 3 * PIECE_TOKENS):
+            said = b"".join(one.data for one in held).decode(errors="replace")
+            if text.startswith(said) and len(said) < len(text):
+                yield said, tuple(held)
+                text, held = text[len(said) :], []
+        held.append(token)
+    yield text, tuple(held)
 
 
 def data(body: Mapping[str, object]) -> bytes:

@@ -70,6 +70,48 @@ class Spoken:
         return self.parts.pop(0) if self.parts else None
 
 
+def said(text: str, pieces: list[bytes]) -> list[tuple[str, int]]:
+    """The deltas of a segment with these tokens, and how many tokens each has."""
+    assert b"".join(pieces).decode() == text
+    tokens = tuple(Token(p.decode(errors="replace"), -0.5, p) for p in pieces)
+    told = transcript([(None, "any")])
+    segments = tuple(replace(s, text=text, tokens=tuple(range(len(pieces)))) for s in told.segments)
+    return [(text, len(own)) for text, own in answers.pieces(Part(segments, tokens, 1.0))]
+
+
+def test_a_delta_has_a_few_words() -> None:
+    text = " Printing, in the only sense with which we are at present concerned"
+    words = [b" " + word.encode() for word in text.split()]
+    found = said(text, words)
+    assert "".join(one for one, _ in found) == text and len(found) == 3
+    assert all(count == answers.PIECE_TOKENS for _, count in found)
+    assert all(one.startswith(" ") for one, _ in found)
+
+
+def test_no_delta_ends_within_a_word_or_a_character() -> None:
+    parts = [b" un", b"for", b"get", b"ta", b"ble", b" words"]
+    assert said(" unforgettable words", parts) == [(" unforgettable", 5), (" words", 1)]
+    text = "今日はいい天気ですねとても"
+    for size in (1, 2, 3, 4):  # bytes of a token, which begin anywhere in a character
+        data = text.encode()
+        found = said(text, [data[k : k + size] for k in range(0, len(data), size)])
+        assert "".join(one for one, _ in found) == text
+        assert all("\ufffd" not in one for one, _ in found)
+    assert len(said(text, [character.encode() for character in text])) == 2
+
+
+@given(st.text(alphabet="ab é日 ", min_size=1), st.lists(st.integers(1, 5)))
+def test_deltas_of_a_segment_are_its_text_however_it_is_cut(text, sizes) -> None:
+    data, pieces = text.encode(), []
+    for size in sizes:
+        pieces.append(data[:size])
+        data = data[size:]
+    pieces = [piece for piece in (*pieces, data) if piece]
+    found = said(text, pieces)
+    assert "".join(one for one, _ in found) == text
+    assert sum(count for _, count in found) == len(pieces)
+
+
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_windows_that_end_together_still_come_in_pieces(logprobs) -> None:
     lines = ["Good morning.", "How are you?", "Fine."]
