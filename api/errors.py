@@ -51,6 +51,8 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "idempotency_key_reused": 422,
         "locked": 423,
         "unsupported_version": 412,
+        "version_conflict": 412,  # somebody else has changed it
+        "version_required": 428,
         "method_not_allowed": 405,
         "range_not_satisfiable": 416,
         "request_timeout": 408,  # the body arrived too slowly

@@ -73,9 +73,10 @@ ABOUT = {
 }
 JOBS = {
     409: "the state of the job or upload does not allow it",
-    412: "unsupported version of the upload protocol",
+    412: "unsupported version of the upload protocol, or the object has been changed meanwhile",
     422: "the idempotency key was used for another request",
     423: "another request is writing",
+    428: "If-Match is missing",
 }
 
 METHODS = ("get", "put", "post", "delete", "patch", "head", "options")

@@ -32,6 +32,7 @@ HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Option
 
 EXPOSED = (
     "Content-Disposition",
+    "ETag",
     "Location",
     "Retry-After",
     "Tus-Extension",

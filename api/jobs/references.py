@@ -56,6 +56,14 @@ class References:
         query = sa.select(REFERENCES.c.blob).where(_is(job, role, k))
         return tx.execute(query).scalar_one_or_none()
 
+    def last_in(self, tx: Tx, job: str, role: str) -> tuple[int, str] | None:
+        """The highest `k` of a role, and its blob."""
+        query = sa.select(REFERENCES.c.k, REFERENCES.c.blob).where(
+            REFERENCES.c.job == job, REFERENCES.c.role == role
+        )
+        row = tx.execute(query.order_by(REFERENCES.c.k.desc()).limit(1)).one_or_none()
+        return None if row is None else (row.k, row.blob)
+
     def get_all(self, job: str, role: str) -> list[str]:
         """The blobs of a role, ordered by `k`."""
         query = sa.select(REFERENCES.c.blob).where(
@@ -101,6 +109,11 @@ class References:
     def drop(self, job: str, role: str) -> None:
         """Remove the references of a role, and blobs that no row refers to any more."""
         self._remove(job, (REFERENCES.c.job == job) & (REFERENCES.c.role == role))
+
+    def drop_up_to(self, job: str, role: str, k: int) -> None:
+        """As `drop`, but those up to number `k`."""
+        which = (REFERENCES.c.job == job) & (REFERENCES.c.role == role) & (REFERENCES.c.k <= k)
+        self._remove(job, which)
 
     def drop_all(self, job: str, *also: sa.Delete) -> None:
         """Remove all references of a job, and execute further statements in the same transaction."""

@@ -35,6 +35,8 @@ from ..uploads.shared import SharedUploads
 from ..uploads.tus import UploadLimits, Uploads, UploadStore
 from .active import ActiveJobs, Outages, report_fault
 from .completion import Completion, JobMetrics, Webhooks
+from .corrections import ROLE as CORRECTIONS
+from .corrections import CorrectedJobs
 from .recovery import Recovery, join, open_store
 from .steps import DiarizationStep, JobFiles, Steps, TranscriptionSteps
 from .store import Store
@@ -116,6 +118,7 @@ class Jobs:
         self.operations = Operations(
             store, engine, self.active, files, self.completion, self.retention
         )
+        self.corrected = CorrectedJobs(store, files, self.operations, self.submissions.shares)
         self._lock = lock
         self._stopping, self._handing_over = threading.Event(), threading.Lock()
         self._threads = [
@@ -314,7 +317,8 @@ class Operations:
         return self._new_run(id, owner, ("failed", "cancelled"), "transcribe", {})
 
     def diarize(self, id: str, owner: str, num_speakers: int | None) -> Job:
-        """Assign new speakers to the same words. Raises ApiError: `conflict`, `not_found`."""
+        """Assign new speakers to the same words. Raises ApiError: `conflict`, also while there are
+        corrections, which would be lost; `not_found`."""
         options = {"diarize": True, "num_speakers": num_speakers}
         return self._new_run(id, owner, ("succeeded",), "diarize", options)
 
@@ -335,6 +339,9 @@ class Operations:
         if self.store.references.get(id, "audio") is None:
             raise _no_audio()
         with self.store.transaction() as tx:
+            if self.store.references.last_in(tx, id, CORRECTIONS) is not None:
+                text = "the text has corrections, which belong to its speakers: delete them first"
+                raise ApiError("conflict", f"{text} (DELETE /v1/jobs/{{id}}/corrections)")
             if options:
                 merged = {k: v for k, v in {**job.options, **options}.items() if v is not None}
                 self.store.jobs.set_options(tx, id, merged)

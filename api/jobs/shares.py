@@ -4,8 +4,8 @@
     with store.transaction() as tx, shares.counted(tx, owner):
         ...                                  # rows and references; if it is too much, this raises
 
-Counted are audio, requests and results of jobs and the contents of files, a content that a key refers to
-several times once. Resumable uploads that are not a job yet are limited where they are created
+Counted are audio, requests, results and corrections of jobs and the contents of files, a content that a key
+refers to several times once. Resumable uploads that are not a job yet are limited where they are created
 (`api.uploads`). Submissions of one key that come together wait for each other, so that they do not exceed
 its share together. Does not know HTTP.
 """

@@ -203,6 +203,11 @@ class JobTable:
         job = None if row is None else _job(row)
         return None if job is None or job.ended else job
 
+    def locked(self, tx: Tx, id: str) -> Job | None:
+        """The job in any state, locked; None if it has been erased."""
+        row = tx.execute(sa.select(JOBS).where(JOBS.c.id == id).with_for_update()).one_or_none()
+        return None if row is None else _job(row)
+
     def start(self, tx: Tx, id: str, run: int) -> Job | None:
         """Mark the job as running and return it as it was before; None if the run is not current."""
         job = self.current(tx, id, run)

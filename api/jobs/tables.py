@@ -66,7 +66,9 @@ REFERENCES = sa.Table(
     "forescribe_refs",
     META,
     sa.Column("job", sa.String, primary_key=True),
-    sa.Column("role", sa.String, primary_key=True),  # audio, form, plan, group, spoken, result
+    sa.Column(
+        "role", sa.String, primary_key=True
+    ),  # audio, form, plan, group, spoken, result, corrections
     sa.Column("k", sa.Integer, primary_key=True),
     sa.Column("blob", sa.String, nullable=False, index=True),
     sa.Column("tenant", sa.String),  # the owner for whom it counts; NULL: it is not counted

@@ -29,10 +29,11 @@ from forescribe.asr.formats.files import rttm
 
 from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, part, reserve
 from ..errors import ApiError
-from ..http.bodies import file_response, in_thread, small_field, whole
-from ..http.openapi import form_body
+from ..http.bodies import file_response, in_thread, json_object, small_field, whole
+from ..http.openapi import form_body, json_body
+from ..jobs.corrections import MAX_BYTES, CorrectedJobs, Corrections, Version
 from ..jobs.database import Place
-from ..jobs.service import Jobs
+from ..jobs.service import Jobs, Operations
 from ..jobs.store import Store
 from ..jobs.submissions import RETRY_S, JobForm, Recording, check
 from ..jobs.tables import ENDED, Job, LogEntry, State
@@ -147,10 +148,16 @@ async def events(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Re
 
 @router.get("/{id}/result")
 async def result(
-    id: str, jobs: JobsDep, caller: Caller, response_format: ResultFormat = "json"
+    id: str,
+    jobs: JobsDep,
+    caller: Caller,
+    response_format: ResultFormat = "json",
+    corrected: bool = True,
 ) -> Response:
-    """The result in any format, without decoding again; 409 before the job has ended."""
-    transcript = await asyncio.to_thread(jobs.operations.transcript, id, caller)
+    """The result in any format, without decoding again; 409 before the job has ended. `corrected=false`: as
+    it was decoded, without the corrections of people."""
+    source: CorrectedJobs | Operations = jobs.corrected if corrected else jobs.operations
+    transcript = await asyncio.to_thread(source.transcript, id, caller)
     if response_format in ("diarized_json", "rttm") and not transcript.diarized:
         text = f"{response_format}: the job has no speakers; POST /v1/jobs/{{id}}/diarize adds them"
         raise ApiError("conflict", text, param="response_format")
@@ -161,6 +168,38 @@ async def result(
     if response_format == "rttm":
         return PlainTextResponse(rttm(transcript))
     return answer(response_format, transcript, granularities=("word", "segment"))
+
+
+@router.get("/{id}/corrections")
+async def corrections(
+    id: str,
+    jobs: JobsDep,
+    caller: Caller,
+    version: Annotated[int | None, Query(ge=0, le=1_000_000_000)] = None,
+) -> Response:
+    """What people have corrected, the latest version or an earlier one; `ETag` is for the next `PUT`."""
+    found = await asyncio.to_thread(jobs.corrected.get, id, caller, version)
+    return _version(found)
+
+
+@router.put("/{id}/corrections", openapi_extra=json_body(Corrections))
+async def correct(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
+    """Save a new version of the corrections; `If-Match` is the `ETag` of the version that was changed."""
+    etag = request.headers.get("if-match")
+    if etag is None:
+        text = "If-Match: give the ETag of GET /v1/jobs/{id}/corrections"
+        raise ApiError("version_required", text, param="If-Match")
+    await asyncio.to_thread(jobs.operations.get, id, caller)  # before the body is read
+    body = await json_object(request, MAX_BYTES)
+    saved = await asyncio.to_thread(_save, jobs, id, caller, body, etag)
+    return _version(saved)
+
+
+@router.delete("/{id}/corrections", status_code=204)
+async def uncorrect(id: str, jobs: JobsDep, caller: Caller) -> Response:
+    """Delete all corrections: the result is again what was decoded."""
+    await asyncio.to_thread(jobs.corrected.delete, id, caller)
+    return Response(status_code=204)
 
 
 @router.head("/{id}/audio", include_in_schema=False)
@@ -295,6 +334,14 @@ async def _recording(
     upload = await asyncio.to_thread(jobs.uploads.get, form.upload_id, caller)
     async with in_thread(jobs.uploads.whole(form.upload_id, caller)) as file:
         yield Recording(file, upload.label)
+
+
+def _save(jobs: Jobs, id: str, caller: str, body: dict[str, Any], etag: str) -> Version:
+    return jobs.corrected.put(id, caller, Corrections.parse(body), etag)
+
+
+def _version(version: Version) -> Response:
+    return JSONResponse(version.view(), headers={"ETag": version.etag})
 
 
 def _view(job: Job, status: int = 200) -> Response:

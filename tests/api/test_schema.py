@@ -51,6 +51,9 @@ ROUTES = [
     ("DELETE", "/v1/jobs/{id}"),
     ("GET", "/v1/jobs/{id}/events"),
     ("GET", "/v1/jobs/{id}/result"),
+    ("GET", "/v1/jobs/{id}/corrections"),
+    ("PUT", "/v1/jobs/{id}/corrections"),
+    ("DELETE", "/v1/jobs/{id}/corrections"),
     ("GET", "/v1/jobs/{id}/audio"),
     ("POST", "/v1/jobs/{id}/cancel"),
     ("POST", "/v1/jobs/{id}/retry"),
@@ -86,7 +89,7 @@ def test_every_status_that_an_error_may_have_is_described(described) -> None:
         if method in METHODS
         for status in operation["responses"]
     }
-    job_only = {409, 412, 422, 423}
+    job_only = {409, 412, 422, 423, 428}
     assert set(STATUS.values()) - job_only <= told
     assert job_only <= set(statuses("post", ["jobs"]))
 

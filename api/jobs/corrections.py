@@ -1,0 +1,356 @@
+"""Corrections of a job's transcript by people: their JSON, their versions, and the transcript with them.
+
+    {"segments": [0, {"start": 2.5, "end": 4.0, "text": " Good day.", "speaker": "A",
+                      "words": [7, [" day.", 3.1, 4.0]]}, 2],
+     "names": {"SPEAKER_00": "Anna"}, "merged": {"SPEAKER_02": "SPEAKER_00"}, "note": "Corrected at 0:02"}
+
+An integer is a segment of the result, or a word of it, as it is: what nobody has changed keeps its times,
+probabilities and tokens, and takes a few bytes. The result itself stays as it was decoded. Each saved version
+is a blob with a reference of role `corrections`; the latest `MAX_VERSIONS` are kept, and all are deleted with
+the job. A version names the result that it counts in. Does not know HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Segment, Word, samples_at
+
+from ..errors import ApiError
+from ..http.bodies import label
+from .shares import StorageShares
+from .steps import JobFiles
+from .store import Store
+from .tables import Job
+
+if TYPE_CHECKING:
+    from .service import Operations
+
+ROLE = "corrections"
+
+MAX_VERSIONS = 50
+MAX_BYTES = 4 << 20
+"""Of a body: three hours in which every word is another one have about 2 MB."""
+
+MAX_SEGMENT = 20_000
+MAX_NAME = 200
+"""Characters."""
+
+MAX_SPEAKERS = 500
+
+Number = Annotated[int, Field(strict=True, ge=0)]
+Seconds = Annotated[float, Field(strict=True, ge=0, le=1e7)]
+Text = Annotated[str, Field(strict=True, max_length=MAX_SEGMENT)]
+Name = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_NAME)]
+NewWord = tuple[Text, Seconds, Seconds]
+"""Text with its leading space, start, end."""
+
+
+class NewSegment(BaseModel):
+    """A segment that somebody has changed. `text` has a leading space, as in the result, and is that of its
+    words, if it has any."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start: Seconds
+    end: Seconds
+    text: Text
+    speaker: Name | None = None
+    words: list[Number | NewWord] | None = None
+
+
+class Corrections(BaseModel):
+    """What has been changed. `merged` speakers count as others, then `names` replace labels."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    segments: list[Number | NewSegment]
+    names: Annotated[dict[Name, Name], Field(max_length=MAX_SPEAKERS)] = {}
+    merged: Annotated[dict[Name, Name], Field(max_length=MAX_SPEAKERS)] = {}
+    note: Annotated[str, Field(strict=True, max_length=MAX_NAME)] = ""
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> Corrections:
+        """Raises ApiError `invalid_value`."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, first["loc"][:3])) or "body"
+            raise _invalid(place, first["msg"]) from None
+
+    def apply(self, transcript: Transcript) -> Transcript:
+        """The transcript with the corrections. Raises ApiError `invalid_value` if they do not fit it."""
+        chained = self.merged.keys() & set(self.merged.values())
+        if chained:
+            raise _invalid("merged", f"{chained.pop()!r} is merged and merged into")
+        _check_once(
+            "segments", (s for s in self.segments if isinstance(s, int)), len(transcript.segments)
+        )
+        changed = [s for s in self.segments if isinstance(s, NewSegment)]
+        numbers = (w for s in changed for w in s.words or () if isinstance(w, int))
+        _check_once("words", numbers, len(transcript.words))
+        original = _Original.of(transcript)
+        made = [
+            transcript.segments[s] if isinstance(s, int) else original.replaced(s)
+            for s in self.segments
+        ]
+        segments = tuple(replace(self._named(segment), id=n) for n, segment in enumerate(made))
+        return replace(
+            transcript,
+            segments=segments,
+            turns=tuple(
+                replace(turn, speaker=self.name(turn.speaker) or turn.speaker)
+                for turn in transcript.turns
+            ),
+            diarized=transcript.diarized or any(segment.speaker for segment in segments),
+            settings={**transcript.settings, "corrected": True},
+        )
+
+    def name(self, label: str | None) -> str | None:
+        """What a speaker is called."""
+        if label is None:
+            return None
+        label = self.merged.get(label, label)
+        return self.names.get(label, label)
+
+    def _named(self, segment: Segment) -> Segment:
+        if not (self.names or self.merged):
+            return segment
+        words = segment.words
+        if words is not None:
+            words = tuple(
+                replace(
+                    word,
+                    speaker=self.name(word.speaker),
+                    others=tuple(self.name(other) or other for other in word.others),
+                )
+                for word in words
+            )
+        return replace(segment, words=words, speaker=self.name(segment.speaker))
+
+
+@dataclass(frozen=True)
+class _Original:
+    """What corrections refer to: the segments of a result by their starts, its words, and the last sample
+    that they may reach: Whisper's own segments may end in the padding behind the audio."""
+
+    starts: list[int]
+    segments: list[Segment]
+    words: tuple[Word, ...]
+    last: int
+
+    @classmethod
+    def of(cls, transcript: Transcript) -> _Original:
+        ordered = sorted(transcript.segments, key=lambda s: s.start_sample)
+        last = max([transcript.sample_count, *(s.end_sample for s in ordered)])
+        return cls([s.start_sample for s in ordered], ordered, transcript.words, last)
+
+    def replaced(self, new: NewSegment) -> Segment:
+        """The new segment. It keeps window and guard values, which some formats require, of the segment of
+        the result at its time."""
+        start, end = self._times(new.start, new.end)
+        words = None
+        if new.words is not None:
+            words = tuple(self._word(word, new.speaker) for word in new.words)
+            if "".join("".join(w.text for w in words).split()) != "".join(new.text.split()):
+                raise _invalid("segments", f"the text at {new.start} s is not that of its words")
+        return replace(
+            self._at(start),
+            start_sample=start,
+            end_sample=end,
+            text=new.text,
+            tokens=(),
+            words=words,
+            speaker=new.speaker,
+            speaker_confidence=None,
+            doubt=None,
+            continues=False,
+        )
+
+    def _word(self, word: int | NewWord, speaker: str | None) -> Word:
+        if not isinstance(word, int):
+            return Word(word[0], *self._times(word[1], word[2]), speaker=speaker)
+        old = self.words[word]
+        if old.speaker == speaker:
+            return old
+        return replace(old, speaker=speaker, speaker_confidence=None)
+
+    def _times(self, start_s: float, end_s: float) -> tuple[int, int]:
+        """In samples."""
+        start, end = samples_at(start_s), samples_at(end_s)
+        if not start <= end <= self.last:
+            text = f"from {start_s} to {end_s} s is no time of this recording"
+            raise _invalid("segments", text)
+        return start, end
+
+    def _at(self, start: int) -> Segment:
+        if self.segments:
+            return self.segments[max(0, bisect_right(self.starts, start) - 1)]
+        return Segment(0, 0, 0, start, start, "", (), 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A saved version: its number, the blob with it, and its content; 0 is the result without corrections."""
+
+    number: int
+    blob: str
+    saved: Mapping[str, Any]
+
+    @property
+    def etag(self) -> str:
+        """Changes with each save and with the result."""
+        return f'"{self.blob[:32]}"'
+
+    @property
+    def corrections(self) -> Corrections | None:
+        """None for the result without corrections."""
+        if not self.number:
+            return None
+        parts = ("segments", "names", "merged", "note")
+        return Corrections.model_validate({part: self.saved[part] for part in parts})
+
+    def view(self) -> dict[str, Any]:
+        """The JSON for clients."""
+        told = {k: v for k, v in self.saved.items() if k != "base"}
+        return {"object": "corrections", "version": self.number, **told}
+
+
+NONE: Mapping[str, Any] = {
+    "saved_at": None,
+    "segments": None,
+    "names": {},
+    "merged": {},
+    "note": "",
+    "history": [],
+}
+"""The content of version 0."""
+
+
+class CorrectedJobs:
+    """The corrections of the jobs of one store."""
+
+    def __init__(
+        self, store: Store, files: JobFiles, operations: Operations, shares: StorageShares
+    ) -> None:
+        self.store, self.files = store, files
+        self.operations, self.shares = operations, shares
+
+    def transcript(self, id: str, owner: str) -> Transcript:
+        """The transcript as it has been corrected. Raises ApiError as `Operations.transcript` does, and
+        `conflict` if the corrections belong to another result."""
+        transcript = self.operations.transcript(id, owner)
+        corrections = self._current(id).corrections
+        return transcript if corrections is None else corrections.apply(transcript)
+
+    def get(self, id: str, owner: str, number: int | None = None) -> Version:
+        """The latest version, or the one with this number. Raises ApiError: `job_not_found`, `not_found`,
+        `in_progress` without a result, `conflict`."""
+        self.operations.transcript(id, owner)
+        version = self._current(id)
+        if number is None or number == version.number:
+            return version
+        blob = self.store.references.get(id, ROLE, number) if number else None
+        if blob is None:
+            text = f"the job keeps no version {number}; the latest is {version.number}"
+            raise ApiError("not_found", text, param="version")
+        return Version(number, blob, json.loads(self.store.blobs.read(blob)))
+
+    def put(self, id: str, owner: str, corrections: Corrections, etag: str) -> Version:
+        """Save a new version, if `etag` is that of the latest. Raises ApiError: `version_conflict` if it is
+        not, `conflict` unless the job has succeeded, `invalid_value` for corrections that do not fit,
+        `storage_quota_exceeded`, and as `get` does."""
+        job = self.operations.get(id, owner)
+        transcript, before = self.operations.transcript(id, owner), self._current(id)
+        if before.etag != etag:
+            raise _stale()
+        corrections.apply(transcript)
+        saved = self._next(before, corrections)
+        text, number = json.dumps(saved, ensure_ascii=False), before.number + 1
+        size = len(text.encode())
+        with self.files.new_blob(text) as blob:
+            with self.store.transaction() as tx, self.shares.counted(tx, owner):
+                row = self.store.jobs.locked(tx, id)
+                _check_succeeded(row or job)
+                references = self.store.references
+                latest = references.last_in(tx, id, ROLE)
+                if row is None or latest != (
+                    (before.number, before.blob) if before.number else None
+                ):
+                    raise _stale()
+                if references.get_in(tx, id, "result") != saved["base"]:
+                    raise _stale()
+                references.put(tx, id, ROLE, blob, number, owner=owner, size=size)
+        if number > MAX_VERSIONS:
+            self.store.references.drop_up_to(id, ROLE, number - MAX_VERSIONS)
+        return Version(number, blob, saved)
+
+    def delete(self, id: str, owner: str) -> None:
+        """Delete all versions; the result is shown as it was decoded."""
+        self.operations.get(id, owner)
+        self.store.references.drop(id, ROLE)
+
+    def _current(self, id: str) -> Version:
+        """Raises ApiError `conflict` if it counts in a result that was replaced, `not_found` if the job has
+        been erased meanwhile."""
+        result, found = self.store.references.get(id, "result"), self._latest(id)
+        if result is None:
+            raise ApiError("not_found", "the job has no result any more")
+        if found is None:
+            return Version(0, result, NONE)
+        version = Version(*found, json.loads(self.store.blobs.read(found[1])))
+        if version.saved["base"] != result:
+            text = "the corrections belong to an earlier result: DELETE /v1/jobs/{id}/corrections"
+            raise ApiError("conflict", text)
+        return version
+
+    def _latest(self, id: str) -> tuple[int, str] | None:
+        with self.store.database.engine.connect() as tx:
+            return self.store.references.last_in(tx, id, ROLE)
+
+    def _next(self, before: Version, corrections: Corrections) -> dict[str, Any]:
+        """The content of the version after this one."""
+        number, now = before.number + 1, self.store.now()
+        entry = {"version": number, "saved_at": int(now), "note": label(corrections.note) or ""}
+        kept = [old for old in before.saved["history"] if old["version"] > number - MAX_VERSIONS]
+        return {
+            "base": before.saved["base"] if before.number else before.blob,
+            "saved_at": now,
+            **corrections.model_dump(),
+            "history": [*kept, entry],
+        }
+
+
+def _check_once(what: str, numbers: Iterable[int], count: int) -> None:
+    """Each at most once: a few bytes that name a long segment many times would fill the memory."""
+    seen = set[int]()
+    for number in numbers:
+        if number >= count:
+            raise _invalid(
+                "segments", f"the result has {count} {what}, and none is number {number}"
+            )
+        if number in seen:
+            raise _invalid("segments", f"number {number} of the {what} is named twice")
+        seen.add(number)
+
+
+def _check_succeeded(job: Job) -> None:
+    if job.state != "succeeded":
+        raise ApiError("conflict", f"the job is {job.state}: its text can be corrected at its end")
+
+
+def _stale() -> ApiError:
+    text = "the transcript has been changed by somebody else: read its corrections again"
+    return ApiError("version_conflict", text, param="If-Match")
+
+
+def _invalid(param: str, reason: str) -> ApiError:
+    return ApiError("invalid_value", f"{param}: {reason}", param=param)

@@ -1,0 +1,261 @@
+"""Corrections of a job's transcript over HTTP: what is saved, what follows, and what is refused."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from forescribe.api.errors import ApiError
+from forescribe.api.jobs import corrections as module
+from forescribe.api.jobs.corrections import Corrections
+from forescribe.asr.formats.transcript import Transcript
+from tests.api.conftest import memo
+from tests.api.jobs.application import JOBS, application, ended, files, ready, submit
+
+HOSTILE = "<img src=x onerror=alert(1)>--> {\\an8}"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, transcriber, decoders):
+    """A service, a finished job of it with two speakers, and the folder."""
+    folder = tmp_path_factory.mktemp("corrections")
+    with application(folder, transcriber, decoders) as client:
+        job = submit(ready(client), memo(12), diarize="true", num_speakers="2").json()["id"]
+        assert ended(client, job)["state"] == "succeeded"
+        yield client, f"{JOBS}/{job}", folder
+
+
+@pytest.fixture
+def job(done):
+    """The client and the job's address, without corrections."""
+    client, at, _ = done
+    client.delete(f"{at}/corrections")
+    yield client, at
+
+
+def original(client, at) -> dict:
+    return client.get(f"{at}/result?response_format=transcript&corrected=false").json()
+
+
+def etag(client, at) -> str:
+    return client.get(f"{at}/corrections").headers["etag"]
+
+
+def put(client, at, body, tag=None):
+    headers = {"If-Match": tag or etag(client, at)}
+    return client.put(f"{at}/corrections", json=body, headers=headers)
+
+
+def changed(client, at, text: str) -> dict:
+    """The first segment with one new word in front of its own."""
+    first, count = original(client, at)["segments"][0], len(original(client, at)["segments"])
+    start, end = first["start"], first["end"]
+    own = list(range(len(first["words"])))
+    new = {"start": start, "end": end, "text": f" {text}{first['text']}", "speaker": "SPEAKER_01"}
+    words = [[f" {text}", start, start], *own]
+    return {"segments": [{**new, "words": words}, *range(1, count)], "note": f"Added {text}"}
+
+
+def test_every_format_follows_and_the_original_stays(job) -> None:
+    client, at = job
+    before = original(client, at)
+    none = client.get(f"{at}/corrections")
+    assert none.json()["version"] == 0 and none.json()["segments"] is None
+    body = changed(client, at, HOSTILE) | {"names": {"SPEAKER_01": "Zoë <b>"}}
+    saved = put(client, at, body)
+    assert saved.status_code == 200, saved.text
+    assert saved.json()["version"] == 1 and saved.headers["etag"] == etag(client, at)
+    found = client.get(f"{at}/corrections").json()
+    assert found == saved.json() and found["segments"][1:] == body["segments"][1:]
+    told = client.get(f"{at}/result?response_format=transcript").json()
+    first = told["segments"][0]
+    assert (
+        first["text"] == f" {HOSTILE}{before['segments'][0]['text']}"
+        and first["speaker"] == "Zoë <b>"
+    )
+    kept = [w["start"] for w in before["segments"][0]["words"]]
+    assert [w["start"] for w in first["words"]][1:] == kept, "words that stay keep their times"
+    assert first["words"][1]["probability"] == before["segments"][0]["words"][0]["probability"]
+    assert told["segments"][1:] and told["settings"]["corrected"] is True
+    assert Transcript.from_dict(told).to_dict() == told
+    for form in ("json", "text", "srt", "vtt", "tsv", "verbose_json", "diarized_json"):
+        answer = client.get(f"{at}/result", params={"response_format": form})
+        assert "onerror" in answer.text, form
+        assert "-->" not in "".join(answer.text.split("onerror")[1:2])[:20] or form not in (
+            "srt",
+            "vtt",
+        )
+    assert "&lt;img" in client.get(f"{at}/result?response_format=vtt").text
+    assert "Zoë" in client.get(f"{at}/result?response_format=rttm").text
+    assert original(client, at) == before
+    assert client.delete(f"{at}/corrections").status_code == 204
+    assert client.get(f"{at}/result?response_format=transcript").json() == before
+
+
+def test_speakers_are_renamed_and_merged_everywhere(job) -> None:
+    client, at = job
+    count = len(original(client, at)["segments"])
+    whole = {"segments": list(range(count))}
+    merged = {"merged": {"SPEAKER_01": "SPEAKER_00"}, "names": {"SPEAKER_00": "Anna"}}
+    assert put(client, at, whole | merged).status_code == 200
+    told = client.get(f"{at}/result?response_format=transcript").json()
+    assert (
+        {s["speaker"] for s in told["segments"]}
+        == {turn["speaker"] for turn in told["turns"]}
+        == {"Anna"}
+    )
+    assert {w["speaker"] for s in told["segments"] for w in s["words"]} == {"Anna"}
+
+
+def test_of_two_who_change_the_same_version_one_is_told(job) -> None:
+    client, at = job
+    tag, body = etag(client, at), changed(client, at, "first")
+    assert client.put(f"{at}/corrections", json=body).status_code == 428
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda n: put(client, at, body | {"note": f"{n}"}, tag), range(4)))
+    assert sorted(answer.status_code for answer in answers) == [200, 412, 412, 412]
+    stale = next(answer for answer in answers if answer.status_code == 412)
+    assert stale.json()["error"]["code"] == "version_conflict"
+    assert client.get(f"{at}/corrections").json()["version"] == 1
+
+
+def test_earlier_versions_can_be_read_and_the_oldest_are_dropped(job, monkeypatch) -> None:
+    client, at = job
+    monkeypatch.setattr(module, "MAX_VERSIONS", 3)
+    for n in range(5):
+        assert put(client, at, changed(client, at, f"v{n}")).status_code == 200
+    history = client.get(f"{at}/corrections").json()["history"]
+    assert [(entry["version"], entry["note"]) for entry in history] == [
+        (3, "Added v2"),
+        (4, "Added v3"),
+        (5, "Added v4"),
+    ]
+    old = client.get(f"{at}/corrections?version=3").json()
+    assert old["segments"][0]["text"].startswith(" v2")
+    assert client.get(f"{at}/corrections?version=2").status_code == 404
+
+
+WORD = [" a", 0.0, 0.1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        [],
+        {"segments": None},
+        {"segments": [0, 0]},
+        {"segments": [10**6]},
+        {"segments": [-1]},
+        {"segments": [True]},
+        {"segments": ["0"]},
+        {"segments": [[0]]},
+        {"segments": [], "unknown": 1},
+        {"segments": [{"start": 1.0, "end": 0.5, "text": "a"}]},
+        {"segments": [{"start": 0.0, "end": 1e6, "text": "a"}]},
+        {"segments": [{"start": "0", "end": 1.0, "text": "a"}]},
+        {"segments": [{"start": 0.0, "end": 1.0, "text": ["a"]}]},
+        {"segments": [{"start": 0.0, "end": 1.0, "text": "a" * 20_001}]},
+        {"segments": [{"start": 0.0, "end": 1.0, "text": "b", "words": [WORD]}]},
+        {"segments": [{"start": 0.0, "end": 1.0, "text": " a a", "words": [WORD, [" a", 0.5]]}]},
+        {"segments": [{"start": 0.0, "end": 1.0, "text": " a", "words": [10**6]}]},
+        {"segments": [], "names": {"A": ""}},
+        {"segments": [], "names": {"A": "a" * 201}},
+        {"segments": [], "names": {str(n): "a" for n in range(501)}},
+        {"segments": [], "merged": {"A": "B", "B": "C"}},
+        {"segments": [], "note": "a" * 201},
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_and_changes_nothing(job, body) -> None:
+    client, at = job
+    answer = put(client, at, body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] == "invalid_value"
+    assert client.get(f"{at}/corrections").json()["version"] == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"segments": [' + b"[" * 10_000, 400),
+        (b'{"segments": [1e999]}', 400),
+        (b'{"segments": [], "note": "\\ud800"}', 400),
+        (b'{"segments": [{"start": 0, "end": 1, "text": "\\u0000"}]}', 400),
+        (b'{"segments": [' + b"0," * 200_000 + b"0]}", 400),
+        (b'{"segments": [], "note": "' + b"a" * (5 << 20) + b'"}', 413),
+        (b"\xff", 400),
+    ],
+)
+def test_a_hostile_body_is_refused(job, body, status) -> None:
+    client, at = job
+    headers = {"If-Match": etag(client, at), "Content-Type": "application/json"}
+    assert client.put(f"{at}/corrections", content=body, headers=headers).status_code == status
+
+
+def test_new_speakers_do_not_replace_corrections(job) -> None:
+    client, at = job
+    assert put(client, at, changed(client, at, "kept")).status_code == 200
+    answer = client.post(f"{at}/diarize", json={"num_speakers": 1})
+    assert answer.status_code == 409 and "corrections" in answer.text
+    assert client.get(f"{at}/corrections").json()["version"] == 1
+    stale = etag(client, at)
+    assert client.delete(f"{at}/corrections").status_code == 204
+    none = etag(client, at)
+    assert client.post(f"{at}/diarize", json={"num_speakers": 2}).status_code == 202
+    assert ended(client, at.rpartition("/")[2])["state"] == "succeeded"
+    assert put(client, at, {"segments": []}, stale).status_code == 412
+    now = etag(client, at)
+    assert (now == none) == (put(client, at, {"segments": []}, none).status_code == 200)
+
+
+def test_a_job_without_a_result_has_no_corrections(job) -> None:
+    client, _ = job
+    at = f"{JOBS}/job_{'0' * 32}"
+    for answer in (client.get(f"{at}/corrections"), put(client, at, {"segments": []}, '"0"')):
+        assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("moment", ["blob", "row", "commit"])
+def test_a_death_while_saving_leaves_the_old_version_or_the_new_one(
+    tmp_path, transcriber, decoders, monkeypatch, moment
+) -> None:
+    """The process ends in the middle of a save; the next one opens the same folder."""
+    with application(tmp_path, transcriber, decoders) as client:
+        job = submit(ready(client), memo(4)).json()["id"]
+        assert ended(client, job)["state"] == "succeeded"
+        at = f"{JOBS}/{job}"
+        assert put(client, at, changed(client, at, "old")).status_code == 200
+        body, tag, store = changed(client, at, "new"), etag(client, at), client.app.state.jobs.store
+
+        def dies(*args: object, **kwargs: object) -> None:
+            raise SystemExit
+
+        with monkeypatch.context() as patched:
+            # What a dead process does not do either: remove the blob that has no row.
+            patched.setattr(store.references, "delete_unreferenced", lambda names: None)
+            if moment == "blob":
+                patched.setattr(store, "transaction", dies)
+            elif moment == "row":
+                patched.setattr(store.references, "put", dies)
+            else:
+                patched.setattr(module.Version, "view", dies)
+            saved = client.app.state.jobs.corrected
+            with pytest.raises(SystemExit):
+                saved.put(job, "", Corrections.parse(body), tag).view()
+    with application(tmp_path, transcriber, decoders) as client:
+        found = ready(client).get(f"{at}/corrections").json()
+        assert found["version"] == (2 if moment == "commit" else 1)
+        text = client.get(f"{at}/result?response_format=text").text
+        assert text.startswith("new" if moment == "commit" else "old")
+        store = client.app.state.jobs.store
+        referred = {row for role in ("form", "plan", "group", "spoken", "result", "audio", "corrections")
+                    for row in store.references.get_all(job, role)}  # fmt: skip
+        assert set(store.blobs.names()) == referred
+        assert client.delete(at).status_code == 204
+    assert b"Added old" not in files(tmp_path) and not list(tmp_path.glob("blobs/??/*"))
+
+
+def test_a_few_bytes_cannot_become_a_long_text() -> None:
+    with pytest.raises(ApiError, match="twice"):
+        module._check_once("segments", [1, 2, 1], 3)
