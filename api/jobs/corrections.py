@@ -160,7 +160,7 @@ class _Original:
         words = None
         if new.words is not None:
             words = tuple(self._word(word, new.speaker) for word in new.words)
-            if "".join("".join(w.text for w in words).split()) != "".join(new.text.split()):
+            if "".join(w.text for w in words).split() != new.text.split():
                 raise _invalid("segments", f"the text at {new.start} s is not that of its words")
         return replace(
             self._at(start),

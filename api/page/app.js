@@ -5,11 +5,11 @@ import { ask, askJson, key, Refusal, setKey } from "./http.js";
 import { intake } from "./intake.js";
 import { List, busy, nameOf } from "./list.js";
 import { closing } from "./menu.js";
-import { forgetNames } from "./names.js";
 import { Notices } from "./notices.js";
 import { Open } from "./open.js";
 import { Outbox } from "./outbox.js";
 import { Recordings } from "./recordings.js";
+import { forgetCorrections } from "./saving.js";
 import { ServerJobs } from "./server.js";
 import { Settings } from "./settings.js";
 import { TabJobs } from "./tab.js";
@@ -35,7 +35,7 @@ const act = {
     if (!confirm(`Delete ${nameOf(job)}${store().remembered ? ", its audio and its text, on the server" : ""}?`)) return;
     await told(job, async () => {
       await store().remove(job.id);
-      forgetNames(job.id);
+      forgetCorrections(job.id);
       if (open?.job.id === job.id) {
         close();
         location.hash = "";
@@ -47,8 +47,12 @@ const act = {
   async retry(job) {
     await told(job, async () => recordings.put(await store().retry(job.id)));
   },
-  async diarize(job, speakers) {
-    await told(job, async () => recordings.put(await store().diarize(job.id, speakers)));
+  async diarize(job, speakers, corrected) {
+    if (corrected && !confirm("Finding speakers again discards the corrections of this transcript.")) return;
+    await told(job, async () => {
+      if (corrected) await store().dropCorrections(job.id);
+      recordings.put(await store().diarize(job.id, speakers));
+    });
   },
 };
 
@@ -199,7 +203,7 @@ async function gone(one) {
     await store().get(one.job.id);
   } catch (error) {
     if (error.status !== 404 || open !== one) return;
-    forgetNames(one.job.id);
+    forgetCorrections(one.job.id);
     close();
     home(`${nameOf(one.job)} was deleted, in another tab or by the server.`);
   }

@@ -1,11 +1,11 @@
 // The open recording: its text while it is transcribed, then the viewer.
+import { MOST_S } from "./band.js";
 import { h } from "./dom.js";
 import { lasting } from "./clock.js";
 import { Refusal } from "./http.js";
 import { busy, nameOf, progressOf, STATES } from "./list.js";
 import { closing } from "./menu.js";
-import { modelOf } from "./model.js";
-import { viewer } from "./viewer.js";
+import { Viewer } from "./viewer.js";
 
 export class Open {
   // `heard(job)` hears what becomes of it; `act` as in the list, and `act.retry(job)`,
@@ -53,7 +53,7 @@ export class Open {
 
   close() {
     this.stop.abort();
-    this.shown?.player.stop();
+    this.shown?.close();
     this.sound?.drop();
   }
 
@@ -122,7 +122,7 @@ export class Open {
     const count = h("input", { type: "number", min: 1, max: 100, inputmode: "numeric", placeholder: "unknown", value: this.settings.get().speakers });
     const find = (event) => {
       event.preventDefault();
-      if (count.reportValidity()) this.act.diarize(this.job, count.value);
+      if (count.reportValidity()) this.act.diarize(this.job, count.value, this.shown?.edits.changed || this.shown?.keeper.history.length > 0);
     };
     const form = h(
       "form",
@@ -131,26 +131,31 @@ export class Open {
       h("p", { class: "note" }, "The text stays; only the speakers are found again."),
       h("button", { class: "main", type: "submit" }, "Find speakers"),
     );
-    const root = h("details", { class: "menu" }, h("summary", {}, this.job.options?.diarize ? "Find speakers again" : "Find speakers"), form);
+    const root = h("details", { class: "menu" }, h("summary", {}, "Find speakers"), form);
     closing(root);
     return root;
   }
 
   async #show() {
     const { signal } = this.stop;
-    const [data, diarized] = await this.store.result(this.job, signal);
-    const model = modelOf(data, diarized || null);
+    const { job, store } = this;
+    const [data, diarized] = await store.result(job, signal);
+    const keeper = store.keeper(job, signal);
+    const kept = await keeper.load();
     if (signal.aborted) return;
-    if (this.job.speed && !model.figures.wall_s) model.figures = { ...model.figures, wall_s: model.duration / this.job.speed };
-    this.shown = viewer(model, {
-      title: nameOf(this.job),
-      key: this.job.id,
+    const figures = data.speculation ? "speculation" : "stats";
+    if (job.speed && !data[figures]?.wall_s) data[figures] = { ...data[figures], wall_s: data.duration / job.speed };
+    const spoken = Boolean(diarized) || data.segments.some((segment) => segment.speaker);
+    this.shown = new Viewer(data, diarized || null, {
+      title: nameOf(job),
+      keeper,
+      kept,
       note: "Fetching the recording",
       downloads: [
-        ...this.store.formats
-          .filter((format) => model.speakers.length || !["diarized_json", "rttm"].includes(format))
-          .map((format) => [format, () => this.store.file(this.job, format)]),
-        ["recording", () => this.store.recording(this.job)],
+        ...store.formats
+          .filter((format) => spoken || !["diarized_json", "rttm"].includes(format))
+          .map((format) => [format, () => store.file(job, format, this.shown.corrected())]),
+        ["recording", () => store.recording(job)],
       ],
     });
     this.shown.player.onbroken = () => this.store.heard(this.job, signal);
@@ -159,8 +164,10 @@ export class Open {
       this.sound = await this.store.audio(this.job, signal);
       if (signal.aborted) return this.sound.drop();
       this.shown.player.load(this.sound.src, this.sound.note);
+      const bytes = data.duration <= MOST_S && (await this.sound.bytes());
+      if (bytes && !signal.aborted) await this.shown.band.hear(bytes);
     } catch (error) {
-      if (!signal.aborted) this.shown.player.load(null, `The recording cannot be played: ${error.message}`);
+      if (!signal.aborted && !this.sound) this.shown.player.load(null, `The recording cannot be played: ${error.message}`);
     }
   }
 

@@ -6,6 +6,7 @@ import { forget, upload } from "./uploads.js";
 const PAGE = 100;
 const AGAIN_MS = [250, 500, 1000, 2000, 4000, 8000];
 const WHOLE_BYTES = 200e6; // a recording that needs a key is fetched whole before it can be played
+const DRAWN_BYTES = 60e6; // a larger one is not fetched to draw its waveform
 
 export class ServerJobs {
   remembered = true;
@@ -70,9 +71,19 @@ export class ServerJobs {
     }
   }
 
-  // The argument of `modelOf`.
+  // The arguments of `Viewer`: the result as it was decoded.
   async result(job, signal) {
-    return [await persistently(() => askJson(resultAt(job.id, "transcript"), { signal }), { signal })];
+    const path = `${resultAt(job.id, "transcript")}&corrected=false`;
+    return [await persistently(() => askJson(path, { signal }), { signal })];
+  }
+
+  keeper(job, signal) {
+    return new ServerKeeper(job.id, signal);
+  }
+
+  // Corrections belong to the speakers that they were made with.
+  async dropCorrections(id) {
+    await ask(correctionsAt(id), { method: "DELETE" });
   }
 
   // `json` is the file that the command writes, with all details; OpenAI's `json` has the fewest.
@@ -85,9 +96,16 @@ export class ServerJobs {
     return key() ? askBlob(audioAt(job.id)) : audioAt(job.id);
   }
 
-  // {src, note, drop}: without a key the player streams it; a player cannot send a key.
+  // {src, note, drop, bytes}: without a key the player streams it; a player cannot send a key. `bytes()` is the
+  // whole recording, or null if that is much.
   async audio(job, signal) {
-    if (!key()) return { src: audioAt(job.id), note: "", drop: () => {} };
+    const bytes = async () => {
+      const answer = await ask(audioAt(job.id), { signal });
+      if (Number(answer.headers.get("Content-Length")) <= DRAWN_BYTES) return bodyOf(answer, "arrayBuffer");
+      await answer.body.cancel();
+      return null;
+    };
+    if (!key()) return { src: audioAt(job.id), note: "", drop: () => {}, bytes };
     return persistently(() => this.#whole(job, signal), { signal });
   }
 
@@ -97,10 +115,11 @@ export class ServerJobs {
     if (bytes > WHOLE_BYTES) {
       await answer.body.cancel();
       const note = `The recording has ${Math.round(bytes / 1e6)} MB, too much to be fetched with a key.`;
-      return { src: null, note, drop: () => {} };
+      return { src: null, note, drop: () => {}, bytes: () => null };
     }
-    const src = URL.createObjectURL(await bodyOf(answer, "blob"));
-    return { src, note: "", drop: () => URL.revokeObjectURL(src) };
+    const blob = await bodyOf(answer, "blob");
+    const src = URL.createObjectURL(blob);
+    return { src, note: "", drop: () => URL.revokeObjectURL(src), bytes: () => blob.arrayBuffer() };
   }
 
   // Throws the reason why a streaming player failed; returns if the recording exists.
@@ -133,8 +152,55 @@ export class ServerJobs {
   }
 }
 
+// Keeps the corrections of a job on the server (see saving.js).
+class ServerKeeper {
+  history = [];
+
+  constructor(id, signal) {
+    Object.assign(this, { path: correctionsAt(id), signal, etag: "" });
+  }
+
+  async load() {
+    const found = await this.#heard(() => ask(this.path, { signal: this.signal }));
+    return found.version ? found : null;
+  }
+
+  // If the answer is lost the request is repeated, and then meets the version that it has saved.
+  async save(packed) {
+    const body = JSON.stringify(packed);
+    const headers = { "Content-Type": "application/json", "If-Match": this.etag };
+    try {
+      await this.#heard(() => ask(this.path, { method: "PUT", body, headers }));
+    } catch (error) {
+      if (error.status !== 412) throw error;
+      const theirs = await this.load();
+      if (!theirs || !equal(theirs, packed)) throw error;
+    }
+  }
+
+  version(number) {
+    return persistently(() => askJson(`${this.path}?version=${number}`));
+  }
+
+  async #heard(work) {
+    const answer = await persistently(work, { signal: this.signal });
+    const found = await bodyOf(answer, "json");
+    this.etag = answer.headers.get("ETag");
+    this.history = found.history;
+    return found;
+  }
+}
+
+function equal(one, other) {
+  return ["segments", "names", "merged"].every((part) => JSON.stringify(one[part]) === JSON.stringify(other[part]));
+}
+
 function at(id) {
   return `v1/jobs/${encodeURIComponent(id)}`;
+}
+
+function correctionsAt(id) {
+  return `${at(id)}/corrections`;
 }
 
 function audioAt(id) {

@@ -2,6 +2,7 @@
 // sent again for the times of its words, which a stream does not contain.
 import { persistently } from "./connection.js";
 import { ask, askJson, events, Refusal } from "./http.js";
+import { LocalKeeper } from "./saving.js";
 
 export class TabJobs {
   remembered = false;
@@ -57,8 +58,13 @@ export class TabJobs {
     return this.#one(job.id).result;
   }
 
-  async file(job) {
-    return new Blob([JSON.stringify(this.#one(job.id).result[0], null, 1)], { type: "application/json" });
+  keeper(job) {
+    return new LocalKeeper(job.id);
+  }
+
+  // The JSON with the corrections.
+  async file(job, format, corrected) {
+    return new Blob([JSON.stringify(corrected, null, 1)], { type: "application/json" });
   }
 
   async recording(job) {
@@ -68,8 +74,9 @@ export class TabJobs {
   async heard() {}
 
   async audio(job) {
-    const src = URL.createObjectURL(this.#one(job.id).file);
-    return { src, note: "", drop: () => URL.revokeObjectURL(src) };
+    const { file } = this.#one(job.id);
+    const src = URL.createObjectURL(file);
+    return { src, note: "", drop: () => URL.revokeObjectURL(src), bytes: () => file.arrayBuffer() };
   }
 
   async cancel(id) {

@@ -87,17 +87,14 @@ function counted(model) {
 // [[name, value], ...] of the run; unknown ones are left out.
 export function facts(model) {
   const { figures: run, settings } = model;
-  const found = [["Length", lasting(model.duration)]];
-  if (model.language) found.push(["Language", languageName(model.language)]);
-  if (model.speakers.length) found.push(["Speakers", String(model.speakers.length)]);
-  if (model.words.length) found.push(["Words", String(model.words.length)]);
+  const found = [];
   if (run.wall_s) found.push(["Time taken", `${lasting(run.wall_s)}, ${(model.duration / run.wall_s).toFixed(1)}× real time`]);
   if (settings.model) found.push(["Model", settings.draft ? `${settings.model}, drafted by ${settings.draft}` : settings.model]);
   if (settings.device) found.push(["On", [settings.device, settings.dtype].filter(Boolean).join(", ")]);
   return found;
 }
 
-function languageName(language) {
+export function languageName(language) {
   if (language.length > 3) return language[0].toUpperCase() + language.slice(1);
   try {
     return new Intl.DisplayNames(["en"], { type: "language" }).of(language);

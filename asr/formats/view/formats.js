@@ -1,15 +1,28 @@
-// The transcript as files, with the names given to speakers: the same bytes as text_formats.py gives
-// if no name was changed (a test compares them).
+// The transcript as files, with the names given to speakers: the same bytes as formats/files.py gives if
+// nothing was changed (a test compares them).
+import { blocksOf, RATE } from "./lines.js";
 
-const RATE = 16000;
+// `rules` are {width, count, speakers}: characters of a line and lines at a time in subtitles, or null, and
+// whether speakers are named.
+export const PLAIN = { width: null, count: null, speakers: true };
 
-export function files(model, names) {
+export function files(model, names, rules = PLAIN) {
+  const shown = told(model, rules);
   return {
-    txt: () => txt(model, names),
-    srt: () => srt(model, names),
-    vtt: () => vtt(model, names),
-    tsv: () => tsv(model, names),
+    txt: () => txt(shown, names),
+    srt: () => srt(shown, names, rules),
+    vtt: () => vtt(shown, names, rules),
+    tsv: () => tsv(shown, names),
   };
+}
+
+// What is on the screen at a time: {start, end, text, speaker}, in milliseconds.
+export function cuesOf(model, names, rules) {
+  return cues(told(model, rules), names, rules);
+}
+
+function told(model, { speakers }) {
+  return speakers ? model : { ...model, segments: model.segments.map((segment) => ({ ...segment, speaker: null })) };
 }
 
 function txt(model, names) {
@@ -27,8 +40,8 @@ function txt(model, names) {
     .join("");
 }
 
-function srt(model, names) {
-  return cues(model, names)
+function srt(model, names, rules) {
+  return cues(model, names, rules)
     .map((cue, n) => {
       const label = cue.speaker ? `[${cue.speaker}]: ` : "";
       const span = `${stamp(cue.start, ",", true)} --> ${stamp(cue.end, ",", true)}`;
@@ -37,8 +50,8 @@ function srt(model, names) {
     .join("");
 }
 
-function vtt(model, names) {
-  const body = cues(model, names).map((cue) => {
+function vtt(model, names, rules) {
+  const body = cues(model, names, rules).map((cue) => {
     const voice = cue.speaker ? `<v ${escaped(cue.speaker).replaceAll(">", "&gt;")}>` : "";
     return `${stamp(cue.start, ".")} --> ${stamp(cue.end, ".")}\n${voice}${escaped(noArrow(cue.text))}\n\n`;
   });
@@ -46,23 +59,24 @@ function vtt(model, names) {
 }
 
 function tsv(model, names) {
-  const rows = cues(model, names).map((cue) => {
+  const rows = cues(model, names, PLAIN).map((cue) => {
     const text = cue.speaker ? `[${cue.speaker}]: ${cue.text}` : cue.text;
     return `${cue.start}\t${cue.end}\t${text.replaceAll("\t", " ")}\n`;
   });
   return ["start\tend\ttext\n", ...rows].join("");
 }
 
-// Segments as subtitles: in order, not empty, no overlaps, none after the end of the audio.
-function cues(model, names) {
+// Segments or blocks of lines as subtitles: in order, not empty, no overlaps, none after the end of the audio.
+function cues(model, names, { width, count }) {
   const limit = Math.max(1, ms(model.duration));
-  const parts = model.segments
-    .filter((segment) => line(segment.text))
+  const whole = model.segments.map(({ start, end, text, speaker }) => ({ start, end, text: line(text), speaker }));
+  const parts = (width ? blocksOf(model, width, count) : whole)
+    .filter(({ text }) => text)
     .sort((a, b) => a.start - b.start)
     .map(({ start, end, text, speaker }) => ({
       start: ms(start),
       end: ms(end),
-      text: line(text),
+      text,
       speaker: speaker ? names.filed(speaker) : null,
     }));
   const found = [];

@@ -33,6 +33,25 @@ export function menu(name, entries) {
   return root;
 }
 
+// A menu below an element that has none of its own yet: it is there while it is open. Entries are
+// [name, run, class].
+export function popup(anchor, name, entries) {
+  const close = (back) => {
+    list.remove();
+    anchor.setAttribute("aria-expanded", "false");
+    if (back) anchor.focus({ preventScroll: true });
+  };
+  const items = entries.map(([label, run, look = ""]) =>
+    h("button", { type: "button", role: "menuitem", tabindex: "-1", class: look, onclick: () => (close(true), run()) }, label),
+  );
+  const list = h("div", { class: "popup", role: "menu", "aria-label": name }, items);
+  anchor.after(list);
+  anchor.setAttribute("aria-expanded", "true");
+  roving(list, () => items);
+  leaving(list, () => list.isConnected, close);
+  items[0].focus({ preventScroll: true });
+}
+
 // A <details> that closes as a menu does.
 export function closing(details) {
   const summary = details.querySelector("summary");

@@ -3,16 +3,21 @@
 //
 //   {duration, language, segments, words, speakers, suggestions, spans, warnings, figures, settings}
 //
-// `sure` of a segment is the confidence of its speaker, 0 to 1, or null. `suggestions` are
-// {speaker, name, score}: who a speaker may be, by the similarity of the voices.
+// `own` of a segment is the one that it is made of, `sure` the confidence of its speaker, 0 to 1, or null.
+// `suggestions` are {speaker, name, score}: who a speaker may be, by the similarity of the voices.
 // `doubt` of a segment is the reason why its text may be wrong, or null.
-// A word is {text, lead, start, end, sources, segment, first, last}: `lead` is the white space before it,
-// and `first` to `last` are the words that are highlighted while it is played: the word itself, or its
-// whole segment if words have no times.
+// A word is {text, lead, start, end, sure, sources, segment, first, last}: `lead` is the white space before
+// it, `sure` its probability or null, and `first` to `last` are the words that are highlighted while it is
+// played: the word itself, or its whole segment if words have no times.
 
 const SPACELESS = /^(zh|ja|th|lo|my|yue|chinese|japanese|thai|lao|myanmar|cantonese)$/;
 
-export function modelOf(data, diarized = null) {
+export function spacedIn(language) {
+  return !SPACELESS.test(language || "");
+}
+
+// The segments with their words, from any JSON format.
+export function segmentsOf(data, diarized = null) {
   const told = diarized ? diarized.segments : data.segments || [];
   const segments = told.map((segment) => ({
     start: segment.start,
@@ -27,15 +32,21 @@ export function modelOf(data, diarized = null) {
     const flat = data.words || (data.segments || []).flatMap((segment) => segment.words || []);
     deal(segments, flat);
   }
+  return segments;
+}
+
+// `segments` of `segmentsOf`, corrected or not; speakers that were `merged` count as others.
+export function modelOf(data, segments, merged = {}) {
   const words = [];
-  const spaced = !SPACELESS.test(data.language || "");
-  segments.forEach((segment, index) => spell(segment, index, words, spaced));
+  const spaced = spacedIn(data.language);
+  const shown = segments.map((own) => ({ ...own, speaker: merged[own.speaker] ?? own.speaker, own }));
+  shown.forEach((segment, index) => spell(segment, index, words, spaced));
   return {
     duration: data.duration ?? Math.max(0, ...segments.map((segment) => segment.end)),
     language: data.language || null,
-    segments,
+    segments: shown,
     words,
-    speakers: [...new Set(segments.map((segment) => segment.speaker).filter(Boolean))],
+    speakers: [...new Set(shown.map((segment) => segment.speaker).filter(Boolean))],
     suggestions: likely(data.settings?.diarization || {}),
     spans: data.coverage?.spans || [],
     warnings: data.warnings || [],
@@ -80,14 +91,15 @@ function spell(segment, index, words, spaced) {
       const lead = segment.text.slice(at, found) || (n === first ? opening : "");
       at = found + text.length;
       const sources = word.sources || [];
-      words.push({ text, lead, start: word.start, end: word.end, sources, segment: index, first: n, last: n });
+      const sure = word.probability ?? null;
+      words.push({ text, lead, start: word.start, end: word.end, sure, sources, segment: index, first: n, last: n });
     }
     return;
   }
   const { start, end } = segment;
   for (const [, space, text] of segment.text.matchAll(/(\s*)(\S+)/g)) {
     const lead = space || opening;
-    words.push({ text, lead, start, end, sources: [], segment: index, first, last: first });
+    words.push({ text, lead, start, end, sure: null, sources: [], segment: index, first, last: first });
   }
   for (let n = first; n < words.length; n++) words[n].last = words.length - 1;
 }

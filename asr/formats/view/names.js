@@ -1,19 +1,22 @@
-// Names of speakers: letters in order of appearance, or names given by the reader.
-// Names are stored in this browser, under the recording's key.
-
-const SHELF = "forescribe.names.";
+// Names of speakers: letters in order of appearance, or names given by the reader, which are corrections.
 
 export class Names {
-  constructor(labels, key) {
-    this.labels = labels;
-    this.key = key ? SHELF + key : null;
-    this.given = {};
-    try {
-      this.given = (this.key && JSON.parse(localStorage.getItem(this.key))) || {};
-    } catch {
-      this.given = {}; // no storage, or foreign data: names last as long as the page
+  constructor(edits) {
+    this.edits = edits;
+    this.labels = []; // in order of appearance; merged ones keep their letter
+    this.learn();
+  }
+
+  // New labels of the current segments.
+  learn() {
+    const { state, original } = this.edits;
+    for (const { speaker } of [...original.segments, ...state.segments]) {
+      if (speaker && !this.labels.includes(speaker)) this.labels.push(speaker);
     }
-    this.listeners = [];
+  }
+
+  get given() {
+    return this.edits.state.names;
   }
 
   letter(label) {
@@ -35,24 +38,5 @@ export class Names {
   // Files keep the server's label unless a name was given.
   filed(label) {
     return this.given[label] || label;
-  }
-
-  give(label, name) {
-    if (name.trim()) this.given[label] = name.trim();
-    else delete this.given[label];
-    try {
-      if (this.key) localStorage.setItem(this.key, JSON.stringify(this.given));
-    } catch {
-      // full or forbidden: the name lasts as long as the page
-    }
-    for (const listener of this.listeners) listener(label);
-  }
-}
-
-export function forgetNames(key) {
-  try {
-    localStorage.removeItem(SHELF + key);
-  } catch {
-    // nothing is stored
   }
 }

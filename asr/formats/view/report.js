@@ -1,17 +1,24 @@
-// A report: one recording in one file that loads nothing else.
-import { modelOf } from "./model.js";
-import { viewer } from "./viewer.js";
+// A report: one recording in one file that loads nothing else. Corrections stay in this browser.
+import { LocalKeeper } from "./saving.js";
+import { Viewer } from "./viewer.js";
 
 const report = JSON.parse(document.getElementById("report").textContent);
-const whole = ["json", () => new Blob([JSON.stringify(report.transcript)], { type: "application/json" })];
-const shown = viewer(modelOf(report.transcript), {
-  title: report.title,
-  key: report.key,
-  src: report.audio,
-  note: report.note,
-  downloads: [whole],
-});
-shown.player.onbroken = async () => {
-  throw new Error("The recording is not where this page looks for it, or this browser cannot play it.");
+const keeper = new LocalKeeper(report.key);
+const shown = (kept) => {
+  const whole = ["json", () => new Blob([JSON.stringify(viewer.corrected())], { type: "application/json" })];
+  const about = { title: report.title, keeper, kept, src: report.audio, note: report.note, downloads: [whole] };
+  const viewer = new Viewer(report.transcript, null, about);
+  viewer.player.onbroken = async () => {
+    throw new Error("The recording is not where this page looks for it, or this browser cannot play it.");
+  };
+  document.querySelector("main").append(viewer.root);
 };
-document.querySelector("main").append(shown.root);
+
+keeper.load().then((kept) => {
+  try {
+    shown(kept);
+  } catch (error) {
+    if (!(error instanceof TypeError)) throw error;
+    shown(null); // kept of another transcript
+  }
+});

@@ -10,9 +10,13 @@ const TEXT = [
   ["Home End", "first, last word (in the text)"],
   ["Enter", "play the word; in the search: next place"],
   ["Space", "play or pause (in the text)"],
+  ["Enter", "keep the text (while editing)"],
+  ["Escape", "leave it as it was (while editing)"],
+  ["Ctrl Enter", "split at the cursor (while editing)"],
+  ["Alt K", "play or pause; Alt J: 3 seconds back (while editing)"],
 ];
 
-// `actions` are [key, what, run]. Returns {root, button}: the dialog, and the button that opens it.
+// `actions` are [key, what, run] or [keys as shown, what, run(key), pattern]. Returns {root, button}: the dialog, and the button that opens it.
 export function shortcuts(actions) {
   const on = h("input", { type: "checkbox", checked: !off(), onchange: () => keep(!on.checked) });
   const row = ([keys, what]) => h("tr", {}, h("th", { scope: "row" }, keys.split(" ").map((key) => h("kbd", {}, key))), h("td", {}, what));
@@ -27,13 +31,15 @@ export function shortcuts(actions) {
   const button = h("button", { type: "button", class: "keys", "aria-label": "Keyboard shortcuts", onclick: () => root.showModal() }, "?");
   const pressed = (event) => {
     if (!root.isConnected) return document.removeEventListener("keydown", pressed);
-    if (off() || root.open || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (root.open || event.defaultPrevented || event.altKey) return;
     if (event.target.closest?.("input:not([type=range], [type=checkbox], [type=radio]), select, textarea, dialog, [role=menu]")) return;
+    const withCtrl = event.ctrlKey || event.metaKey; // of our keys, undo and redo are usual with it
+    if (withCtrl ? !/^z$/i.test(event.key) : off()) return;
     if (event.key === "?") root.showModal();
     else {
-      const found = actions.find(([key]) => key === event.key);
+      const found = actions.find(([key, , , pattern]) => (pattern ? pattern.test(event.key) : key === event.key));
       if (!found) return;
-      found[2]();
+      found[2](event.key);
     }
     event.preventDefault();
   };

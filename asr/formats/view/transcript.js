@@ -6,39 +6,105 @@ import { lastUpTo, paragraphsOf, writerOf } from "./model.js";
 // A paragraph whose speaker has less confidence than this says so.
 const UNSURE = 0.6;
 
-// `seek(seconds)` plays from there, `toggle()` plays or pauses.
+// `seek(seconds)` plays from there, `toggle()` plays or pauses; `edit(word number)` and
+// `speaker(button, segment numbers)` are asked for by a double click and by the name of a speaker.
 export class Transcript {
-  constructor(model, names, { seek, toggle }) {
-    this.model = model;
-    this.names = names;
-    this.spans = model.words.map((word, n) => {
-      const writer = writerOf(word);
-      const doubtful = model.segments[word.segment].doubt ? " doubtful" : "";
-      return h("span", { class: `w${writer ? ` by-${writer}` : ""}${doubtful}`, "data-n": n, tabindex: "-1" }, word.text);
+  constructor(names, act) {
+    Object.assign(this, { names, act });
+    this.lit = [];
+    this.hits = [];
+    this.spans = [];
+    this.unsure = []; // words below the limit
+    this.limit = 0;
+    this.now = -1;
+    this.cursor = 0; // the word that is the tab stop
+    this.editing = false; // a click edits
+    this.drawn = { words: new Map(), paragraphs: new Map() }; // of each segment, to be used again
+    this.none = h("p", { class: "quiet" }, "Nobody speaks in this recording.");
+    this.root = h("section", {
+      class: "transcript",
+      "aria-label": "Transcript. Left and right go from word to word, up and down from paragraph to paragraph; Enter plays the word, Space pauses.",
+      onclick: (event) => this.#clicked(event),
+      ondblclick: (event) => this.#edited(event),
+      onkeydown: (event) => this.#pressed(event),
+      onfocusin: (event) => this.#entered(event),
     });
+  }
+
+  // Draws the text; paragraphs that stay the same keep their elements, so that nothing on the screen moves.
+  show(model) {
+    this.model = model;
     this.starts = model.words.map((word) => word.start);
     this.members = model.segments.map(() => []); // the words of each segment
     for (const [n, word] of model.words.entries()) this.members[word.segment].push(n);
-    this.lit = [];
-    this.hits = [];
-    this.now = -1;
-    this.cursor = 0; // the word that is the tab stop
-    if (this.spans.length) this.spans[0].tabIndex = 0;
+    const words = new Map();
+    this.spans = model.segments.flatMap((segment, index) => {
+      const spans = this.#spansOf(segment, this.members[index]);
+      words.set(segment.own, spans);
+      return spans;
+    });
+    this.drawn.words = words;
     this.paragraphs = paragraphsOf(model);
     this.firsts = this.paragraphs.map(([index]) => this.members[index][0]).filter((n) => n !== undefined);
-    this.root = h(
-      "section",
-      {
-        class: "transcript",
-        "aria-label": "Transcript. Left and right go from word to word, up and down from paragraph to paragraph; Enter plays the word, Space pauses.",
-        onclick: (event) => this.#clicked(event, seek),
-        onkeydown: (event) => this.#pressed(event, seek, toggle),
-        onfocusin: (event) => this.#entered(event),
-      },
-      this.paragraphs.map((indices, n) => this.#paragraph(indices, this.paragraphs[n - 1], seek)),
-    );
-    if (!model.words.length) this.root.append(h("p", { class: "quiet" }, "Nobody speaks in this recording."));
-    names.listeners.push(() => this.#named());
+    this.#draw();
+    this.#named();
+    this.#stopAt(Math.min(this.cursor, this.spans.length - 1));
+    this.mark(this.limit);
+    [this.lit, this.hits, this.now] = [[], [], -1];
+    for (const span of this.root.querySelectorAll(".now, .hit, .found")) span.classList.remove("now", "hit", "found");
+  }
+
+  // Marks words whose probability is below the limit.
+  mark(limit) {
+    this.limit = limit;
+    this.unsure = [];
+    this.model.words.forEach(({ sure }, n) => {
+      const low = sure !== null && sure < limit;
+      if (low) this.unsure.push(n);
+      this.spans[n].classList.toggle("unsure", low);
+      if (low) this.spans[n].title = `Probability ${Math.round(100 * sure)} %`;
+      else this.spans[n].removeAttribute("title");
+    });
+  }
+
+  // Goes to the next doubtful word behind the cursor, or before it, and returns it; null without one.
+  goToUnsure(step) {
+    const { unsure, cursor } = this;
+    if (!unsure.length) return null;
+    const place = lastUpTo(unsure, step > 0 ? cursor : cursor - 1);
+    const n = unsure[(place + (step > 0 ? 1 : 0) + unsure.length) % unsure.length];
+    this.focus(n);
+    return this.model.words[n];
+  }
+
+  // Moves the cursor to a word.
+  focus(n) {
+    const span = this.spans[Math.min(Math.max(n, 0), this.spans.length - 1)];
+    span?.focus({ preventScroll: true });
+    if (span && !visible(span)) span.scrollIntoView({ block: "center", behavior: calmly() });
+  }
+
+  // Moves the cursor to the word at a time, or the one after it.
+  focusAt(seconds) {
+    this.focus(Math.max(0, lastUpTo(this.starts, seconds + 1e-6)));
+  }
+
+  // The segments in the selection, else that of the cursor.
+  get chosen() {
+    const selection = getSelection();
+    if (selection.rangeCount && !selection.isCollapsed && this.root.contains(selection.anchorNode)) {
+      const inside = this.spans.filter((span) => selection.containsNode(span, true));
+      if (inside.length) return [...new Set(inside.map((span) => this.model.words[span.dataset.n].segment))];
+    }
+    const word = this.model.words[this.here];
+    return word ? [word.segment] : [];
+  }
+
+  // The word that edits are about: the focused one, else the one that is played, else the cursor.
+  get here() {
+    const focused = document.activeElement?.closest?.(".transcript .w");
+    if (focused || this.now < 0) return this.cursor;
+    return this.now;
   }
 
   // Highlights the word at a time, and scrolls to it as long as the reader has not scrolled away.
@@ -84,7 +150,52 @@ export class Transcript {
     this.#show(first);
   }
 
-  #paragraph(indices, before, seek) {
+  #spansOf(segment, members) {
+    const old = this.drawn.words.get(segment.own);
+    const used = old?.length === members.length ? old : members.map((n) => this.#span(this.model.words[n], segment));
+    members.forEach((n, at) => (used[at].dataset.n = n));
+    used[0]?.classList.add("begins");
+    return used;
+  }
+
+  #span(word, segment) {
+    const writer = writerOf(word);
+    return h("span", { class: `w${writer ? ` by-${writer}` : ""}${segment.doubt ? " doubtful" : ""}`, tabindex: "-1" }, word.text);
+  }
+
+  #draw() {
+    const before = this.drawn.paragraphs;
+    this.drawn.paragraphs = new Map();
+    const nodes = this.paragraphs.map((indices, n) => {
+      const segments = indices.map((index) => this.model.segments[index]);
+      const { own, speaker } = segments[0];
+      const previous = this.paragraphs[n - 1];
+      const headed = this.model.speakers.length > 0 && !(previous && this.model.segments[previous.at(-1)].speaker === speaker);
+      const sort = [headed, speaker, ...segments.map((segment) => segment.own)];
+      const old = before.get(own);
+      const same = old && old.sort.length === sort.length && old.sort.every((part, k) => part === sort[k]);
+      const node = same ? old.node : this.#paragraph(indices, headed);
+      this.drawn.paragraphs.set(own, { sort, node });
+      return node;
+    });
+    if (!this.model.words.length) nodes.push(this.none);
+    const there = new Set(nodes);
+    for (const node of [...this.root.children]) if (!there.has(node)) node.remove();
+    nodes.forEach((node, n) => {
+      if (this.root.children[n] !== node) this.root.insertBefore(node, this.root.children[n] || null);
+    });
+  }
+
+  // The segments from a heading to the next.
+  #run(own) {
+    const { segments } = this.model;
+    const first = segments.findIndex((segment) => segment.own === own);
+    let last = first;
+    while (segments[last + 1]?.speaker === segments[first].speaker) last++;
+    return Array.from({ length: last - first + 1 }, (_, n) => first + n);
+  }
+
+  #paragraph(indices, headed) {
     const segments = indices.map((index) => this.model.segments[index]);
     const { start, speaker } = segments[0];
     const text = h("p", { dir: "auto" });
@@ -95,16 +206,27 @@ export class Transcript {
     const colour = speaker ? ` speaker-${this.names.colour(speaker)}` : "";
     const time = h(
       "button",
-      { type: "button", class: "time", tabindex: "-1", "aria-label": `Play from ${clock(start)}`, onclick: () => seek(start) },
+      { type: "button", class: "time", tabindex: "-1", "aria-label": `Play from ${clock(start)}`, onclick: () => this.act.seek(start) },
       clock(start),
     );
-    const same = before && this.model.segments[before.at(-1)].speaker === speaker;
-    const who = this.model.speakers.length && !same
+    const who = headed
       ? h(
           "h3",
           { class: "who" },
           h("span", { class: "letter", "aria-hidden": "true" }, this.names.letter(speaker)),
-          h("span", { class: "name", "data-label": speaker || "" }, this.names.shown(speaker)),
+          h(
+            "button",
+            {
+              type: "button",
+              class: "name",
+              tabindex: "-1",
+              "data-label": speaker || "",
+              "aria-haspopup": "menu",
+              title: "Another speaker",
+              onclick: ({ currentTarget }) => this.act.speaker(currentTarget, this.#run(segments[0].own)),
+            },
+            this.names.shown(speaker),
+          ),
         )
       : null;
     const doubts = new Set(segments.map((segment) => segment.doubt).filter(Boolean));
@@ -125,11 +247,19 @@ export class Transcript {
     }
   }
 
-  #clicked(event, seek) {
+  #clicked(event) {
     const word = event.target.closest(".w");
     if (!word || String(getSelection())) return;
     this.#stopAt(Number(word.dataset.n));
-    seek(this.model.words[this.cursor].start);
+    if (this.editing) this.act.edit(this.cursor);
+    else this.act.seek(this.model.words[this.cursor].start);
+  }
+
+  #edited(event) {
+    const word = event.target.closest(".w");
+    if (!word) return;
+    getSelection()?.removeAllRanges();
+    this.act.edit(Number(word.dataset.n));
   }
 
   #entered(event) {
@@ -138,18 +268,19 @@ export class Transcript {
   }
 
   #stopAt(n) {
-    this.spans[this.cursor].tabIndex = -1;
-    this.cursor = n;
-    this.spans[n].tabIndex = 0;
+    if (this.stop) this.stop.tabIndex = -1;
+    this.cursor = Math.max(0, n);
+    this.stop = this.spans[this.cursor];
+    if (this.stop) this.stop.tabIndex = 0;
   }
 
-  #pressed(event, seek, toggle) {
+  #pressed(event) {
     const word = event.target.closest(".w");
     if (!word || event.altKey || event.ctrlKey || event.metaKey) return;
     const to = this.#target(event.key, getComputedStyle(word.parentNode).direction === "rtl" ? -1 : 1);
     if (to !== null) this.spans[Math.min(Math.max(to, 0), this.spans.length - 1)].focus();
-    else if (event.key === "Enter") seek(this.model.words[this.cursor].start);
-    else if (event.key === " ") toggle();
+    else if (event.key === "Enter") this.act.seek(this.model.words[this.cursor].start);
+    else if (event.key === " ") this.act.toggle();
     else return;
     event.preventDefault();
   }

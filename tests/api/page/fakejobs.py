@@ -25,6 +25,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.responses import StreamingResponse as Stream
 
 from forescribe.api.http.origins import OriginGuard
+from forescribe.api.jobs.corrections import Corrections
 from forescribe.api.routers import page
 from forescribe.api.settings import Settings
 from forescribe.asr.formats.files import json_
@@ -134,6 +135,7 @@ class Job:
     view: dict[str, Any]
     going: threading.Event = field(default_factory=threading.Event)  # set: it runs to its end
     breaks: int = 0  # connections that end behind their second event
+    saved: list[dict[str, Any]] = field(default_factory=list)  # versions of its corrections
 
     @property
     def state(self) -> str:
@@ -303,14 +305,40 @@ class Fake:
             return Stream(body, media_type="text/event-stream")
 
         @app.get("/v1/jobs/{id}/result")
-        async def result(id: str, response_format: str) -> Response:
-            told = self.jobs[id].told
+        async def result(id: str, response_format: str, corrected: bool = True) -> Response:
+            told, saved = self.jobs[id].told, self.jobs[id].saved
+            if corrected and saved:
+                told = Corrections.parse(saved[-1]).apply(told)
             if response_format == "transcript":
                 return Response(json_(told), media_type="application/json")
             made = {"verbose_json": verbose, "diarized_json": diarized}
             if response_format in made:
                 return JSONResponse(made[response_format](told))
             return PlainTextResponse(f"{response_format} of {id}\n")
+
+        @app.get("/v1/jobs/{id}/corrections")
+        async def corrections(id: str, version: int | None = None) -> Response:
+            saved = self.jobs[id].saved
+            found = saved[-1 if version is None else version - 1] if saved else None
+            body = {
+                "version": len(saved),
+                **(found or {"segments": None, "names": {}, "merged": {}}),
+            }
+            return self._versioned(saved, body)
+
+        @app.put("/v1/jobs/{id}/corrections")
+        async def correct(id: str, request: Request) -> Response:
+            saved, body = self.jobs[id].saved, await request.json()
+            if request.headers["if-match"] != f'"{len(saved)}"':
+                return refused(412, "version_conflict", "changed by somebody else")
+            # What the service would make of it; a refusal there is a fault of the page.
+            Corrections.parse(body).apply(self.jobs[id].told)
+            saved.append(body)
+            return self._versioned(saved, {"version": len(saved), **body})
+
+        @app.delete("/v1/jobs/{id}/corrections", status_code=204)
+        async def uncorrect(id: str) -> None:
+            self.jobs[id].saved.clear()
 
         @app.get("/v1/jobs/{id}/audio")
         async def audio(id: str) -> Response:
@@ -350,6 +378,13 @@ class Fake:
             return JSONResponse(verbose(self.told))
 
         return app
+
+    def _versioned(self, saved: list[dict[str, Any]], body: dict[str, Any]) -> Response:
+        history = [
+            {"version": n, "saved_at": int(time.time()), "note": one["note"]}
+            for n, one in enumerate(saved, 1)
+        ]
+        return JSONResponse({**body, "history": history}, headers={"ETag": f'"{len(saved)}"'})
 
     async def _read(self, request: Request) -> dict[str, Any]:
         told: dict[str, Any] = {}

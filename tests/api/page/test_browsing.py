@@ -296,7 +296,7 @@ def test_keys_of_one_letter_work_outside_of_fields_and_can_be_turned_off(browser
         copied = page.evaluate("navigator.clipboard.readText()")
         assert copied == files.FORMATS["txt"].render(fake.told)
         page.keyboard.press("l")
-        assert page.get_by_label("Position").input_value() == "5"
+        assert page.get_by_label("Position").input_value() == "3"
         page.keyboard.press("?")
         help = page.get_by_role("dialog", name="Keyboard shortcuts")
         assert "play or pause" in help.inner_text()

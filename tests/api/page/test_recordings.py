@@ -144,12 +144,19 @@ def test_names_are_given_kept_and_written_into_files(browser, tone) -> None:
         assert json.loads(download(page, "json")) == fake.told.to_dict()
         assert download(page, "rttm") == "rttm of job-1\n"
         page.get_by_label("Name of speaker B").fill("Zoë")
+        page.locator(".saving", has_text="Saved").wait_for()
         assert set(page.locator(".who .name").all_inner_texts()) == {"Speaker A", "Zoë"}
         page.reload()
         page.locator(".viewer").wait_for()
         assert "Zoë" in page.locator(".who .name").all_inner_texts()
         assert "[Zoë]: It did." in download(page, "srt")
         assert "[SPEAKER_00]: Good morning" in download(page, "srt")
+
+
+def who_wrote_it(page: Any) -> None:
+    page.locator(".view summary").click()
+    page.get_by_role("checkbox", name="Who wrote it").check()
+    page.keyboard.press("Escape")
 
 
 def download(page: Any, name: str) -> str:
@@ -176,7 +183,7 @@ def test_words_are_found_and_coloured_by_who_wrote_them(browser, tone) -> None:
         assert page.locator(".search .count").inner_text() == "not found"
 
         assert not page.locator(".figures").is_visible()
-        page.locator(".views").get_by_text("Who wrote it").click()
+        who_wrote_it(page)
         figures = page.get_by_role("region", name="Who wrote it")
         assert "73.8 % of 160 drafted tokens accepted; 3.95 tokens" in figures.inner_text()
         assert "118 tokens" in figures.inner_text() and "37 of 40" in figures.inner_text()
@@ -328,7 +335,7 @@ def test_phones_show_all_of_it_without_scrolling_sideways(browser, tone) -> None
                 page.get_by_role("button", name="Download").click()
                 box = page.get_by_role("menu").bounding_box()
                 assert box["x"] >= 0 and box["x"] + box["width"] <= 375
-                page.locator(".views").get_by_text("Who wrote it").click()
+                who_wrote_it(page)
             for width in (375, 320):
                 page.set_viewport_size({"width": width, "height": 812})
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, (id, width)

@@ -259,10 +259,11 @@ def test_it_is_read_heard_and_looked_into(shown) -> None:
     """Under its own policy, from a file, with nothing beside it."""
     assert shown.title() == HOSTILE and shown.locator("img").count() == 0
     assert "Good morning <b>all" in shown.locator(".transcript").inner_text()
-    assert shown.locator(".facts").inner_text().split("\n")[:2] == ["Length", "8.0 s"]
+    assert shown.locator(".about summary").inner_text().startswith("0:08 · English")
     shown.locator(".w", has_text="morning").click()
     shown.locator(".w.now").first.wait_for()
-    shown.locator(".views").get_by_text("Who wrote it").click()
+    shown.locator(".view summary").click()
+    shown.get_by_role("checkbox", name="Who wrote it").check()
     figures = shown.get_by_role("region", name="Who wrote it").inner_text()
     assert "66.7 % of 12 drafted tokens accepted" in figures and "4 of 4" in figures
     assert shown.locator(".transcript .by-correction").count() >= 1
@@ -295,12 +296,12 @@ def test_a_suggested_name_is_accepted_and_doubtful_speakers_are_marked(tmp_path,
     with browsing.watched(browser, path.as_uri()) as opened:
         doubts = opened.locator(".doubt").all_inner_texts()
         assert len(doubts) == 1 and doubts[0].endswith("doubtful (confidence 42 %).")
-        (offer,) = opened.locator(".people button").all()
+        (offer,) = opened.locator(".people .offer").all()
         assert offer.inner_text() == "Anna? (0.41)"
         offer.click()
         assert opened.get_by_label("Name of speaker A").input_value() == "Anna"
         assert opened.locator(".who .name").first.inner_text() == "Anna"
-        assert not opened.locator(".people button").first.is_visible()
+        assert not opened.locator(".people .offer").first.is_visible()
 
 
 def test_the_list_is_a_page_too(tmp_path, browser) -> None:

@@ -1,0 +1,274 @@
+// Corrections of a transcript: a list of segments, names, and speakers that were merged, with undo and redo.
+//
+//   const edits = new Edits(segments, spaced);
+//   edits.do(edits.withText(3, "Good day."), "Corrected at 0:34");
+//   edits.packed()                                // for `PUT /v1/jobs/{id}/corrections`
+//
+// States never change: an edit makes a new list, in which untouched segments and words are the same objects.
+// `packed` relies on that: what is still the original's is a number.
+import { clock } from "./clock.js";
+
+const MOST_STEPS = 500;
+
+export class Edits {
+  // `segments` as `segmentsOf` makes them; `spaced` is whether the language puts spaces between words.
+  constructor(segments, spaced = true) {
+    this.original = { segments, names: {}, merged: {} };
+    this.spaced = spaced;
+    this.state = this.original;
+    this.past = []; // [state, note]: what `undo` goes back to, and what was done then
+    this.future = [];
+    this.listeners = []; // called with a note after each change
+    this.places = new Map(segments.map((segment, n) => [segment, n]));
+    this.words = new Map(segments.flatMap((segment) => segment.words || []).map((word, n) => [word, n]));
+  }
+
+  // An edit; does nothing if it is `null` or changes nothing. `kind`: edits of one kind that follow each
+  // other, as letters of a name do, are one step.
+  do(changes, note, kind = "") {
+    if (!changes || Object.entries(changes).every(([name, value]) => same(this.state[name], value))) return false;
+    const last = this.past.at(-1);
+    if (!(kind && last?.kind === kind && !this.future.length)) this.past.push({ state: this.state, note, kind });
+    else last.note = note;
+    if (this.past.length > MOST_STEPS) this.past.shift();
+    this.future = [];
+    this.#turn({ ...this.state, ...changes }, note);
+    return true;
+  }
+
+  undo() {
+    const step = this.past.pop();
+    if (!step) return null;
+    this.future.push({ ...step, state: this.state });
+    this.#turn(step.state, `Undone: ${step.note}`);
+    return step.note;
+  }
+
+  redo() {
+    const step = this.future.pop();
+    if (!step) return null;
+    this.past.push({ ...step, state: this.state });
+    this.#turn(step.state, step.note);
+    return step.note;
+  }
+
+  get changed() {
+    const { segments, names, merged } = this.state;
+    return !same(segments, this.original.segments) || Object.keys(names).length + Object.keys(merged).length > 0;
+  }
+
+  #turn(state, note) {
+    this.state = state;
+    for (const listener of this.listeners) listener(note);
+  }
+
+  // -- edits: each returns what `do` takes -----------------------------------------------------------
+
+  // The text of a segment; its words keep their times where they stay, others share those that they replace.
+  withText(index, text) {
+    const segment = this.state.segments[index];
+    const clean = text.replace(/\s+/g, " ").trim();
+    if (clean === segment.text.replace(/\s+/g, " ").trim()) return null;
+    if (!clean) return this.#spliced(index, 1);
+    return this.#spliced(index, 1, this.#rewritten(segment, clean));
+  }
+
+  // Cuts a segment before its word number `n`.
+  withSplit(index, n) {
+    const segment = this.state.segments[index];
+    const words = segment.words || evenly(parts(segment.text, true), segment.start, segment.end);
+    if (n <= 0 || n >= words.length) return null;
+    const [one, two] = [words.slice(0, n), words.slice(n)];
+    const timed = segment.words !== null;
+    const piece = (own, start, end) => ({ ...segment, start, end, text: own.map((word) => word.word).join(""), words: timed ? own : null });
+    const [end, start] = [Math.max(one.at(-1).end, segment.start), Math.min(two[0].start, segment.end)];
+    return this.#spliced(index, 1, piece(one, segment.start, end), piece(two, Math.max(start, segment.start), segment.end));
+  }
+
+  // One segment of this one and the next.
+  withJoin(index) {
+    const [one, two] = this.state.segments.slice(index, index + 2);
+    if (!two) return null;
+    const space = this.spaced && !/\s$/.test(one.text) && !/^\s/.test(two.text) ? " " : "";
+    const rest = space && two.words ? two.words.map((word, n) => (n ? word : { ...word, word: space + word.word })) : two.words;
+    const words = one.words && rest ? [...one.words, ...rest] : null;
+    const end = Math.max(one.end, two.end);
+    return this.#spliced(index, 2, { ...one, end, text: one.text + space + two.text, words, doubt: one.doubt || two.doubt });
+  }
+
+  withSpeaker(indices, speaker) {
+    const wanted = new Set(indices);
+    const segments = this.state.segments.map((segment, n) =>
+      wanted.has(n) && this.speakerOf(segment) !== speaker ? { ...segment, speaker, sure: null } : segment,
+    );
+    return { segments };
+  }
+
+  withName(label, name) {
+    const names = { ...this.state.names };
+    if (name.trim()) names[label] = name.trim().slice(0, 200);
+    else delete names[label];
+    return { names };
+  }
+
+  withMerge(from, into) {
+    const [merged, names] = [{ ...this.state.merged, [from]: into }, { ...this.state.names }];
+    for (const [label, other] of Object.entries(merged)) if (other === from) merged[label] = into;
+    if (!names[into] && names[from]) names[into] = names[from];
+    delete names[from];
+    return { merged, names };
+  }
+
+  // Replaces all places in the text that are equal but for case; returns [changes, count].
+  withReplaced(text, by, { whole = false } = {}) {
+    const wanted = text.trim().replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replace(/\s+/g, "\\s+");
+    if (!wanted) return [null, 0];
+    const edge = whole ? ["(?<![\\p{L}\\p{N}])", "(?![\\p{L}\\p{N}])"] : ["", ""];
+    const pattern = new RegExp(edge[0] + wanted + edge[1], "giu");
+    let count = 0;
+    const segments = this.state.segments.flatMap((segment) => {
+      const changed = segment.text.replace(pattern, () => (count++, by));
+      const clean = changed.replace(/\s+/g, " ").trim();
+      if (changed === segment.text) return [segment];
+      return clean ? [this.#rewritten(segment, clean)] : [];
+    });
+    return [{ segments }, count];
+  }
+
+  // A label that nobody has.
+  newSpeaker(labels) {
+    for (let n = labels.length; ; n++) {
+      const label = `SPEAKER_${String(n).padStart(2, "0")}`;
+      if (!labels.includes(label)) return label;
+    }
+  }
+
+  speakerOf(segment) {
+    return this.state.merged[segment.speaker] ?? segment.speaker;
+  }
+
+  #spliced(index, count, ...made) {
+    return { segments: [...this.state.segments.slice(0, index), ...made, ...this.state.segments.slice(index + count)] };
+  }
+
+  #rewritten(segment, clean) {
+    const text = lead(segment) + clean;
+    return { ...segment, text, doubt: null, words: segment.words && realigned(segment, parts(clean, this.spaced), lead(segment)) };
+  }
+
+  // -- to and from the server ------------------------------------------------------------------------
+
+  packed(note = "") {
+    const { segments, names, merged } = this.state;
+    const word = (one) => this.words.get(one) ?? [one.word, one.start, one.end];
+    const segment = (one) =>
+      this.places.get(one) ?? {
+        start: one.start,
+        end: one.end,
+        text: one.text,
+        speaker: one.speaker,
+        words: one.words && one.words.map(word),
+      };
+    return { segments: segments.map(segment), names, merged, note: note.slice(0, 200) };
+  }
+
+  // The state of what was packed. Throws TypeError if it belongs to another transcript.
+  unpacked({ segments, names, merged }) {
+    const [places, words] = [[...this.places.keys()], [...this.words.keys()]];
+    const known = (found) => {
+      if (found === undefined) throw new TypeError("The corrections belong to another transcript.");
+      return found;
+    };
+    const word = (one) => (Array.isArray(one) ? { word: one[0], start: one[1], end: one[2] } : known(words[one]));
+    const segment = (one) =>
+      typeof one === "number" ? known(places[one]) : { sure: null, doubt: null, ...one, words: one.words && one.words.map(word) };
+    return { segments: segments.map(segment), names: { ...names }, merged: { ...merged } };
+  }
+
+  // What was saved before: no step, and nothing to save.
+  open(packed) {
+    this.state = this.unpacked(packed);
+  }
+
+  at(index) {
+    return clock(this.state.segments[index].start);
+  }
+}
+
+function same(one, other) {
+  if (!Array.isArray(one)) return JSON.stringify(one) === JSON.stringify(other);
+  return one.length === other.length && one.every((item, n) => item === other[n]);
+}
+
+// The white space that a segment begins with, which joins it to the one before.
+function lead(segment) {
+  return segment.text.match(/^\s*/)[0];
+}
+
+// The words of a text with the white space before each.
+function parts(text, spaced) {
+  if (spaced || !("Segmenter" in Intl)) return text.match(/\s*\S+/g) || [];
+  const found = [];
+  for (const { segment, isWordLike } of new Intl.Segmenter(undefined, { granularity: "word" }).segment(text)) {
+    if (isWordLike || !found.length) found.push(segment);
+    else found[found.length - 1] += segment; // punctuation, as in the recognizer's words
+  }
+  return found;
+}
+
+// The new words of a segment: those of the longest common subsequence are the old ones.
+function realigned(segment, texts, first) {
+  const old = segment.words;
+  const fresh = texts.map((text, n) => (n ? text : first + text.trim()));
+  const pairs = [...common(old.map(({ word }) => word.trim()), fresh.map((text) => text.trim())), [old.length, fresh.length]];
+  const made = [];
+  let [a, b] = [0, 0];
+  for (const [i, j] of pairs) {
+    const [gone, come] = [old.slice(a, i), fresh.slice(b, j)];
+    if (gone.length === come.length) {
+      made.push(...gone.map(({ start, end }, n) => ({ word: come[n], start, end })));
+    } else if (come.length) {
+      const start = gone.length ? gone[0].start : (made.at(-1)?.end ?? segment.start);
+      const end = gone.length ? gone.at(-1).end : (old[i]?.start ?? segment.end);
+      made.push(...evenly(come, start, Math.max(start, end)));
+    }
+    if (i < old.length) made.push(old[i].word === fresh[j] ? old[i] : { ...old[i], word: fresh[j] });
+    [a, b] = [i + 1, j + 1];
+  }
+  return made;
+}
+
+// Words that share a time by their lengths.
+function evenly(texts, start, end) {
+  const total = texts.reduce((sum, text) => sum + text.trim().length, 0) || 1;
+  let done = 0;
+  return texts.map((text) => {
+    const from = start + ((end - start) * done) / total;
+    done += text.trim().length;
+    return { word: text, start: from, end: start + ((end - start) * done) / total };
+  });
+}
+
+// Pairs of places of the longest common subsequence. Equal beginnings and ends are left out of the table.
+function common(one, two) {
+  let [head, tail] = [0, 0];
+  const least = Math.min(one.length, two.length);
+  while (head < least && one[head] === two[head]) head++;
+  while (tail < least - head && one[one.length - 1 - tail] === two[two.length - 1 - tail]) tail++;
+  const [n, m] = [one.length - head - tail, two.length - head - tail];
+  const best = Array.from({ length: n + 1 }, () => new Uint32Array(m + 1));
+  for (let i = n - 1; i >= 0; i--) {
+    for (let j = m - 1; j >= 0; j--) {
+      const equal = one[head + i] === two[head + j];
+      best[i][j] = equal ? best[i + 1][j + 1] + 1 : Math.max(best[i + 1][j], best[i][j + 1]);
+    }
+  }
+  const pairs = Array.from({ length: head }, (_, k) => [k, k]);
+  for (let i = 0, j = 0; i < n && j < m; ) {
+    if (one[head + i] === two[head + j]) pairs.push([head + i++, head + j++]);
+    else if (best[i + 1][j] >= best[i][j + 1]) i++;
+    else j++;
+  }
+  for (let k = tail; k > 0; k--) pairs.push([one.length - k, two.length - k]);
+  return pairs;
+}

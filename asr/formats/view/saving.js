@@ -1,0 +1,113 @@
+// Saves corrections a moment after each change, and says how far it has come.
+import { h } from "./dom.js";
+
+const WAIT_MS = 700;
+const SHELF = "forescribe.corrections.";
+
+// A keeper has `load()`, which gives what was packed or null, `save(packed)`, `version(number)`, and
+// `history`: [{version, saved_at, note}]. `save` throws an error with status 412 if somebody else has saved
+// meanwhile; `load` then gives theirs, and the next `save` replaces it. This one is for pages without a server.
+export class LocalKeeper {
+  history = [];
+
+  constructor(key) {
+    this.key = SHELF + key;
+  }
+
+  async load() {
+    try {
+      return JSON.parse(localStorage.getItem(this.key));
+    } catch {
+      return null; // no storage, or foreign data
+    }
+  }
+
+  async save(packed) {
+    try {
+      localStorage.setItem(this.key, JSON.stringify(packed));
+    } catch {
+      throw new Error("this browser does not keep them: download the files before you leave");
+    }
+  }
+}
+
+export function forgetCorrections(key) {
+  try {
+    localStorage.removeItem(SHELF + key);
+  } catch {
+    // nothing is stored
+  }
+}
+
+export class Saving {
+  constructor(edits, keeper) {
+    Object.assign(this, { edits, keeper, saved: edits.state, notes: [], timer: null });
+    this.told = h("span", {});
+    this.choices = h("span", { class: "choices" });
+    this.root = h("p", { class: "saving", role: "status" }, this.told, this.choices);
+    edits.listeners.push((note) => this.#later(note));
+    const leave = (event) => {
+      if (!this.root.isConnected) return removeEventListener("beforeunload", leave);
+      if (!this.dirty) return;
+      this.flush();
+      event.preventDefault();
+    };
+    addEventListener("beforeunload", leave);
+  }
+
+  get dirty() {
+    return this.edits.state !== this.saved;
+  }
+
+  // Saves now. Resolves when nothing is left to save or it has failed.
+  flush() {
+    clearTimeout(this.timer);
+    this.running = (this.running || Promise.resolve()).then(() => this.#save());
+    return this.running;
+  }
+
+  #later(note) {
+    if (!this.notes.includes(note)) this.notes.push(note);
+    this.#say("Not saved yet");
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.flush(), WAIT_MS);
+  }
+
+  async #save() {
+    if (!this.dirty) return this.#say(this.notes.length ? "Saved" : "");
+    const { state } = this.edits;
+    const notes = this.notes.splice(0);
+    this.#say("Saving");
+    try {
+      await this.keeper.save(this.edits.packed(notes.length > 1 ? `${notes.length} changes: ${notes.join("; ")}` : notes[0]));
+      this.saved = state;
+      if (this.dirty) return await this.#save();
+      this.#say("Saved");
+    } catch (error) {
+      this.notes.unshift(...notes);
+      if (error.name === "AbortError") return;
+      if (error.status === 412) await this.#conflict();
+      else this.#say(`Not saved: ${error.message}`, [["Try again", () => this.flush()]]);
+    }
+  }
+
+  async #conflict() {
+    try {
+      const theirs = await this.keeper.load();
+      const other = theirs ? this.edits.unpacked(theirs) : this.edits.original;
+      const take = () => {
+        this.edits.do(other, "Took the other version");
+        this.flush();
+      };
+      this.#say("Somebody else has saved another version meanwhile.", [["Show theirs", take], ["Keep mine", () => this.flush()]]);
+    } catch (error) {
+      this.#say(`Not saved: ${error.message}`, [["Try again", () => this.flush()]]);
+    }
+  }
+
+  #say(text, choices = []) {
+    this.told.textContent = text;
+    this.root.classList.toggle("bad", choices.length > 0);
+    this.choices.replaceChildren(...choices.map(([name, run]) => h("button", { type: "button", onclick: run }, name)));
+  }
+}
