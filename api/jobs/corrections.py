@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,9 +29,6 @@ from .shares import StorageShares
 from .steps import JobFiles
 from .store import Store
 from .tables import Job
-
-if TYPE_CHECKING:
-    from .service import Operations
 
 ROLE = "corrections"
 
@@ -236,25 +233,31 @@ NONE: Mapping[str, Any] = {
 
 
 class CorrectedJobs:
-    """The corrections of the jobs of one store."""
+    """The corrections of the jobs of one store. `get` and `original` give an owner's job and its transcript
+    as it was decoded, as `api.jobs.service.Operations` does."""
 
     def __init__(
-        self, store: Store, files: JobFiles, operations: Operations, shares: StorageShares
+        self,
+        store: Store,
+        files: JobFiles,
+        shares: StorageShares,
+        get: Callable[[str, str], Job],
+        original: Callable[[str, str], Transcript],
     ) -> None:
-        self.store, self.files = store, files
-        self.operations, self.shares = operations, shares
+        self.store, self.files, self.shares = store, files, shares
+        self._get, self._original = get, original
 
     def transcript(self, id: str, owner: str) -> Transcript:
-        """The transcript as it has been corrected. Raises ApiError as `Operations.transcript` does, and
-        `conflict` if the corrections belong to another result."""
-        transcript = self.operations.transcript(id, owner)
+        """The transcript as it has been corrected. Raises ApiError as `original` does, and `conflict`
+        if the corrections belong to another result."""
+        transcript = self._original(id, owner)
         corrections = self._current(id).corrections
         return transcript if corrections is None else corrections.apply(transcript)
 
     def get(self, id: str, owner: str, number: int | None = None) -> Version:
         """The latest version, or the one with this number. Raises ApiError: `job_not_found`, `not_found`,
         `in_progress` without a result, `conflict`."""
-        self.operations.transcript(id, owner)
+        self._original(id, owner)
         version = self._current(id)
         if number is None or number == version.number:
             return version
@@ -268,8 +271,8 @@ class CorrectedJobs:
         """Save a new version, if `etag` is that of the latest. Raises ApiError: `version_conflict` if it is
         not, `conflict` unless the job has succeeded, `invalid_value` for corrections that do not fit,
         `storage_quota_exceeded`, and as `get` does."""
-        job = self.operations.get(id, owner)
-        transcript, before = self.operations.transcript(id, owner), self._current(id)
+        job = self._get(id, owner)
+        transcript, before = self._original(id, owner), self._current(id)
         if before.etag != etag:
             raise _stale()
         corrections.apply(transcript)
@@ -295,7 +298,7 @@ class CorrectedJobs:
 
     def delete(self, id: str, owner: str) -> None:
         """Delete all versions; the result is shown as it was decoded."""
-        self.operations.get(id, owner)
+        self._get(id, owner)
         self.store.references.drop(id, ROLE)
 
     def _current(self, id: str) -> Version:

@@ -118,7 +118,13 @@ class Jobs:
         self.operations = Operations(
             store, engine, self.active, files, self.completion, self.retention
         )
-        self.corrected = CorrectedJobs(store, files, self.operations, self.submissions.shares)
+        self.corrected = CorrectedJobs(
+            store,
+            files,
+            self.submissions.shares,
+            self.operations.get,
+            self.operations.transcript,
+        )
         self._lock = lock
         self._stopping, self._handing_over = threading.Event(), threading.Lock()
         self._threads = [

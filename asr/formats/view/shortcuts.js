@@ -5,26 +5,36 @@ import { h } from "./dom.js";
 const SWITCH = "forescribe.shortcuts";
 
 const TEXT = [
-  ["← →", "previous, next word (in the text)"],
-  ["↑ ↓", "previous, next paragraph (in the text)"],
-  ["Home End", "first, last word (in the text)"],
+  ["← →", "previous, next word"],
+  ["↑ ↓", "previous, next paragraph"],
+  ["Home End", "first, last word"],
   ["Enter", "play the word; in the search: next place"],
-  ["Space", "play or pause (in the text)"],
-  ["Enter", "keep the text (while editing)"],
-  ["Escape", "leave it as it was (while editing)"],
-  ["Ctrl Enter", "split at the cursor (while editing)"],
-  ["Alt K", "play or pause; Alt J: 3 seconds back (while editing)"],
+  ["Space", "play or pause"],
+];
+
+const WRITING = [
+  ["Enter", "keep the text"],
+  ["Escape", "leave it as it was"],
+  ["Ctrl Enter", "split at the cursor"],
+  ["Alt K", "play or pause"],
+  ["Alt J", "3 seconds back"],
 ];
 
 // `actions` are [key, what, run] or [keys as shown, what, run(key), pattern]. Returns {root, button}: the dialog, and the button that opens it.
 export function shortcuts(actions) {
   const on = h("input", { type: "checkbox", checked: !off(), onchange: () => keep(!on.checked) });
   const row = ([keys, what]) => h("tr", {}, h("th", { scope: "row" }, keys.split(" ").map((key) => h("kbd", {}, key))), h("td", {}, what));
+  const table = (name, rows) => h("table", {}, h("caption", {}, name), h("tbody", {}, rows.map(row)));
   const root = h(
     "dialog",
     { class: "shortcuts", "aria-label": "Keyboard shortcuts" },
     h("h2", {}, "Keyboard shortcuts"),
-    h("table", {}, h("tbody", {}, [...actions, ["?", "this list"], ...TEXT].map(row))),
+    h(
+      "div",
+      { class: "tables" },
+      table("Everywhere", [...actions, ["?", "this list"]]),
+      h("div", {}, table("In the text", TEXT), table("While editing", WRITING)),
+    ),
     h("label", { class: "check" }, on, " Keys of one letter work everywhere"),
     h("button", { type: "button", class: "main", onclick: () => root.close() }, "Close"),
   );

@@ -211,7 +211,7 @@ export class Transcript {
     );
     const who = headed
       ? h(
-          "h3",
+          "h2",
           { class: "who" },
           h("span", { class: "letter", "aria-hidden": "true" }, this.names.letter(speaker)),
           h(
