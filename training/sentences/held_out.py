@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import re
 import zlib
 
@@ -19,10 +20,15 @@ def held_out(text: str) -> bool:
 
 
 def read_lines(name: str) -> list[str]:
-    path = DATA / name
-    if not path.exists():
+    """The lines of a text, which may be compressed; none where there is no such file."""
+    path, packed = DATA / name, DATA / f"{name}.xz"
+    if packed.exists():
+        text = lzma.decompress(packed.read_bytes()).decode()
+    elif path.exists():
+        text = path.read_text("utf-8")
+    else:
         return []
-    return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 _EVALUATION = {fold(line) for line in read_lines("open_eval.txt")}
