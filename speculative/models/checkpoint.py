@@ -95,6 +95,14 @@ def damaged(folder: Path) -> str | None:
     return None
 
 
+POSITIONS = "model.encoder.embed_positions.weight"
+"""Of a Whisper these are sinusoids: where its file has nothing but their scales, they are computed
+(`speculative.models.quantized`)."""
+
+WIDTH = "model.encoder.layer_norm.weight"
+"""A weight as long as the encoder's states."""
+
+
 def shapes_in(folder: Path) -> Shapes:
     """The shapes of the tensors in a folder's safetensors files, of which only the headers are read. Empty
     where the weights have another form or cannot be read, which loading them will say."""
@@ -107,6 +115,8 @@ def shapes_in(folder: Path) -> Shapes:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
     except Exception:  # safetensors has an error class for every kind of damage
         return {}
+    if POSITIONS not in shapes and POSITIONS + SCALE in shapes and WIDTH in shapes:
+        shapes[POSITIONS] = (*shapes[POSITIONS + SCALE], *shapes[WIDTH])
     return shapes
 
 

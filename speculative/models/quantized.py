@@ -9,9 +9,10 @@ number of threads. One scale for all rows, as in torch's dynamic quantisation, w
 rows beside it, its own drafts included.
 
 Folders hold a tensor as `<name>` (int8, `[N, ...]`) and `<name>_scale` (float, `[N]`), as the bundled models
-do: half of float16's bytes. Decoding uses the floats, in the number format of the device; `--quantize int8`
-rounds a projection to the same integers again. The folder of a draft may also leave out the embeddings, which
-are its target's.
+do: half of float16's bytes. Of the positions of Whisper's encoder the scales suffice: they are sinusoids
+(Radford et al. 2022, section 2.2; openai/whisper `model.py`). Decoding uses the floats, in the number format
+of the device; `--quantize int8` rounds a projection to the same integers again. The folder of a draft may
+also leave out the embeddings, which are its target's.
 
 Knows `torch.nn.Linear` and where Whisper's and causal models' projections are; nothing of engines.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -32,7 +34,9 @@ from ..errors import LoadError
 from .checkpoint import (
     CONFIG,
     GENERATION,
+    POSITIONS,
     SCALE,
+    WIDTH,
     check_complete,
     integer_weights,
     quiet,
@@ -185,6 +189,10 @@ def floats(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises ValueError for integers without scales, and for scales of another length.
     """
     weights = {}
+    if POSITIONS not in stored and POSITIONS + SCALE in stored and WIDTH in stored:
+        scale = stored[POSITIONS + SCALE]
+        integers, _ = rounded(sinusoids(len(scale), len(stored[WIDTH])))
+        stored = {**stored, POSITIONS: integers}
     for name, tensor in stored.items():
         scale = stored.get(name + SCALE)
         if tensor.dtype is torch.int8:
@@ -210,9 +218,21 @@ def stored_int8(weights: Mapping[str, Tensor], halves: Collection[str] = ()) -> 
             stored[name] = tensor.half().contiguous()
             continue
         integers, scale = rounded(tensor.detach().float().flatten(1))
-        stored[name] = integers.view(tensor.shape).contiguous()
+        if name != POSITIONS or not integers.equal(rounded(sinusoids(*tensor.shape))[0]):
+            stored[name] = integers.view(tensor.shape).contiguous()
         stored[name + SCALE] = scale.contiguous()
     return stored
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """The positions `[length, width]` of Whisper's encoder: sines, then cosines, with periods from 2 pi to
+    20,000 pi, in float16 as published, as float32. In double precision: OpenAI's are those to the bit."""
+    if width < 4 or width % 2:
+        return torch.zeros(length, width)
+    count = width // 2
+    periods = torch.exp(-math.log(10_000) / (count - 1) * torch.arange(count, dtype=torch.float64))
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * periods
+    return torch.cat([angles.sin(), angles.cos()], 1).half().float()
 
 
 def as_floats(folder: Path, out: Path, lent: Path | None = None) -> Path:

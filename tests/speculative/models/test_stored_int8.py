@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,14 @@ from forescribe.asr.errors import ModelError
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative.device import choose
-from forescribe.speculative.models.quantized import BORROWED, as_floats, float_weights, stored_int8
+from forescribe.speculative.models.checkpoint import POSITIONS, shapes_in
+from forescribe.speculative.models.quantized import (
+    BORROWED,
+    as_floats,
+    float_weights,
+    sinusoids,
+    stored_int8,
+)
 from tests.asr.model import folders
 
 WEIGHTS = "model.safetensors"
@@ -69,6 +78,25 @@ def test_reading_and_storing_again_changes_nothing(stored):
     assert again.keys() == before.keys()
     integers = [name for name, tensor in before.items() if tensor.dtype is torch.int8]
     assert integers and all(torch.equal(again[name], before[name]) for name in integers)
+
+
+def test_positions_that_are_sinusoids_are_not_stored(stored, tmp_path):
+    folder = Path(shutil.copytree(stored, tmp_path / "folder"))
+    weights = float_weights(stored)
+    published = sinusoids(*weights[POSITIONS].shape)
+    save_file(stored_int8(weights | {POSITIONS: published}), folder / WEIGHTS, {"format": "pt"})
+    assert POSITIONS not in load_file(folder / WEIGHTS)
+    assert shapes_in(folder)[POSITIONS] == tuple(published.shape)
+    found = float_weights(folder)[POSITIONS]
+    loaded = load(Pair(folder), choose("cpu"), modules=True).target
+    assert loaded.get_parameter(POSITIONS).equal(found)
+    step = published.abs().amax(1, keepdim=True) / 127
+    assert ((found - published).abs() <= 0.501 * step).all()
+    # Radford et al. 2022; openai/whisper: periods from 2 pi to 20,000 pi.
+    width = published.shape[1]
+    assert published[1, 0] == pytest.approx(math.sin(1), abs=1e-3)
+    assert published[7, width // 2 - 1] == pytest.approx(math.sin(7 / 10_000), abs=1e-6)
+    assert published[0, width // 2 :].eq(1).all()
 
 
 @pytest.mark.parametrize("modules", [False, True])
