@@ -65,19 +65,6 @@ LIGHT = (
 children, and by each other."""
 
 
-PUBLIC = (
-    "from forescribe import *",
-    "import forescribe.asr.sessions.session",
-    "from forescribe.speculative import *",
-    "import forescribe.api.app",
-    "import forescribe.text.generator",
-)
-"""Ways to import what decodes: torch, and nothing that takes as long again."""
-
-SLOW = {"transformers", "sympy", "triton", "scipy", "sklearn", "numba", "librosa", "torchaudio"}
-SLOW_PARTS_OF_TORCH = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor"}
-
-
 @pytest.fixture(scope="module")
 def module_map() -> ModuleType:
     path = ROOT / "scripts" / "module_map.py"
@@ -175,22 +162,6 @@ def test_light_modules_load_nothing_heavy() -> None:
         "    importlib.import_module(name)\n"
         f"    if loaded := {HEAVY!r} & sys.modules.keys():\n"
         "        sys.exit(f'{name} loads {sorted(loaded)}')"
-    )
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-
-
-def test_public_names_load_torch_and_no_modelling() -> None:
-    """What torch itself loads is not ours to forbid; `modules` and heads of transformers' layers load the
-    rest where a model needs them."""
-    forbidden = SLOW | SLOW_PARTS_OF_TORCH | {"torch.distributed"}
-    code = (
-        "import sys, torch\n"
-        "before = set(sys.modules)\n"
-        f"for statement in {PUBLIC!r}:\n"
-        "    exec(statement)\n"
-        f"    if loaded := {forbidden!r} & (sys.modules.keys() - before):\n"
-        "        sys.exit(f'{statement} loads {sorted(loaded)}')"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -95,9 +95,9 @@ class Halves:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_power_failures() -> Iterator[None]:
+def no_waits() -> Iterator[None]:
     """Nothing waits for the disk: what a process has handed to the system outlives it, and no test cuts the
-    power. `test_storage` says that the service waits."""
+    power. `test_storage` says that the service waits. Batches are looked at again at once."""
     with pytest.MonkeyPatch.context() as patch:
         configure = database._configure_sqlite
 
@@ -107,6 +107,7 @@ def no_power_failures() -> Iterator[None]:
 
         patch.setattr(database, "_configure_sqlite", unsynced)
         patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr("forescribe.api.batches.service.TICK_S", 0.05)
         yield
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
+from forescribe.api.batches import service
 from forescribe.api.batches.service import BatchRunner
 from forescribe.api.files import FILES as FILE_ROWS
 from forescribe.api.jobs.blobs import Draft
@@ -78,6 +79,7 @@ def lifetimes(tmp_path, transcriber, decoders, monkeypatch):
             runner._stopping.set()
 
     monkeypatch.setattr(BatchRunner, "_run", dying)
+    monkeypatch.setattr(service, "TICK_S", 0.5)  # each look has events
 
     def live(name: str, death: Death):
         folder = tmp_path / name

@@ -30,12 +30,6 @@ from tests.api.jobs.application import JOBS, application, ready, submit
 KEY, OTHER = new_key(), new_key()
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch) -> None:
-    """The runner looks again at once: no test is about the half second between two looks."""
-    monkeypatch.setattr("forescribe.api.batches.service.TICK_S", 0.02)
-
-
 @pytest.fixture
 def client(tmp_path, transcriber, decoders):
     with application(tmp_path, transcriber, decoders) as client:

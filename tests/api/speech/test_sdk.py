@@ -30,8 +30,7 @@ def address(encoded_once, tmp_path_factory) -> Iterator[str]:
     )
     serving = Serving.of(settings)
     app = create_app(settings, serving, Jobs.open(settings, serving))
-    with pytest.MonkeyPatch.context() as soon, served(app) as url:
-        soon.setattr("forescribe.api.batches.service.TICK_S", 0.05)
+    with served(app) as url:
         until(lambda: serving.state == "ready")
         yield f"{url}/v1"
     assert serving.state == "stopped"
