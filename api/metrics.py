@@ -32,6 +32,7 @@ from .access.limits import Admission
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Outcome
     from forescribe.asr.sessions.session import Session
+    from forescribe.speculative.stats import Stats
 
 
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1200.0, 3600.0)
@@ -163,17 +164,24 @@ def watch(
     model: str,
     ready: Callable[[], bool],
     session: Callable[[], Session | None],
+    stats: Callable[[], Stats],
 ) -> None:
-    """Register the gauges of speech serving; `session` gives None until the model is loaded."""
+    """Register the gauges of speech serving; `session` gives None while the model is not in memory, and
+    `stats` counts since the start."""
     metrics.registry.register(Series(lambda: _build(model, session())))
-    metrics.registry.register(Series(lambda: _engine_counts(session())))
+    metrics.registry.register(Series(lambda: _engine_counts(stats())))
     metrics.count(
         "engine_seconds",
         "Time of the engine's thread by stage; up to five seconds old.",
         "stage",
-        lambda: {} if (known := session()) is None else known.stats.seconds,
+        lambda: stats().seconds,
     )
     metrics.watch("ready", "Whether requests are admitted.", ready)
+    metrics.watch(
+        "model_loaded",
+        "Whether the speech model is in memory; see idle_unload_s.",
+        lambda: session() is not None,
+    )
     metrics.watch("requests_inside", "Requests in progress.", lambda: admission.requests)
     metrics.watch("slots_busy", "Share of the engine's slots in use.", lambda: _busy(session()))
     metrics.watch(
@@ -243,11 +251,10 @@ def _build(model: str, session: Session | None) -> Iterator[Metric]:
     yield family
 
 
-def _engine_counts(session: Session | None) -> Iterator[Metric]:
+def _engine_counts(stats: Stats) -> Iterator[Metric]:
     """Counters that the engine keeps itself; up to five seconds old."""
     for name, (attribute, text) in ENGINE_COUNTS.items():
-        value = 0 if session is None else getattr(session.stats, attribute)
-        yield CounterMetricFamily(f"forescribe_{name}", text, value=value)
+        yield CounterMetricFamily(f"forescribe_{name}", text, value=getattr(stats, attribute))
 
 
 def _busy(session: Session | None) -> float:

@@ -129,6 +129,7 @@ class Settings(BaseSettings):
     decode_memory_bytes: Count = 1 << 30  # additional memory of that decoder
     announce_s: float = Field(3.0, ge=0)  # from SIGTERM (/ready: draining) to the first refusal
     drain_s: float = Field(30.0, ge=0)  # for requests in progress at the end
+    idle_unload_s: Seconds | None = None  # without work until the model leaves memory; unset: never
     stall_s: Seconds = 1800.0  # longest round of a model; then the process ends with status 70
     readers: Count = 2  # uploads decoded at a time, and threads that cut them into windows
 
@@ -241,12 +242,24 @@ class Settings(BaseSettings):
                 f"{self.max_upload_bytes}: a recording has to fit in"
             )
 
+    def _check_idle(self) -> None:
+        if not self.idle_unload_s:
+            return
+        if self.text_model is not None:
+            raise ValueError(
+                "idle_unload_s frees the speech model alone, and a text model must not run while another is "
+                "loaded: remove text_model, or serve texts in a process of their own"
+            )
+        if self.front_end:
+            raise ValueError("idle_unload_s: front_end loads no model; set it for the workers")
+
     def check_together(self) -> None:
         """Check what concerns several settings. Raises ValueError."""
         self._check_origins()
         self._check_quotas()
         self._check_open()
         self._check_machines()
+        self._check_idle()
 
     def rights(self, key: str) -> Rights | None:
         """What the key of a name permits; None if there is none."""

@@ -12,6 +12,7 @@ for each thread, and MKL has one for each thread besides.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import importlib.util
 import os
@@ -373,6 +374,14 @@ def trim() -> None:
     give = getattr(_library(), "malloc_trim", None)
     if give is not None:
         give(0)
+
+
+def release_memory() -> None:
+    """Returns what models have held, and nothing refers to any more, to the system and the GPU."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    trim()
 
 
 @cache

@@ -82,18 +82,19 @@ class ActiveJobs:
         A step frees it when it ends the run. But an engine may also end a workflow between two steps,
         because it was cancelled or because another process owns it now; no step of it is called then.
         """
-        with self._lock:
-            self._workflows[job] += 1
-        try:
-            yield
-        finally:
+        with self.serving.idle.hold():
             with self._lock:
-                self._workflows[job] -= 1
-                last = not self._workflows[job]
+                self._workflows[job] += 1
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._workflows[job] -= 1
+                    last = not self._workflows[job]
+                    if last:
+                        del self._workflows[job]
                 if last:
-                    del self._workflows[job]
-            if last:
-                self.release(job)
+                    self.release(job)
 
     def begin(self, job: str) -> None:
         """A run of the job begins: an earlier `abandon` does not count for it."""
@@ -115,11 +116,16 @@ class ActiveJobs:
     def session(self) -> Session:
         """The session, once the model is loaded. If the engine is broken, waits for the end of the process,
         because the next one continues. Raises Stopping if there will be no session."""
-        while self.serving.state in ("loading", "broken", "failed"):
+        serving = self.serving
+        while serving.state in ("loading", "broken", "failed") or (
+            serving.open and serving.session is None and serving.idle.unloaded
+        ):
+            serving.idle.want()
             self.pause(POLL_S)
-        if not self.serving.open or self.serving.session is None:
+        session = serving.session
+        if not serving.open or session is None:
             raise Stopping
-        return self.serving.session
+        return session
 
     def samples(
         self, job: str, audio: Callable[[str], AbstractContextManager[Path]]

@@ -65,7 +65,8 @@ T = TypeVar("T")
 
 class ModelThread(Generic[T]):
     """`run` is called with the loaded model and returns when it is stopped; `fail` is called with the
-    reason if either raises. Both are called on the thread."""
+    reason if either raises. When nothing refers to the model any more, `again` says whether to load it again.
+    All are called on the thread."""
 
     def __init__(
         self,
@@ -74,9 +75,10 @@ class ModelThread(Generic[T]):
         load: Callable[[], T],
         run: Callable[[T], None],
         fail: Callable[[Failure], None],
+        again: Callable[[], bool] = lambda: False,
     ) -> None:
         self.what, self.name = what, name
-        self._load, self._run, self._fail = load, run, fail
+        self._load, self._run, self._fail, self._again = load, run, fail, again
         self.loaded = threading.Event()
         """Set once the load has ended, successfully or not."""
         self.closed = threading.Event()
@@ -99,10 +101,14 @@ class ModelThread(Generic[T]):
 
     def _main(self) -> None:
         try:
-            model = Load(self.what, self.name).run(self._load)
-            self.loaded.set()
-            self._wait_for_others()
-            self._run(model)
+            while True:
+                model = Load(self.what, self.name).run(self._load)
+                self.loaded.set()
+                self._wait_for_others()
+                self._run(model)
+                del model
+                if not self._again():
+                    return
         except Exception as error:
             log_unexpected(error)
             self._fail(Failure.of(self.what, error))

@@ -74,6 +74,6 @@ async def predict(
                 spoken = await while_connected(
                     request, diarization.assign(transcript, huggingface_contract.speaker)
                 )
-    drafting = serving.whisper.drafting
+    drafting = serving.facts.drafting
     warnings += parameters.warnings(drafting=drafting, diarizing=diarizing)
     return JSONResponse(huggingface_contract.answer(transcript, spoken, warnings))

@@ -149,11 +149,14 @@ async def health() -> str:
 @health_router.head("/ready", include_in_schema=False)
 async def ready(request: Request) -> str:
     """503 until the models are loaded and warm, while the disk for uploads is full or the job database cannot
-    be written, and from the announcement of the end. If only jobs and files cannot be stored, the text says
-    so."""
+    be written, and from the announcement of the end. The text says if only jobs and files cannot be stored,
+    and if the model was unloaded because it was idle."""
     readiness: Readiness = request.app.state.readiness
     storage = await readiness.check()
-    return "OK" if storage.full is None else f"OK, but cannot store: {storage.full}"
+    if storage.full is not None:
+        return f"OK, but cannot store: {storage.full}"
+    unloaded = readiness.serving.idle.unloaded
+    return "OK, and the next request waits until the model is loaded" if unloaded else "OK"
 
 
 @metrics_router.get("/metrics", response_class=PlainTextResponse)

@@ -85,6 +85,11 @@ class Speakers:
                 self._diarizer = _in_own_thread(self._load)
             return self._diarizer
 
+    def unload(self) -> None:
+        """Free the diarizer, which is loaded again when it is needed."""
+        with self._lock:
+            self._diarizer = None
+
     async def enrol(self, names: Sequence[str], references: Sequence[str]) -> list[KnownSpeaker]:
         """The voices of known speakers, from data URLs. Raises ApiError that names the field."""
         if len(names) != len(references):

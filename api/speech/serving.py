@@ -10,6 +10,8 @@
         stream.cancel()                      # does nothing after the end
     await serving.stop()
 
+After `idle_unload_s` without work the model leaves memory; the next request has it loaded and waits.
+
 All requests share one session, so the windows of all uploads share the engine's slots. Does not know
 forms and answers.
 
@@ -35,14 +37,16 @@ from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.speculative.models.checkpoint import loading
+from forescribe.speculative.stats import Stats
 
 from ..access.limits import Admission, Reservation
 from ..access.usage import Meter
 from ..errors import ApiError
 from ..http.errors import CURRENT, report
 from ..metrics import Metrics, watch
+from ..process.idle import IdleUnload
 from ..process.lifecycle import Lifecycle
-from ..process.models import Mailbox, ModelThread, log_engine
+from ..process.models import POLL_S, Mailbox, ModelThread, log_engine
 from ..settings import Settings
 from ..telemetry import traces
 from ..telemetry.tracing import PLACE, Tracing, Value
@@ -52,7 +56,7 @@ if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
     from forescribe.asr.decode.options import Options, Outcome
     from forescribe.asr.decode.transcriber import Transcriber
-    from forescribe.asr.model.whisper import Whisper
+    from forescribe.asr.model.special_tokens import SpecialTokens
     from forescribe.asr.sessions.parts import Part
     from forescribe.asr.sessions.session import Session
     from forescribe.asr.sessions.submission import Tap
@@ -90,8 +94,16 @@ class Serving(Lifecycle):
         self.speakers = Speakers(load_diarizer, self.decoders)
         self.metrics = Metrics()
         self.session: Session | None = None
+        self._facts: Facts | None = None
+        self._stats = Stats()  # of sessions that have ended
+        self.idle = IdleUnload(settings.idle_unload_s or 0.0, self._busy, self._unload)
         self.thread = ModelThread(
-            SPEECH_MODEL, settings.model_name, self._loaded_session, self._run, self.fail
+            SPEECH_MODEL,
+            settings.model_name,
+            self._loaded_session,
+            self._run,
+            self.fail,
+            self.idle.wanted,
         )
         watch(
             self.metrics,
@@ -99,6 +111,7 @@ class Serving(Lifecycle):
             settings.model_name,
             lambda: self.state == "ready",
             lambda: self.session,
+            self.stats,
         )
 
     @classmethod
@@ -113,6 +126,7 @@ class Serving(Lifecycle):
     def start(self) -> None:
         self.decoders.start()
         self.thread.start()
+        self.idle.start()
 
     async def stop(self) -> None:
         """Drain, and wait for the end."""
@@ -120,7 +134,8 @@ class Serving(Lifecycle):
         while self.admission.requests and time.monotonic() < self.end_s:
             await asyncio.sleep(0.05)
         self.close()
-        if self.session is not None:  # a load in progress is not waited for
+        # A load in progress is not waited for.
+        if self.session is not None:
             await asyncio.to_thread(self.thread.join)
         await asyncio.to_thread(self.decoders.close)
         if self.state != "failed":
@@ -128,8 +143,14 @@ class Serving(Lifecycle):
 
     def close(self) -> None:
         self.thread.closed.set()
+        self.idle.stop()
         if self.session is not None:
             self.session.close()
+
+    def stats(self) -> Stats:
+        """The engine's statistics since the start, at most a few seconds old."""
+        session = self.session
+        return self._stats if session is None else self._stats + session.stats
 
     @property
     def round_s(self) -> float:
@@ -138,18 +159,20 @@ class Serving(Lifecycle):
     # -- on the event loop ------------------------------------------------------------------------
 
     @property
-    def whisper(self) -> Whisper:
-        """Raises ApiError `not_ready` before it is loaded."""
-        return self._ready().context.whisper
+    def facts(self) -> Facts:
+        """What is known of the model, in memory or not. Raises ApiError `not_ready` before it was loaded."""
+        if not self.open or self._facts is None:
+            raise ApiError("not_ready", f"the server is {self.state}")
+        return self._facts
 
     def check(self) -> None:
         """Raises ApiError `not_ready` if no work is admitted."""
-        self._ready()
+        _ = self.facts
 
     @property
     def multilingual(self) -> bool:
         """Whether the model translates. Raises ApiError `not_ready` before it is loaded."""
-        return self.whisper.tokens.translates
+        return self.facts.tokens.translates
 
     def language(self, name: str) -> str:
         """The code of a language, or of several, separated by commas. Raises ApiError `invalid_value` for one
@@ -157,7 +180,7 @@ class Serving(Lifecycle):
         from forescribe.asr.model.special_tokens import language_codes
 
         try:
-            return ",".join(map(self.whisper.tokens.language, language_codes(name)))
+            return ",".join(map(self.facts.tokens.language, language_codes(name)))
         except UsageError as error:
             raise ApiError.of(error, param="language") from error
 
@@ -185,20 +208,28 @@ class Serving(Lifecycle):
         except ForescribeError as error:
             raise ApiError.of(error, param="file") from error
 
+    async def awake(self) -> None:
+        """Wait until the model is in memory; a reservation keeps it there. Raises ApiError `not_ready`."""
+        self.idle.want()
+        while self.session is None:
+            self.check()
+            await asyncio.sleep(POLL_S)
+
     def follow(self, task: TranscriptionTask) -> TranscriptionStream:
-        """Queue an upload. Raises ApiError if its options cannot be served or no work is admitted; the
-        task is released then."""
+        """Queue an upload; the model is `awake`. Raises ApiError if its options cannot be served or no work
+        is admitted; the task is released then."""
         stream = TranscriptionStream(task, self.settings.timeout_s, self.metrics, self.tracing)
         try:
-            session = self._ready()
-            submission = session.submit(
-                task.decoded_file,
-                task.options,
-                stream,
-                name=NAME,
-                tap=task.tap,
-                phases=stream.phases,
-            )
+            with self.idle.lock:
+                session = self._ready()
+                submission = session.submit(
+                    task.decoded_file,
+                    task.options,
+                    stream,
+                    name=NAME,
+                    tap=task.tap,
+                    phases=stream.phases,
+                )
         except ForescribeError as error:
             task.release()
             raise ApiError.of(error, param="prompt") from error
@@ -223,11 +254,41 @@ class Serving(Lifecycle):
             return Session(transcriber.context, readers=self.settings.readers)
 
     def _run(self, session: Session) -> None:
+        whisper = session.context.whisper
+        self._facts = Facts(whisper.tokens, whisper.drafting)
         self.session = session
+        self.idle.loaded()
+        if self.thread.closed.is_set():  # the end came while it was loaded
+            session.close()
         if self.state == "loading":
             self.state = "ready"
             log.info('{"event": "ready"}')
+        if self.open:
             session.run()
+
+    # -- on a thread that looks whether it is idle ------------------------------------------------
+
+    def _busy(self) -> bool:
+        """Whether the model is needed, or is not loaded yet."""
+        session = self.session
+        inside = self.admission.requests or self.admission.uploads
+        return bool(inside) or session is None or not session.idle
+
+    def _unload(self) -> None:
+        session, self.session = self.session, None
+        assert session is not None
+        self._stats += session.stats
+        session.close()  # its thread ends, and nothing refers to the model any more
+        self.speakers.unload()
+        report("unloaded", what=SPEECH_MODEL, name=self.settings.model_name)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What requests are checked against: the model's special tokens, and whether something drafts."""
+
+    tokens: SpecialTokens
+    drafting: bool
 
 
 class FrontEnd(Serving):

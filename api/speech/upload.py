@@ -49,6 +49,11 @@ class AdmittedUpload:
         """Decode and queue it; with a `tap`, the caller releases the reservation. Raises ApiError if the
         file is not audio, is too long, or does not fit into the queue."""
         decoded_file = await self.serving.decoded(self.upload.file)
+        try:
+            await self.serving.awake()
+        except BaseException:
+            decoded_file.close()
+            raise
         self.upload.file.close()  # only the samples are needed from here on
         seconds, usage = decoded_file.duration_s, self.serving.usage
         try:
@@ -79,6 +84,7 @@ async def admitted(
     serving.check()
     await asyncio.to_thread(serving.usage.check, client.owner)
     reservation = reserve(request, client)
+    serving.idle.want()  # it is loaded while the body arrives
     try:
         began, began_ns = time.perf_counter(), time.time_ns()
         async with receive(request, settings) as upload:

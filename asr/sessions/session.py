@@ -255,6 +255,12 @@ class Session:
         self.reading.close()
 
     @property
+    def idle(self) -> bool:
+        """Whether there is no recording."""
+        with self.reading.changed:
+            return not self._live
+
+    @property
     def standing_s(self) -> float:
         """Seconds since the step under way began; 0 between steps."""
         began_s = self._step_began_s

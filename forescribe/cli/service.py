@@ -55,6 +55,12 @@ class ServeOptions(ServiceOptions):
     workers: int | None = opt(
         PERFORMANCE, "--workers N", "Processes, one per GPU, starting with GPU 0.", shown="1"
     )
+    idle_unload_s: float | None = opt(
+        PERFORMANCE,
+        "--idle-unload SECONDS",
+        "Free the model's memory after so long without requests.",
+        shown="never",
+    )
     local_files_only: bool | None = like(LoadOptions, "local_files_only", default=None)
 
 
