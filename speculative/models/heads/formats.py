@@ -13,7 +13,7 @@ text models or of drafting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,26 @@ OTHERS = {
 
 KNOWN = ("mask_token_id", "target_layer_ids", "block_size")
 DFLASH_NEUTRAL = ("draft_arch",)
-"""Settings of DFlash that are read, and those that change nothing that a head computes."""
+"""Settings within `dflash_config` that are read, and those that change nothing that a head computes."""
+DFLASH_BESIDE = (
+    "auto_map",
+    "block_size",
+    "dflash_config",
+    "draft_vocab_size",
+    "layer_types",
+    "max_window_layers",
+    "num_target_layers",
+    "rope_scaling",
+    "rope_theta",
+    "torch_dtype",
+    "use_sliding_window",
+)
+"""The same beside it and those of the layers."""
+WINDOW = "sliding_window_non_causal"
+SPECULATORS_BLOCKS = ("dflash", "dspark")
+"""Types of vLLM's `speculators` whose blocks differ from z-lab's: within a sliding window a query reads only
+the block before it, unless `sliding_window_non_causal`, and with `sample_from_anchor`, DSpark's default, the
+pending token's position drafts too. Drafted as z-lab's they would be accepted less often without an error."""
 LARGEST_BLOCK = 256
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -139,15 +158,20 @@ def described(head: Head) -> str:
 def format_of(config: Mapping[str, Any]) -> HeadFormat | None:
     """The format of a folder with this configuration; None for an ordinary model. Raises LoadError for heads
     of other kinds."""
-    if "dflash_config" in config:
+    if "dflash_config" in config and "speculators_model_type" not in config:
         return HeadFormat.DFLASH
     if is_eagle3(config):
         return HeadFormat.EAGLE3
     kind = config.get("speculators_model_type", config.get("model_type"))
     if isinstance(kind, str) and kind in OTHERS:
         raise LoadError(f"{OTHERS[kind]} are not supported; EAGLE-3, MTP and DFlash are")
+    if kind in SPECULATORS_BLOCKS and "speculators_model_type" in config:
+        raise LoadError(
+            f"speculators of type {kind!r} are not supported: their blocks differ from those of z-lab's "
+            "DFlash, which is"
+        )
     if "speculators_model_type" in config:
-        raise LoadError(f"speculators of type {kind!r} are not supported; EAGLE-3 and DFlash are")
+        raise LoadError(f"speculators of type {kind!r} are not supported; EAGLE-3 is")
     return None
 
 
@@ -172,7 +196,8 @@ def eagle3_head(
     settings, layers = _eagle3_settings(raw, name)
     config = layer_config(layers, name)
     flags = _flags(settings, name)
-    _check_known({**layers, **settings}, config, name)
+    known = (*FLAGS, *EAGLE3_NEUTRAL, *STANDARD)
+    _check_known({**layers, **settings}, config, known, name)
     width, source = config.hidden_size, settings.get("target_hidden_size") or config.hidden_size
     if source != target.width:
         raise LoadError(
@@ -221,10 +246,12 @@ def _flags(settings: Mapping[str, Any], name: str) -> dict[str, bool]:
     return flags
 
 
-def _check_known(settings: Mapping[str, Any], config: Any, name: str) -> None:
-    """Raises LoadError for a setting that is neither one of the layers' in transformers, nor a head's: it may
-    change what is computed, and the head would draft worse without a word."""
-    known = {*type(config)().to_dict(), *FLAGS, *EAGLE3_NEUTRAL, *STANDARD} - {"sliding_window"}
+def _check_known(
+    settings: Mapping[str, Any], config: Any, others: Sequence[str], name: str
+) -> None:
+    """Raises LoadError for a setting that is neither one of the layers' in transformers, nor one of the
+    `others` of a head: it may change what is computed, and the head would draft worse without a word."""
+    known = {*type(config)().to_dict(), *others} - {"sliding_window"}
     if settings.get("layer_types") or settings.get("use_sliding_window") is False:
         known.add("sliding_window")  # by layer; a window alone would be of all layers, or of none
     for key, value in settings.items():
@@ -299,6 +326,7 @@ def dflash_head(
     """The record of a published head. Raises LoadError, with what does not fit, by name."""
     own = _dflash_settings(raw, name)
     config = layer_config(raw, name)
+    _check_known(raw, config, DFLASH_BESIDE, name)
     if config.hidden_size != target.width:
         raise LoadError(
             f"{name} is {config.hidden_size} wide, and the states of {target.name} are {target.width}"
@@ -326,7 +354,8 @@ def _dflash_settings(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(own, Mapping):
         raise LoadError(f"{name}: dflash_config is no object")
     strange = sorted(k for k in own if k not in (*KNOWN, *DFLASH_NEUTRAL) and own[k])
-    strange += [k for k in ("markov_rank", "enable_confidence_head") if raw.get(k)]
+    if "sliding_attention" in (raw.get("layer_types") or ()) and WINDOW in raw:
+        strange.append(WINDOW)  # false says as much as true
     if strange:
         raise LoadError(f"{name}: the setting {strange[0]} of dflash_config is not known")
     return own

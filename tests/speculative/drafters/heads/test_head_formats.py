@@ -266,6 +266,25 @@ DFLASH_REFUSALS: dict[str, tuple[Change, str]] = {
     "no block": (_set(block_size=None), r"block_size is None"),
     "a setting": (_dflash(fc_layernorm=True), r"setting fc_layernorm"),
     "DSpark": (_set(markov_rank=8), r"setting markov_rank"),
+    "a draft at the anchor": (_set(sample_from_anchor=True), r"setting sample_from_anchor"),
+    "the same within": (_dflash(sample_from_anchor=True), r"setting sample_from_anchor"),
+    "another window": (
+        _set(
+            layer_types=["sliding_attention"] * 2,
+            sliding_window=4,
+            sliding_window_non_causal=True,
+        ),
+        r"setting sliding_window_non_causal",
+    ),
+    "a causal window": (
+        _set(
+            layer_types=["sliding_attention"] * 2,
+            sliding_window=4,
+            sliding_window_non_causal=False,
+        ),
+        r"setting sliding_window_non_causal",
+    ),
+    "a window of all layers": (_set(sliding_window=4), r"setting sliding_window is not known"),
     "a tensor less": (_without("hidden_norm.weight"), r"lacks the tensor hidden_norm"),
     "settings": (_set(dflash_config=[1]), r"dflash_config is no object"),
 }
@@ -286,7 +305,12 @@ def test_blocks_that_do_not_fit_are_refused_by_name(what: str, tmp_path: Path) -
     [
         ({"model_type": "medusa"}, "Medusa heads are not supported"),
         ({"model_type": "eagle"}, "EAGLE-1 and EAGLE-2"),
-        ({"speculators_model_type": "dspark"}, "speculators of type 'dspark'"),
+        ({"speculators_model_type": "dspark"}, "'dspark' are not supported: their blocks differ"),
+        (
+            {"speculators_model_type": "dflash", "dflash_config": {"block_size": 8}},
+            "'dflash' are not supported: their blocks differ",
+        ),
+        ({"speculators_model_type": "peagle"}, "'peagle' are not supported; EAGLE-3 is"),
     ],
 )
 def test_heads_of_other_kinds_are_named(
