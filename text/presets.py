@@ -35,9 +35,12 @@ DEFAULT = "demo-text"
 
 NO_DRAFT = "none"
 NGRAM = "ngram"
+SUFFIX = "suffix"
 MTP = "mtp"
-"""Drafts that are no model: none, copying what followed the last words when they occurred before, and the
-layer inside the target's own checkpoint."""
+"""Drafts that are no model: none, copying what followed the last words when they occurred before, the same
+with earlier answers searched too, and the layer inside the target's own checkpoint."""
+
+COPIED = (NGRAM, SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ PRESETS: Mapping[str, Preset] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """What to load, for `TextGenerator.load`. `draft` may also be "ngram", "mtp" or another package's."""
+    """What to load, for `TextGenerator.load`. `draft` may also be "ngram", "suffix", "mtp" or
+    another package's."""
 
     target: str | Path
     draft: str | Path | None
@@ -80,12 +84,12 @@ def resolve(model: str | None, draft: str | None) -> Pair:
     target = _place(preset, preset.target) if preset else _name(model or DEFAULT, "model")
     if draft == NO_DRAFT:
         return Pair(target, None)
-    if draft == MTP or draft in names():
+    if draft in (MTP, *COPIED) or draft in names():
         return Pair(target, draft)
-    if draft is not None and draft != NGRAM:
+    if draft is not None:
         other = PRESETS.get(draft)
         return Pair(target, _place(other, other.draft) if other else _name(draft, "draft"))
-    if draft == NGRAM or preset is None:
+    if preset is None:
         return Pair(target, NGRAM)
     return Pair(target, _place(preset, preset.draft))
 

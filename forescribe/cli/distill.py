@@ -295,7 +295,7 @@ def _texts(options: DistillOptions, stop: Stop, hook: Hook) -> Made:
     from forescribe.speculative.models.hub import locate
     from forescribe.text.generator import TextGenerator
     from forescribe.text.language_model import LANGUAGE_MODEL
-    from forescribe.text.presets import NGRAM, resolve
+    from forescribe.text.presets import COPIED, resolve
 
     from ..distill.labels import GENERAL, OWN, LabelStore
     from ..distill.speech import Skipped
@@ -315,7 +315,7 @@ def _texts(options: DistillOptions, stop: Stop, hook: Hook) -> Made:
         prompts, skipped = [*prompts, *general], [*skipped, *more]
     pair = TextPair(generator.target, generator.device, options.embeddings, options.max_tokens)
     start = None
-    if names.draft not in (None, NGRAM):
+    if names.draft not in (None, *COPIED):
         assert names.draft is not None
         start = locate(names.draft, LANGUAGE_MODEL, role="draft", network=False)
 
