@@ -10,7 +10,7 @@ token map are here alone, as `suffix` is better (docs/methods/free-drafts.md).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +24,12 @@ from forescribe.speculative.protocols import Drafter, Model, Needs
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.types import Distribution, Draft, Scores, Verdict
 from forescribe.text.language_model import LanguageModel, load
-from training.text.kinds import KINDS
+from training.text.kinds import KINDS, RECORDS
 
 LONGEST = 160  # new tokens
 POSITIONS = 512
-BATCH = 4
 ENTRIES = 1 << 20  # of a table of token pairs
+MAP = "token map"
 
 
 class Copier:
@@ -171,13 +171,17 @@ class Kind:
 
 
 def answers(
-    target: LanguageModel, drafter: Drafter | None, requests: Sequence[Request], gamma: int
+    target: LanguageModel,
+    drafter: Drafter | None,
+    requests: Sequence[Request],
+    gamma: int,
+    batch: int,
 ) -> list[Result]:
     """The results of the requests, in their order."""
     engine = Engine(
         target.decoder(POSITIONS),
         drafter,
-        batch=BATCH,
+        batch=batch,
         eos=target.ends,
         schedule=Fixed(gamma if drafter is not None else 0),
     )
@@ -185,13 +189,26 @@ def answers(
     return [found[request.tag] for request in requests]
 
 
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram": lambda: NgramDrafter(hint_slots=1),
+    "suffix, own text alone": lambda: SuffixDrafter(answers=0),
+    "suffix": SuffixDrafter,
+    "token recycling": Recycling,
+    "token recycling by pairs": lambda: Recycling(pairs=True),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="folder of a text model with a chat template")
     parser.add_argument("--gamma", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--records", action="store_true", help="24 records of one form instead")
+    parser.add_argument("--only", nargs="*", choices=[*DRAFTERS, MAP], help="these alone")
     options = parser.parse_args()
     target = load(Path(options.model), choose("cpu", "float32"), network=False)
-    prompts = [(kind, text) for kind, texts in KINDS.items() for text in texts]
+    chosen = {"records": RECORDS} if options.records else KINDS
+    prompts = [(kind, text) for kind, texts in chosen.items() for text in texts]
     requests = [
         Request(
             target.vocabulary.chat([{"role": "user", "content": text}]),
@@ -200,29 +217,27 @@ def main() -> None:
         )
         for number, (_, text) in enumerate(prompts)
     ]
-    plain = [result.tokens for result in answers(target, None, requests, 0)]
+
+    def answered(some: Sequence[Request], drafter: Drafter | None) -> list[Result]:
+        return answers(target, drafter, some, options.gamma, options.batch)
+
+    plain = [result.tokens for result in answered(requests, None)]
 
     def show(name: str, results: Sequence[Result]) -> None:
         same = sum(r.tokens == plain[r.request.tag] for r in results)
-        kinds = {k: Kind.of([r for r in results if prompts[r.request.tag][0] == k]) for k in KINDS}
+        kinds = {k: Kind.of([r for r in results if prompts[r.request.tag][0] == k]) for k in chosen}
         cells = " | ".join(str(each) for each in kinds.values())
         print(f"| {name} | {cells} | {same} of {len(results)} |", flush=True)
 
-    print(f"| drafts, gamma {options.gamma} | {' | '.join(KINDS)} | equal to plain |")
-    drafters: dict[str, Drafter] = {
-        "ngram": NgramDrafter(hint_slots=1),
-        "suffix, own text alone": SuffixDrafter(answers=0),
-        "suffix": SuffixDrafter(),
-        "token recycling": Recycling(),
-        "token recycling by pairs": Recycling(pairs=True),
-    }
-    for name, drafter in drafters.items():
-        show(name, answers(target, drafter, requests, options.gamma))
-    found: list[Result] = []
-    for half in (0, 1):  # the answers to every other prompt are the texts for the rest
-        table = TokenMap(plain[1 - half :: 2])
-        found += answers(target, table, requests[half::2], options.gamma)
-    show("token map", found)
+    print(f"| drafts, gamma {options.gamma} | {' | '.join(chosen)} | equal to plain |")
+    for name in options.only or [*DRAFTERS, MAP]:
+        if name in DRAFTERS:
+            show(name, answered(requests, DRAFTERS[name]()))
+            continue
+        found: list[Result] = []
+        for half in (0, 1):  # the answers to every other prompt are the texts for the rest
+            found += answered(requests[half::2], TokenMap(plain[1 - half :: 2]))
+        show(name, found)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,11 @@ FORMS = (
     "old, lives in {2} and works as a {3}.",
 )
 
+NAMES = "Anna Karl Sofia Pedro Lena Hugo Mina Ravi Chen Olga Sven Fatima".split()
+FAMILIES = "Miller Rossi Dubois Silva Weber Murphy Santos Okafor Ivanova Nakamura".split()
+CITIES = "Paris Rome Madrid Berlin Oslo Vienna Prague Athens Dublin Cairo Lima".split()
+WORK = "baker plumber lawyer dentist farmer driver painter".split()
+
 QUESTIONS = (
     "Why is the sky blue?",
     "What should I take on a two-day hike?",
@@ -75,3 +80,14 @@ KINDS: dict[str, list[str]] = {
     "chat": list(QUESTIONS),
 }
 """Twelve prompts of each kind."""
+
+RECORDS = [
+    FORMS[0].format(
+        f"{NAMES[i % 12]} {FAMILIES[i * 7 % 10]}",
+        20 + i * 11 % 50,
+        CITIES[i * 5 % 11],
+        WORK[i * 3 % 7],
+    )
+    for i in range(24)
+]
+"""The same form for 24 people, one after another."""
