@@ -20,7 +20,7 @@ const element = (id) => document.getElementById(id);
 const notices = new Notices(element("notices"));
 const settings = new Settings();
 
-let model = ""; // its name on the server
+let model = null; // the server's, as /v1/models has it
 let recordings = null; // of the current store
 let open = null;
 let starting = null; // aborts the search for a store when another begins
@@ -82,7 +82,7 @@ async function begin() {
     tellReady(signal);
     recordings?.close();
     recordings = new Recordings(kept, { onchange: refreshed, onerror: (error) => error.needsKey && fail(error) });
-    settings.limit(kept.remembered);
+    settings.limit(kept.remembered, model.speakers);
     notices.drop("key");
     for (const tell of found.splice(0)) tell(kept);
     await recordings.refresh();
@@ -94,7 +94,7 @@ async function begin() {
 
 async function identify(signal) {
   const models = await askJson("v1/models", { signal });
-  return models.data[0]?.id || "";
+  return models.data[0] || { id: "", speakers: false };
 }
 
 // The server's jobs if they are enabled; otherwise this tab, with a notice.
@@ -106,7 +106,7 @@ async function chosen(signal) {
   } catch (error) {
     if (error.status !== 404) throw error;
     notices.tell("jobs", "Jobs are disabled on this server: transcripts are kept in this tab only.", { kind: "note" });
-    return store() instanceof TabJobs ? store() : new TabJobs(model);
+    return store() instanceof TabJobs ? store() : new TabJobs(model.id);
   }
 }
 
@@ -119,10 +119,10 @@ async function tellReady(signal) {
   while (!signal.aborted) {
     try {
       await ask("ready", { signal });
-      return say("ready", model);
+      return say("ready", model.id);
     } catch (error) {
       if (signal.aborted) return;
-      say("busy", error.status === 503 ? `${model}: ${error.message}` : model);
+      say("busy", error.status === 503 ? `${model.id}: ${error.message}` : model.id);
     }
     await pause(READY_MS, signal).catch(() => {});
   }
@@ -131,10 +131,7 @@ async function tellReady(signal) {
 connection.listeners.push((up) => {
   if (!up) {
     element("server").className = "server gone";
-    notices.tell("connection", "The server does not answer. This page retries automatically and continues.", {
-      kind: "warning",
-      action: { name: "Try now", run: () => connection.now() },
-    });
+    tellWaiting();
     return;
   }
   notices.tell("connection", "The server answers again.", { kind: "good" });
@@ -142,6 +139,21 @@ connection.listeners.push((up) => {
   recordings.refresh();
   tellReady(starting.signal);
 });
+
+// What this page does once the server is back.
+function tellWaiting() {
+  const { length } = outbox.waiting;
+  const waiting = [
+    length ? `${length} ${length === 1 ? "recording" : "recordings"} to be sent` : "",
+    open?.following ? `the text of ${nameOf(open.job)}` : "",
+    open?.shown?.saving.dirty ? `corrections of ${nameOf(open.job)} to be saved` : "",
+  ].filter(Boolean);
+  const text = waiting.length ? `This page retries automatically. Waiting: ${waiting.join("; ")}.` : "This page retries automatically.";
+  notices.tell("connection", `The server does not answer. ${text}`, {
+    kind: "warning",
+    action: { name: "Try now", run: () => connection.now() },
+  });
+}
 
 // -- errors ----------------------------------------------------------------------------------
 
@@ -176,9 +188,11 @@ async function told(job, work) {
 
 // -- new recordings ------------------------------------------------------------------------------------
 
+// In the order of their names, in which the list shows them.
 function take(files) {
   const batch = { from: location.hash };
-  outbox.add(files, settings.get(), batch, async () => store() || new Promise((resolve) => found.push(resolve)));
+  const ordered = [...files].sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
+  outbox.add(ordered, settings.get(), batch, async () => store() || new Promise((resolve) => found.push(resolve)));
 }
 
 // -- the list and the open recording ----------------------------------------------------------------
@@ -186,6 +200,7 @@ function take(files) {
 function show() {
   list.show(outbox.waiting.concat(recordings?.jobs || []), open?.job.id);
   element("older").hidden = !recordings?.more;
+  if (!connection.up) tellWaiting();
 }
 
 // The open recording may have been retried or deleted, here or in another tab.

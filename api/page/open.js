@@ -158,6 +158,7 @@ export class Open {
         ["recording", () => store.recording(job)],
       ],
     });
+    this.shown.edits.listeners.push(() => this.heard(this.job));
     this.shown.player.onbroken = () => this.store.heard(this.job, signal);
     this.body.replaceChildren(this.shown.root);
     try {

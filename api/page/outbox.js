@@ -27,7 +27,7 @@ export class Outbox {
       options,
       batch, // what was chosen together
     }));
-    this.waiting = [...asked].reverse().concat(this.waiting);
+    this.waiting = this.waiting.concat(asked); // the list shows them in this order
     for (const one of asked) {
       one.stop.signal.addEventListener("abort", () => this.#drop(one), { once: true });
       this.line = this.line.then(() => this.#send(one, store));

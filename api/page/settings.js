@@ -15,13 +15,19 @@ export class Settings {
     const languages = CODES.split(" ").map((code) => [code, names.of(code === "jw" ? "jv" : code)]);
     languages.sort(([, a], [, b]) => a.localeCompare(b));
     element("language").append(new Option("detect", ""), ...languages.map(([code, name]) => new Option(name, code)));
-    this.#restore();
-    element("settings").addEventListener("input", () => this.#changed());
-    this.#changed();
+    this.chosen = new Set(this.#restore()); // what the user has set; the rest are the server's defaults
+    element("settings").addEventListener("input", (event) => this.#set(event.target.id));
+    this.#tell();
   }
 
-  // What the server cannot do without jobs, or always does with them.
-  limit(remembered) {
+  // What the server cannot do without jobs, or always does with them; and whether it can find `speakers`,
+  // which it then does unless the user has switched it off.
+  limit(remembered, speakers) {
+    const diarize = element("diarize");
+    diarize.disabled = !speakers;
+    if (!speakers || !this.chosen.has("diarize")) diarize.checked = speakers;
+    diarize.closest("label").title = speakers ? "" : "This server does not identify speakers.";
+    this.#tell();
     element("words").closest("label").hidden = remembered;
     element("speakers").closest("label").hidden = !remembered;
   }
@@ -36,24 +42,32 @@ export class Settings {
     };
   }
 
+  // Returns the names of what was kept.
   #restore() {
     try {
       const kept = JSON.parse(localStorage.getItem(SHELF)) || {};
       for (const name of ["language", "task", "speakers"]) if (name in kept) element(name).value = kept[name];
       for (const name of ["diarize", "words"]) if (name in kept) element(name).checked = kept[name];
+      return Object.keys(kept);
     } catch {
-      // nothing kept, or nothing that we wrote
+      return []; // nothing kept, or nothing that we wrote
     }
   }
 
-  #changed() {
-    const now = this.get();
-    element("speakers").disabled = !now.diarize;
+  #set(name) {
+    this.chosen.add(name);
+    const kept = Object.entries(this.get()).filter(([one]) => this.chosen.has(one));
     try {
-      localStorage.setItem(SHELF, JSON.stringify(now));
+      localStorage.setItem(SHELF, JSON.stringify(Object.fromEntries(kept)));
     } catch {
       // it holds for this page
     }
+    this.#tell();
+  }
+
+  #tell() {
+    const now = this.get();
+    element("speakers").disabled = !now.diarize;
     const language = element("language").selectedOptions[0];
     const told = [language.value ? language.text : "any language"];
     if (now.task === "translate") told.push("into English");

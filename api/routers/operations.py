@@ -29,7 +29,7 @@ from pydantic import BaseModel
 from ..access.usage import Amount, until
 from ..dependencies import ANONYMOUS, Caller, ServingDep, SettingsDep
 from ..errors import ApiError
-from ..settings import Settings
+from ..settings import NO_DIARIZER, Settings
 from ..speech.serving import Serving
 from ..text.serving import TextServing
 
@@ -172,6 +172,7 @@ class Model(BaseModel):
     object: str = "model"
     created: int = 0  # unknown; the contract requires a number
     owned_by: str = "forescribe"
+    speakers: bool = False  # not OpenAI's: whether it can tell who speaks
 
 
 class Models(BaseModel):
@@ -182,16 +183,15 @@ class Models(BaseModel):
 @models_router.get("")
 async def models(settings: SettingsDep) -> Models:
     texts = [] if settings.text_name is None else [settings.text_name]
-    return Models(data=[Model(id=name) for name in [*names(settings), *texts]])
+    speaking = [Model(id=name, speakers=_tells_speakers(settings)) for name in names(settings)]
+    return Models(data=[*speaking, *(Model(id=name) for name in texts)])
 
 
 @models_router.get("/{name:path}")
 async def model(name: str, settings: SettingsDep) -> Model:
-    return Model(
-        id=name
-        if name in (settings.text_name, settings.text_model)
-        else check_model(name, settings)
-    )
+    if name in (settings.text_name, settings.text_model):
+        return Model(id=name)
+    return Model(id=check_model(name, settings), speakers=_tells_speakers(settings))
 
 
 class Used(BaseModel):
@@ -272,6 +272,10 @@ def check_model(name: str, settings: Settings) -> str:
         text = f"there is no model {name!r}; there is {settings.model_name!r}"
         raise ApiError("model_not_found", text, param="model")
     return name
+
+
+def _tells_speakers(settings: Settings) -> bool:
+    return settings.diarizer != NO_DIARIZER
 
 
 def _used(amount: Amount) -> Used:

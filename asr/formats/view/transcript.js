@@ -61,9 +61,11 @@ export class Transcript {
     this.model.words.forEach(({ sure }, n) => {
       const low = sure !== null && sure < limit;
       if (low) this.unsure.push(n);
-      this.spans[n].classList.toggle("unsure", low);
-      if (low) this.spans[n].title = `Probability ${Math.round(100 * sure)} %`;
-      else this.spans[n].removeAttribute("title");
+      const span = this.spans[n];
+      if (span.classList.contains("unsure") === low) return;
+      span.classList.toggle("unsure", low);
+      if (low) span.title = `Probability ${Math.round(100 * sure)} %`;
+      else span.removeAttribute("title");
     });
   }
 
@@ -153,8 +155,8 @@ export class Transcript {
   #spansOf(segment, members) {
     const old = this.drawn.words.get(segment.own);
     const used = old?.length === members.length ? old : members.map((n) => this.#span(this.model.words[n], segment));
-    members.forEach((n, at) => (used[at].dataset.n = n));
-    used[0]?.classList.add("begins");
+    if (used !== old) used[0]?.classList.add("begins");
+    if (used.length && used[0].dataset.n !== String(members[0])) members.forEach((n, at) => (used[at].dataset.n = n));
     return used;
   }
 

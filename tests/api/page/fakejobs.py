@@ -225,7 +225,10 @@ class Fake:
 
         @app.get("/v1/models")
         async def models() -> dict[str, Any]:
-            return {"object": "list", "data": [{"id": "tiny.en", "object": "model"}]}
+            return {
+                "object": "list",
+                "data": [{"id": "tiny.en", "object": "model", "speakers": True}],
+            }
 
         @app.get("/v1/jobs")
         async def listed(limit: int = 20, after: str = "") -> dict[str, Any]:

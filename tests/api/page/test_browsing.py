@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -41,6 +42,7 @@ def test_a_server_that_is_gone_for_minutes_is_waited_for(browser, tone) -> None:
                 server.stop()
             notice = page.get_by_role("status").filter(has_text=gone)
             notice.wait_for()
+            assert "Waiting: the text of recording 1.wav." in notice.inner_text()
             for _ in range(12):  # each pause ends at once: three minutes
                 with page.expect_event("requestfailed"):
                     page.clock.fast_forward(20_000)
@@ -70,6 +72,7 @@ def test_an_upload_goes_on_where_it_was_in_the_server_that_comes_back(browser, t
             assert fake.held.wait(60)
             server.stop()
             page.get_by_text("waiting: The server does not answer.").wait_for()
+            page.get_by_text("Waiting: 1 recording to be sent.").wait_for()
             fake.holds_at, fake.loading = None, True
             server.start()
             page.get_by_role("button", name="Try now").click()
@@ -439,3 +442,13 @@ def test_a_service_that_is_killed_at_work_ends_the_job_before_the_readers_eyes(
                 said = lines(page).lower()
                 assert "printing plant in denver" in said and "quality of the samples" in said
                 assert page.get_by_role("alert").count() == 0
+                # And what is corrected here is what the service gives from then on.
+                page.locator(".w").first.dblclick()
+                page.keyboard.press("Home")
+                page.keyboard.type("Corrected, ")
+                page.keyboard.press("Enter")
+                page.locator(".saving", has_text=re.compile("^Saved$")).wait_for()
+                at = f"v1/jobs/{page.url.rpartition('#')[2]}/result?response_format=text"
+                text = "async at => (await fetch(at)).text()"
+                assert page.evaluate(text, at).startswith("Corrected, ")
+                assert "Corrected" not in page.evaluate(text, f"{at}&corrected=false")

@@ -18,7 +18,7 @@ from forescribe.asr.formats.subtitles import LineRules
 from forescribe.asr.formats.transcript import Transcript
 from tests import browser as browsing
 from tests.api.page.conftest import walk
-from tests.api.page.fakejobs import Fake, conversation, running, transcript
+from tests.api.page.fakejobs import Fake, Server, conversation, running, transcript
 
 pytestmark = pytest.mark.slow
 
@@ -141,7 +141,6 @@ def test_two_who_correct_the_same_text_are_told(browser, tone) -> None:
 def test_a_server_that_is_away_gets_the_corrections_later(browser, tone) -> None:
     fake = Fake(tone, walk())
     fake.add()
-    from tests.api.page.fakejobs import Server
 
     server = Server(fake.app)
     try:
@@ -149,7 +148,7 @@ def test_a_server_that_is_away_gets_the_corrections_later(browser, tone) -> None
             page.locator(".viewer").wait_for()
             server.stop()
             correct(page, "Good", "Later.")
-            page.get_by_text("The server does not answer.").wait_for()
+            page.get_by_text("Waiting: corrections of recording 1.wav to be saved.").wait_for()
             server.start()
             page.get_by_role("button", name="Try now").click()
             saved(page)

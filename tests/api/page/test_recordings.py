@@ -28,7 +28,7 @@ def test_a_recording_is_sent_watched_read_and_heard(browser, tone) -> None:
         page.get_by_text("Transcripts with speakers").wait_for()
         page.locator("#settings summary").click()
         page.get_by_label("Language").select_option("en")
-        page.get_by_label("Identify speakers").check()
+        assert page.get_by_label("Identify speakers").is_checked(), "unless somebody says otherwise"
         page.get_by_label("Number of speakers").fill("2")
         send(page, tone)
         page.locator(".running-text", has_text="weather report").wait_for()
@@ -57,6 +57,23 @@ def test_a_recording_is_sent_watched_read_and_heard(browser, tone) -> None:
         assert clicked - 0.11 <= at < clicked + 5
         page.get_by_role("button", name="Pause").click()
         page.get_by_role("button", name="Play", exact=True).wait_for()
+
+
+def test_files_are_sent_in_the_order_of_their_names_with_what_was_chosen(browser, tone) -> None:
+    fake = Fake(tone, walk())
+    with running(fake.app) as url, browsing.watched(browser, url) as page:
+        page.get_by_text("None yet.").wait_for()
+        page.locator("#settings summary").click()
+        page.get_by_label("Identify speakers").uncheck()
+        page.reload()
+        page.get_by_text("None yet.").wait_for()
+        names = ["10 end.wav", "2 middle.wav", "1 begin.wav"]
+        body = tone.read_bytes()
+        sent = [{"name": name, "mimeType": "audio/wav", "buffer": body} for name in names]
+        page.locator("#files").set_input_files(sent)
+        page.locator("#list a", has_text="10 end.wav").locator(".state.running").wait_for()
+    assert [form["file"] for form in fake.forms] == ["1 begin.wav", "2 middle.wav", "10 end.wav"]
+    assert all("diarize" not in form for form in fake.forms)
 
 
 def test_what_was_said_and_how_files_are_called_is_never_code(browser, tone) -> None:
