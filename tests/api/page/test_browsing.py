@@ -443,7 +443,7 @@ def test_a_service_that_is_killed_at_work_ends_the_job_before_the_readers_eyes(
                 assert "printing plant in denver" in said and "quality of the samples" in said
                 assert page.get_by_role("alert").count() == 0
                 # And what is corrected here is what the service gives from then on.
-                page.locator(".w").first.dblclick()
+                page.locator(".transcript .w").first.dblclick()
                 page.keyboard.press("Home")
                 page.keyboard.type("Corrected, ")
                 page.keyboard.press("Enter")
