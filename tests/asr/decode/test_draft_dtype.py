@@ -11,7 +11,7 @@ import torch
 from forescribe.asr.decode.options import Outcome
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
-from forescribe.asr.model.presets import Pair, resolve
+from forescribe.asr.model.presets import Pair
 from forescribe.speculative import Stats, choose
 from forescribe.speculative.errors import DeviceError
 from forescribe.speculative.models.weights import encoder_of
@@ -110,9 +110,3 @@ def test_an_encoder_is_shared_where_only_rounding_differs(tmp_path, monkeypatch,
         assert not torch.equal(states[0].target, states[0].draft.float())
         (weight,) = {p.dtype for p in encoder_of(whisper.draft).parameters()}
         assert weight is whisper.drafts[0].device.dtype
-
-
-def test_the_pair_of_the_presets_shares_its_encoder_in_every_format():
-    place = choose("cpu", "bfloat16")
-    whisper = load(resolve("tiny.en", None), choose("cpu"), network=False, draft_device=place)
-    assert whisper.shared_encoder and whisper.draft.dtype is place.dtype

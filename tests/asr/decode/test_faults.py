@@ -11,6 +11,7 @@ import io
 import math
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -334,8 +335,15 @@ WINDOW = [
 ]
 
 
-@WAYS
-@pytest.mark.parametrize("plant", RECORDING, ids=lambda plant: plant.__name__)
+def in_turn(plants: list[Callable]) -> pytest.MarkDecorator:
+    """Each fault, in a call and in a session in turn: one driver runs both."""
+    ways = cycle((called, in_session))
+    return pytest.mark.parametrize(
+        ("plant", "way"), [*zip(plants, ways, strict=False)], ids=lambda each: each.__name__
+    )
+
+
+@in_turn(RECORDING)
 def test_a_fault_in_the_whole_ends_that_recording_only(
     shared, undisturbed, clean, monkeypatch, way, plant
 ) -> None:
@@ -346,8 +354,7 @@ def test_a_fault_in_the_whole_ends_that_recording_only(
     assert [essence(o) for o in (before, after)] == [essence(undisturbed[i]) for i in (0, 2)]
 
 
-@WAYS
-@pytest.mark.parametrize("plant", WINDOW, ids=lambda plant: plant.__name__)
+@in_turn(WINDOW)
 def test_a_fault_in_a_window_costs_that_window_only(
     shared, undisturbed, clean, monkeypatch, way, plant
 ) -> None:

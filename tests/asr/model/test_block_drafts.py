@@ -56,9 +56,14 @@ def write(folder: Path, target: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    "engine", [pytest.param("native", marks=pytest.mark.native), "lean", "modules"]
+    ("engine", "gamma"),
+    [
+        pytest.param("native", 3, marks=pytest.mark.native),
+        pytest.param("native", None, marks=pytest.mark.native),
+        ("lean", 3),
+        ("modules", None),
+    ],
 )
-@pytest.mark.parametrize("gamma", [3, None])
 def test_a_head_changes_no_token(target: Path, tmp_path: Path, engine: str, gamma: int) -> None:
     noise = np.random.default_rng(0).normal(0, 0.1, 40 * 16000).astype(np.float32)
     soundfile.write(tmp_path / "noise.wav", noise, 16000)

@@ -63,7 +63,7 @@ def test_a_tree_drafter_joins_the_loop_on_whisper(decoder):
     target = whisper()
     rules = whisper_rules(target.generation_config, target.config)
     requests = [
-        Request((SOT, 9 + n), encoder_states=encoder_states(n), max_new_tokens=14 + n, tag=n)
+        Request((SOT, 9 + n), encoder_states=encoder_states(n), max_new_tokens=18 + n, tag=n)
         for n in range(4)
     ]
     models = {r.tag: lambda t, m=r.encoder_states: forward(target, m, t) for r in requests}

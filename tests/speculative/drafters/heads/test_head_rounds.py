@@ -86,8 +86,9 @@ def texts(made: Engine, asked: list[Request]) -> dict[Any, Any]:
 def test_texts_are_those_of_a_decoder_without_cache_and_drafts(family: str) -> None:
     model = tiny_heads.target()
     made = engine(decoder(family), drafter(family))
-    results = list(made.run(requests()))
-    assert made.stats.accepted > 0 and len(results) == len(requests())
+    asked = requests(7)
+    results = list(made.run(asked))
+    assert made.stats.accepted > 0 and len(results) == len(asked)
     for result in results:
         expected = decode(
             lambda tokens: model(tokens[None]).logits[0],
