@@ -201,7 +201,8 @@ class Closeness:
 def _share(ours: Tensor, theirs: Tensor) -> Tensor:
     """The difference at every position as a share of the spread of `theirs`."""
     room = min(ours.shape[-1], theirs.shape[-1])
-    ours, theirs = ours[..., :room].double(), theirs[..., :room].double()
+    # On the host: mps has no float64.
+    ours, theirs = (logits[..., :room].cpu().double() for logits in (ours, theirs))
     known = theirs.isfinite()
     gap = torch.where(known, ours - theirs, 0.0).square().mean(-1).sqrt()
     return gap / torch.where(known, theirs, 0.0).std(-1).clamp_min(1e-6)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -295,3 +297,20 @@ def test_the_free_memory_of_a_cpu_is_what_system_and_container_leave(tmp_path):
     assert free(max="max", **used) == 100 << 10
     assert free(max=str(120 << 10), **used) == 50 << 10
     assert free(max=str(60 << 10), **used) == 0
+
+
+NVIDIA_ALONE = re.compile(
+    r"pynvml|nvidia_smi|torch\.version\.cuda|import (cupy|triton)|get_device_capability|cuda\.nvtx|"
+    r"cudart\(|compute_capability"
+)
+"""What torch for ROCm, whose device is named cuda too, does not have or answers differently."""
+
+
+def test_nothing_asks_for_an_nvidia_device_alone() -> None:
+    root = Path(__file__).parents[2]
+    parts = ("api", "asr", "diarize", "forescribe", "speculative", "text")
+    sources = [path for part in parts for path in (root / part).rglob("*.py")]
+    assert len(sources) > 200
+    found = [path.name for path in sources if NVIDIA_ALONE.search(path.read_text("utf-8"))]
+    assert found == []
+    assert NVIDIA_ALONE.search("import pynvml") and NVIDIA_ALONE.search("torch.version.cuda")
