@@ -15,7 +15,7 @@ from torch import Tensor
 from .requests import Guarantee, Request
 from .rounds.choice import Allowed, Choice
 from .rows import Rows
-from .types import Chain, Distribution, Draft, Prefilled, Prefix, Scores, Topology, Verdict
+from .types import Chain, Distribution, Draft, Prefilled, Prefix, Scores, Topology, Tree, Verdict
 
 
 class Processor(Protocol):
@@ -61,7 +61,7 @@ class Model(Protocol):
         more memory than the model."""
 
     def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
     ) -> Scores:
         """Runs one forward over `tokens [B, N]`; node i of row b is written to slot `start[b] + i`.
 

@@ -20,7 +20,7 @@ from .requests import Mode, Request
 from .rounds.accept import Stream, distribution, draw, uniform
 from .rounds.sampling import penalise
 from .rows import Rows
-from .types import Distribution, Draft, Prefilled, Prefix, Scores, Topology, Verdict
+from .types import Distribution, Draft, Prefilled, Prefix, Scores, Topology, Tree, Verdict
 
 POISON = 1e3
 
@@ -121,22 +121,22 @@ class TinyModel:
         return Prefilled(read.logits.gather(1, index), read.taps)
 
     def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
     ) -> Scores:
-        nodes = tokens.shape[1]
-        offset = torch.arange(reach)[None] - start[:, None]  # [B, reach]
+        rows, nodes = tokens.shape
         if topology is None:
-            depths = torch.arange(nodes)
-            ancestry = torch.ones(nodes, nodes, dtype=torch.bool).tril()
-        else:
-            depths, ancestry = torch.tensor(topology.depths), torch.tensor(topology.ancestry())
-        values = self._embed(tokens, start[:, None] + depths)
+            topology = Topology(tuple(range(nodes - 1)))
+        if isinstance(topology, Topology):
+            topology = topology.tree(rows, self.device)
+        count = topology.ancestry.shape[2]
+        root = start - (count - nodes)
+        values = self._embed(tokens, root[:, None] + topology.depths)
         slots = start[:, None] + torch.arange(nodes)
         self.values.scatter_(1, slots[..., None].expand_as(values), values)
-        inside = (offset >= 0) & (offset < nodes)
-        seen = ancestry[:, offset.clamp(0, nodes - 1)].permute(1, 0, 2) & inside[:, None]
-        sees = seen | (offset < 0)[:, None]
-        rows = len(tokens)
+        offset = torch.arange(reach)[None] - root[:, None]  # [B, reach]
+        inside = (offset >= 0) & (offset < count)
+        index = offset.clamp(0, count - 1)[:, None].expand(-1, nodes, -1)
+        sees = (topology.ancestry.gather(2, index) & inside[:, None]) | (offset < 0)[:, None]
         return self._read(self.values[:rows, :reach], sees, self.encoder_states[:rows])
 
     def commit(self, start: Tensor, path: Tensor) -> None:

@@ -3,7 +3,8 @@
     python -m benchmarks.quality.sampling --texts 30000 --json sampled.json
 
 Runs every acceptance rule with a draft model, one with a cut head, one behind a map of token ids, two in one
-batch, n-gram lookup and one that drafts through text, at several draft lengths. In each run rows with six
+batch, n-gram lookup and one that drafts through text, at several draft lengths; the rule for trees with trees
+that grow and drawn ones. In each run rows with six
 kinds of sampling share the batch. A text has four tokens of a tiny model, so it takes two to four rounds.
 The expected distribution is computed without the engine: by the forward pass of the model on whole prefixes
 with the logits processors of transformers.
@@ -35,22 +36,28 @@ from benchmarks import provenance
 from benchmarks.rows import layout
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.drafters.routing import RoutingDrafter
+from forescribe.speculative.drafters.tree import Growth, TreeDrafter
 from forescribe.speculative.models.vocabularies import NONE, MappedVocabulary, TokenMap, mapped
 from forescribe.speculative.protocols import Drafter, Rule
 from forescribe.speculative.requests import Sampling
-from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection
+from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection, TreeRejection
 from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Topology
 from forescribe.text.universal import UniversalDrafter
 
 Text = tuple[int, ...]
 Distribution = dict[Text, float]
 
-RULES: dict[str, type[TokenRejection] | type[BlockVerification]] = {
+RULES: dict[str, type[TokenRejection] | type[BlockVerification] | type[TreeRejection]] = {
     "token rejection": TokenRejection,
     "block verification": BlockVerification,
+    "tree rejection": TreeRejection,
 }
-DRAFTERS = ("model", "cut head", "id map", "routed", "n-gram", "universal")
+CHAINS = ("model", "cut head", "id map", "routed", "n-gram", "universal")
+TREES = ("tree", "drawn tree", "drawn tree, cut head")
+DRAFTERS = (*CHAINS, *TREES)
 GAMMAS = (1, 2, 4)
+DRAWN = {1: Topology((0,)), 2: Topology((0, 0)), 4: Topology((0, 0, 1, 1))}
 SAMPLINGS = {
     "plain": Sampling(),
     "top-k": Sampling(top_k=3),
@@ -90,8 +97,19 @@ def target() -> TinyModel:
     return TinyModel(vocab=VOCAB, width=8, positions=16)
 
 
-def drafter(name: str) -> Drafter:
+def pairs() -> list[tuple[str, str]]:
+    """Rules with the drafters that they are tested with: chains are another rule's, trees this one's."""
+    return [(r, d) for r in RULES for d in DRAFTERS if (r == "tree rejection") == (d in TREES)]
+
+
+def drafter(name: str, gamma: int = 4) -> Drafter:
     """A drafter that is right about half the time."""
+    if name == "tree":
+        return TreeDrafter(TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5), Growth(2, 3))
+    if name in TREES:
+        listed = (0, 2, 3) if "cut" in name else None
+        model = TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5, listed=listed)
+        return TreeDrafter(model, DRAWN[gamma])
     if name == "model":
         return ModelDrafter(TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5))
     if name == "cut head":  # never proposes token 1
@@ -206,7 +224,7 @@ def engine(rule: str, drafter_name: str, gamma: int, *, batch: int, eos: int = N
     made: Rule = RULES[rule]()
     return Engine(
         target(),
-        drafter(drafter_name),
+        drafter(drafter_name, gamma),
         batch=batch,
         eos=(eos,),
         schedule=Fixed(gamma),
@@ -298,7 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("sampled: fewer than 1,000 texts say nothing about 255 cells", file=sys.stderr)
         return 2
     outcomes = []
-    for rule, name, gamma in itertools.product(RULES, DRAFTERS, GAMMAS):
+    chosen = [pair for pair in pairs() if pair[1] in DRAFTERS]
+    for (rule, name), gamma in itertools.product(chosen, GAMMAS):
         outcomes.append(measure(rule, name, gamma, texts=asked.texts))
         print(f"{rule}, {name}, gamma {gamma}", file=sys.stderr)
     print("\n".join(table(outcomes)))

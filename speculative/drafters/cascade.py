@@ -63,6 +63,9 @@ class Cascade:
     ) -> None:
         if not free:
             raise ValueError("a cascade needs at least one free source")
+        drafters = (*free.values(), *([] if model is None else [model]))
+        if any(d.distribution(sampling=False) is Distribution.TREE for d in drafters):
+            raise ValueError("a cascade joins chains: a drafter of trees drafts alone")
         self.names, self.free, self.model = tuple(free), tuple(free.values()), model
         self.adaptive, self._clock = adaptive, clock
         self._worth = Worth()

@@ -32,6 +32,8 @@ class RoutingDrafter:
     def __init__(
         self, drafters: Sequence[Drafter], route: Callable[[Request], int], *, skips: bool
     ) -> None:
+        if any(d.distribution(sampling=False) is Distribution.TREE for d in drafters):
+            raise ValueError("drafters of trees cannot share a batch")
         for sampling in (False, True):
             if len({d.distribution(sampling=sampling) for d in drafters}) != 1:
                 raise ValueError("drafters of different distributions")

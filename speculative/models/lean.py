@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, layer_norm, rms_norm, scaled_dot_product_attention
 
 from ..errors import LoadError
-from ..types import Prefilled, Scores, Topology
+from ..types import Prefilled, Scores, Topology, Tree
 from .caches import SelfCache, Sources, sources_for
 from .causal import FULL, SLIDING, CausalModel
 from .coverage import causal_gap
@@ -68,7 +68,7 @@ class LeanDecoder(SlotModel):
     def _norm(self, x: Tensor, norm: Norm) -> Tensor: ...
 
     def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
     ) -> Scores:
         hidden, taps = self._round(tokens, self.places(tokens, start, reach, topology), reach)
         return Scores(self.head(hidden), taps)

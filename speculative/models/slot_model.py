@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..protocols import Model, NodeModel
-from ..types import Prefilled, Scores, Topology
+from ..types import Prefilled, Scores, Topology, Tree
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,13 @@ class SlotModel(ABC):
 
     @abstractmethod
     def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
     ) -> Scores:
         """See `Model.score`."""
+
+    def tree_gap(self) -> str | None:
+        """Why rows cannot have trees of their own (`Tree`); None where they can."""
+        return None
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         """See `Model.commit`."""
@@ -145,15 +149,19 @@ class SlotModel(ABC):
         return Places(slots, self._positions_at(slots), mask)
 
     def places(
-        self, tokens: Tensor, start: Tensor, reach: int, topology: Topology | None
+        self, tokens: Tensor, start: Tensor, reach: int, topology: Topology | Tree | None
     ) -> Places:
         """The places of `tokens [B, N]`; node i is written to slot `start [B]` + i."""
         slots = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)  # [B, N]
         if topology is None:
             return Places(slots, self._positions_at(slots), chain_mask(slots, reach, self.dtype))
-        depths, ancestry = self._tree(topology)
-        mask = tree_mask(start, ancestry, reach, self.dtype)
-        return Places(slots, self._positions_at(start[:, None] + depths), mask)
+        if isinstance(topology, Tree):
+            depths, ancestry = topology.depths, topology.ancestry
+        else:
+            depths, ancestry = self._tree(topology)
+        root = start - (ancestry.shape[-1] - tokens.shape[1])
+        mask = tree_mask(root, ancestry, reach, self.dtype)
+        return Places(slots, self._positions_at(root[:, None] + depths), mask)
 
     def whole(self, logits: Tensor) -> Tensor:
         """Logits of the listed tokens `[..., C]` as those of all `[..., V]`; of the others they are -inf."""
@@ -188,6 +196,12 @@ class SlotModel(ABC):
         return self._trees[topology]
 
 
+def tree_gap(model: Model) -> str | None:
+    """As `SlotModel.tree_gap`; other models have none."""
+    found: str | None = model.tree_gap() if hasattr(model, "tree_gap") else None
+    return found
+
+
 def score_at(model: Model, tokens: Tensor, start: Tensor, node: Tensor, reach: int) -> Tensor:
     """As `NodeModel.score_at`; of a model without such a pass, all nodes are computed."""
     if hasattr(model, "score_at"):
@@ -213,12 +227,13 @@ def chain_mask(slots: Tensor, length: int, dtype: torch.dtype) -> Tensor:
 def tree_mask(start: Tensor, ancestry: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """Additive mask for a tree written to slots `start [B]` + node: committed slots and ancestors.
 
-    `ancestry [N, N]` is `Topology.ancestry`.
+    `ancestry [N, M]` is of all rows (`Topology`), `[B, N, M]` of each (`Tree`).
     """
     offset = torch.arange(length, device=start.device) - start[:, None]  # [B, length]
-    nodes = ancestry.shape[0]
-    inside = (offset >= 0) & (offset < nodes)
-    seen = ancestry[:, offset.clamp(0, nodes - 1)].permute(1, 0, 2)  # [B, N, length]
+    nodes, count = ancestry.shape[-2:]
+    inside = (offset >= 0) & (offset < count)
+    index = offset.clamp(0, count - 1)[:, None].expand(-1, nodes, -1)
+    seen = ancestry.expand(len(start), -1, -1).gather(2, index)  # [B, N, length]
     return additive((offset < 0)[:, None] | (seen & inside[:, None]), dtype)
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..protocols import GreedyModel, Model
 from ..rounds.choice import Allowed, Choice
-from ..types import Prefilled, Scores, Topology
-from .slot_model import score_at
+from ..types import Prefilled, Scores, Topology, Tree
+from .slot_model import score_at, tree_gap
 
 NONE = -1
 """In place of a target id: the draft's token has no partner."""
@@ -92,7 +92,7 @@ class MappedVocabulary:
         return Prefilled(self._written(logits), read.taps)
 
     def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
     ) -> Scores:
         read = self.inner.score(self._to_draft[tokens], start, reach=reach, topology=topology)
         return Scores(self._written(read.logits), read.taps)
@@ -100,6 +100,10 @@ class MappedVocabulary:
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """See `NodeModel.score_at`."""
         return self._written(score_at(self.inner, self._to_draft[tokens], start, node, reach))
+
+    def tree_gap(self) -> str | None:
+        """See `SlotModel.tree_gap`."""
+        return tree_gap(self.inner)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         self.inner.commit(start, path)

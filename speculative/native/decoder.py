@@ -33,7 +33,7 @@ from ..models.weights import (
 )
 from ..models.whisper import WhisperModel
 from ..rounds.choice import Allowed, Choice
-from ..types import Prefilled, Scores, Topology
+from ..types import Prefilled, Scores, Topology, Tree
 from . import library
 from .library import (
     ACTIVATIONS,
@@ -129,12 +129,17 @@ class NativeDecoder(SlotModel, ABC):
         self._record.batch = self._record.slots = 0
 
     def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
     ) -> Scores:
         self._allocated()
+        if isinstance(topology, Tree):
+            raise ValueError(self.tree_gap())
         logits = torch.empty((*tokens.shape, self._columns))
         taps = self._forward(tokens, start, reach, logits, topology=topology)
         return Scores(self.whole(logits), taps)
+
+    def tree_gap(self) -> str | None:
+        return "native kernels read one tree for all rows; take the engine lean or modules"
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """See `NodeModel.score_at`."""

@@ -148,9 +148,10 @@ def checked(rows: Rows, parts: Parts, draft: Draft, gamma: int) -> Draft:
     room = rows.limits - rows.lengths - 1  # the last token is the target's
     most = torch.minimum(rows.gamma, room)
     if draft.topology is not None:
-        # Nodes of one depth compete for one token, so limits are depths.
-        for node, depth in enumerate(draft.topology.depths):
-            valid = torch.where(most < depth, valid.clamp_max(node - 1), valid)
+        # Nodes of one depth compete for one token, so limits are depths; nodes behind one that is too deep
+        # do not count either.
+        shallow = draft.tree().depths[:, 1:] <= most[:, None]
+        valid = torch.minimum(valid, shallow.long().cumprod(1).sum(1))
     else:
         valid = torch.minimum(valid, most)
         # Nothing after an end-of-text can be committed, nor from a token on that the target does not
@@ -257,17 +258,15 @@ def _chain(rows: Rows, tokens: Tensor) -> Chain:
 
 def _node_prefixes(rows: Rows, draft: Draft) -> Prefix:
     """Prefixes of all B * N nodes: the committed tokens, then the drafts on the way from the root."""
-    assert draft.topology is not None
-    parents, depths = draft.topology.parents, draft.topology.depths
-    texts = [rows.tokens]
-    for node, parent in enumerate(parents, start=1):
-        slot = rows.lengths - 1 + depths[node]
-        texts.append(texts[parent].scatter(1, slot[:, None], draft.tokens[:, node - 1 : node]))
-    last = torch.stack([rows.lengths - 1 + depth for depth in depths], dim=1)  # [B, N]
+    tree, (batch, nodes) = draft.tree(), (rows.batch, draft.tokens.shape[1] + 1)
+    slots = (rows.lengths - 1)[:, None] + tree.depths  # [B, N]
+    above = tree.ancestry[..., 1:]  # the root is committed
+    index = torch.where(above, slots[:, None, 1:], rows.scratch)
+    texts = rows.tokens[:, None].expand(-1, nodes, -1)
     return Prefix(
-        tokens=torch.stack(texts, dim=1).flatten(0, 1),
-        last=last.reshape(-1, 1),
-        begin=rows.begin.repeat_interleave(len(depths), output_size=last.numel()),
+        tokens=texts.scatter(2, index, draft.tokens[:, None].expand_as(index)).flatten(0, 1),
+        last=slots.reshape(-1, 1),
+        begin=rows.begin.repeat_interleave(nodes, output_size=batch * nodes),
     )
 
 

@@ -1,0 +1,235 @@
+"""Trees of drafts that a smaller model grows: several guesses for each position, scored together.
+
+A forward of the draft model is of all nodes of one depth that are expanded, which read the row's text and
+their own ancestors. The target scores the finished tree in one forward, and its rule keeps one path.
+
+    Growth    the tree is the row's own: the likeliest nodes by the draft model's own probability of the whole
+              path (EAGLE-2, Li et al. 2024, 2406.16858, section 4). Always one-hot nodes: which of the drawn
+              ones are kept would otherwise depend on the draws
+    Topology  all rows have one tree. In sampled rounds siblings are drawn without replacement (Jeon et al.
+              2024, 2402.14160) and carry their probabilities
+
+The draft model's keys and values of a node lie where its forward wrote them; after the verdict those of the
+accepted path move behind the text, as the target's do. Knows the draft model and rows; nothing of targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..models.slot_model import score_at, tree_gap
+from ..protocols import Model, Needs
+from ..requests import Request
+from ..rounds.accept import Stream, distribution, draw, one_hot, uniform
+from ..rows import Rows
+from ..types import Distribution, Draft, Scores, Topology, Tree, Verdict
+
+ALIGNMENT = 8
+"""The strip is a multiple of it, as the reaches of captured rounds are (`graphs.shapes`)."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a tree grows: `depth` forwards, each but the first of `width` nodes with `width` children each.
+    Raises `ValueError` for numbers below 1."""
+
+    width: int = 4
+    depth: int = 4
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.depth) < 1:
+            raise ValueError(f"a tree of width {self.width} and depth {self.depth}")
+
+
+class TreeDrafter:
+    """Drafts trees with any `Model` of the target's vocabulary; gamma is the most nodes that a tree has, of a
+    `Topology` its first ones.
+
+    A request's own gamma is a depth. The draft model's logits are not shaped by processors and penalties,
+    which costs acceptance only. Raises `ValueError` for a model that cannot score trees.
+    """
+
+    def __init__(self, model: Model, shape: Growth | Topology) -> None:
+        self.model, self.shape = model, shape
+        _check(model, "draft model")
+        if isinstance(shape, Topology):
+            strip, self._depth = len(set(shape.parents)), max(shape.depths)
+        else:
+            strip, self._depth = (shape.depth - 1) * shape.width, shape.depth
+        self._strip = -(-strip // ALIGNMENT) * ALIGNMENT
+        self._place: Tensor | None = (
+            None  # [B, N] of this round's nodes, in the draft model's strip
+        )
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(vocab=self.model.vocab_size)
+
+    def bind(self, target: Model) -> None:
+        _check(target, "target")
+
+    def distribution(self, *, sampling: bool) -> Distribution:
+        return Distribution.TREE
+
+    def allocate(self, batch: int, slots: int, device: torch.device) -> None:
+        self._slots = slots
+        self.model.allocate(batch, slots + self._strip)
+
+    def forwards(self, gamma: int) -> int:
+        if isinstance(self.shape, Topology):
+            return max(Topology(self.shape.parents[:gamma]).depths)
+        return min(gamma, self._depth)
+
+    def admit(
+        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
+    ) -> None:
+        self.model.prefill(rows, tokens, [r.encoder_states for r in requests])
+
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
+        slots = start[:, None] + torch.arange(count, device=start.device)
+        last = torch.full_like(start, count - 1)  # its logits are not read
+        score_at(self.model, rows.tokens.gather(1, slots), start, last, rows.reach)
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        # The text's last two tokens, as a chain drafter reads them: the last draft of an accepted path may
+        # have been a leaf, which the model has not read.
+        start = (rows.lengths - 2).clamp_min(0)
+        fed = rows.tokens.gather(1, start[:, None] + torch.arange(2, device=start.device))
+        logits = score_at(self.model, fed, start, rows.lengths - 1 - start, rows.reach)  # [B, 1, V]
+        if isinstance(self.shape, Growth):
+            return self._grown(rows, gamma, logits, self.shape)
+        return self._filled(rows, logits, Topology(self.shape.parents[:gamma]))
+
+    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        if verdict.path is not None and self._place is not None:
+            path = verdict.path[:, : self._depth + 1]
+            self.model.commit(rows.lengths - 1, self._place.gather(1, path))
+
+    def _grown(self, rows: Rows, gamma: int, logits: Tensor, shape: Growth) -> Draft:
+        width, batch, device = shape.width, rows.batch, logits.device
+        # Of all candidates so far, a column each: the token, its path's score, its parent (0: the root, else
+        # a candidate, from 1 on) and its place in the strip where it is expanded, else 0.
+        tokens, scores = (t[:, 0] for t in _logprobs(rows, logits, width))
+        parents, places = torch.zeros_like(tokens), torch.zeros_like(tokens)
+        frontier = torch.arange(width, device=device).expand(batch, -1)  # columns to expand
+        above = torch.ones(
+            (batch, width, 1), dtype=torch.bool, device=device
+        )  # the strip they read
+        for depth in range(1, min(shape.depth, gamma)):
+            first = 1 + (depth - 1) * width
+            place = first + torch.arange(width, device=device).expand(batch, -1)
+            places = places.scatter(1, frontier, place)
+            itself = torch.eye(width, dtype=torch.bool, device=device).expand(batch, -1, -1)
+            above = torch.cat([above, itself], 2)
+            tree = Tree(torch.full_like(place, depth), above)
+            logits = self._score(rows, tokens.gather(1, frontier), first, tree)
+            new, own = _logprobs(rows, logits, width)  # [B, W, W]
+            whole = (scores.gather(1, frontier)[..., None] + own).flatten(1)
+            made = tokens.shape[1]
+            tokens = torch.cat([tokens, new.flatten(1)], 1)
+            scores = torch.cat([scores, whole], 1)
+            parents = torch.cat([parents, (1 + frontier).repeat_interleave(width, 1)], 1)
+            places = torch.cat([places, torch.zeros_like(new.flatten(1))], 1)
+            chosen = whole.topk(width).indices
+            frontier = made + chosen
+            above = above.gather(1, (chosen // width)[..., None].expand_as(above))
+        # Stable, as a child that is certain has its parent's score and comes after it.
+        gamma = min(gamma, tokens.shape[1])
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :gamma].sort(1).values
+        node = torch.zeros((batch, tokens.shape[1] + 1), dtype=torch.int64, device=device)
+        numbers = torch.arange(1, gamma + 1, device=device).expand(batch, -1)
+        node.scatter_(1, 1 + order, numbers)  # of every candidate its node
+        tree = Tree.of(node.gather(1, parents.gather(1, order)), shape.depth)
+        root = torch.zeros_like(order[:, :1])
+        self._place = torch.cat([root, places.gather(1, order)], 1)
+        valid = torch.full_like(rows.lengths, gamma)
+        return Draft(tokens.gather(1, order), valid, topology=tree)
+
+    def _filled(self, rows: Rows, logits: Tensor, shape: Topology) -> Draft:
+        whole = shape.tree(rows.batch, logits.device)
+        picks: dict[int, Tensor] = {}  # by node its token `[B]`
+        probs: dict[int, Tensor] = {}
+        strip = [0]
+        for nodes in _steps(shape):
+            if nodes != [0]:
+                first = len(strip)
+                strip += nodes
+                ancestry = _columns(whole.ancestry, nodes, 1)
+                tree = Tree(_columns(whole.depths, nodes, 1), _columns(ancestry, strip, 2))
+                fed = torch.stack([picks[node] for node in nodes], 1)
+                logits = self._score(rows, fed, first, tree)
+            for i, parent in enumerate(nodes):
+                children = [n for n, above in enumerate(shape.parents, 1) if above == parent]
+                if rows.mode.sampling:
+                    _draw_children(rows, logits[:, i : i + 1], children, picks, probs)
+                    continue
+                best = logits[:, i].topk(len(children)).indices.unbind(1)
+                picks |= dict(zip(children, best, strict=True))
+        # Of leaves the root's place: what moves there is written over, as nothing is read behind a leaf.
+        places = [strip.index(n) if n in strip else 0 for n in range(len(shape.depths))]
+        self._place = _columns(torch.arange(len(strip), device=logits.device)[None], places, 1)
+        self._place = self._place.expand(rows.batch, -1)
+        count = len(shape.parents)
+        return Draft(
+            torch.stack([picks[n] for n in range(1, count + 1)], 1),
+            torch.full_like(rows.lengths, count),
+            torch.stack([probs[n] for n in range(1, count + 1)], 1) if probs else None,
+            shape,
+        )
+
+    def _score(self, rows: Rows, tokens: Tensor, first: int, tree: Tree) -> Tensor:
+        """Logits `[B, W, V]` of nodes that are written from place `first` of the strip on."""
+        reach = rows.reach + self._strip
+        return self.model.score(tokens, rows.lengths - 1 + first, reach=reach, topology=tree).logits
+
+
+def _draw_children(
+    rows: Rows,
+    logits: Tensor,
+    children: list[int],
+    picks: dict[int, Tensor],
+    probs: dict[int, Tensor],
+) -> None:
+    """Draws the children of a node, by its logits `[B, 1, V]`, each from what the ones before it leave."""
+    for child in children:
+        q = distribution(rows, logits)[:, 0]
+        slot = rows.lengths + child - 1
+        token = draw(q, uniform(rows.sampling.seed, rows.lengths, slot, Stream.DRAFT))
+        picks[child], probs[child] = token, q
+        drawn = one_hot(token, logits.shape[-1], torch.bool)
+        rest = logits.masked_fill(drawn[:, None], float("-inf"))
+        # A head of few tokens may have none left: the last distribution serves again.
+        logits = torch.where(rest.isfinite().any(-1, keepdim=True), rest, logits)
+
+
+def _logprobs(rows: Rows, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` likeliest tokens of each node and their log-probabilities, `[B, W, count]` both. At
+    temperature 0 they are those of temperature 1."""
+    if rows.mode.sampling:
+        warm = rows.sampling.temperature
+        logits = logits / torch.where(warm > 0, warm, 1.0)[:, None, None]
+    best = logits.topk(count)
+    return best.indices, best.values - logits.logsumexp(-1, keepdim=True)
+
+
+def _steps(shape: Topology) -> list[list[int]]:
+    """The nodes with children, by depth: each list is a forward."""
+    found: dict[int, list[int]] = {}
+    for node in sorted(set(shape.parents)):
+        found.setdefault(shape.depths[node], []).append(node)
+    return [found[depth] for depth in sorted(found)]
+
+
+def _columns(values: Tensor, index: Sequence[int], dim: int) -> Tensor:
+    """`values` at these places of a dimension, without an index that would have to be copied to a device."""
+    return torch.stack([values.select(dim, i) for i in index], dim)
+
+
+def _check(model: Model, role: str) -> None:
+    gap = tree_gap(model)
+    if gap is not None:
+        raise ValueError(f"the {role} cannot score trees: {gap}")

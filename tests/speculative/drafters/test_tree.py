@@ -1,0 +1,259 @@
+"""Trees of a draft model: which nodes they have, and the engine with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.drafters.cascade import Cascade
+from forescribe.speculative.drafters.routing import RoutingDrafter
+from forescribe.speculative.drafters.tree import Growth, TreeDrafter
+from forescribe.speculative.models.lean import LeanCausalDecoder
+from forescribe.speculative.models.modules import CausalDecoder
+from forescribe.speculative.native.decoder import NativeCausalDecoder
+from forescribe.speculative.requests import Guarantee, Sampling
+from forescribe.speculative.rounds import accept
+from forescribe.speculative.rounds.accept import BlockVerification
+from forescribe.speculative.rows import Rows
+from forescribe.speculative.testing import TinyModel, decode
+from forescribe.speculative.types import Draft, Topology, Tree
+from tests.speculative.models.causal_lms import causal_lm
+
+NEVER = 99
+WIDE = Topology((0, 0, 0, 1, 1, 2, 4, 4))
+SHAPES = [
+    pytest.param(Growth(3, 3), 8, id="grown"),
+    pytest.param(Growth(3, 3), 21, id="all candidates"),
+    pytest.param(Growth(2, 4), 5, id="deep"),
+    pytest.param(Growth(1, 3), 3, id="chain"),
+    pytest.param(WIDE, 8, id="static"),
+]
+
+
+def work(temperature: float = 0.0, **options: Any) -> list[Request]:
+    return [
+        Request(
+            (1, 2, n % 11), encoder_states=n % 3, temperature=temperature, seed=n,
+            max_new_tokens=9 + n, tag=n, **options,
+        )
+        for n in range(12)
+    ]  # fmt: skip
+
+
+def oracle(request: Request, eos: int = NEVER) -> tuple[int, ...]:
+    def forward(tokens: Tensor) -> Tensor:
+        return TinyModel().forward(tokens, request.encoder_states)
+
+    return decode(forward, request, eos=(eos,), max_tokens=48)
+
+
+class Recorded(TreeDrafter):
+    """Keeps what it proposed for each row, with the row's text."""
+
+    def allocate(self, batch: int, slots: int, device: torch.device) -> None:
+        super().allocate(batch, slots, device)
+        self.proposed: list[tuple[list[int], int, set[tuple[int, ...]]]] = []
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        draft = super().propose(rows, gamma)
+        tree = draft.tree()
+        for row in rows.active.nonzero()[:, 0].tolist():
+            texts: list[tuple[int, ...]] = [()]
+            for node, parent in enumerate(tree.parents()[row, 1:].tolist()):
+                texts.append((*texts[parent], int(draft.tokens[row, node])))
+            text = rows.tokens[row, : rows.lengths[row]].tolist()
+            self.proposed.append((text, text[2] % 3, set(texts[1:])))
+        return draft
+
+
+def brute_force(
+    forward: Callable[[list[int]], Tensor], text: list[int], growth: Growth, nodes: int
+) -> set[tuple[int, ...]]:
+    """The nodes of a grown tree, as texts behind `text`, from forwards of whole prefixes."""
+    scores: dict[tuple[int, ...], float] = {}
+    frontier: list[tuple[int, ...]] = [()]
+    for _ in range(growth.depth):
+        made = {}
+        for path in frontier:
+            best = forward([*text, *path]).log_softmax(-1).topk(growth.width)
+            for token, value in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+                made[(*path, token)] = scores.get(path, 0.0) + value
+        scores |= made
+        frontier = sorted(made, key=lambda p: -made[p])[: growth.width]
+    return set(sorted(scores, key=lambda p: -scores[p])[:nodes])
+
+
+@pytest.mark.parametrize(("shape", "gamma"), SHAPES)
+@pytest.mark.parametrize("blur", [0.0, 0.3])
+def test_every_row_equals_decoding_it_alone(shape, gamma, blur):
+    drafter = TreeDrafter(TinyModel(blur=blur), shape)
+    engine = Engine(TinyModel(), drafter, batch=3, eos=(0,), schedule=Fixed(gamma))
+    requests = [replace(r, gamma=(None, 2, 0)[r.tag % 3]) for r in work()]
+    for result in engine.run(requests):
+        assert result.tokens == oracle(result.request, eos=0)
+        assert result.guarantee is Guarantee.EXACT
+        # A request's own gamma is the depth of its drafts.
+        depth = 4 if result.request.gamma is None else result.request.gamma
+        assert result.rounds >= len(result.tokens) / (1 + depth)
+    assert not engine.faults and engine.stats.accepted > 30
+
+
+@pytest.mark.parametrize("growth", [Growth(3, 3), Growth(2, 4)])
+def test_every_round_grows_the_tree_of_the_likeliest_paths(growth):
+    """Behind every accepted path, so that its keys and values are where they belong."""
+    draft, nodes = TinyModel(blur=0.4), 7
+    drafter = Recorded(TinyModel(blur=0.4), growth)
+    engine = Engine(TinyModel(), drafter, batch=3, eos=(NEVER,), schedule=Fixed(nodes))
+    work_ = [Request((1, 2, n), encoder_states=n % 3, max_new_tokens=20) for n in range(5)]
+    assert len(list(engine.run(work_))) == 5
+    assert len(drafter.proposed) == engine.stats.row_rounds > 20
+    for text, states, found in drafter.proposed:
+        forward = lambda t, s=states: draft.forward(torch.tensor(t), s)[-1]  # noqa: E731
+        assert found == brute_force(forward, text, growth, nodes)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_draft_equal_to_its_target_is_never_rejected(temperature):
+    drafter = TreeDrafter(TinyModel(), WIDE)
+    engine = Engine(TinyModel(), drafter, batch=3, eos=(NEVER,), schedule=Fixed(8))
+    assert len(list(engine.run(work(temperature)))) == 12
+    assert engine.stats.acceptance_at_depth[:3] == (1.0, 1.0, 1.0)
+
+
+def test_a_tree_of_width_one_drafts_as_a_chain_does():
+    found = []
+    for drafter in (
+        TreeDrafter(TinyModel(blur=0.3), Growth(1, 3)),
+        ModelDrafter(TinyModel(blur=0.3)),
+    ):
+        engine = Engine(TinyModel(), drafter, batch=3, eos=(NEVER,), schedule=Fixed(3))
+        found.append({r.request.tag: (r.tokens, r.accepted, r.drafted) for r in engine.run(work())})
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("shape", "gamma"), SHAPES)
+def test_penalties_and_likely_tokens_are_those_of_each_path(shape, gamma):
+    penalties = Sampling(repetition=1.3, presence=0.5, frequency=0.4)
+    found = {}
+    for drafts in (0, gamma):
+        drafter = TreeDrafter(TinyModel(blur=0.3), shape)
+        engine = Engine(
+            TinyModel(), drafter, batch=4, eos=(NEVER,), schedule=Fixed(drafts), ranks=3
+        )
+        for r in engine.run(work(sampling=penalties, ranks=3)):
+            found[drafts, r.request.tag] = r
+        assert drafts == 0 or engine.stats.accepted > 20
+    for n in range(12):
+        plain, drafted = found[0, n], found[gamma, n]
+        assert drafted.tokens == plain.tokens == oracle(plain.request)
+        assert drafted.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
+        for ours, theirs in zip(drafted.ranked, plain.ranked, strict=True):
+            assert [t for t, _ in ours] == [t for t, _ in theirs]
+
+
+def test_no_random_number_is_read_twice(monkeypatch):
+    read = []
+
+    def record(seed: Tensor, start: Tensor, slot: Tensor, stream: int) -> Tensor:
+        places = [t.flatten().tolist() for t in torch.broadcast_tensors(start, slot)]
+        read.extend((*place, int(stream)) for place in zip(*places, strict=True))
+        return uniform(seed, start, slot, stream)
+
+    uniform = accept.uniform
+    monkeypatch.setattr("forescribe.speculative.rounds.accept.uniform", record)
+    monkeypatch.setattr("forescribe.speculative.drafters.tree.uniform", record)
+    drafter = TreeDrafter(TinyModel(blur=0.3), WIDE)
+    engine = Engine(TinyModel(), drafter, batch=1, eos=(NEVER,), schedule=Fixed(8))
+    (result,) = engine.run([Request((1, 2), temperature=0.9, max_new_tokens=12)])
+    assert result.rounds > 3 and len(read) == result.rounds * (8 + 8 + 9)
+    assert len(set(read)) == len(read)
+
+
+def paths(parents: Tensor, tokens: Tensor) -> list[list[list[int]]]:
+    """The tokens from the root to every node of each row."""
+    found = []
+    for row, above in zip(tokens.tolist(), parents.tolist(), strict=True):
+        texts = [[row[0]]]
+        for node, parent in enumerate(above, start=1):
+            texts.append([*texts[parent], row[node]])
+        found.append(texts)
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2 with a window"])
+@pytest.mark.parametrize("decoder", [LeanCausalDecoder, CausalDecoder])
+@torch.inference_mode()
+def test_nodes_read_their_own_ancestors(decoder, family):
+    """Each row has a tree of its own, scored at once and in two parts."""
+    made = causal_lm(family, dtype=torch.float64)
+    prompt = torch.tensor([[3, 5, 7, 9], [4, 6, 8, 10], [1, 2, 3, 4]])
+    fed = torch.randint(0, 50, (3, 6), generator=torch.Generator().manual_seed(1))
+    parents = torch.tensor([[0, 0, 1, 2, 2], [0, 1, 2, 3, 4], [0, 0, 0, 0, 3]])
+    whole, start = Tree.of(parents, 5), torch.full((3,), 4)
+    model = decoder(made)
+    for first in (6, 3):  # nodes of the first forward
+        model.allocate(3, 24)
+        model.prefill(torch.arange(3), prompt, [None] * 3)
+        head = Tree(whole.depths[:, :first], whole.ancestry[:, :first, :first])
+        logits = [model.score(fed[:, :first], start, reach=16, topology=head).logits]
+        if first < 6:
+            rest = Tree(whole.depths[:, first:], whole.ancestry[:, first:])
+            scores = model.score(fed[:, first:], start + first, reach=16, topology=rest)
+            logits.append(scores.logits)
+        found = torch.cat(logits, 1)
+        for row, texts in enumerate(paths(parents, fed)):
+            for node, text in enumerate(texts):
+                plain = made(torch.tensor([[*prompt[row].tolist(), *text]])).logits[0, -1]
+                assert (found[row, node] - plain).abs().max() < 5e-5
+    model.commit(start, whole.path(torch.tensor([4, 5, 5])))
+    texts = [t[n] for t, n in zip(paths(parents, fed), (4, 5, 5), strict=True)]
+    lengths = torch.tensor([len(t) for t in texts])
+    after = model.score(torch.tensor([[11], [12], [13]]), start + lengths, reach=16).logits
+    for row, text in enumerate(texts):
+        plain = made(torch.tensor([[*prompt[row].tolist(), *text, 11 + row]])).logits[0, -1]
+        assert (after[row, 0] - plain).abs().max() < 5e-5
+
+
+def test_what_cannot_have_trees_says_so():
+    tree = TreeDrafter(TinyModel(), Growth(2, 2))
+    options = {"batch": 1, "eos": (NEVER,), "schedule": Fixed(4)}
+    with pytest.raises(ValueError, match=r"'block verification' cannot verify tree drafts"):
+        Engine(TinyModel(), tree, sampled=BlockVerification(), **options)
+    with pytest.raises(ValueError, match="a drafter of trees drafts alone"):
+        Cascade({"text": NgramDrafter()}, tree, adaptive=False)
+    with pytest.raises(ValueError, match="cannot share a batch"):
+        RoutingDrafter([tree, tree], lambda request: 0, skips=False)
+    with pytest.raises(ValueError, match="a tree of width 0 and depth 2"):
+        Growth(0, 2)
+
+
+@pytest.mark.parametrize(("shape", "most"), [(Growth(2, 2), 6), (WIDE, 8)])
+def test_a_tree_has_gamma_nodes_or_as_many_as_it_can(shape, most):
+    for gamma in (1, 3, most, 30):
+        drafter = Recorded(TinyModel(blur=0.3), shape)
+        engine = Engine(TinyModel(), drafter, batch=2, eos=(NEVER,), schedule=Fixed(gamma))
+        for result in engine.run(work()[:5]):
+            assert result.tokens == oracle(result.request)
+        assert {len(nodes) for _, _, nodes in drafter.proposed} == {min(gamma, most)}
+        depth = min(gamma, 2) if shape is not WIDE else max(Topology(WIDE.parents[:gamma]).depths)
+        assert drafter.forwards(gamma) == depth
+
+
+@pytest.mark.native
+def test_native_kernels_refuse_trees_of_each_row():
+    native = NativeCausalDecoder(causal_lm("llama", dtype=torch.float32))
+    drafter = TreeDrafter(TinyModel(vocab=native.vocab_size), Growth(2, 2))
+    with pytest.raises(ValueError, match="the target cannot score trees: native kernels read one"):
+        Engine(native, drafter, batch=1, eos=(NEVER,), schedule=Fixed(4))
+    with pytest.raises(ValueError, match="the draft model cannot score trees"):
+        TreeDrafter(native, Growth(2, 2))
+    native.allocate(1, 16)
+    tree = Tree.of(torch.zeros(1, 1, dtype=torch.int64), 1)
+    with pytest.raises(ValueError, match="native kernels read one tree for all rows"):
+        native.score(torch.tensor([[1, 2]]), torch.tensor([3]), reach=8, topology=tree)
