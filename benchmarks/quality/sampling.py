@@ -54,7 +54,7 @@ RULES: dict[str, type[TokenRejection] | type[BlockVerification] | type[TreeRejec
     "tree rejection": TreeRejection,
 }
 CHAINS = ("model", "cut head", "id map", "routed", "n-gram", "universal")
-TREES = ("tree", "drawn tree", "drawn tree, cut head")
+TREES = ("tree", "tree with copies", "drawn tree", "drawn tree, cut head")
 DRAFTERS = (*CHAINS, *TREES)
 GAMMAS = (1, 2, 4)
 DRAWN = {1: Topology((0,)), 2: Topology((0, 0)), 4: Topology((0, 0, 1, 1))}
@@ -104,12 +104,11 @@ def pairs() -> list[tuple[str, str]]:
 
 def drafter(name: str, gamma: int = 4) -> Drafter:
     """A drafter that is right about half the time."""
-    if name == "tree":
-        return TreeDrafter(TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5), Growth(2, 3))
     if name in TREES:
         listed = (0, 2, 3) if "cut" in name else None
         model = TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5, listed=listed)
-        return TreeDrafter(model, DRAWN[gamma])
+        grown = Growth(2, 2, copied=2) if "copies" in name else Growth(2, 3)
+        return TreeDrafter(model, DRAWN[gamma] if "drawn" in name else grown)
     if name == "model":
         return ModelDrafter(TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5))
     if name == "cut head":  # never proposes token 1

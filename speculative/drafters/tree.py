@@ -15,6 +15,7 @@ accepted path move behind the text, as the target's do. Knows the draft model an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from ..requests import Request
 from ..rounds.accept import Stream, distribution, draw, one_hot, uniform
 from ..rows import Rows
 from ..types import Distribution, Draft, Scores, Topology, Tree, Verdict
+from .ngram import NgramDrafter
 
 ALIGNMENT = 8
 """The strip is a multiple of it, as the reaches of captured rounds are (`graphs.shapes`)."""
@@ -35,14 +37,22 @@ ALIGNMENT = 8
 @dataclass(frozen=True)
 class Growth:
     """How a tree grows: `depth` forwards, each but the first of `width` nodes with `width` children each.
-    Raises `ValueError` for numbers below 1."""
+
+    With `copied` above 0 a path of so many tokens, which followed the last ones when they occurred before,
+    takes the place of model nodes that are less likely than it: `trust` is the chance that each copied token
+    is given. This is Graft (2605.20104) on static shapes: a doubtful tree is pruned, and the nodes are filled
+    from the text, but its forwards are run. Raises `ValueError` for impossible numbers."""
 
     width: int = 4
     depth: int = 4
+    copied: int = 0
+    trust: float = 0.5
 
     def __post_init__(self) -> None:
         if min(self.width, self.depth) < 1:
             raise ValueError(f"a tree of width {self.width} and depth {self.depth}")
+        if self.copied < 0 or not 0 < self.trust < 1:
+            raise ValueError(f"{self.copied} copied tokens, each with a chance of {self.trust}")
 
 
 class TreeDrafter:
@@ -59,7 +69,9 @@ class TreeDrafter:
         if isinstance(shape, Topology):
             strip, self._depth = len(set(shape.parents)), max(shape.depths)
         else:
-            strip, self._depth = (shape.depth - 1) * shape.width, shape.depth
+            strip, self._depth = (shape.depth - 1) * shape.width, max(shape.depth, shape.copied)
+        self._copied = 0 if isinstance(shape, Topology) else shape.copied
+        self._lookup = NgramDrafter(hint_slots=1) if self._copied else None
         self._strip = -(-strip // ALIGNMENT) * ALIGNMENT
         self._place: Tensor | None = (
             None  # [B, N] of this round's nodes, in the draft model's strip
@@ -76,18 +88,21 @@ class TreeDrafter:
         return Distribution.TREE
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
-        self._slots = slots
         self.model.allocate(batch, slots + self._strip)
+        if self._lookup is not None:
+            self._lookup.allocate(batch, slots, device)
 
     def forwards(self, gamma: int) -> int:
         if isinstance(self.shape, Topology):
             return max(Topology(self.shape.parents[:gamma]).depths)
-        return min(gamma, self._depth)
+        return min(gamma, self.shape.depth)
 
     def admit(
         self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
     ) -> None:
         self.model.prefill(rows, tokens, [r.encoder_states for r in requests])
+        if self._lookup is not None:
+            self._lookup.admit(rows, tokens, requests, None)
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
         slots = start[:, None] + torch.arange(count, device=start.device)
@@ -96,9 +111,11 @@ class TreeDrafter:
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         # The text's last two tokens, as a chain drafter reads them: the last draft of an accepted path may
-        # have been a leaf, which the model has not read.
-        start = (rows.lengths - 2).clamp_min(0)
-        fed = rows.tokens.gather(1, start[:, None] + torch.arange(2, device=start.device))
+        # have been a leaf, which the model has not read. Nor has it read those that were copied.
+        count = max(2, 1 + self._copied)
+        start = (rows.lengths - count).clamp_min(0)
+        slots = start[:, None] + torch.arange(count, device=start.device)
+        fed = rows.tokens.gather(1, slots.clamp_max(rows.scratch))
         logits = score_at(self.model, fed, start, rows.lengths - 1 - start, rows.reach)  # [B, 1, V]
         if isinstance(self.shape, Growth):
             return self._grown(rows, gamma, logits, self.shape)
@@ -111,43 +128,38 @@ class TreeDrafter:
 
     def _grown(self, rows: Rows, gamma: int, logits: Tensor, shape: Growth) -> Draft:
         width, batch, device = shape.width, rows.batch, logits.device
-        # Of all candidates so far, a column each: the token, its path's score, its parent (0: the root, else
-        # a candidate, from 1 on) and its place in the strip where it is expanded, else 0.
         tokens, scores = (t[:, 0] for t in _logprobs(rows, logits, width))
-        parents, places = torch.zeros_like(tokens), torch.zeros_like(tokens)
-        frontier = torch.arange(width, device=device).expand(batch, -1)  # columns to expand
-        above = torch.ones(
-            (batch, width, 1), dtype=torch.bool, device=device
-        )  # the strip they read
+        found = _Candidates.of(tokens, scores)
+        frontier = torch.arange(width, device=device).expand(batch, -1)  # candidates to expand
+        itself = torch.eye(width, dtype=torch.bool, device=device).expand(batch, -1, -1)
+        above = torch.ones_like(itself[..., :1])  # [B, W, M] of the strip that they read
         for depth in range(1, min(shape.depth, gamma)):
             first = 1 + (depth - 1) * width
-            place = first + torch.arange(width, device=device).expand(batch, -1)
-            places = places.scatter(1, frontier, place)
-            itself = torch.eye(width, dtype=torch.bool, device=device).expand(batch, -1, -1)
+            place = (first + torch.arange(width, device=device)).expand(batch, -1)
+            found.places.scatter_(1, frontier, place)
             above = torch.cat([above, itself], 2)
             tree = Tree(torch.full_like(place, depth), above)
-            logits = self._score(rows, tokens.gather(1, frontier), first, tree)
-            new, own = _logprobs(rows, logits, width)  # [B, W, W]
-            whole = (scores.gather(1, frontier)[..., None] + own).flatten(1)
-            made = tokens.shape[1]
-            tokens = torch.cat([tokens, new.flatten(1)], 1)
-            scores = torch.cat([scores, whole], 1)
-            parents = torch.cat([parents, (1 + frontier).repeat_interleave(width, 1)], 1)
-            places = torch.cat([places, torch.zeros_like(new.flatten(1))], 1)
-            chosen = whole.topk(width).indices
-            frontier = made + chosen
-            above = above.gather(1, (chosen // width)[..., None].expand_as(above))
-        # Stable, as a child that is certain has its parent's score and comes after it.
-        gamma = min(gamma, tokens.shape[1])
-        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :gamma].sort(1).values
-        node = torch.zeros((batch, tokens.shape[1] + 1), dtype=torch.int64, device=device)
-        numbers = torch.arange(1, gamma + 1, device=device).expand(batch, -1)
-        node.scatter_(1, 1 + order, numbers)  # of every candidate its node
-        tree = Tree.of(node.gather(1, parents.gather(1, order)), shape.depth)
-        root = torch.zeros_like(order[:, :1])
-        self._place = torch.cat([root, places.gather(1, order)], 1)
-        valid = torch.full_like(rows.lengths, gamma)
-        return Draft(tokens.gather(1, order), valid, topology=tree)
+            logits = self._score(rows, found.tokens.gather(1, frontier), first, tree)
+            tokens, scores = _logprobs(rows, logits, width)  # [B, W, W]
+            whole = (found.scores.gather(1, frontier)[..., None] + scores).flatten(1)
+            made = found.tokens.shape[1]
+            found.add(tokens.flatten(1), whole, (1 + frontier).repeat_interleave(width, 1))
+            best = whole.topk(width).indices
+            frontier = made + best
+            above = above.gather(1, (best // width)[..., None].expand_as(above))
+        if self._lookup is not None:
+            self._copy(rows, found, self._lookup, shape)
+        tokens, tree, self._place = found.chosen(gamma, self._depth)
+        return Draft(tokens, torch.full_like(rows.lengths, tokens.shape[1]), topology=tree)
+
+    def _copy(self, rows: Rows, found: _Candidates, lookup: NgramDrafter, shape: Growth) -> None:
+        """Adds a path of copied tokens to the candidates."""
+        copy, made = lookup.propose(rows, shape.copied), found.tokens.shape[1]
+        column = torch.arange(shape.copied, device=copy.tokens.device)
+        chance = (math.log(shape.trust) * (column + 1)).expand_as(copy.tokens)
+        chance = chance.masked_fill(column >= copy.valid[:, None], float("-inf"))
+        before = torch.where(column == 0, 0, made + column)
+        found.add(copy.tokens, chance, before.expand_as(copy.tokens))
 
     def _filled(self, rows: Rows, logits: Tensor, shape: Topology) -> Draft:
         whole = shape.tree(rows.batch, logits.device)
@@ -185,6 +197,41 @@ class TreeDrafter:
         """Logits `[B, W, V]` of nodes that are written from place `first` of the strip on."""
         reach = rows.reach + self._strip
         return self.model.score(tokens, rows.lengths - 1 + first, reach=reach, topology=tree).logits
+
+
+@dataclass
+class _Candidates:
+    """The nodes that a tree is chosen from, a column each; parents come before children."""
+
+    tokens: Tensor  # [B, C]
+    scores: Tensor  # [B, C] log-probability of the path
+    parents: Tensor  # [B, C] 0: the root; else a candidate, from 1 on
+    places: Tensor  # [B, C] in the strip where it is expanded, else 0
+
+    @staticmethod
+    def of(tokens: Tensor, scores: Tensor) -> _Candidates:
+        """Children of the root."""
+        return _Candidates(tokens, scores, torch.zeros_like(tokens), torch.zeros_like(tokens))
+
+    def add(self, tokens: Tensor, scores: Tensor, parents: Tensor) -> None:
+        self.tokens = torch.cat([self.tokens, tokens], 1)
+        self.scores = torch.cat([self.scores, scores], 1)
+        self.parents = torch.cat([self.parents, parents], 1)
+        self.places = torch.cat([self.places, torch.zeros_like(tokens)], 1)
+
+    def chosen(self, gamma: int, depth: int) -> tuple[Tensor, Tree, Tensor]:
+        """The `gamma` likeliest nodes, or all: their tokens `[B, G]`, the tree, and the places `[B, N]`. With
+        a node its parent is chosen, as scores only fall along a path."""
+        gamma = min(gamma, self.tokens.shape[1])
+        # Stable: a child that is certain has its parent's score, and comes after it.
+        order = self.scores.sort(dim=1, descending=True, stable=True).indices[:, :gamma]
+        order = order.sort(1).values
+        node = torch.zeros_like(self.tokens[:, :1]).expand(-1, 1 + self.tokens.shape[1])
+        numbers = torch.arange(1, gamma + 1, device=order.device).expand_as(order)
+        node = node.scatter(1, 1 + order, numbers)  # of each candidate, 0 for those left out
+        tree = Tree.of(node.gather(1, self.parents.gather(1, order)), depth)
+        places = torch.cat([torch.zeros_like(order[:, :1]), self.places.gather(1, order)], 1)
+        return self.tokens.gather(1, order), tree, places
 
 
 def _draw_children(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,7 @@ SHAPES = [
     pytest.param(Growth(3, 3), 21, id="all candidates"),
     pytest.param(Growth(2, 4), 5, id="deep"),
     pytest.param(Growth(1, 3), 3, id="chain"),
+    pytest.param(Growth(2, 2, copied=4), 7, id="with copies"),
     pytest.param(WIDE, 8, id="static"),
 ]
 
@@ -78,6 +80,10 @@ def brute_force(
     """The nodes of a grown tree, as texts behind `text`, from forwards of whole prefixes."""
     scores: dict[tuple[int, ...], float] = {}
     frontier: list[tuple[int, ...]] = [()]
+    copy: tuple[int, ...] = ()
+    for n in range(1, 4):  # the longest match, of those the latest
+        ends = [i for i in range(n, len(text)) if text[i - n : i] == text[len(text) - n :]]
+        copy = tuple(text[ends[-1] : ends[-1] + growth.copied]) if ends else copy
     for _ in range(growth.depth):
         made = {}
         for path in frontier:
@@ -86,7 +92,11 @@ def brute_force(
                 made[(*path, token)] = scores.get(path, 0.0) + value
         scores |= made
         frontier = sorted(made, key=lambda p: -made[p])[: growth.width]
-    return set(sorted(scores, key=lambda p: -scores[p])[:nodes])
+    found = [(-score, len(path), path) for path, score in scores.items()]
+    # A path that the model has too is there twice.
+    copies = [copy[: i + 1] for i in range(len(copy))]
+    found += [(-math.log(growth.trust) * len(path), len(path), path) for path in copies]
+    return {path for _, _, path in sorted(found)[:nodes]}
 
 
 @pytest.mark.parametrize(("shape", "gamma"), SHAPES)
@@ -104,10 +114,10 @@ def test_every_row_equals_decoding_it_alone(shape, gamma, blur):
     assert not engine.faults and engine.stats.accepted > 30
 
 
-@pytest.mark.parametrize("growth", [Growth(3, 3), Growth(2, 4)])
+@pytest.mark.parametrize("growth", [Growth(3, 3), Growth(2, 4), Growth(2, 2, copied=3, trust=0.6)])
 def test_every_round_grows_the_tree_of_the_likeliest_paths(growth):
     """Behind every accepted path, so that its keys and values are where they belong."""
-    draft, nodes = TinyModel(blur=0.4), 7
+    draft, nodes = TinyModel(blur=0.4), 5 if growth.copied else 7
     drafter = Recorded(TinyModel(blur=0.4), growth)
     engine = Engine(TinyModel(), drafter, batch=3, eos=(NEVER,), schedule=Fixed(nodes))
     work_ = [Request((1, 2, n), encoder_states=n % 3, max_new_tokens=20) for n in range(5)]
