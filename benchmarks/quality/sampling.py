@@ -3,8 +3,7 @@
     python -m benchmarks.quality.sampling --texts 30000 --json sampled.json
 
 Runs every acceptance rule with a draft model, one with a cut head, one behind a map of token ids, two in one
-batch, n-gram lookup and one that drafts through text, at several draft lengths; the rule for trees with trees
-that grow and drawn ones. In each run rows with six
+batch, n-gram lookup and one that drafts through text, at several draft lengths. In each run rows with six
 kinds of sampling share the batch. A text has four tokens of a tiny model, so it takes two to four rounds.
 The expected distribution is computed without the engine: by the forward pass of the model on whole prefixes
 with the logits processors of transformers.
@@ -36,28 +35,22 @@ from benchmarks import provenance
 from benchmarks.rows import layout
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.drafters.routing import RoutingDrafter
-from forescribe.speculative.drafters.tree import Growth, TreeDrafter
 from forescribe.speculative.models.vocabularies import NONE, MappedVocabulary, TokenMap, mapped
 from forescribe.speculative.protocols import Drafter, Rule
 from forescribe.speculative.requests import Sampling
-from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection, TreeRejection
+from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Topology
 from forescribe.text.universal import UniversalDrafter
 
 Text = tuple[int, ...]
 Distribution = dict[Text, float]
 
-RULES: dict[str, type[TokenRejection] | type[BlockVerification] | type[TreeRejection]] = {
+RULES: dict[str, type[TokenRejection] | type[BlockVerification]] = {
     "token rejection": TokenRejection,
     "block verification": BlockVerification,
-    "tree rejection": TreeRejection,
 }
-CHAINS = ("model", "cut head", "id map", "routed", "n-gram", "universal")
-TREES = ("tree", "tree with copies", "drawn tree", "drawn tree, cut head")
-DRAFTERS = (*CHAINS, *TREES)
+DRAFTERS = ("model", "cut head", "id map", "routed", "n-gram", "universal")
 GAMMAS = (1, 2, 4)
-DRAWN = {1: Topology((0,)), 2: Topology((0, 0)), 4: Topology((0, 0, 1, 1))}
 SAMPLINGS = {
     "plain": Sampling(),
     "top-k": Sampling(top_k=3),
@@ -97,18 +90,8 @@ def target() -> TinyModel:
     return TinyModel(vocab=VOCAB, width=8, positions=16)
 
 
-def pairs() -> list[tuple[str, str]]:
-    """Rules with the drafters that they are tested with: chains are another rule's, trees this one's."""
-    return [(r, d) for r in RULES for d in DRAFTERS if (r == "tree rejection") == (d in TREES)]
-
-
-def drafter(name: str, gamma: int = 4) -> Drafter:
+def drafter(name: str) -> Drafter:
     """A drafter that is right about half the time."""
-    if name in TREES:
-        listed = (0, 2, 3) if "cut" in name else None
-        model = TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5, listed=listed)
-        grown = Growth(2, 2, copied=2) if "copies" in name else Growth(2, 3)
-        return TreeDrafter(model, DRAWN[gamma] if "drawn" in name else grown)
     if name == "model":
         return ModelDrafter(TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5))
     if name == "cut head":  # never proposes token 1
@@ -223,7 +206,7 @@ def engine(rule: str, drafter_name: str, gamma: int, *, batch: int, eos: int = N
     made: Rule = RULES[rule]()
     return Engine(
         target(),
-        drafter(drafter_name, gamma),
+        drafter(drafter_name),
         batch=batch,
         eos=(eos,),
         schedule=Fixed(gamma),
@@ -315,8 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("sampled: fewer than 1,000 texts say nothing about 255 cells", file=sys.stderr)
         return 2
     outcomes = []
-    chosen = [pair for pair in pairs() if pair[1] in DRAFTERS]
-    for (rule, name), gamma in itertools.product(chosen, GAMMAS):
+    for rule, name, gamma in itertools.product(RULES, DRAFTERS, GAMMAS):
         outcomes.append(measure(rule, name, gamma, texts=asked.texts))
         print(f"{rule}, {name}, gamma {gamma}", file=sys.stderr)
     print("\n".join(table(outcomes)))

@@ -70,8 +70,8 @@ class GreedyMatch:
         """The deepest node that is its parent's choice, as all of its ancestors are."""
         tree = draft.tree()
         column = torch.arange(choice.shape[1], device=choice.device)
-        wrong = (_fed(draft) != choice.gather(1, tree.parents())) | (column > draft.valid[:, None])
-        wrong = wrong & (column > 0)  # the root counts
+        fed = torch.cat([choice[:, :1], draft.tokens], 1)  # the root counts, whatever it is
+        wrong = (fed != choice.gather(1, tree.parents())) | (column > draft.valid[:, None])
         ok = ~(tree.ancestry & wrong[:, None]).any(-1)  # [B, N]
         best = (torch.where(ok, tree.depths, -1) * len(column) - column).argmax(1)  # the first one
         path = tree.path(best)
@@ -81,7 +81,6 @@ class GreedyMatch:
 class _Sampling:
     """What the rules of sampled rows share: keyed noise, and the token that follows the drafts."""
 
-    name: str
     distributions = frozenset({Distribution.ONE_HOT, Distribution.DENSE})
 
     def guarantee(self, distribution: Distribution) -> Guarantee:
@@ -104,7 +103,7 @@ class _Sampling:
         Noise is an argument, so that tests can integrate over it instead of sampling.
         """
         if draft.topology is not None:
-            raise ValueError(f"{cls.name} verifies chains; use {TreeRejection.name} for a tree")
+            raise ValueError("sampling rules verify chains; use greedy match for a tree")
         gamma, vocab = draft.tokens.shape[1], p.shape[-1]
         q = one_hot(draft.tokens, vocab, p.dtype) if draft.probs is None else draft.probs
         usable = torch.arange(gamma, device=p.device) < draft.valid[:, None]
@@ -178,52 +177,10 @@ class BlockVerification(_Sampling):
         return n, r.gather(1, n[:, None])[:, 0]
 
 
-class TreeRejection(_Sampling):
-    """Token rejection in a tree, node by node: SpecInfer (Miao et al. 2023, 2305.09781), algorithm 2.
-
-    The children of the node that was reached are judged in order. One survives with probability
-    min(1, p(x) / q(x)), and the walk goes on from it; otherwise p becomes max(p - q, 0), normalised, which
-    the next sibling is judged by. Where none survives, the token is drawn from what is left of p. Exact for
-    any `q` that is a function of the row's text and the siblings before: one-hot nodes, children drawn
-    independently, and those drawn without replacement (Jeon et al. 2024, 2402.14160). A chain gets the
-    verdicts of `TokenRejection`.
-    """
-
-    name = "tree rejection"
-    distributions = frozenset(Distribution)
-
-    @classmethod
-    def judge(cls, draft: Draft, p: Tensor, accept_u: Tensor, extra_u: Tensor) -> Verdict:
-        if draft.topology is None:
-            return TokenRejection.judge(draft, p, accept_u, extra_u)
-        tree, vocab = draft.tree(), p.shape[-1]
-        parents, here = tree.parents(), torch.zeros_like(draft.valid)
-        left = p[:, 0]  # [B, V] of p, what the siblings so far have not taken
-        for node in range(1, p.shape[1]):
-            x = draft.tokens[:, node - 1]
-            one = one_hot(x, vocab, p.dtype)
-            q = one if draft.probs is None else draft.probs[:, node - 1]
-            judged = (parents[:, node] == here) & (draft.valid >= node)
-            takes = judged & (accept_u[:, node - 1] * at(q, x) < at(left, x))
-            rest = (left - q).clamp_min(0)
-            whole = rest.sum(-1, keepdim=True)
-            # As in a chain, a remainder of nothing is only reached by rounding.
-            rest = torch.where(whole > 0, rest / whole, left)
-            left = torch.where((judged & ~takes)[:, None], rest, left)
-            left = torch.where(takes[:, None], p[:, node], left)
-            here = torch.where(takes, node, here)
-        n, path = at(tree.depths, here), tree.path(here)
-        extra = draw(left, at(extra_u, n))
-        drafts = _fed(draft).gather(1, path.roll(-1, 1))
-        column = torch.arange(p.shape[1], device=p.device)
-        tokens = torch.where(column < n[:, None], drafts, extra[:, None])
-        return Verdict(tokens, n, path)
-
-
 @dataclass(frozen=True)
 class RuleChoice:
     """`rule` for all rounds; where it is None, greedy match while all rows are at temperature 0 and
-    `sampled` otherwise, which is token rejection by default, and tree rejection for a drafter of trees."""
+    `sampled` otherwise, which is token rejection by default."""
 
     rule: Rule | None
     sampled: Rule | None
@@ -235,10 +192,7 @@ class RuleChoice:
             return self.rule
         if not sampling:
             return GreedyMatch()
-        if self.sampled is not None:
-            return self.sampled
-        trees = self._distribution(sampling) is Distribution.TREE
-        return TreeRejection() if trees else TokenRejection()
+        return TokenRejection() if self.sampled is None else self.sampled
 
     def guarantee(self, *, sampling: bool) -> Guarantee:
         """The guarantee of a result; for a greedy one a greedy-only rule is exact."""
@@ -305,11 +259,6 @@ def kept(matches: Tensor, valid: Tensor) -> Tensor:
 def at(values: Tensor, index: Tensor) -> Tensor:
     """`values [B, X]` at `index [B]`."""
     return values.gather(1, index[:, None])[:, 0]
-
-
-def _fed(draft: Draft) -> Tensor:
-    """The tokens `[B, N]` of all nodes; the root's is left out."""
-    return torch.cat([torch.zeros_like(draft.tokens[:, :1]), draft.tokens], 1)
 
 
 def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:

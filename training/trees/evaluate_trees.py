@@ -1,21 +1,24 @@
 """Trees against chains of the same draft model: tokens per round by nodes and draft forwards, and prices.
 
-    python -m training.trees.evaluate_trees count --model TARGET --draft DRAFT --prompts prompts.jsonl
-    python -m training.trees.evaluate_trees count --model base --draft ./base-1 --recordings memo.flac
-    python -m training.trees.evaluate_trees price --model TARGET --draft DRAFT --batch 1 8
+    python -m training.trees.evaluate_trees price --model TARGET --draft DRAFT --batch 1 8 > prices.jsonl
+    python -m training.trees.evaluate_trees count --model TARGET --draft DRAFT --prompts prompts.jsonl \
+        --prices prices.jsonl
+    python -m training.trees.evaluate_trees count --model base --draft ./draft --recordings memo.flac
 
 `count` decodes the same requests with every drafter, on the lean engine, and compares all tokens with plain
 decoding. A round's tokens do not depend on the batch. `price` times the forwards that rounds are made of, in
-turns, and gives the fastest in plain rounds of the same batch and engine. Both print a line of JSON for each
-row.
+turns and on one thread (`time.process_time`, so that other processes slow them less), and gives the fastest
+in plain rounds of the same batch and engine. With `--prices` the count adds `speed`, by engine and batch: the
+tokens of a round over its price, 1 being plain decoding. Both print a line of JSON for each row.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +29,13 @@ from forescribe.asr.decode.rules import whisper_rules
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import choose
-from forescribe.speculative.drafters.tree import Growth, TreeDrafter
 from forescribe.speculative.models.engines import ModelEngine
 from forescribe.speculative.models.slot_model import SlotModel
 from forescribe.speculative.protocols import Drafter, Processor
 from forescribe.speculative.types import Topology
 from forescribe.text.language_model import load
+from training.trees.tree_drafter import Growth, TreeDrafter
+from training.trees.tree_rejection import TreeRejection
 
 ENDLESS = 1 << 62
 
@@ -94,19 +98,52 @@ def chain_and_leaves(depth: int) -> Topology:
     return Topology(tuple(parents))
 
 
-def drafters(names: list[str]) -> Iterator[tuple[str, int, Callable[[Any], Drafter]]]:
-    """`chain:G`, `tree:WIDTHxDEPTH:NODES` or `leaves:DEPTH`: label, gamma, and how it is made of a draft."""
-    for name in names:
-        kind, *numbers = name.replace("x", ":").split(":")
+@dataclass(frozen=True)
+class Way:
+    """A drafter, and the forwards of a round: how many nodes the draft model reads in each."""
+
+    label: str
+    gamma: int
+    widths: tuple[int, ...]
+    make: Callable[[Any], Drafter]
+
+    @classmethod
+    def of(cls, label: str) -> Way:
+        """`chain:G`, `tree:WIDTHxDEPTH:NODES`, `graft:WIDTHxDEPTH+COPIED:NODES` or `leaves:DEPTH`."""
+        kind, *numbers = re.split(r"[:x+]", label)
         given = [int(n) for n in numbers]
         if kind == "chain":
-            yield name, given[0], ModelDrafter
-        elif kind == "tree":
-            growth = Growth(given[0], given[1])
-            yield name, given[2], lambda m, g=growth: TreeDrafter(m, g)  # type: ignore[misc]
-        else:
+            return cls(label, given[0], (2, *[1] * (given[0] - 1)), ModelDrafter)
+        if kind == "leaves":
             shape = chain_and_leaves(given[0])
-            yield name, len(shape.parents), lambda m, s=shape: TreeDrafter(m, s)  # type: ignore[misc]
+            widths = (2, *[1] * (given[0] - 1))
+            return cls(label, len(shape.parents), widths, lambda m: TreeDrafter(m, shape))
+        width, depth, *_ = given
+        growth = Growth(width, depth, copied=given[2] if kind == "graft" else 0)
+        first = max(2, 1 + growth.copied)
+        widths = (first, *[width] * (depth - 1))
+        return cls(label, given[-1], widths, lambda m: TreeDrafter(m, growth))
+
+    def price(self, prices: dict[tuple[str, int], float]) -> float:
+        """Of a round, in plain ones; between two widths that were timed, the wider one's."""
+
+        def of(model: str, nodes: int) -> float:
+            return next(p for (m, n), p in sorted(prices.items()) if m == model and n >= nodes)
+
+        return of("target", self.gamma + 1) + sum(of("draft", width) for width in self.widths)
+
+
+Prices = dict[str, dict[tuple[str, int], float]]
+"""By engine and batch, of the forwards of each model over so many nodes."""
+
+
+def read_prices(path: Path | None) -> Prices:
+    found: Prices = {}
+    for line in [] if path is None else path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        kind = found.setdefault(f"{row['engine']} {row['batch']}", {})
+        kind[row["model"], row["nodes"]] = row["price"]
+    return found
 
 
 def run(
@@ -114,7 +151,7 @@ def run(
 ) -> tuple[dict[Any, tuple[int, ...]], dict[str, Any]]:
     engine = Engine(
         material.target(), drafter, batch=batch, eos=material.eos, schedule=Fixed(gamma),
-        processors=material.processors,
+        processors=material.processors, sampled=TreeRejection(),
     )  # fmt: skip
     began, tokens = time.process_time(), {}
     requests = [
@@ -143,12 +180,15 @@ def count(material: Material, options: argparse.Namespace) -> None:
     temperature = options.temperature
     plain, record = run(material, None, 0, options.batch[0], temperature)
     print(json.dumps({"drafter": "plain", "requests": len(plain)} | record), flush=True)
-    for label, gamma, make in drafters(options.drafters):
-        drafter = make(material.draft())
-        tokens, record = run(material, drafter, gamma, options.batch[0], temperature)
+    prices = read_prices(options.prices)
+    for way in map(Way.of, options.drafters):
+        drafter = way.make(material.draft())
+        tokens, record = run(material, drafter, way.gamma, options.batch[0], temperature)
         same = sum(tokens[tag] == found for tag, found in plain.items())
         equal = {"equal": f"{same} of {len(plain)}"} if temperature == 0 else {}
-        print(json.dumps({"drafter": label} | record | equal), flush=True)
+        each = record["tokens_per_round"]
+        speed = {kind: round(each / way.price(known), 2) for kind, known in prices.items()}
+        print(json.dumps({"drafter": way.label} | record | equal | {"speed": speed}), flush=True)
 
 
 def price(material: Material, options: argparse.Namespace) -> None:
@@ -182,9 +222,9 @@ def timed(model: SlotModel, batch: int, nodes: int, length: int) -> float:
     tokens = torch.ones(batch, nodes, dtype=torch.int64)
     start = torch.full((batch,), length - 1)
     topology = None if nodes < 3 else Topology(tuple(n // 2 for n in range(nodes - 1)))
-    began = time.perf_counter()
+    began = time.process_time()
     model.score(tokens, start, reach=length + nodes, topology=topology)
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def main() -> None:
@@ -194,6 +234,7 @@ def main() -> None:
     parser.add_argument("--draft", required=True)
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--recordings", nargs="+", default=[])
+    parser.add_argument("--prices", type=Path, help="what `price` has printed")
     parser.add_argument("--most", type=int, default=64, help="tokens of a text")
     parser.add_argument(
         "--length", type=int, default=128, help="of the texts whose rounds are timed"

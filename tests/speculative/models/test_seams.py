@@ -16,7 +16,7 @@ from forescribe.speculative.protocols import Needs
 from forescribe.speculative.requests import Guarantee, Source
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import ScriptedDrafter, TinyModel, decode
-from forescribe.speculative.types import Distribution, Draft, Scores, Topology, Verdict
+from forescribe.speculative.types import Distribution, Draft, Scores, Topology, Tree, Verdict
 from tests.speculative.models.whispers import EOS, SOT, encoder_states, forward, whisper
 
 TREE = Topology((0, 0, 1, 1, 2, 3))  # two first tokens, their children, and one deeper node
@@ -105,12 +105,24 @@ class WideDrafter(RequestDrafter):
         return Draft(drafts, torch.full_like(rows.lengths, gamma), topology=self.tree)
 
 
-def test_trees_are_limited_and_counted_by_depth():
+class MixedDrafter(WideDrafter):
+    """The same with a tree of each row's own: in odd rows the first nodes are right."""
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        draft, order = super().propose(rows, gamma), torch.arange(gamma)
+        odd = torch.arange(rows.batch) % 2
+        order = order + odd[:, None] * (1 - 2 * (order % 2))  # swaps siblings
+        parents = torch.tensor([self.tree.parents, (0, 0, 1, 1, 3, 3)])[odd]
+        return Draft(draft.tokens.gather(1, order), draft.valid, topology=Tree.of(parents, 3))
+
+
+@pytest.mark.parametrize("drafter", [WideDrafter, MixedDrafter])
+def test_trees_are_limited_and_counted_by_depth(drafter):
     requests = [
         Request((1, 2), encoder_states=n, max_new_tokens=9 + n, gamma=n % 3 or None, tag=n)
         for n in range(6)
     ]
-    engine = Engine(TinyModel(), WideDrafter(), batch=3, eos=(99,), schedule=Fixed(6))
+    engine = Engine(TinyModel(), drafter(), batch=3, eos=(99,), schedule=Fixed(6))
     for result in engine.run(requests):
         request = result.request
         assert result.tokens == decode(

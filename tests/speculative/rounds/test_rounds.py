@@ -7,12 +7,7 @@ import pytest
 import torch
 
 from forescribe.speculative.requests import Mode
-from forescribe.speculative.rounds.accept import (
-    BlockVerification,
-    GreedyMatch,
-    TokenRejection,
-    TreeRejection,
-)
+from forescribe.speculative.rounds.accept import BlockVerification, GreedyMatch, TokenRejection
 from forescribe.speculative.rounds.choice import Choice
 from forescribe.speculative.rounds.round import Parts, checked, commit, reads_choice, run_round
 from forescribe.speculative.rows import Counters, Rows
@@ -28,7 +23,7 @@ from tests.speculative.rounds.enumeration import (
     keys_of_round,
 )
 
-RULES = [TokenRejection, BlockVerification, TreeRejection]
+RULES = [TokenRejection, BlockVerification]
 TWO = [[0.5, 0.5], [0.25, 0.75], [0.875, 0.125]]
 
 # Vocabulary, drafts per round, tokens of the text: all of one token per round, or of many.

@@ -11,20 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.drafters.cascade import Cascade
-from forescribe.speculative.drafters.routing import RoutingDrafter
-from forescribe.speculative.drafters.tree import Growth, TreeDrafter
-from forescribe.speculative.models.lean import LeanCausalDecoder
-from forescribe.speculative.models.modules import CausalDecoder
+from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.native.decoder import NativeCausalDecoder
 from forescribe.speculative.requests import Guarantee, Sampling
 from forescribe.speculative.rounds import accept
 from forescribe.speculative.rounds.accept import BlockVerification
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel, decode
-from forescribe.speculative.types import Draft, Topology, Tree
+from forescribe.speculative.types import Draft, Topology
 from tests.speculative.models.causal_lms import causal_lm
+from training.trees.tree_drafter import Growth, TreeDrafter
+from training.trees.tree_rejection import TreeRejection
 
 NEVER = 99
 WIDE = Topology((0, 0, 0, 1, 1, 2, 4, 4))
@@ -46,6 +43,13 @@ def work(temperature: float = 0.0, **options: Any) -> list[Request]:
         )
         for n in range(12)
     ]  # fmt: skip
+
+
+def engine_of(drafter: Any, gamma: int, batch: int = 3, eos: int = NEVER, **options: Any) -> Engine:
+    return Engine(
+        TinyModel(), drafter, batch=batch, eos=(eos,), schedule=Fixed(gamma),
+        sampled=TreeRejection(), **options,
+    )  # fmt: skip
 
 
 def oracle(request: Request, eos: int = NEVER) -> tuple[int, ...]:
@@ -103,7 +107,7 @@ def brute_force(
 @pytest.mark.parametrize("blur", [0.0, 0.3])
 def test_every_row_equals_decoding_it_alone(shape, gamma, blur):
     drafter = TreeDrafter(TinyModel(blur=blur), shape)
-    engine = Engine(TinyModel(), drafter, batch=3, eos=(0,), schedule=Fixed(gamma))
+    engine = engine_of(drafter, gamma, eos=0)
     requests = [replace(r, gamma=(None, 2, 0)[r.tag % 3]) for r in work()]
     for result in engine.run(requests):
         assert result.tokens == oracle(result.request, eos=0)
@@ -119,7 +123,7 @@ def test_every_round_grows_the_tree_of_the_likeliest_paths(growth):
     """Behind every accepted path, so that its keys and values are where they belong."""
     draft, nodes = TinyModel(blur=0.4), 5 if growth.copied else 7
     drafter = Recorded(TinyModel(blur=0.4), growth)
-    engine = Engine(TinyModel(), drafter, batch=3, eos=(NEVER,), schedule=Fixed(nodes))
+    engine = engine_of(drafter, nodes)
     work_ = [Request((1, 2, n), encoder_states=n % 3, max_new_tokens=20) for n in range(5)]
     assert len(list(engine.run(work_))) == 5
     assert len(drafter.proposed) == engine.stats.row_rounds > 20
@@ -131,7 +135,7 @@ def test_every_round_grows_the_tree_of_the_likeliest_paths(growth):
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_draft_equal_to_its_target_is_never_rejected(temperature):
     drafter = TreeDrafter(TinyModel(), WIDE)
-    engine = Engine(TinyModel(), drafter, batch=3, eos=(NEVER,), schedule=Fixed(8))
+    engine = engine_of(drafter, 8)
     assert len(list(engine.run(work(temperature)))) == 12
     assert engine.stats.acceptance_at_depth[:3] == (1.0, 1.0, 1.0)
 
@@ -142,7 +146,7 @@ def test_a_tree_of_width_one_drafts_as_a_chain_does():
         TreeDrafter(TinyModel(blur=0.3), Growth(1, 3)),
         ModelDrafter(TinyModel(blur=0.3)),
     ):
-        engine = Engine(TinyModel(), drafter, batch=3, eos=(NEVER,), schedule=Fixed(3))
+        engine = engine_of(drafter, 3)
         found.append({r.request.tag: (r.tokens, r.accepted, r.drafted) for r in engine.run(work())})
     assert found[0] == found[1]
 
@@ -153,9 +157,7 @@ def test_penalties_and_likely_tokens_are_those_of_each_path(shape, gamma):
     found = {}
     for drafts in (0, gamma):
         drafter = TreeDrafter(TinyModel(blur=0.3), shape)
-        engine = Engine(
-            TinyModel(), drafter, batch=4, eos=(NEVER,), schedule=Fixed(drafts), ranks=3
-        )
+        engine = engine_of(drafter, drafts, batch=4, ranks=3)
         for r in engine.run(work(sampling=penalties, ranks=3)):
             found[drafts, r.request.tag] = r
         assert drafts == 0 or engine.stats.accepted > 20
@@ -176,69 +178,21 @@ def test_no_random_number_is_read_twice(monkeypatch):
         return uniform(seed, start, slot, stream)
 
     uniform = accept.uniform
-    monkeypatch.setattr("forescribe.speculative.rounds.accept.uniform", record)
-    monkeypatch.setattr("forescribe.speculative.drafters.tree.uniform", record)
+    monkeypatch.setattr("training.trees.tree_rejection.uniform", record)
+    monkeypatch.setattr("training.trees.tree_drafter.uniform", record)
     drafter = TreeDrafter(TinyModel(blur=0.3), WIDE)
-    engine = Engine(TinyModel(), drafter, batch=1, eos=(NEVER,), schedule=Fixed(8))
+    engine = engine_of(drafter, 8, batch=1)
     (result,) = engine.run([Request((1, 2), temperature=0.9, max_new_tokens=12)])
     assert result.rounds > 3 and len(read) == result.rounds * (8 + 8 + 9)
     assert len(set(read)) == len(read)
 
 
-def paths(parents: Tensor, tokens: Tensor) -> list[list[list[int]]]:
-    """The tokens from the root to every node of each row."""
-    found = []
-    for row, above in zip(tokens.tolist(), parents.tolist(), strict=True):
-        texts = [[row[0]]]
-        for node, parent in enumerate(above, start=1):
-            texts.append([*texts[parent], row[node]])
-        found.append(texts)
-    return found
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2 with a window"])
-@pytest.mark.parametrize("decoder", [LeanCausalDecoder, CausalDecoder])
-@torch.inference_mode()
-def test_nodes_read_their_own_ancestors(decoder, family):
-    """Each row has a tree of its own, scored at once and in two parts."""
-    made = causal_lm(family, dtype=torch.float64)
-    prompt = torch.tensor([[3, 5, 7, 9], [4, 6, 8, 10], [1, 2, 3, 4]])
-    fed = torch.randint(0, 50, (3, 6), generator=torch.Generator().manual_seed(1))
-    parents = torch.tensor([[0, 0, 1, 2, 2], [0, 1, 2, 3, 4], [0, 0, 0, 0, 3]])
-    whole, start = Tree.of(parents, 5), torch.full((3,), 4)
-    model = decoder(made)
-    for first in (6, 3):  # nodes of the first forward
-        model.allocate(3, 24)
-        model.prefill(torch.arange(3), prompt, [None] * 3)
-        head = Tree(whole.depths[:, :first], whole.ancestry[:, :first, :first])
-        logits = [model.score(fed[:, :first], start, reach=16, topology=head).logits]
-        if first < 6:
-            rest = Tree(whole.depths[:, first:], whole.ancestry[:, first:])
-            scores = model.score(fed[:, first:], start + first, reach=16, topology=rest)
-            logits.append(scores.logits)
-        found = torch.cat(logits, 1)
-        for row, texts in enumerate(paths(parents, fed)):
-            for node, text in enumerate(texts):
-                plain = made(torch.tensor([[*prompt[row].tolist(), *text]])).logits[0, -1]
-                assert (found[row, node] - plain).abs().max() < 5e-5
-    model.commit(start, whole.path(torch.tensor([4, 5, 5])))
-    texts = [t[n] for t, n in zip(paths(parents, fed), (4, 5, 5), strict=True)]
-    lengths = torch.tensor([len(t) for t in texts])
-    after = model.score(torch.tensor([[11], [12], [13]]), start + lengths, reach=16).logits
-    for row, text in enumerate(texts):
-        plain = made(torch.tensor([[*prompt[row].tolist(), *text, 11 + row]])).logits[0, -1]
-        assert (after[row, 0] - plain).abs().max() < 5e-5
-
-
 def test_what_cannot_have_trees_says_so():
     tree = TreeDrafter(TinyModel(), Growth(2, 2))
     options = {"batch": 1, "eos": (NEVER,), "schedule": Fixed(4)}
-    with pytest.raises(ValueError, match=r"'block verification' cannot verify tree drafts"):
-        Engine(TinyModel(), tree, sampled=BlockVerification(), **options)
-    with pytest.raises(ValueError, match="a drafter of trees drafts alone"):
-        Cascade({"text": NgramDrafter()}, tree, adaptive=False)
-    with pytest.raises(ValueError, match="cannot share a batch"):
-        RoutingDrafter([tree, tree], lambda request: 0, skips=False)
+    for rule in (None, BlockVerification()):
+        with pytest.raises(ValueError, match="cannot verify tree drafts; it takes: dense, one-hot"):
+            Engine(TinyModel(), tree, sampled=rule, **options)
     with pytest.raises(ValueError, match="a tree of width 0 and depth 2"):
         Growth(0, 2)
 
@@ -247,7 +201,7 @@ def test_what_cannot_have_trees_says_so():
 def test_a_tree_has_gamma_nodes_or_as_many_as_it_can(shape, most):
     for gamma in (1, 3, most, 30):
         drafter = Recorded(TinyModel(blur=0.3), shape)
-        engine = Engine(TinyModel(), drafter, batch=2, eos=(NEVER,), schedule=Fixed(gamma))
+        engine = engine_of(drafter, gamma)
         for result in engine.run(work()[:5]):
             assert result.tokens == oracle(result.request)
         assert {len(nodes) for _, _, nodes in drafter.proposed} == {min(gamma, most)}
@@ -263,7 +217,3 @@ def test_native_kernels_refuse_trees_of_each_row():
         Engine(native, drafter, batch=1, eos=(NEVER,), schedule=Fixed(4))
     with pytest.raises(ValueError, match="the draft model cannot score trees"):
         TreeDrafter(native, Growth(2, 2))
-    native.allocate(1, 16)
-    tree = Tree.of(torch.zeros(1, 1, dtype=torch.int64), 1)
-    with pytest.raises(ValueError, match="native kernels read one tree for all rows"):
-        native.score(torch.tensor([[1, 2]]), torch.tensor([3]), reach=8, topology=tree)

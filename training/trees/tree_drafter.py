@@ -22,13 +22,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..models.slot_model import score_at, tree_gap
-from ..protocols import Model, Needs
-from ..requests import Request
-from ..rounds.accept import Stream, distribution, draw, one_hot, uniform
-from ..rows import Rows
-from ..types import Distribution, Draft, Scores, Topology, Tree, Verdict
-from .ngram import NgramDrafter
+from forescribe.speculative.drafters.ngram import NgramDrafter
+from forescribe.speculative.models.slot_model import score_at, tree_gap
+from forescribe.speculative.protocols import Model, Needs
+from forescribe.speculative.requests import Request
+from forescribe.speculative.rounds.accept import Stream, distribution, draw, one_hot, uniform
+from forescribe.speculative.rows import Rows
+from forescribe.speculative.types import Distribution, Draft, Scores, Topology, Tree, Verdict
 
 ALIGNMENT = 8
 """The strip is a multiple of it, as the reaches of captured rounds are (`graphs.shapes`)."""
