@@ -236,7 +236,7 @@ def _language(form: TranscriptionForm, serving: Serving, settings: Settings) -> 
     name = form.language or ",".join(form.languages or ()) or settings.language
     if name is None or name.strip().lower() == "auto":
         return None
-    return serving.language(name)
+    return serving.language(name, "languages" if form.languages else "language")
 
 
 def _windows(strategy: object) -> WindowOptions:

@@ -174,15 +174,15 @@ class Serving(Lifecycle):
         """Whether the model translates. Raises ApiError `not_ready` before it is loaded."""
         return self.facts.tokens.translates
 
-    def language(self, name: str) -> str:
-        """The code of a language, or of several, separated by commas. Raises ApiError `invalid_value` for one
-        that the model does not know."""
+    def language(self, name: str, param: str = "language") -> str:
+        """The code of a language, or of several, separated by commas. Raises ApiError `invalid_value`, which
+        names the field `param`, for one that the model does not know."""
         from forescribe.asr.model.special_tokens import language_codes
 
         try:
             return ",".join(map(self.facts.tokens.language, language_codes(name)))
         except UsageError as error:
-            raise ApiError.of(error, param="language") from error
+            raise ApiError.of(error, param=param) from error
 
     async def decoded(self, file: BinaryIO) -> DecodedFile:
         """The samples of an upload, which the caller closes. Raises ApiError for a file that is not audio,
@@ -304,7 +304,7 @@ class FrontEnd(Serving):
         if not self.open:
             raise ApiError("not_ready", f"the server is {self.state}")
 
-    def language(self, name: str) -> str:
+    def language(self, name: str, param: str = "language") -> str:
         """The code of a language that Whisper knows, or of several. Raises ApiError `invalid_value`."""
         from forescribe.asr.model.special_tokens import known_languages, language_codes
 
@@ -312,7 +312,7 @@ class FrontEnd(Serving):
         unknown = set(codes) - known_languages()
         if unknown:
             text = f"unknown language {min(unknown)!r}"
-            raise ApiError("invalid_value", text, param="language")
+            raise ApiError("invalid_value", text, param=param)
         return ",".join(codes)
 
     @property

@@ -28,7 +28,7 @@ from ..formats.transcript import Transcript
 from ..formats.transcript_parts import SAMPLE_RATE, Json, Segment, Word
 from ..model.loading import load
 from ..model.presets import resolve
-from ..model.special_tokens import only_language
+from ..model.special_tokens import language_codes, only_language
 from ..model.whisper import Whisper
 from ..segment.vad import Detector
 from ..segment.windows import MAX_SAMPLES
@@ -104,9 +104,9 @@ class Transcriber:
         `draft_dtype` is the draft's number format, which changes no token either (None: the fastest here, see
         `draft_precision`). `quantize` "int8" rounds the target's decoder to 8-bit integers, on the native
         engine alone: other words than in float32, and the same with and without drafts. With `modules` the
-        models are transformers' own, to be distilled or exported, whatever engine runs them. Raises
-        ModelError for weights that are missing or that the engine cannot run, DeviceError for a missing
-        device.
+        models are transformers' own, to be distilled or exported, whatever engine runs them. `language`
+        chooses the draft. Raises ModelError for weights that are missing or that the engine cannot run,
+        DeviceError for a missing device, UsageError for a language that the model does not know.
         """
         pair = resolve(model, "none" if gamma == 0 else draft, only_language(language))
         place, forward = choose(device, dtype, quantize), ModelEngine.of(engine)
@@ -114,6 +114,8 @@ class Transcriber:
         whisper = load(
             pair, place, network=network, engine=forward, draft_device=drafts, modules=modules
         )
+        for code in language_codes(language):
+            whisper.tokens.language(code)
         return cls(whisper, batch=batch, gamma=gamma, drafter=drafter)
 
     @property

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..batch.manifest import NAME as MANIFEST
 from ..errors import UsageError
 from ..formats.transcript_parts import Json
-from ..storage.locations import is_url
+from ..storage.locations import Location, is_url
 from .record_store import RecordStore
 from .stored_records import Run, StoredRecord
 
@@ -37,7 +37,10 @@ class StatusReader:
     """The status of an output: a URL or a folder."""
 
     def __init__(self, output: str) -> None:
-        self.records = RecordStore.open(output) if is_url(output) else None
+        location = Location.parse(output) if is_url(output) else None
+        if location is not None and location.scheme == "file":  # a folder, as for `transcribe -o`
+            output, location = location.key, None
+        self.records = None if location is None else RecordStore.open(location)
         self.where = output if self.records is None else self.records.where
 
     def read(self) -> RunStatus:

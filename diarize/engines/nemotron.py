@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import ModelError
+from forescribe.asr.model.conversion.converting import check_finite
 from forescribe.speculative.errors import load_cause
 from forescribe.speculative.models import hub
 from forescribe.speculative.models.checkpoint import CONFIG, check_complete, missing, quiet
@@ -87,6 +88,7 @@ def load(folder: Path, *, device: str = "cpu", name: str = NAME) -> NemotronDiar
                 ignore_mismatched_sizes=True,  # `check_complete` names them
             )
         check_complete(report)
+        check_finite(model.state_dict())  # of NaN nobody would be heard
         network = NemotronNetwork(model, processor, device)
     except Exception as error:  # json, safetensors and transformers raise different exceptions
         cause = load_cause(error)

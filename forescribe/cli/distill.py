@@ -171,15 +171,28 @@ class DistillOptions(ModelOptions):
         names = ("data", "mix", "text", "language", "model", "draft", "max_tokens", "seed")
         return {name: self.record()[name] for name in names} | {"pruned": self.layers is not None}
 
-    def settings(self, start: Path | None) -> DistillSettings:
-        """For the library. Raises UsageError where there is nothing to begin with."""
-        from ..distill.distillation import DistillSettings
+    def check_output(self) -> None:
+        """Raises UsageError for a folder that holds something else."""
+        from ..distill.files import WorkFolder
 
-        if start is None and self.layers is None:
+        folder = Path(self.output).expanduser()
+        WorkFolder(
+            folder, self.record(), labels=self.label_record(), overwrite=self.overwrite
+        ).check()
+
+    def check_start(self, draft: object) -> None:
+        """Raises UsageError where there is neither a draft nor a number of layers to begin with."""
+        if draft is None and self.layers is None:
             raise UsageError(
                 "this model has no draft to begin with: name one with --draft, or take layers of the model "
                 "itself with --layers"
             )
+
+    def settings(self, start: Path | None) -> DistillSettings:
+        """For the library. Raises UsageError where there is nothing to begin with."""
+        from ..distill.distillation import DistillSettings
+
+        self.check_start(start)
         return DistillSettings(
             Path(self.output).expanduser(),
             start,
@@ -205,6 +218,7 @@ def distill(**values: Any) -> None:
     The target labels the data, and the draft learns to predict it; references are not needed. What is
     recognised or written stays the target's. Repeat the command to go on after Ctrl-C, a crash or a kill."""
     options = DistillOptions(**values)
+    options.check_output()  # before a model is loaded
     from rich.console import Console
 
     from ..distill.distillation import Distillation
@@ -240,7 +254,8 @@ def _recordings(options: DistillOptions, stop: Stop, hook: Hook) -> Made:
     from forescribe.asr.batch.inputs import any_readable, check_readable, discover
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.transcriber import Transcriber
-    from forescribe.asr.model.presets import locate
+    from forescribe.asr.model.presets import locate, resolve
+    from forescribe.asr.model.special_tokens import only_language
 
     from ..distill.labels import GENERAL, OWN, LabelStore
     from ..distill.speech import Skipped, SpeechPair, label_recordings
@@ -250,9 +265,11 @@ def _recordings(options: DistillOptions, stop: Stop, hook: Hook) -> Made:
         sources[GENERAL] = check_readable(discover(options.mix, recursive=True))
     if not any_readable(sources[OWN]):
         raise UsageError("none of these recordings can be read: " + _reasons(sources[OWN]))
+    draft_name = "none" if options.layers is not None else options.draft
+    options.check_start(resolve(options.model, draft_name, only_language(options.language)).draft)
     transcriber = Transcriber.load(
         options.model,
-        "none" if options.layers is not None else options.draft,
+        draft_name,
         language=options.language,
         device=options.device,
         batch=options.batch_size,
@@ -302,6 +319,7 @@ def _texts(options: DistillOptions, stop: Stop, hook: Hook) -> Made:
     from ..distill.text import TextPair, label_prompts, prompts_of
 
     names = resolve(options.model, "ngram" if options.layers is not None else options.draft)
+    options.check_start(None if names.draft == NGRAM else names.draft)
     generator = TextGenerator.load(
         names.target,
         names.draft,

@@ -210,6 +210,7 @@ def _folder(name: str) -> Path:
 def _is_speech(name: str) -> bool:
     """Whether a name is that of a Whisper model. Raises ModelError and LoadError."""
     from forescribe.asr.model import presets as speech
+    from forescribe.asr.model.conversion.ctranslate2 import is_ctranslate2
     from forescribe.text import presets
 
     if name in presets.PRESETS:
@@ -219,6 +220,8 @@ def _is_speech(name: str) -> bool:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         folder = speech.locate(name)
+    if is_ctranslate2(folder):  # whose config.json names no kind of model
+        return True
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError) as error:

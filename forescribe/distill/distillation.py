@@ -86,6 +86,7 @@ class Distillation:
     def run(self) -> dict[str, Any] | None:
         """Raises UsageError for too little data, OutputError where the disk refuses."""
         settings = self.settings
+        self._check_start()
         with WorkFolder(
             settings.output,
             settings.record,
@@ -115,6 +116,15 @@ class Distillation:
             if work_is_over:
                 work.remove()
         return report
+
+    def _check_start(self) -> None:
+        """Raises UsageError for what cannot be trained, before anything is labelled."""
+        settings = self.settings
+        if settings.start is not None:
+            self.pair.open(settings.start)
+        else:
+            assert settings.layers is not None
+            spaced(settings.layers, len(self.pair.layers(self.pair.target)))
 
     def _label(self, work: WorkFolder) -> list[Skipped]:
         store, limit = LabelStore(work.labels), LABEL_SHARE * 60 * self.settings.minutes

@@ -68,7 +68,8 @@ class WorkFolder:
         self.label_settings = dict(labels)
         self._lock: IO[bytes] | None = None
 
-    def __enter__(self) -> Self:
+    def check(self) -> bool:
+        """Whether it was begun. Raises UsageError for what is in its place; changes nothing."""
         if self.output.exists() and not self.output.is_dir():
             raise UsageError(f"-o {self.output}: there is a file of that name")
         begun = (self.path / "settings.json").exists()
@@ -77,6 +78,10 @@ class WorkFolder:
                 f"-o {self.output}: the folder is not empty; --overwrite replaces what is in it, or name "
                 "another one"
             )
+        return begun
+
+    def __enter__(self) -> Self:
+        begun = self.check()
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / "lock").open("wb")

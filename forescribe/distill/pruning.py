@@ -205,13 +205,7 @@ def pruned_causal(model: Any, layers: Iterable[int]) -> Any:
     """A causal language model of the same class with these layers, in float32. Raises UsageError for a
     family whose layers are not `model.layers`."""
     kept = list(layers)
-    found = getattr(getattr(model, "model", None), "layers", None)
-    if found is None:
-        raise UsageError(
-            f"{model.config.model_type} models cannot be pruned: their layers are not `model.layers`, as in "
-            "Llama, Qwen, Mistral and their like"
-        )
-    check_layers(kept, len(found))
+    check_layers(kept, len(causal_layers(model)))
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = len(kept)
     kinds = getattr(config, "layer_types", None)
@@ -225,6 +219,17 @@ def pruned_causal(model: Any, layers: Iterable[int]) -> Any:
         )
     made.tie_weights()
     return made
+
+
+def causal_layers(model: Any) -> Any:
+    """The layers of a causal language model. Raises UsageError for a family that cannot be pruned."""
+    found = getattr(getattr(model, "model", None), "layers", None)
+    if found is None:
+        raise UsageError(
+            f"{model.config.model_type} models cannot be pruned: their layers are not `model.layers`, as in "
+            "Llama, Qwen, Mistral and their like"
+        )
+    return found
 
 
 def check_layers(layers: Sequence[int], depth: int) -> None:

@@ -43,7 +43,7 @@ from .draft_lists import files_of, read
 from .files import copy_companions, save_weights
 from .labels import GENERAL, CutHead, LabelBatch, LabelRow, LabelStore, SparseDistribution, collate
 from .pair import Hook, StepSize
-from .pruning import pruned_causal
+from .pruning import causal_layers, pruned_causal
 from .speech import Skipped, blank, with_wanted
 
 GROUP = 64
@@ -159,7 +159,7 @@ class TextPair:
         save_weights(draft, folder, tied="lm_head.weight" if tied else None)
 
     def layers(self, draft: Any) -> Any:
-        return draft.model.layers
+        return causal_layers(draft)
 
     @loading()
     def _loaded(self, folder: Path) -> Any:

@@ -22,6 +22,7 @@ from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.decode.options import Options
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
+from forescribe.distill.distillation import Distillation
 from forescribe.distill.labels import OWN, LabelStore
 from forescribe.distill.speech import label_recordings
 from forescribe.speculative.models import hub
@@ -144,6 +145,28 @@ def test_recordings_that_cannot_be_read_are_refused_before_a_model_is_loaded(
 ) -> None:
     with pytest.raises(UsageError, match=r"none of these recordings can be read.*broken"):
         distill(recordings / "broken.flac", "-o", tmp_path / "out", "--model", "nothing")
+
+
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(
+    recordings: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    with pytest.raises(UsageError, match="not empty"):
+        distill(recordings, "-o", tmp_path / "full", "--model", "nothing")
+    absent = ("--model", "tiny", "--local-files-only")
+    with pytest.raises(UsageError, match="no draft to begin with"):
+        distill(recordings, "-o", tmp_path / "out", *absent)
+
+
+def test_a_number_of_layers_is_refused_before_anything_is_labelled(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Distillation, "_label", lambda *given: pytest.fail("it began to label"))
+    out = tmp_path / "out"
+    with pytest.raises(UsageError, match="from 1 to 3"):
+        distill(recordings, "-o", out, "--model", "tiny.en", "--layers", 9)
+    assert not out.exists()
 
 
 def test_too_little_speech_is_refused_with_what_is_needed(recordings: Path, tmp_path: Path) -> None:

@@ -215,6 +215,8 @@ def test_a_translation_is_english_whatever_was_said(service) -> None:
         ({"model": "large-v9"}, 404, "model_not_found", "model"),
         ({"language": "tlh"}, 400, "invalid_value", "language"),
         ({"languages": '["de"]'}, 400, "invalid_value", "languages"),
+        ({"language": None, "languages": '["tlh"]'}, 400, "invalid_value", "languages"),
+        ({"language": None, "languages": '["de", "tlh"]'}, 400, "invalid_value", "languages"),
         ({"prompt": "<|endoftext|>"}, 400, "invalid_value", "prompt"),
         ({"response_format": "srt", "stream": "1"}, 400, "invalid_value", "stream"),
         ({"include": "logprobs", "response_format": "text"}, 400, "invalid_value", "include"),

@@ -109,9 +109,12 @@ def test_a_folder_with_a_manifest_alone(tmp_path: Path) -> None:
     ]
     text = "".join(json.dumps(line.to_dict()) + "\n" for line in lines)
     (tmp_path / "manifest.jsonl").write_text(text + '{"half')
-    status = StatusReader(str(tmp_path)).read()
-    assert (status.succeeded, status.failed, status.total) == (2, 0, None)
-    assert status.audio_s == 7201.0 and status.speed is None
+    for output in (str(tmp_path), f"file://{tmp_path}"):
+        reader = StatusReader(output)
+        status = reader.read()
+        assert (status.succeeded, status.failed, status.total) == (2, 0, None)
+        assert status.audio_s == 7201.0 and status.speed is None
+        assert reader.where == str(tmp_path)
 
 
 def test_an_output_without_a_run_is_refused(tmp_path: Path) -> None:

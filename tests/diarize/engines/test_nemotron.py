@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import ModelError
@@ -174,6 +175,17 @@ def test_a_wrong_folder_is_refused(
     else:
         path.write_text(path.read_text().replace(old, new))
     with pytest.raises(ModelError, match=culprit):
+        registry.load(str(path.parent), device="cpu")
+
+
+def test_weights_that_are_not_finite_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Of NaN it would hear nobody, and say nothing."""
+    path = shutil.copytree(folder, tmp_path / "copy") / "model.safetensors"
+    weights = load_file(path)
+    name = sorted(weights)[0]
+    weights[name].view(-1)[0] = float("nan")
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="holds numbers that are not finite"):
         registry.load(str(path.parent), device="cpu")
 
 
