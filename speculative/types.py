@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -63,17 +62,9 @@ class Topology:
 
     def tree(self, batch: int, device: torch.device) -> Tree:
         """The same tree in each of `batch` rows."""
-        depths, ancestry = _tensors(self, device)
-        return Tree(depths.expand(batch, -1), ancestry.expand(batch, -1, -1))
-
-
-@cache
-def _tensors(topology: Topology, device: torch.device) -> tuple[Tensor, Tensor]:
-    # Kept: a captured round reads them where they are.
-    return (
-        torch.tensor(topology.depths, device=device),
-        torch.tensor(topology.ancestry(), device=device),
-    )
+        # Filled on the device: a captured round copies nothing from the host.
+        parents = [torch.full((batch, 1), parent, device=device) for parent in self.parents]
+        return Tree.of(torch.cat(parents, 1), max(self.depths))
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,8 @@ class TreeDrafter:
         return Needs(vocab=self.model.vocab_size)
 
     def bind(self, target: Model) -> None:
-        _check(target, "target")
+        if isinstance(self.shape, Growth):  # every model scores a tree that all rows share
+            _check(target, "target")
 
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.TREE
@@ -119,7 +120,10 @@ class TreeDrafter:
         logits = score_at(self.model, fed, start, rows.lengths - 1 - start, rows.reach)  # [B, 1, V]
         if isinstance(self.shape, Growth):
             return self._grown(rows, gamma, logits, self.shape)
-        return self._filled(rows, logits, Topology(self.shape.parents[:gamma]))
+        shape = self.shape
+        if gamma < len(shape.parents):
+            shape = Topology(shape.parents[:gamma])
+        return self._filled(rows, logits, shape)
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         if verdict.path is not None and self._place is not None:

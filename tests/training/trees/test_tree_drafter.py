@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative.models.lean import LeanCausalDecoder
 from forescribe.speculative.native.decoder import NativeCausalDecoder
 from forescribe.speculative.requests import Guarantee, Sampling
 from forescribe.speculative.rounds import accept
@@ -210,10 +211,18 @@ def test_a_tree_has_gamma_nodes_or_as_many_as_it_can(shape, most):
 
 
 @pytest.mark.native
-def test_native_kernels_refuse_trees_of_each_row():
-    native = NativeCausalDecoder(causal_lm("llama", dtype=torch.float32))
-    drafter = TreeDrafter(TinyModel(vocab=native.vocab_size), Growth(2, 2))
+def test_native_kernels_take_a_tree_that_all_rows_share_and_no_others():
+    made = causal_lm("llama", dtype=torch.float32)
+    native, lean = NativeCausalDecoder(made), LeanCausalDecoder(made)
+    options = {"batch": 2, "eos": (NEVER,), "sampled": TreeRejection()}
     with pytest.raises(ValueError, match="the target cannot score trees: native kernels read one"):
-        Engine(native, drafter, batch=1, eos=(NEVER,), schedule=Fixed(4))
+        Engine(native, TreeDrafter(lean, Growth(2, 2)), schedule=Fixed(4), **options)
     with pytest.raises(ValueError, match="the draft model cannot score trees"):
         TreeDrafter(native, Growth(2, 2))
+    requests = [Request((1, 2, n), max_new_tokens=20, tag=n) for n in range(4)]
+    plain = Engine(native, batch=2, eos=(NEVER,), schedule=Fixed(0))
+    expected = {r.request.tag: r.tokens for r in plain.run(requests)}
+    drafting = Engine(native, TreeDrafter(lean, WIDE), schedule=Fixed(8), **options)
+    for result in drafting.run(requests):
+        assert result.tokens == expected[result.request.tag]
+    assert drafting.stats.acceptance_at_depth[:3] == (1.0, 1.0, 1.0)
