@@ -48,6 +48,14 @@ def resampler(rate: int) -> Resampler:
     return _Sinc(rate) if _kernel_elements(rate) <= MAX_KERNEL else _Soxr(rate)
 
 
+def live_resampler(rate: int) -> Resampler:
+    """As `resampler`, for audio that is still being spoken: nothing is held back but the few milliseconds of
+    the filter. Its samples differ slightly from those of `resampler`."""
+    if rate <= 0:
+        raise ValueError(f"sample rate of {rate} Hz")
+    return _Same() if rate == SAMPLE_RATE else _Soxr(rate)
+
+
 class _Same:
     def push(self, samples: Samples) -> Samples:
         return samples
@@ -116,7 +124,8 @@ class _Sinc:
 
 
 class _Soxr:
-    """libsoxr, for rates that torchaudio cannot convert; same output length, another (better) filter."""
+    """libsoxr, for rates that torchaudio cannot convert and for live audio; same output length, another (better)
+    filter."""
 
     def __init__(self, rate: int) -> None:
         import soxr

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..decode.options import Guards, Options
 from ..errors import ForescribeError, UsageError
 from ..formats.transcript import Transcript
+from ..sessions.parts import Token
 from .commit import RULES, Delay, LiveWord
 
 if TYPE_CHECKING:
@@ -97,10 +98,11 @@ class Hypothesis(Event):
 
 @dataclass(frozen=True)
 class Completed(Event):
-    """The item's transcript, with times from the item's start, which is `start_s` of the stream.
-    `contradicted` counts released words that the transcript does not have in their place."""
+    """The item's transcript and its tokens, with times from the item's start, which is `start_s` of the
+    stream. `contradicted` counts released words that the transcript does not have in their place."""
 
     transcript: Transcript
+    tokens: tuple[Token, ...]
     start_s: float
     contradicted: int
 

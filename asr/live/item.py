@@ -14,7 +14,7 @@ from ..model.whisper import Whisper
 from ..segment.windows import Cutter, Samples, Window
 from ..sessions.session import Session
 from .commit import Committer, LiveWord, words_of
-from .passes import Kind, Pass, Restored, guess_from, kept_language
+from .passes import Bindings, Kind, Pass, Restored, guess_from, kept_language
 
 SENTENCE_ENDS = (".", "?", "!", "…", "。", "？", "！")
 
@@ -23,9 +23,16 @@ class LiveItem:
     """One item. It is `over` once it has been completed, has failed or was dropped."""
 
     def __init__(
-        self, number: int, start: int, cutter: Cutter, committer: Committer, *, guesses: bool = True
+        self,
+        number: int,
+        start: int,
+        bindings: Bindings,
+        cutter: Cutter,
+        committer: Committer,
+        *,
+        guesses: bool = True,
     ) -> None:
-        self.number, self.start, self.committer = number, start, committer
+        self.number, self.start, self.bindings, self.committer = number, start, bindings, committer
         self.guesses = guesses
         self.length = 0  # samples
         self.heard = 0  # of these, in steps with a voice

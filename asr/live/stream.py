@@ -26,6 +26,7 @@ import numpy as np
 from ..errors import ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
 from ..segment.windows import Cutter, Samples
+from ..sessions.parts import tokens_of
 from ..sessions.session import Session
 from .commit import Committer, LiveWord
 from .events import (
@@ -68,8 +69,7 @@ class LiveStream:
         self.stats = LiveStats()
         self._tell = tell
         self._bindings = Bindings.of(options.options, session.context)
-        threshold = 0.5 if options.turns is None else options.turns.threshold
-        self._voice = Voice(session.context.voice_detector(), threshold)
+        self._voice = Voice(session.context.voice_detector(), _threshold(options.turns))
         self._steps = Steps()
         self._changed = threading.Condition(threading.RLock())
         self._item: LiveItem | None = None  # that is being spoken
@@ -77,6 +77,14 @@ class LiveStream:
         self._number = 0
         self._before = np.zeros(0, np.float32)  # what the next turn may begin with
         self._closed = False
+
+    def configure(self, options: LiveOptions) -> None:
+        """Use other options: `turns` from now on, what concerns the text from the next item on. Raises
+        UsageError for options that the model cannot serve; nothing is changed then."""
+        bindings = Bindings.of(options.options, self.session.context)
+        with self._changed:
+            self.options, self._bindings = options, bindings
+            self._voice.threshold = _threshold(options.turns)
 
     @property
     def received_s(self) -> float:
@@ -185,8 +193,14 @@ class LiveStream:
         self._number += 1
         live, detector = self.options, self.session.context.voice_detector()
         cutter = Cutter(detector, live.options.windows, skip_silence=live.options.vad)
-        committer = Committer(live.delay)
-        self._item = LiveItem(self._number, start, cutter, committer, guesses=live.guesses)
+        self._item = LiveItem(
+            self._number,
+            start,
+            self._bindings,
+            cutter,
+            Committer(live.delay),
+            guesses=live.guesses,
+        )
         return self._item
 
     def _add(self, item: LiveItem, samples: Samples, *, heard: bool) -> None:
@@ -218,7 +232,7 @@ class LiveStream:
         if chosen is None:
             return
         kind, windows = chosen
-        bound = self._bindings.tentative if kind == "tentative" else self._bindings.final
+        bound = item.bindings.tentative if kind == "tentative" else item.bindings.final
         live = LiveWindows(context, bound, windows, item.restored, kind, item.hypothesis)
         item.current = Pass(
             kind, windows, item.length, item.newest_s, lambda ended: self._ended(item, ended)
@@ -253,11 +267,14 @@ class LiveStream:
         self._release(item, item.read_final(ended, whisper))
         if ended.kind == "last":
             transcript, committer = item.completed(ended), item.committer
+            assert ended.outcome is not None
+            tokens = tuple(t for d in ended.outcome.decoded for t in tokens_of(whisper, d))
             self._ending.remove(item)
             self.stats.words += committer.released
             self.stats.contradicted += committer.contradicted
             wrong = committer.contradicted
-            self._tell(Completed(item.number, transcript, seconds(item.start), wrong))
+            start_s = seconds(item.start)
+            self._tell(Completed(item.number, transcript, tokens, start_s, wrong))
 
     def _release(self, item: LiveItem, words: list[LiveWord]) -> None:
         if words:
@@ -279,6 +296,10 @@ class LiveStream:
         if ended.kind == "tentative":
             stats.tentative_passes += 1
             stats.tentative_rounds += rounds
+
+
+def _threshold(turns: Turns | None) -> float:
+    return Turns.threshold if turns is None else turns.threshold
 
 
 def _prefix(turns: Turns) -> int:
