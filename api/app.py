@@ -12,6 +12,7 @@ opened unless it is asked for.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -29,7 +30,8 @@ from .http.origins import EXPOSED, OriginGuard
 from .http.pace import Pace
 from .process.lifecycle import Engine, Watchdog, exit_failed, exit_hung
 from .process.models import Failure, log_unexpected
-from .routers import audio, endpoints, operations, page, text
+from .realtime.streams import Streams
+from .routers import audio, endpoints, operations, page, realtime, text
 from .routers.operations import Readiness
 from .settings import Settings
 from .speech.serving import FrontEnd, Serving, refuse_without_model
@@ -48,13 +50,15 @@ def create_app(
     jobs: Jobs | None = None,
     *,
     usage: Usage | None = None,
+    signing_key: bytes | None = None,
     hung: Callable[[], None] = exit_hung,
     failed: Callable[[Failure], None] = exit_failed,
 ) -> FastAPI:
     """Create the service.
 
     Models are loaded in their own threads once the application has started. Without `jobs` there are no
-    job routes; `usage` may count the use of keys then. `hung` is called if a model's round does not end,
+    job routes; `usage` may count the use of keys then. `signing_key` signs client secrets: processes behind
+    one address share it. `hung` is called if a model's round does not end,
     `failed` if a model cannot be loaded; both end the process, which its supervisor restarts.
     """
     engine = serving or (FrontEnd if settings.front_end else Serving).of(settings)
@@ -84,6 +88,9 @@ def create_app(
     app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
     app.state.keyring = Keyring(settings.api_keys)
     app.state.text_serving = text_serving
+    streams = Streams(settings, engine, signing_key or secrets.token_bytes(32))
+    app.state.streams = streams
+    engine.closing.append(streams.drain)
     app.state.readiness = Readiness(settings, engine, text_serving, jobs)
     text_serving.watch(engine.metrics)
     _add_middleware(app, settings, engine)
@@ -135,7 +142,7 @@ def _include_routes(app: FastAPI, settings: Settings, batches: Batches | None) -
     app.include_router(page.docs_router, dependencies=[Depends(browser_caller)])
     private = APIRouter(dependencies=[Depends(caller)])  # so no route here can omit the key
     with_model = [Depends(refuse_without_model)] if settings.front_end else []
-    for module in (audio, endpoints):
+    for module in (audio, endpoints, realtime):
         private.include_router(module.router, dependencies=with_model)
     for router in (operations.models_router, text.router, operations.metrics_router):
         private.include_router(router)
@@ -151,6 +158,7 @@ def _include_routes(app: FastAPI, settings: Settings, batches: Batches | None) -
             private.include_router(module.router)
     private.include_router(operations.usage_router)
     app.include_router(private)
+    app.include_router(realtime.socket_router)  # it checks keys itself
 
 
 def _lifespan(

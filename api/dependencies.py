@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
+from starlette.requests import HTTPConnection
 
 from .access.keys import Keyring, Scope
 from .access.limits import Client, Reservation, network
@@ -23,6 +24,7 @@ NEEDS: Mapping[str, Scope | None] = MappingProxyType(
     {
         "audio": "audio",
         "endpoints": "audio",
+        "realtime": "audio",
         "text": "text",
         "jobs": "jobs",
         "files": "jobs",
@@ -62,7 +64,7 @@ def caller(request: Request) -> str:
         if needed == "metrics" and not _is_local(request):
             raise ApiError("forbidden", "metrics are for this machine, or for clients with a key")
         return ANONYMOUS
-    owner = _owner(keyring, _bearer(request))
+    owner = key_owner(keyring, bearer(request))
     if owner is None:
         raise ApiError("invalid_api_key", "give an API key: `Authorization: Bearer <key>`")
     if needed is not None:
@@ -71,16 +73,21 @@ def caller(request: Request) -> str:
     return owner
 
 
-def check_scope(request: Request, owner: str, needed: Scope) -> None:
+def check_scope(connection: HTTPConnection, owner: str, needed: Scope) -> None:
     """Raises ApiError `forbidden` for a key without this right."""
-    keyring: Keyring = request.app.state.keyring
+    keyring: Keyring = connection.app.state.keyring
     if keyring and needed not in keyring.rights[owner].scopes:
         raise ApiError("forbidden", f"this key is not for {needed}")
 
 
 async def client(request: Request, caller: Annotated[str, Depends(caller)]) -> Client:
     """Who counts against limits: the key, or without keys the address, as a trusted proxy tells it."""
-    host = request.client.host if request.client is not None else ""
+    return client_of(request, caller)
+
+
+def client_of(connection: HTTPConnection, caller: str) -> Client:
+    """As `client`, of a request or a socket."""
+    host = connection.client.host if connection.client is not None else ""
     return Client(caller) if caller else Client(ANONYMOUS, network(host))
 
 
@@ -99,7 +106,7 @@ def browser_caller(request: Request) -> str:
     keyring: Keyring = request.app.state.keyring
     if not keyring:
         return ANONYMOUS
-    owner = _owner(keyring, _bearer(request) or _password(request))
+    owner = key_owner(keyring, bearer(request) or _password(request))
     if owner is None:
         text = "give an API key: `Authorization: Bearer <key>`, or as the password for any name"
         challenge = {"WWW-Authenticate": 'Basic realm="forescribe", charset="UTF-8", Bearer'}
@@ -107,15 +114,21 @@ def browser_caller(request: Request) -> str:
     return owner
 
 
-def _owner(keyring: Keyring, key: str | None) -> str | None:
+def key_owner(keyring: Keyring, key: str | None) -> str | None:
     """The name of a key; None if it is missing, unknown or expired."""
     owner = keyring.owner(key or "")
-    expired = owner is not None and keyring.rights[owner].expired(datetime.now(UTC))
-    return None if expired else owner
+    return owner if owner is not None and in_force(keyring, owner) else None
 
 
-def _bearer(request: Request) -> str | None:
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+def in_force(keyring: Keyring, owner: str) -> bool:
+    """Whether there is a key of this name that has not expired."""
+    rights = keyring.rights.get(owner)
+    return rights is not None and not rights.expired(datetime.now(UTC))
+
+
+def bearer(connection: HTTPConnection) -> str | None:
+    """The key in the header, of a request or a socket."""
+    scheme, _, key = connection.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else None
 
 

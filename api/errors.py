@@ -46,6 +46,9 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "too_many_files": 400,  # passes only when the client deletes some
         "storage_quota_exceeded": 400,  # likewise
         "audio_unreachable": 400,  # of a line of a batch: its URL
+        "beta_api_shape_disabled": 400,  # of live sessions, as the next two
+        "input_audio_buffer_commit_empty": 400,
+        "session_expired": 400,
         "in_progress": 409,  # a result before the end, a key whose first request is in progress
         "conflict": 409,
         "idempotency_key_reused": 422,

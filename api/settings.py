@@ -46,6 +46,8 @@ OTHER_PREFIXES = (
 OPENAI_NAMES = (
     "whisper-1",
     "gpt-transcribe",
+    "gpt-live-transcribe",
+    "gpt-realtime-whisper",
     "gpt-4o-transcribe",
     "gpt-4o-mini-transcribe",
     "gpt-4o-mini-transcribe-2025-12-15",
@@ -123,6 +125,8 @@ class Settings(BaseSettings):
     upload_idle_s: Seconds = 30.0  # longest pause in an upload; then 408
     min_upload_rate: Rate = 1024.0  # bytes per second of an upload, on average; below it 408
     max_requests_per_key: Count = 16  # running or being received, of one key; more are 429
+    max_streams: Count = 64  # live sessions at a time; more are 503
+    max_streams_per_key: Count = 16  # of one key or, without keys, of one address; more are 429
     max_queued_audio_s: Seconds = 12 * 3600.0  # of all requests, not yet decoded; more is 503
     timeout_s: Seconds = 3600.0  # for one request, after its upload
     decode_timeout_s: Seconds = 600.0  # for decoding the audio file of one upload

@@ -36,6 +36,8 @@ RELOADABLE = (
     "max_open_uploads_per_key",
     "max_open_bytes_per_key",
     "max_requests_per_key",
+    "max_streams",
+    "max_streams_per_key",
     "max_queued_audio_s",
     "timeout_s",
     "decode_timeout_s",

@@ -134,6 +134,12 @@ class Admission:
         reservation.start()
         return reservation
 
+    def charge_request(self, caller: str) -> None:
+        """Count a request that reserves nothing here. Raises ApiError `rate_limited`."""
+        with self._lock:
+            if caller in self._limits:
+                self._use(self._limits[caller].requests, 1, "requests")
+
     def charge(self, caller: str, seconds: float) -> None:
         """Count audio against a key's limits. Raises ApiError `rate_limited` if it exceeds what is allowed
         now, `audio_too_long` if it can never be allowed."""

@@ -74,18 +74,20 @@ def install_database(app: FastAPI) -> None:
 
 class RequestId:
     """ASGI middleware: the request's id, its log line, and an answer for errors that nothing else handles.
-    Routes find the id in `state.request_id`."""
+    Routes find the id in `state.request_id`. Sockets get an id only: they log their own sessions."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             return await self.app(scope, receive, send)
         given = Headers(scope=scope).get(HEADER, "")
         request_id = given if WORD.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = request_id
         CURRENT.set(request_id)
+        if scope["type"] == "websocket":
+            return await self.app(scope, receive, _accepting(send, request_id))
         began, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:
@@ -119,6 +121,18 @@ class RequestId:
                     status=status,
                     wall_s=round(wall_s, 4),
                 )
+
+
+def _accepting(send: Send, request_id: str) -> Send:
+    """Adds the id to the answer that opens a socket or refuses it."""
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] in ("websocket.accept", "websocket.http.response.start"):
+            headers = [*message.get("headers", ()), (HEADER.encode(), request_id.encode())]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_with_id
 
 
 def allowed(app: FastAPI, scope: Scope) -> str:

@@ -14,7 +14,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -37,11 +37,12 @@ HOP_BY_HOP = frozenset(
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """One of `count` workers, whose sockets are in one folder."""
+    """One of `count` workers, whose sockets are in one folder, and who accept each other's client secrets."""
 
     index: int
     count: int
     folder: str
+    signing_key: bytes | None = field(default=None, repr=False)
 
     def path(self, index: int) -> str:
         """The socket of a worker."""

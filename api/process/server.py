@@ -31,6 +31,8 @@ from forescribe.asr.installing import how_to_install
 
 from ..app import create_app, create_worker_app, use_settings
 from ..http.pace import HttpProtocol
+from ..http.sockets import PING_S, PONG_S, SocketProtocol
+from ..realtime.connection import MAX_MESSAGE
 from ..settings import Settings
 from ..settings_reload import Reloader
 from ..speech.serving import FrontEnd, Serving
@@ -67,7 +69,12 @@ def serve(
     jobs = _jobs(settings, serving) if first else None
     usage = None if first else _usage(settings)
     app = create_app(
-        settings, serving, jobs, usage=usage, failed=lambda failure: server.fail(failure)
+        settings,
+        serving,
+        jobs,
+        usage=usage,
+        signing_key=None if worker is None else worker.signing_key,
+        failed=lambda failure: server.fail(failure),
     )
     server = Server(_config(settings, app), serving)
     if worker is not None:
@@ -229,6 +236,10 @@ def _config(settings: Settings, app: FastAPI) -> uvicorn.Config:
         access_log=False,  # it logs paths and addresses
         log_config=None,
         http=HttpProtocol,
+        ws=SocketProtocol,
+        ws_max_size=MAX_MESSAGE,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=PONG_S,
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -72,11 +73,12 @@ def supervise(settings: Settings, listening: socket.socket | None = None) -> Non
         listening or bound(settings) as shared,
     ):
         context = multiprocessing.get_context("spawn")
+        signing_key = secrets.token_bytes(32)
 
         def make(index: int) -> BaseProcess:
             own = settings.model_copy(update={"device": names[index], "workers": 1})
             arguments = (
-                WorkerAddress(index, settings.workers, folder),
+                WorkerAddress(index, settings.workers, folder, signing_key),
                 own.model_dump(),
                 shared,
                 settings.source,

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
     from forescribe.asr.decode.options import Options, Outcome
     from forescribe.asr.decode.transcriber import Transcriber
+    from forescribe.asr.live.events import LiveOptions, Tell
+    from forescribe.asr.live.stream import LiveStream
     from forescribe.asr.model.special_tokens import SpecialTokens
     from forescribe.asr.sessions.parts import Part
     from forescribe.asr.sessions.session import Session
@@ -238,6 +240,16 @@ class Serving(Lifecycle):
             raise
         stream.cancelled_by(lambda: session.cancel(submission))
         return stream
+
+    def live(self, options: LiveOptions, tell: Tell) -> LiveStream:
+        """A live stream in the session. Not on the event loop: the first one may load the voice detector.
+        Raises ApiError if its options cannot be served or no work is admitted."""
+        from forescribe.asr.live.stream import LiveStream
+
+        try:
+            return LiveStream(self._ready(), options, tell)
+        except ForescribeError as error:
+            raise ApiError.of(error, param="session") from error
 
     def _ready(self) -> Session:
         if not self.open or self.session is None:

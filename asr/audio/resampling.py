@@ -124,7 +124,7 @@ class _Sinc:
 
 
 class _Soxr:
-    """libsoxr, for rates that torchaudio cannot convert and for live audio; same output length, another (better)
+    """libsoxr, for live audio and rates that torchaudio cannot convert; same output length, another (better)
     filter."""
 
     def __init__(self, rate: int) -> None:

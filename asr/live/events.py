@@ -99,11 +99,12 @@ class Hypothesis(Event):
 @dataclass(frozen=True)
 class Completed(Event):
     """The item's transcript and its tokens, with times from the item's start, which is `start_s` of the
-    stream. `contradicted` counts released words that the transcript does not have in their place."""
+    stream. Of the `released` words, `contradicted` ones are not in their place in the transcript."""
 
     transcript: Transcript
     tokens: tuple[Token, ...]
     start_s: float
+    released: int
     contradicted: int
 
 

@@ -272,9 +272,8 @@ class LiveStream:
             self._ending.remove(item)
             self.stats.words += committer.released
             self.stats.contradicted += committer.contradicted
-            wrong = committer.contradicted
-            start_s = seconds(item.start)
-            self._tell(Completed(item.number, transcript, tokens, start_s, wrong))
+            start_s, counts = seconds(item.start), (committer.released, committer.contradicted)
+            self._tell(Completed(item.number, transcript, tokens, start_s, *counts))
 
     def _release(self, item: LiveItem, words: list[LiveWord]) -> None:
         if words:

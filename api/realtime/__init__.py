@@ -1,0 +1,1 @@
+"""`/v1/realtime`: live transcription over a WebSocket, in OpenAI's Realtime transcription sessions."""

@@ -1,0 +1,113 @@
+"""Client secrets: keys for minutes, which a server gives to the browsers of its users.
+
+    value, expires_at = ClientSecrets(signing_key).new("team", config, seconds=600, now=now)
+    owner, config = secrets.read(value, now)        # of whom, and the configuration of its sessions
+
+A secret states its owner, its end and the configuration, signed with a key that only the processes of this
+service have, so nothing has to be stored and any of its workers reads it. It opens sessions until its end, as
+long as the key of its owner is valid, and nothing else. Does not know HTTP.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import zlib
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import ApiError
+from .session import SessionConfig
+
+PREFIX = "ek_"
+
+DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
+"""OpenAI's bounds."""
+
+MAX_LENGTH = 8192
+"""Characters: a browser sends the value in a header."""
+
+MAX_PLAIN = 1 << 20
+"""Bytes that a value is unpacked to."""
+
+
+class ExpiresAfter(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    anchor: Literal["created_at"] = "created_at"
+    seconds: Annotated[int, Field(ge=MIN_S, le=MAX_S)] = DEFAULT_S
+
+
+class SecretForm(BaseModel):
+    """`/v1/realtime/client_secrets`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    expires_after: ExpiresAfter = ExpiresAfter()
+    session: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> SecretForm:
+        """Raises ApiError `invalid_value`."""
+        given = {name: value for name, value in body.items() if value is not None}
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            param = ".".join(map(str, first["loc"]))
+            raise ApiError("invalid_value", f"{param}: {first['msg']}", param=param) from error
+
+
+class ClientSecrets:
+    """`key` signs. The processes that share it accept each other's secrets."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def new(
+        self, owner: str, config: SessionConfig, *, seconds: int, now: float
+    ) -> tuple[str, int]:
+        """A secret for `seconds` from `now` (Unix seconds), and when it ends. Raises ApiError `invalid_value`
+        for a configuration that does not fit into one."""
+        expires_at = int(now) + seconds
+        state = config.model_dump(mode="json", exclude_none=True)
+        plain = json.dumps([owner, expires_at, state]).encode()
+        packed = zlib.compress(plain, 9)
+        value = PREFIX + _text(self._signature(packed) + packed)
+        if len(value) > MAX_LENGTH or len(plain) > MAX_PLAIN:
+            raise ApiError(
+                "invalid_value",
+                "session: does not fit into a client secret; let the browser send prompt and keywords in a "
+                "session.update",
+                param="session",
+            )
+        return value, expires_at
+
+    def read(self, value: str, now: float) -> tuple[str, SessionConfig]:
+        """The owner of a secret, and the configuration. Raises ApiError `invalid_api_key`."""
+        refused = ApiError("invalid_api_key", "the client secret is wrong or has expired")
+        if len(value) > MAX_LENGTH:
+            raise refused
+        try:
+            text = value.removeprefix(PREFIX)
+            data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+        except ValueError:
+            raise refused from None
+        size = len(self._signature(b""))
+        signature, packed = data[:size], data[size:]
+        if not hmac.compare_digest(signature, self._signature(packed)):
+            raise refused
+        owner, expires_at, state = json.loads(zlib.decompress(packed))  # it is our own
+        if now >= expires_at:
+            raise refused
+        return owner, SessionConfig.model_validate(state)
+
+    def _signature(self, packed: bytes) -> bytes:
+        return hmac.digest(self._key, packed, "sha256")
+
+
+def _text(data: bytes) -> str:
+    """In characters that a header's token may have."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

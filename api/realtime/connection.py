@@ -1,0 +1,407 @@
+"""One session on an open socket, from session.created to its close.
+
+    await Connection(websocket, streams, place, client, config).run()
+
+One task reads and one sends; the stream (`asr.live`) tells from its own threads what is to be sent. Audio is
+decoded and looked at in threads, a second at a time, and the socket is not read while the model is
+`MAX_BEHIND_S` behind: the client's own connection makes it wait. A client's mistake is answered with an
+`error`, and the session goes on.
+
+A session ends when the client leaves: then everything of it is dropped. In all other cases the item that is
+being spoken is ended, open items have `DRAIN_S` for their text, and the close code says why:
+
+    1000  it has lasted `SESSION_S`            1012  the process ends
+    1008  the key has reached a limit          1013  the client does not read what is sent
+    4000  the client speaks the beta shape     1011  a fault of the server, which the log has
+
+Does not know how a socket is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from forescribe.asr.errors import ForescribeError
+
+from ..access.limits import Client
+from ..dependencies import in_force
+from ..errors import ApiError
+from ..http.errors import place_of, report
+from ..routers.operations import check_model
+from .events import (
+    APPEND,
+    CLEAR,
+    COMMIT,
+    UPDATE,
+    BetaShape,
+    InvalidEvent,
+    ItemEvents,
+    Message,
+    client_event,
+    error_event,
+)
+from .formats import AudioInput
+from .outbox import Outbox
+from .session import HYPOTHESES, LOGPROBS, PARAM, SessionConfig
+from .streams import Place, Streams
+
+if TYPE_CHECKING:
+    from forescribe.asr.live.events import Event
+    from forescribe.asr.live.stream import LiveStream
+
+SESSION_S = 3600.0
+
+DRAIN_S = 10.0
+
+MAX_BEHIND_S = 60.0
+"""Of audio that has arrived since the decode under way began."""
+
+BEHIND_POLL_S = 0.05
+
+MAX_APPEND = 15 << 20
+"""Bytes of audio in one event, as at OpenAI."""
+
+MAX_MESSAGE = 21 << 20
+"""Characters: so much audio in base64, and the event around it."""
+
+MAX_UNSENT = 1 << 20
+"""Characters that wait for a slow reader."""
+
+LONG_MESSAGE = 1 << 16
+"""Characters from which on an event is parsed in a thread."""
+
+METER_S = 10.0
+"""Of audio, which is counted against the limits of the key together."""
+
+CLOSE_S = 5.0
+"""For the last messages and the close."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class End:
+    """Why a session ends by the server's will."""
+
+    code: int
+    error: ApiError | None = None
+    event_id: str | None = None
+    drop: bool = False  # without the text of open items
+
+
+class Connection:
+    """Used on the event loop, but for `leave` and `_tell`."""
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        streams: Streams,
+        place: Place,
+        client: Client,
+        config: SessionConfig,
+    ) -> None:
+        self.websocket, self.streams, self.client, self.config = websocket, streams, client, config
+        self.serving, self.settings = streams.serving, streams.settings
+        self.outbox, self.items = Outbox(), ItemEvents()
+        self.stream: LiveStream | None = None
+        self._id = f"sess_{secrets.token_hex(12)}"
+        self._expires_at = int(time.time() + SESSION_S)
+        self._loop = asyncio.get_running_loop()
+        self._audio = AudioInput(config.input.format.type, config.input.format.rate)
+        self._started = False  # audio has come
+        self._received_s = self._unmetered_s = 0.0
+        self._end: asyncio.Future[End] = self._loop.create_future()
+        self._busy: asyncio.Future[Any] | None = None  # in a thread
+        place.leave = self.leave
+        if streams.leaving:  # since the place was given
+            self.leave()
+
+    async def run(self) -> None:
+        """Returns once the session has ended. Raises nothing but CancelledError."""
+        began_s, end = time.monotonic(), None
+        sender = asyncio.ensure_future(self.outbox.run(self.websocket.send_text))
+        reader = asyncio.ensure_future(self._run())
+        try:
+            tasks: set[asyncio.Future[Any]] = {sender, reader, self._end}
+            await asyncio.wait(tasks, timeout=SESSION_S, return_when=asyncio.FIRST_COMPLETED)
+            end = self._reason(sender, reader)
+            await self._stop(reader)
+            if end is not None:
+                await self._finish(end, sender)
+        finally:
+            for task in (sender, reader, self._end):
+                task.cancel()
+            if self.stream is not None:
+                self.stream.cancel()
+            await asyncio.gather(sender, reader, return_exceptions=True)
+            await self._count()
+            self._report(end, time.monotonic() - began_s)
+
+    def leave(self) -> None:
+        """The process drains. May be called from any thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._end_with, End(1012))
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    async def _run(self) -> End | None:
+        """Read events until the session ends; None where the client has left."""
+        try:
+            options = self.config.options(self.serving, self.settings)
+            self.stream = await self._in_thread(lambda: self.serving.live(options, self._tell))
+            self._use(self.config)
+            self.outbox.put({"type": "session.created", "session": self._state()})
+            while True:
+                message = await self.websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return End(1012) if message.get("code") == 1012 else None
+                if (end := await self._handle(message.get("text"))) is not None:
+                    return end
+        except ApiError as error:  # no work is admitted any more
+            return End(1012, error)
+        except Exception as error:
+            report("fault", error=type(error).__name__, place=place_of(error))
+            failed = ApiError("internal_error", "the server failed; the fault is logged")
+            return End(1011, failed)
+
+    async def _handle(self, text: str | None) -> End | None:
+        """Do what one message says; the reason if the session ends by it."""
+        event_id = None
+        try:
+            if text is None:
+                raise ApiError(
+                    "invalid_value",
+                    f"a binary message: audio is sent in base64, in {APPEND}",
+                    param="event",
+                )
+            if len(text) < LONG_MESSAGE:
+                event = client_event(text)
+            else:
+                event = await self._in_thread(lambda: client_event(text))
+            event_id = event.get("event_id")
+            if event["type"] == APPEND:
+                return await self._append(event["audio"])
+            await self._act(event)
+        except InvalidEvent as refused:
+            if isinstance(refused.error, BetaShape):
+                return End(4000, refused.error, refused.event_id, drop=True)
+            self._refuse(refused.error, refused.event_id)
+        except ApiError as error:
+            self._refuse(error, event_id)
+        return None
+
+    async def _act(self, event: Message) -> None:
+        stream = self._stream
+        if event["type"] == UPDATE:
+            await self._update(event["session"])
+        elif event["type"] == CLEAR:
+            await self._in_thread(self._clear)
+            self.outbox.put({"type": "input_audio_buffer.cleared"})
+        else:
+            assert event["type"] == COMMIT
+            await self._in_thread(lambda: stream.feed(self._audio.flush()))
+            if await self._in_thread(stream.commit) is None:
+                raise ApiError(
+                    "input_audio_buffer_commit_empty",
+                    "there is nothing to commit: less than 100 ms of audio, or with turn detection of speech",
+                )
+
+    async def _update(self, given: dict[str, Any]) -> None:
+        config = self.config.updated(given, started=self._started)
+        check_model(config.input.transcription.model, self.settings)
+        options = config.options(self.serving, self.settings)
+        stream = self._stream
+        try:
+            await self._in_thread(lambda: stream.configure(options))
+        except ForescribeError as error:
+            raise ApiError.of(error, param=PARAM) from error
+        if config.input.format != self.config.input.format:
+            self._audio = AudioInput(config.input.format.type, config.input.format.rate)
+        self._use(config)
+        self.outbox.put({"type": "session.updated", "session": self._state()})
+
+    async def _append(self, audio: str) -> End | None:
+        data = await self._in_thread(lambda: _decoded(audio))
+        for piece in _pieces(data, self._audio.bytes_per_s):
+            while self._stream.behind_s > MAX_BEHIND_S:
+                await asyncio.sleep(BEHIND_POLL_S)
+            self._started = True
+            await self._in_thread(partial(self._feed, piece))
+            seconds = len(piece) / self._audio.bytes_per_s
+            self._received_s += seconds
+            self._unmetered_s += seconds
+            if self._unmetered_s >= METER_S:
+                try:
+                    await self._meter()
+                except ApiError as error:
+                    return End(1008, error)
+        return None
+
+    async def _meter(self) -> None:
+        """Count the audio against the limits and quotas of the key. Raises ApiError where they are reached,
+        and if the key is no longer in force."""
+        owner, seconds = self.client.owner, self._unmetered_s
+        if owner and not in_force(self.websocket.app.state.keyring, owner):
+            raise ApiError("invalid_api_key", "the API key has expired or was removed")
+        if self._received_s > self.settings.max_audio_s:
+            text = f"the session has had {self.settings.max_audio_s:g} s of audio, the maximum (max_audio_s)"
+            raise ApiError("audio_too_long", text)
+        self.serving.admission.charge(owner, seconds)
+        await asyncio.to_thread(self.serving.usage.spend, owner, audio_s=seconds)
+        self._unmetered_s = 0.0
+        self.streams.received(seconds)
+
+    async def _count(self) -> None:
+        """Count what was received after the last time; the session has ended."""
+        with suppress(ApiError):
+            await self._meter()
+
+    def _feed(self, data: bytes) -> None:
+        self._stream.feed(self._audio.push(data))
+
+    def _clear(self) -> None:
+        self._audio.clear()
+        self._stream.clear()
+
+    @property
+    def _stream(self) -> LiveStream:
+        assert self.stream is not None
+        return self.stream
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        """Called on the threads of the stream and of the engine: must not wait."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._told, event)
+
+    def _told(self, event: Event) -> None:
+        self.streams.told(event)
+        for message in self.items.of(event):
+            self.outbox.put(message)
+        if self.outbox.size > MAX_UNSENT:
+            self._end_with(End(1013, drop=True))
+
+    def _refuse(self, error: ApiError, event_id: str | None) -> None:
+        self.serving.metrics.refused(error.code)
+        self.outbox.put(error_event(error, event_id))
+        if self.outbox.size > MAX_UNSENT:
+            self._end_with(End(1013, drop=True))
+
+    def _use(self, config: SessionConfig) -> None:
+        self.config = config
+        self.items.logprobs = LOGPROBS in config.include
+        self.items.hypotheses = HYPOTHESES in config.include
+
+    def _state(self) -> dict[str, Any]:
+        """The session object of events."""
+        return session_object(self._id, self.config, self._expires_at)
+
+    # -- ending -----------------------------------------------------------------------------------
+
+    def _end_with(self, end: End) -> None:
+        if not self._end.done():
+            self._end.set_result(end)
+
+    def _reason(self, sender: asyncio.Task[None], reader: asyncio.Task[End | None]) -> End | None:
+        """Why the session ends; None where the client has left."""
+        if sender.done():
+            return None
+        if reader.done():
+            return reader.result()
+        if self._end.done():
+            return self._end.result()
+        text = f"the session has lasted {SESSION_S / 60:g} minutes, the maximum: open another one"
+        return End(1000, ApiError("session_expired", text))
+
+    async def _stop(self, reader: asyncio.Task[End | None]) -> None:
+        """Read no more, and let the thread end what it is doing."""
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+        if self._busy is not None:
+            await asyncio.gather(self._busy, return_exceptions=True)
+
+    async def _finish(self, end: End, sender: asyncio.Task[None]) -> None:
+        """Tell why, end the items, and close the socket."""
+        if end.error is not None:
+            self._refuse(end.error, end.event_id)
+        if not end.drop and self.stream is not None:
+            await self._in_thread(self._finish_audio)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_S):
+                    await self._all_told(sender)
+        with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
+            async with asyncio.timeout(CLOSE_S):
+                if end.code != 1013:
+                    await _first(self.outbox.empty(), sender)
+                await self.websocket.close(end.code)
+
+    def _finish_audio(self) -> None:
+        self._stream.feed(self._audio.flush())
+        self._stream.finish()
+
+    async def _all_told(self, sender: asyncio.Task[None]) -> None:
+        """Return once all items have their text, or the client has left."""
+        while self.items.open and not sender.done():
+            await asyncio.sleep(BEHIND_POLL_S)
+
+    def _report(self, end: End | None, wall_s: float) -> None:
+        """A log line, without text."""
+        stats = None if self.stream is None else self.stream.stats
+        report(
+            "live session",
+            request_id=self.websocket.scope.get("state", {}).get("request_id"),
+            wall_s=round(wall_s, 3),
+            audio_s=round(self._received_s, 3),
+            close=None if end is None else end.code,
+            **({} if stats is None else asdict(stats)),
+        )
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """The result of `work`. It goes on if this task is cancelled, and `_stop` waits for it."""
+        busy = self._loop.run_in_executor(self.streams.threads, work)
+        self._busy = busy
+        return await asyncio.shield(busy)
+
+
+def session_object(id: str, config: SessionConfig, expires_at: int) -> dict[str, Any]:
+    """OpenAI's object of a transcription session."""
+    own = {"id": id, "object": "realtime.transcription_session", "expires_at": expires_at}
+    return {**own, **config.to_dict()}
+
+
+def _decoded(audio: str) -> bytes:
+    if len(audio) > MAX_APPEND * 4 // 3 + 4:
+        raise ApiError(
+            "file_too_large", f"audio: more than {MAX_APPEND} bytes in one event", param="audio"
+        )
+    try:
+        return base64.b64decode(audio, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ApiError("invalid_value", "audio: not base64", param="audio") from error
+
+
+def _pieces(data: bytes, size: int) -> Iterator[bytes]:
+    """At most `size` bytes each."""
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+async def _first(work: Coroutine[Any, Any, None], other: asyncio.Task[None]) -> None:
+    """Return when one of the two is done; `other` goes on."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()

@@ -1,0 +1,219 @@
+"""Events: what a client may send, and the server's events for what a stream tells.
+
+    client_event(text)                      # {"type": ..., ...}, checked
+    items = ItemEvents(ids)
+    items.of(event)                         # the messages for an event of `asr.live`, in order
+
+An item gets its id when it begins. Messages of one item: speech_started, deltas, speech_stopped, committed,
+conversation.item.added and .done, further deltas, segments, and in the end completed or failed; those of
+speech with turn detection only. Does not know sockets.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from forescribe.asr.live.events import (
+    Committed,
+    Completed,
+    Delta,
+    Event,
+    Failed,
+    Hypothesis,
+    SpeechStarted,
+    SpeechStopped,
+)
+
+from ..errors import ApiError
+from ..http.bodies import loads
+from ..speech.answers import languages, speaker_segments, token_logprobs
+
+Message = dict[str, Any]
+
+UPDATE, APPEND = "session.update", "input_audio_buffer.append"
+COMMIT, CLEAR = "input_audio_buffer.commit", "input_audio_buffer.clear"
+
+FIELDS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        UPDATE: frozenset({"session"}),
+        APPEND: frozenset({"audio"}),
+        COMMIT: frozenset(),
+        CLEAR: frozenset(),
+    }
+)
+"""The events of clients, with their fields besides `type` and `event_id`; all of these are required."""
+
+BETA_UPDATE = "transcription_session.update"
+"""Of the shape before General Availability, which OpenAI has removed."""
+
+MAX_EVENT_ID = 512
+"""Characters of a client's id, as in OpenAI's reference."""
+
+TRANSCRIPT = "conversation.item.input_audio_transcription"
+"""What the events of an item's transcript are called before the last point."""
+
+DELTA, HYPOTHESIS = f"{TRANSCRIPT}.delta", "forescribe.hypothesis"
+
+
+class InvalidEvent(Exception):
+    """A client's event that is refused, with its id, if it has a usable one."""
+
+    def __init__(self, error: ApiError, event_id: str | None) -> None:
+        super().__init__(error.message)
+        self.error, self.event_id = error, event_id
+
+
+class BetaShape(ApiError):
+    """A client that speaks the shape before General Availability."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "beta_api_shape_disabled",
+            "the beta shape of Realtime is gone: leave out the header `OpenAI-Beta`, and send "
+            '{"type": "session.update", "session": {"type": "transcription", "audio": {"input": ...}}}',
+        )
+
+
+def client_event(text: str) -> Message:
+    """The event in a text message. Raises InvalidEvent, for a client of the beta with a BetaShape."""
+    event_id = None
+    try:
+        event = loads(text, "event")
+        if not isinstance(event, dict):
+            raise ApiError("invalid_value", "an event is a JSON object", param="event")
+        given = event.get("event_id")
+        if given is not None and not (isinstance(given, str) and len(given) <= MAX_EVENT_ID):
+            raise ApiError(
+                "invalid_value",
+                f"event_id: a string of at most {MAX_EVENT_ID} characters",
+                param="event_id",
+            )
+        event_id = given
+        _check(event)
+    except ApiError as error:
+        raise InvalidEvent(error, event_id) from error
+    return event
+
+
+def error_event(error: ApiError, event_id: str | None = None) -> Message:
+    """`event_id` is that of the client's event."""
+    return {"type": "error", "error": {**error.body()["error"], "event_id": event_id}}
+
+
+class ItemEvents:
+    """The messages of one session's items. `logprobs` and `hypotheses` say what the client has asked for."""
+
+    def __init__(self) -> None:
+        self.logprobs = self.hypotheses = False
+        self.open: set[int] = set()
+        """Items that are committed and have neither a transcript nor a failure."""
+        self._session = secrets.token_hex(6)
+        self._previous: str | None = None
+
+    def id(self, number: int) -> str:
+        """The id of an item."""
+        return f"item_{self._session}{number:06}"
+
+    def of(self, event: Event) -> list[Message]:
+        item_id = self.id(event.item)
+        if isinstance(event, Delta):
+            return [self._delta(item_id, event)]
+        if isinstance(event, Hypothesis):
+            return [_hypothesis(item_id, event)] if self.hypotheses else []
+        if isinstance(event, SpeechStarted):
+            at = {"audio_start_ms": _ms(event.at_s)}
+            return [{"type": "input_audio_buffer.speech_started", **at, "item_id": item_id}]
+        if isinstance(event, SpeechStopped):
+            at = {"audio_end_ms": _ms(event.at_s)}
+            return [{"type": "input_audio_buffer.speech_stopped", **at, "item_id": item_id}]
+        if isinstance(event, Committed):
+            self.open.add(event.item)
+            return self._committed(item_id)
+        if isinstance(event, Completed):
+            self.open.discard(event.item)
+            return [*_segments(item_id, event), self._completed(item_id, event)]
+        assert isinstance(event, Failed)
+        self.open.discard(event.item)
+        error = ApiError.of(event.error).body()["error"]
+        return [_of_transcript(item_id, "failed", error=error)]
+
+    def _delta(self, item_id: str, event: Delta) -> Message:
+        logprobs = None
+        if self.logprobs:
+            logprobs = token_logprobs(token for word in event.words for token in word.tokens)
+        return _of_transcript(item_id, "delta", delta=event.text, logprobs=logprobs)
+
+    def _committed(self, item_id: str) -> list[Message]:
+        place = {"previous_item_id": self._previous}
+        item = {
+            "id": item_id,
+            "object": "realtime.item",
+            "type": "message",
+            "role": "user",
+            "status": "completed",
+            "content": [{"type": "input_audio", "transcript": None}],
+        }
+        self._previous = item_id
+        return [
+            {"type": "input_audio_buffer.committed", **place, "item_id": item_id},
+            {"type": "conversation.item.added", **place, "item": item},
+            {"type": "conversation.item.done", **place, "item": item},
+        ]
+
+    def _completed(self, item_id: str, event: Completed) -> Message:
+        transcript = event.transcript
+        return _of_transcript(
+            item_id,
+            "completed",
+            transcript=transcript.text,
+            languages=languages(transcript),
+            usage={"type": "duration", "seconds": round(transcript.duration, 3)},
+            logprobs=token_logprobs(event.tokens) if self.logprobs else None,
+        )
+
+
+def _check(event: Message) -> None:
+    kind = event.get("type")
+    if kind == BETA_UPDATE:
+        raise BetaShape
+    known = FIELDS.get(kind) if isinstance(kind, str) else None
+    if known is None:
+        name = "none" if kind is None else repr(str(kind)[:100])
+        text = f"type is {name}; a transcription session takes {', '.join(FIELDS)}"
+        raise ApiError("invalid_value", text, param="type")
+    for name in event.keys() - known - {"type", "event_id"}:
+        text = f"unknown field {name[:100]!r} of {kind}"
+        raise ApiError("invalid_value", text, param=name[:100])
+    for name, wanted in (("session", dict), ("audio", str)):
+        if name in known and not isinstance(event.get(name), wanted):
+            what = "an object" if wanted is dict else "a string in base64"
+            raise ApiError("invalid_value", f"{name}: {kind} needs {what}", param=name)
+
+
+def _hypothesis(item_id: str, event: Hypothesis) -> Message:
+    return {
+        "type": HYPOTHESIS,
+        "item_id": item_id,
+        "committed": event.committed,
+        "tail": event.tail,
+        "audio_ms": _ms(event.audio_s),
+        "rounds": event.rounds,
+        "lag_ms": _ms(event.lag_s),
+    }
+
+
+def _segments(item_id: str, event: Completed) -> list[Message]:
+    found = speaker_segments(event.transcript)
+    return [_of_transcript(item_id, "segment", **segment) for segment in found]
+
+
+def _of_transcript(item_id: str, name: str, **facts: object) -> Message:
+    kind = {"type": f"{TRANSCRIPT}.{name}"}
+    return {**kind, "item_id": item_id, "content_index": 0, **facts, **kind}
+
+
+def _ms(seconds: float) -> int:
+    return round(1000 * seconds)

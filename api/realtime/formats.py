@@ -1,0 +1,81 @@
+"""Audio as it comes in pieces of bytes: 16-bit PCM at three rates and G.711, to samples at 16 kHz.
+
+    audio = AudioInput("audio/pcm", 24_000)
+    audio.push(data)        # samples that are ready; an odd byte waits for its other half
+    audio.flush()           # the few that the resampler still holds: the next ones begin anew
+
+G.711 (ITU-T G.711, both laws) has 256 codes, so it is decoded by a table. Does not know items.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forescribe.asr.audio.resampling import live_resampler
+
+Kind = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
+
+Samples = NDArray[np.float32]
+
+SCALE = 32768.0
+
+
+class AudioInput:
+    """The audio of one stream. `rate` is in Hz."""
+
+    def __init__(self, kind: Kind, rate: int) -> None:
+        self.kind, self.rate = kind, rate
+        self._resampler = live_resampler(rate)
+        self._odd = b""  # the first half of a sample
+
+    @property
+    def bytes_per_s(self) -> int:
+        return self.rate * (2 if self.kind == "audio/pcm" else 1)
+
+    def push(self, data: bytes) -> Samples:
+        """The next bytes, as samples at 16 kHz."""
+        return self._resampler.push(self._decoded(data))
+
+    def flush(self) -> Samples:
+        """What is left of the audio so far."""
+        rest, self._resampler = self._resampler.finish(), live_resampler(self.rate)
+        return rest
+
+    def clear(self) -> None:
+        """Forget what is left."""
+        self._resampler, self._odd = live_resampler(self.rate), b""
+
+    def _decoded(self, data: bytes) -> Samples:
+        if self.kind != "audio/pcm":
+            return TABLES[self.kind][np.frombuffer(data, np.uint8)]
+        data = self._odd + data
+        whole = len(data) - len(data) % 2
+        self._odd = data[whole:]
+        return np.frombuffer(data, "<i2", whole // 2).astype(np.float32) / SCALE
+
+
+def mu_law() -> Samples:
+    """The sample of each code of the mu-law [256], from -1 to 1."""
+    code = ~np.arange(256) & 0xFF
+    exponent, mantissa = code >> 4 & 7, code & 15
+    magnitude = ((mantissa << 3) + 132 << exponent) - 132
+    return _signed(magnitude, positive=(code & 0x80) == 0)
+
+
+def a_law() -> Samples:
+    """The sample of each code of the A-law [256], from -1 to 1."""
+    code = np.arange(256) ^ 0x55
+    exponent, mantissa = code >> 4 & 7, code & 15
+    straight = (mantissa << 4) + 8
+    magnitude = np.where(exponent == 0, straight, straight + 256 << np.maximum(exponent - 1, 0))
+    return _signed(magnitude, positive=(code & 0x80) != 0)
+
+
+def _signed(magnitude: NDArray[np.int64], positive: NDArray[np.bool_]) -> Samples:
+    return (np.where(positive, magnitude, -magnitude) / SCALE).astype(np.float32)
+
+
+TABLES: dict[str, Samples] = {"audio/pcmu": mu_law(), "audio/pcma": a_law()}

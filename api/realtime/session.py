@@ -1,0 +1,237 @@
+"""The configuration of a session: what a client has asked for, checked, and the options that it means.
+
+    config = initial(settings)
+    config = config.updated(given)          # `session` of a session.update: absent = unchanged, null = off
+    config.options(serving, settings)       # for `asr.live`
+    config.to_dict()                        # the whole effective state, as events show it
+
+The fields of a transcription are those of an upload, with the same meaning. What this server cannot do is
+refused by name. Does not know sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from ..errors import ApiError
+from ..settings import Settings
+from ..speech import forms
+from ..speech.forms import MAX_LISTED, MAX_PROMPT, Entry, TranscriptionForm
+from ..speech.serving import Serving
+
+if TYPE_CHECKING:
+    from forescribe.asr.live.events import LiveOptions
+
+PARAM = "session"
+"""What errors call the configuration."""
+
+TRANSCRIPTION = "audio.input.transcription"
+
+LOGPROBS = "item.input_audio_transcription.logprobs"
+HYPOTHESES = "forescribe.hypothesis"
+"""Not OpenAI's: an event with the whole text so far after each decode."""
+
+TAGS = frozenset({"audio/pcm", "audio/pcmu", "audio/pcma", "server_vad", "semantic_vad"})
+"""Values of `type`, which pydantic names as a part of a place."""
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Pcm(Frozen):
+    """16 bits, little-endian, mono. OpenAI has 24,000 Hz only."""
+
+    type: Literal["audio/pcm"] = "audio/pcm"
+    rate: Literal[24000, 16000, 8000] = 24000
+
+
+class G711(Frozen):
+    """8,000 Hz, mu-law or A-law."""
+
+    type: Literal["audio/pcmu", "audio/pcma"]
+    rate: Literal[8000] = 8000
+
+
+class Transcription(Frozen):
+    """How the audio is transcribed. `model` is any name of the loaded model."""
+
+    model: str
+    language: str | None = None
+    languages: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=MAX_LISTED)] | None = (
+        None
+    )
+    prompt: str | None = Field(None, max_length=MAX_PROMPT)
+    keywords: Annotated[tuple[Entry, ...], Field(max_length=MAX_LISTED)] = ()
+    delay: Literal["minimal", "low", "medium", "high", "xhigh"] = "medium"
+
+    @field_validator("keywords", mode="before")
+    @classmethod
+    def _none(cls, given: Any) -> Any:
+        return () if given is None else given
+
+    @field_validator("delay", mode="before")
+    @classmethod
+    def _medium(cls, given: Any) -> Any:
+        return "medium" if given is None else given
+
+
+class Detection(Frozen):
+    """`create_response` and `interrupt_response` concern answers of a model, which there are none of."""
+
+    create_response: bool | None = None
+    interrupt_response: bool | None = None
+
+
+class ServerVad(Detection):
+    """A turn ends after a silence."""
+
+    type: Literal["server_vad"]
+    threshold: float = Field(0.5, gt=0, le=1)
+    prefix_padding_ms: int = Field(300, ge=0, le=5000)
+    silence_duration_ms: int = Field(500, ge=1, le=15000)
+    idle_timeout_ms: None = None
+
+    @field_validator("idle_timeout_ms", mode="before")
+    @classmethod
+    def _no_timeout(cls, given: Any) -> None:
+        if given is not None:
+            raise ValueError("this server has no time limit for silence: leave it out")
+
+
+class SemanticVad(Detection):
+    """A turn ends after a short silence behind the end of a sentence, and later elsewhere."""
+
+    type: Literal["semantic_vad"]
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+
+
+class AudioInputConfig(Frozen):
+    format: Annotated[Pcm | G711, Field(discriminator="type")] = Pcm()
+    transcription: Transcription
+    turn_detection: Annotated[ServerVad | SemanticVad, Field(discriminator="type")] | None = None
+    noise_reduction: None = None
+
+    @field_validator("noise_reduction", mode="before")
+    @classmethod
+    def _no_filter(cls, given: Any) -> None:
+        if given is not None:
+            raise ValueError("this server does not filter audio: send null, or leave it out")
+
+    @field_validator("transcription", mode="before")
+    @classmethod
+    def _transcribed(cls, given: Any) -> Any:
+        if given is None:
+            raise ValueError("a transcription session cannot be without it")
+        return given
+
+
+class AudioConfig(Frozen):
+    input: AudioInputConfig
+
+
+class SessionConfig(Frozen):
+    """The effective configuration of a session."""
+
+    type: Literal["transcription"] = "transcription"
+    audio: AudioConfig
+    include: tuple[
+        Literal["item.input_audio_transcription.logprobs", "forescribe.hypothesis"], ...
+    ] = ()
+
+    @field_validator("include", mode="before")
+    @classmethod
+    def _none(cls, given: Any) -> Any:
+        return () if given is None else given
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _transcription(cls, given: Any) -> Any:
+        if given != "transcription":
+            raise ValueError(
+                "this server transcribes and does not converse: the type of its sessions is `transcription`"
+            )
+        return given
+
+    @property
+    def input(self) -> AudioInputConfig:
+        return self.audio.input
+
+    def updated(self, given: Mapping[str, Any], *, started: bool = False) -> Self:
+        """With what a client has given. Format and model cannot change once audio has come (`started`).
+        Raises ApiError `invalid_value` with the place."""
+        state = _merged(self.model_dump(mode="json", exclude_none=True), given)
+        try:
+            new = type(self).model_validate(state)
+        except ValidationError as error:
+            first = error.errors()[0]
+            param = ".".join([PARAM, *(str(part) for part in first["loc"] if part not in TAGS)])
+            message = first["msg"].removeprefix("Value error, ")
+            raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
+        if started:
+            for name, before, after in (
+                ("format", self.input.format, new.input.format),
+                (
+                    "transcription.model",
+                    self.input.transcription.model,
+                    new.input.transcription.model,
+                ),
+            ):
+                if before != after:
+                    param = f"{PARAM}.audio.input.{name}"
+                    text = f"{param}: cannot change once audio has come; open another session"
+                    raise ApiError("invalid_value", text, param=param)
+        return new
+
+    def options(self, serving: Serving, settings: Settings) -> LiveOptions:
+        """Raises ApiError `invalid_value` with the field that cannot be served."""
+        from forescribe.asr.live.events import LiveOptions
+        from forescribe.asr.live.turns import Turns
+
+        wanted, detection = self.input.transcription, self.input.turn_detection
+        fields = wanted.model_dump(exclude={"delay"})
+        try:
+            options = forms.transcription(TranscriptionForm(**fields), serving, settings)
+        except ApiError as error:
+            param = f"{PARAM}.{TRANSCRIPTION}.{error.param}"
+            raise ApiError(error.code, error.message, param=param) from error
+        turns = None
+        if isinstance(detection, SemanticVad):
+            turns = Turns(eagerness=detection.eagerness)
+        elif detection is not None:
+            turns = Turns(
+                detection.threshold,
+                detection.prefix_padding_ms / 1000,
+                detection.silence_duration_ms / 1000,
+            )
+        return LiveOptions(options, delay=wanted.delay, turns=turns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As events show it."""
+        state = self.model_dump(mode="json", exclude_none=True)
+        state["include"] = state["include"] or None
+        shown = {"noise_reduction": None, "turn_detection": None, **state["audio"]["input"]}
+        return {**state, "audio": {"input": shown}}
+
+
+def initial(model: str) -> SessionConfig:
+    """The configuration of a client that asks for nothing but a name of the model: words while they are
+    spoken, and the client ends items."""
+    transcription = Transcription.model_validate({"model": model})
+    return SessionConfig(audio=AudioConfig(input=AudioInputConfig(transcription=transcription)))
+
+
+def _merged(state: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects are merged, unless `type` makes another one of them; everything else is replaced."""
+    result = dict(state)
+    for name, value in given.items():
+        old = state.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            same = value.get("type", old.get("type")) == old.get("type")
+            result[name] = _merged(old, value) if same else value
+        else:
+            result[name] = value
+    return result

@@ -1,0 +1,199 @@
+"""`/v1/realtime`: OpenAI's Realtime transcription sessions, and secrets for the browsers that open them.
+
+A socket is refused before the upgrade, with a status and OpenAI's error body: without a key, without
+capacity, before the model is loaded. Browsers cannot send headers, so a key may come as a subprotocol:
+
+    Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.KEY
+
+It is never in the address, which is logged on its way, and never in the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request, WebSocket
+from pydantic import BaseModel
+
+from ..dependencies import (
+    ANONYMOUS,
+    Caller,
+    ServingDep,
+    SettingsDep,
+    bearer,
+    check_scope,
+    client_of,
+    in_force,
+    key_owner,
+)
+from ..errors import ApiError
+from ..http.bodies import json_object
+from ..http.openapi import json_body
+from ..realtime.client_secrets import PREFIX as SECRET_PREFIX
+from ..realtime.client_secrets import SecretForm
+from ..realtime.connection import Connection, session_object
+from ..realtime.events import BetaShape, error_event
+from ..realtime.session import SessionConfig, initial
+from ..realtime.streams import Streams
+from ..settings import Settings
+from ..speech.serving import refuse_without_model
+from .operations import check_model
+
+PATH = "/v1/realtime"
+
+SUBPROTOCOL = "realtime"
+
+KEY_SUBPROTOCOL = "openai-insecure-api-key."
+
+BETA_SUBPROTOCOL, BETA_HEADER = "openai-beta.realtime-v1", "realtime=v1"
+
+MAX_SECRET_BYTES = 1 << 20
+"""Of a request for a secret: the longest prompt, and then some."""
+
+PARAMETERS = frozenset({"intent", "model"})
+
+ABSENT = {
+    "translations": "this server has no live translation: transcribe at /v1/realtime?intent=transcription, "
+    "or translate a recording at /v1/audio/translations",
+    "calls": "this server speaks no WebRTC and no SIP: open a WebSocket at /v1/realtime?intent=transcription",
+    "sessions": "this is the beta shape of Realtime: make a secret at /v1/realtime/client_secrets",
+    "transcription_sessions": "this is the beta shape of Realtime: make a secret at "
+    "/v1/realtime/client_secrets",
+}
+"""Routes of OpenAI's that are refused by name."""
+
+router = APIRouter(prefix=PATH, tags=["realtime"])
+
+socket_router = APIRouter(tags=["realtime"])
+"""The sockets; they check keys themselves."""
+
+
+class SecretObject(BaseModel):
+    """OpenAI's answer."""
+
+    value: str
+    expires_at: int
+    session: dict[str, Any]
+
+
+@router.post("/client_secrets", openapi_extra=json_body(SecretForm))
+async def client_secrets(
+    request: Request, settings: SettingsDep, serving: ServingDep, caller: Caller
+) -> SecretObject:
+    """A key for minutes, which opens live sessions and nothing else."""
+    form = SecretForm.of(await json_object(request, MAX_SECRET_BYTES))
+    streams: Streams = request.app.state.streams
+    config = initial(settings.model_name).updated(form.session)
+    check_model(config.input.transcription.model, settings)
+    config.options(serving, settings)  # whether they can be served
+    seconds = form.expires_after.seconds
+    value, expires_at = streams.secrets.new(caller, config, seconds=seconds, now=time.time())
+    session = session_object(f"sess_{secrets.token_hex(12)}", config, expires_at)
+    return SecretObject(value=value, expires_at=expires_at, session=session)
+
+
+@router.get("", include_in_schema=False)
+async def not_upgraded() -> None:
+    raise ApiError("invalid_value", f"{PATH} is a WebSocket: send `Upgrade: websocket`")
+
+
+@router.post("/{name:path}", include_in_schema=False)
+async def absent(name: str) -> None:
+    raise _absent(name)
+
+
+@socket_router.websocket(PATH + "/{name:path}")
+async def absent_socket(websocket: WebSocket, name: str) -> None:
+    await websocket.send_denial_response(_absent(name).response())
+
+
+@socket_router.websocket(PATH)
+async def realtime(websocket: WebSocket) -> None:
+    streams: Streams = websocket.app.state.streams
+    try:
+        owner, config = await _admitted(websocket, streams)
+        client = client_of(websocket, owner)
+        with streams.place(client) as place:
+            streams.serving.admission.charge_request(owner)
+            await asyncio.to_thread(streams.serving.usage.spend, owner, requests=1)
+            offered = websocket.scope["subprotocols"]
+            await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+            if _speaks_beta(websocket):
+                await websocket.send_json({"event_id": "event_1", **error_event(BetaShape())})
+                return await websocket.close(4000)
+            await Connection(websocket, streams, place, client, config).run()
+    except ApiError as error:
+        streams.serving.metrics.refused(error.code)
+        await websocket.send_denial_response(error.response())
+
+
+async def _admitted(websocket: WebSocket, streams: Streams) -> tuple[str, SessionConfig]:
+    """Whose session it is, and its first configuration. Raises ApiError."""
+    serving, settings = streams.serving, streams.settings
+    owner, config = _caller(websocket, streams)
+    if settings.front_end:
+        refuse_without_model()
+    serving.check()
+    config = _asked(websocket, config, settings)
+    config.options(serving, settings)  # whether they can be served
+    await asyncio.to_thread(serving.usage.check, owner)
+    return owner, config
+
+
+def _caller(websocket: WebSocket, streams: Streams) -> tuple[str, SessionConfig]:
+    """The owner of the key or of the secret, and the configuration that a secret brings."""
+    keyring, config = websocket.app.state.keyring, initial(streams.settings.model_name)
+    key = bearer(websocket) or _key_of_browser(websocket)
+    if key is not None and key.startswith(SECRET_PREFIX):
+        owner, config = streams.secrets.read(key, time.time())
+        if keyring and not in_force(keyring, owner):
+            raise ApiError("invalid_api_key", "the client secret is of a key that has expired")
+    elif keyring:
+        found = key_owner(keyring, key)
+        if found is None:
+            raise ApiError(
+                "invalid_api_key",
+                f"give a key: `Authorization: Bearer <key>`, or as subprotocol `{KEY_SUBPROTOCOL}<key>`",
+            )
+        owner = found
+    if not keyring:
+        return ANONYMOUS, config
+    check_scope(websocket, owner, "audio")
+    return owner, config
+
+
+def _key_of_browser(websocket: WebSocket) -> str | None:
+    offered: list[str] = websocket.scope["subprotocols"]
+    found = [name for name in offered if name.startswith(KEY_SUBPROTOCOL)]
+    return found[0].removeprefix(KEY_SUBPROTOCOL) if found else None
+
+
+def _asked(websocket: WebSocket, config: SessionConfig, settings: Settings) -> SessionConfig:
+    """The configuration with what the address asks for. Raises ApiError."""
+    query = websocket.query_params
+    for name in query.keys() - PARAMETERS:
+        known = ", ".join(sorted(PARAMETERS))
+        raise ApiError(
+            "invalid_value", f"unknown parameter {name[:100]!r}; known: {known}", param=name[:100]
+        )
+    if query.get("intent", "transcription") != "transcription":
+        raise ApiError(
+            "invalid_value", "intent: this server has `transcription` only", param="intent"
+        )
+    if "model" not in query:
+        return config
+    name = check_model(query["model"], settings)
+    return config.updated({"audio": {"input": {"transcription": {"model": name}}}})
+
+
+def _speaks_beta(websocket: WebSocket) -> bool:
+    named = websocket.headers.get("openai-beta", "")
+    return BETA_HEADER in named or BETA_SUBPROTOCOL in websocket.scope["subprotocols"]
+
+
+def _absent(name: str) -> ApiError:
+    text = ABSENT.get(name.partition("/")[0], f"there is no route {PATH}/{name}")
+    return ApiError("not_found", text)
