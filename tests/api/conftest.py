@@ -162,11 +162,12 @@ def keyed(key: str) -> dict[str, str]:
 
 
 @contextmanager
-def served(app: FastAPI, lifespan: Literal["on", "off"] = "on") -> Iterator[str]:
-    """The application at an address of this machine, in a thread; it has ended afterwards."""
+def served(app: FastAPI, lifespan: Literal["on", "off"] = "on", **options: Any) -> Iterator[str]:
+    """The application at an address of this machine, in a thread; it has ended afterwards. `options` are
+    further ones of uvicorn."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan=lifespan))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan=lifespan, **options))
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:

@@ -1,0 +1,280 @@
+"""OpenAI's own client against the running service with the bundled model."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import soundfile
+import soxr
+from openai.types.realtime import (
+    ConversationItemAdded,
+    ConversationItemDone,
+    ConversationItemInputAudioTranscriptionCompletedEvent,
+    ConversationItemInputAudioTranscriptionDeltaEvent,
+    ConversationItemInputAudioTranscriptionSegment,
+    InputAudioBufferClearedEvent,
+    InputAudioBufferCommittedEvent,
+    InputAudioBufferSpeechStartedEvent,
+    InputAudioBufferSpeechStoppedEvent,
+    RealtimeErrorEvent,
+    SessionCreatedEvent,
+    SessionUpdatedEvent,
+)
+from openai.types.realtime.client_secret_create_response import ClientSecretCreateResponse
+
+from forescribe.api.access.keys import digest, new_key
+from forescribe.api.app import create_app
+from forescribe.api.http.sockets import SocketProtocol
+from forescribe.api.settings import Settings
+from forescribe.api.speech.serving import Serving
+from tests.api.conftest import RATE, SAMPLE, served, until
+
+KEY = new_key()
+INTENT = {"intent": "transcription"}
+TRANSCRIPT = "conversation.item.input_audio_transcription"
+TYPES: dict[str, Any] = {
+    "session.created": SessionCreatedEvent,
+    "session.updated": SessionUpdatedEvent,
+    "input_audio_buffer.speech_started": InputAudioBufferSpeechStartedEvent,
+    "input_audio_buffer.speech_stopped": InputAudioBufferSpeechStoppedEvent,
+    "input_audio_buffer.committed": InputAudioBufferCommittedEvent,
+    "input_audio_buffer.cleared": InputAudioBufferClearedEvent,
+    "conversation.item.added": ConversationItemAdded,
+    "conversation.item.done": ConversationItemDone,
+    f"{TRANSCRIPT}.delta": ConversationItemInputAudioTranscriptionDeltaEvent,
+    f"{TRANSCRIPT}.segment": ConversationItemInputAudioTranscriptionSegment,
+    f"{TRANSCRIPT}.completed": ConversationItemInputAudioTranscriptionCompletedEvent,
+    "error": RealtimeErrorEvent,
+}
+
+SECONDS = 6
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    settings = Settings(model="tiny.en", api_keys={"sdk": digest(KEY)}, drain_s=10, jobs=False)
+    serving = Serving.of(settings)
+    app = create_app(settings, serving)
+    with served(app, ws=SocketProtocol) as url:
+        until(lambda: serving.state == "ready")
+        yield f"{url}/v1"
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=address, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def speech() -> np.ndarray:
+    """The beginning of the sample that ships, in 16 bits at 16 kHz."""
+    samples, rate = soundfile.read(SAMPLE, stop=SECONDS * RATE, dtype="int16")
+    assert rate == RATE
+    return samples
+
+
+@pytest.fixture(scope="module")
+def uploaded(address: str, speech: np.ndarray) -> str:
+    """The text of an upload of the same samples."""
+    file = io.BytesIO()
+    soundfile.write(file, speech, RATE, format="WAV")
+    with openai.OpenAI(base_url=address, api_key=KEY) as client:
+        made = client.audio.transcriptions.create(model="whisper-1", file=("a.wav", file))
+    assert len(made.text.split()) > 8
+    return made.text
+
+
+def session(format: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "transcription", "audio": {"input": {"format": format, **more}}}
+
+
+def pieces(data: bytes, size: int) -> Iterator[str]:
+    for at in range(0, len(data), size):
+        yield base64.b64encode(data[at : at + size]).decode()
+
+
+def checked(event: Any) -> Any:
+    """The event, if it has the fields and types of the client's own model."""
+    if event.type in TYPES:
+        # The client takes the session of an event for one of conversations, and warns of its type.
+        data = json.loads(event.to_json(warnings=False))
+        if "session" in data:  # without our extensions
+            data["session"]["include"] = None
+            data["session"]["audio"]["input"]["format"] = None
+        made = TYPES[event.type].model_validate(data)
+        assert not made.model_extra, made.model_extra
+    else:
+        assert event.type.startswith("forescribe."), event.type
+    return event
+
+
+def until_end(events: Iterator[Any]) -> list[Any]:
+    """All events up to the first that ends an item."""
+    received = []
+    for event in events:
+        received.append(checked(event))
+        assert event.type != "error", event
+        if event.type in (f"{TRANSCRIPT}.completed", f"{TRANSCRIPT}.failed"):
+            return received
+    raise AssertionError("the session has ended")
+
+
+def test_what_is_said_arrives_while_it_is_said_and_is_an_uploads_text(
+    client, speech, uploaded
+) -> None:
+    with client.realtime.connect(extra_query=INTENT) as connection:
+        created = checked(connection.recv())
+        assert created.type == "session.created" and created.session.id.startswith("sess_")
+        connection.session.update(session=session({"type": "audio/pcm", "rate": RATE}))
+        assert checked(connection.recv()).type == "session.updated"
+        for piece in pieces(speech.tobytes(), 3333):  # odd: samples are torn apart
+            connection.input_audio_buffer.append(audio=piece)
+        while True:  # before anything is committed
+            event = checked(connection.recv())
+            if event.type == f"{TRANSCRIPT}.delta":
+                break
+        connection.input_audio_buffer.commit()
+        received = [event, *until_end(iter(connection))]
+    done = received[-1]
+    assert done.transcript == uploaded and done.usage.seconds == SECONDS
+    assert [language.code for language in done.languages] == ["en"]
+    deltas = [e for e in received if e.type.endswith(".delta")]
+    assert {(e.item_id, e.content_index) for e in deltas} == {(done.item_id, 0)}
+    said = "".join(event.delta for event in deltas)
+    assert said.split()[:5] == uploaded.split()[:5]
+    kinds = [event.type for event in received]
+    assert kinds.index("input_audio_buffer.committed") < kinds.index("conversation.item.added")
+    assert f"{TRANSCRIPT}.segment" in kinds
+
+
+def resampled(speech: np.ndarray, rate: int) -> np.ndarray:
+    return soxr.resample(speech, RATE, rate)
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        {"type": "audio/pcm", "rate": 24_000},
+        {"type": "audio/pcm", "rate": 8_000},
+        {"type": "audio/pcmu"},
+        {"type": "audio/pcma"},
+    ],
+    ids=str,
+)
+def test_every_format_gives_the_same_words(client, speech, uploaded, format) -> None:
+    from tests.api.realtime.test_formats import encoded
+
+    samples = resampled(speech, format.get("rate", 8_000))
+    data = samples.tobytes() if format["type"] == "audio/pcm" else encoded(samples, format["type"])
+    with client.realtime.connect(model="whisper-1") as connection:
+        connection.session.update(session=session(format))
+        connection.input_audio_buffer.append(audio=base64.b64encode(data).decode())
+        connection.input_audio_buffer.commit()
+        done = until_end(iter(connection))[-1]
+    assert words(done.transcript) == words(uploaded)
+
+
+def words(text: str) -> list[str]:
+    return [word.strip(",.?!").lower() for word in text.split()]
+
+
+def test_turns_are_found(client, speech) -> None:
+    with client.realtime.connect(extra_query=INTENT) as connection:
+        connection.session.update(
+            session={
+                **session(
+                    {"type": "audio/pcm", "rate": RATE},
+                    turn_detection={"type": "server_vad", "silence_duration_ms": 600},
+                ),
+                "include": ["item.input_audio_transcription.logprobs", "forescribe.hypothesis"],
+            }
+        )
+        silence = bytes(2 * RATE)
+        connection.input_audio_buffer.append(
+            audio=base64.b64encode(silence + speech.tobytes() + 2 * silence).decode()
+        )
+        received = until_end(iter(connection))
+    named = {event.type: event for event in reversed(received)}  # the first of each
+    started = named["input_audio_buffer.speech_started"]
+    assert 600 <= started.audio_start_ms <= 1500
+    assert named["input_audio_buffer.speech_stopped"].audio_end_ms > started.audio_start_ms
+    done = named[f"{TRANSCRIPT}.completed"]
+    assert started.item_id == done.item_id
+    assert named[f"{TRANSCRIPT}.delta"].logprobs and done.logprobs
+    written = bytes(byte for token in done.logprobs for byte in token.bytes)
+    assert written.decode().strip() == done.transcript
+    assert "forescribe.hypothesis" in named
+
+
+def test_the_asynchronous_client(address, speech, uploaded) -> None:
+    async def talk() -> str:
+        async with openai.AsyncOpenAI(base_url=address, api_key=KEY, max_retries=0) as client:
+            async with client.realtime.connect(extra_query=INTENT) as connection:
+                await connection.session.update(
+                    session=session({"type": "audio/pcm", "rate": RATE})
+                )
+                for piece in pieces(speech.tobytes(), 32_000):
+                    await connection.input_audio_buffer.append(audio=piece)
+                await connection.input_audio_buffer.commit()
+                async for event in connection:
+                    if checked(event).type == f"{TRANSCRIPT}.completed":
+                        return event.transcript
+        raise AssertionError
+
+    assert asyncio.run(talk()) == uploaded
+
+
+def test_mistakes_are_errors_and_the_session_goes_on(client, speech) -> None:
+    with client.realtime.connect(extra_query=INTENT) as connection:
+        connection.recv()
+        connection.send({"type": "input_audio_buffer.commit", "event_id": "mine"})
+        error = checked(connection.recv())
+        assert error.error.code == "input_audio_buffer_commit_empty"
+        assert error.error.event_id == "mine"
+        connection.session.update(session={"type": "realtime", "model": "gpt-realtime"})
+        assert "transcription" in checked(connection.recv()).error.message
+        connection.input_audio_buffer.clear()
+        assert checked(connection.recv()).type == "input_audio_buffer.cleared"
+
+
+def test_a_secret_opens_sessions_and_nothing_else(client, address, speech) -> None:
+    raw = client.realtime.client_secrets.with_raw_response.create(
+        expires_after={"anchor": "created_at", "seconds": 60},
+        session=session({"type": "audio/pcm", "rate": 24_000}, transcription={"language": "en"}),
+    )
+    ClientSecretCreateResponse.model_validate(json.loads(raw.http_response.content))
+    secret = raw.parse()
+    assert secret.value.startswith("ek_") and secret.session.type == "transcription"
+    with openai.OpenAI(base_url=address, api_key=secret.value, max_retries=0) as browser:
+        with browser.realtime.connect(extra_query=INTENT) as connection:
+            shown = connection.recv().session.audio.input.transcription
+            assert shown.language == "en"
+        with pytest.raises(openai.AuthenticationError):
+            browser.models.list()
+        with pytest.raises(openai.AuthenticationError):
+            browser.realtime.client_secrets.create(session={"type": "transcription"})
+
+
+def test_a_handler_of_events(client, speech, uploaded) -> None:
+    heard = []
+    with client.realtime.connect(extra_query=INTENT) as connection:
+
+        def ended(event: Any) -> None:
+            heard.append(event.transcript)
+            connection.close()
+
+        connection.on(f"{TRANSCRIPT}.completed", ended)
+        connection.session.update(session=session({"type": "audio/pcm", "rate": RATE}))
+        connection.input_audio_buffer.append(audio=base64.b64encode(speech.tobytes()).decode())
+        connection.input_audio_buffer.commit()
+        connection.dispatch_events()
+    assert heard == [uploaded]
