@@ -38,7 +38,6 @@ from ..access.limits import Client
 from ..dependencies import in_force
 from ..errors import ApiError
 from ..http.errors import place_of, report
-from ..routers.operations import check_model
 from .events import (
     APPEND,
     CLEAR,
@@ -219,7 +218,6 @@ class Connection:
 
     async def _update(self, given: dict[str, Any]) -> None:
         config = self.config.updated(given, started=self._started)
-        check_model(config.input.transcription.model, self.settings)
         options = config.options(self.serving, self.settings)
         stream = self._stream
         try:

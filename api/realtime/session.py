@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ..errors import ApiError
+from ..routers.operations import check_model
 from ..settings import Settings
 from ..speech import forms
 from ..speech.forms import MAX_LISTED, MAX_PROMPT, Entry, TranscriptionForm
@@ -187,13 +188,14 @@ class SessionConfig(Frozen):
         return new
 
     def options(self, serving: Serving, settings: Settings) -> LiveOptions:
-        """Raises ApiError `invalid_value` with the field that cannot be served."""
+        """Raises ApiError `invalid_value` or `model_not_found` with the field that cannot be served."""
         from forescribe.asr.live.events import LiveOptions
         from forescribe.asr.live.turns import Turns
 
         wanted, detection = self.input.transcription, self.input.turn_detection
         fields = wanted.model_dump(exclude={"delay"})
         try:
+            check_model(wanted.model, settings)
             options = forms.transcription(TranscriptionForm(**fields), serving, settings)
         except ApiError as error:
             param = f"{PARAM}.{TRANSCRIPTION}.{error.param}"

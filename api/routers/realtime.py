@@ -87,7 +87,6 @@ async def client_secrets(
     form = SecretForm.of(await json_object(request, MAX_SECRET_BYTES))
     streams: Streams = request.app.state.streams
     config = initial(settings.model_name).updated(form.session)
-    check_model(config.input.transcription.model, settings)
     config.options(serving, settings)  # whether they can be served
     seconds = form.expires_after.seconds
     value, expires_at = streams.secrets.new(caller, config, seconds=seconds, now=time.time())

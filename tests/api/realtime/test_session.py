@@ -2,12 +2,313 @@
 
 from __future__ import annotations
 
-from tests.api.realtime.sockets import connected, noise
+import json
+import string
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forescribe.api.app import create_app
+from forescribe.api.errors import ApiError
+from forescribe.api.realtime.events import FIELDS, InvalidEvent, client_event
+from forescribe.api.realtime.session import initial
+from forescribe.api.settings import Settings
+from forescribe.api.speech.serving import Serving
+from tests.api.conftest import FORM, RATE, TRANSCRIBE, Halves, until, wav
+from tests.api.realtime.sockets import (
+    PATH,
+    Socket,
+    audio,
+    connected,
+    noise,
+    quiet,
+)
+
+VAD = {"type": "server_vad", "silence_duration_ms": 300, "prefix_padding_ms": 0}
+SEMANTIC = {"type": "semantic_vad"}
 
 
-def test_an_item_from_its_first_sample_to_its_text(service) -> None:
+def test_an_items_text_is_that_of_an_upload_of_its_samples(service) -> None:
     client = service()
+    samples = (np.clip(noise(2.5), -1, 1) * 32767).astype("<i2") / 32768
+    upload = client.post(
+        TRANSCRIBE, files={"file": wav(samples)}, data={**FORM, "temperature": "0"}
+    )
     with connected(client) as socket:
-        socket.append(noise(2.5))
+        for at in range(0, len(samples), 1600):
+            socket.append(noise(2.5)[at : at + 1600])
+        socket.commit()
+        done = socket.until("completed")
+    assert done["transcript"] == upload.json()["text"] != ""
+    assert done["languages"] == [{"code": "de"}]
+    assert done["usage"] == {"type": "duration", "seconds": 2.5}
+
+
+def test_items_are_linked_and_each_ends_once(service) -> None:
+    with connected(service()) as socket:
+        for seed in range(3):
+            socket.append(noise(1, seed))
+            socket.commit()
+        for _ in range(3):
+            socket.until("completed")
+    committed = [e for e in socket.received if e["type"] == "input_audio_buffer.committed"]
+    ids = [event["item_id"] for event in committed]
+    assert [event["previous_item_id"] for event in committed] == [None, *ids[:2]]
+    assert sorted(event["item_id"] for event in socket.of("completed")) == sorted(ids)
+    added = [e for e in socket.received if e["type"] == "conversation.item.added"]
+    assert [event["item"]["id"] for event in added] == ids
+    events = [event["event_id"] for event in socket.received]
+    assert len(set(events)) == len(events)
+
+
+def test_what_is_cleared_is_no_item(service) -> None:
+    with connected(service()) as socket:
+        socket.append(noise(2))
+        socket.send("input_audio_buffer.clear")
+        socket.until("input_audio_buffer.cleared")
+        socket.commit()
+        error = socket.next()
+        assert error["error"]["code"] == "input_audio_buffer_commit_empty"
+        socket.append(noise(1, 1))
+        socket.commit()
+        assert socket.until("completed")["usage"]["seconds"] == 1
+
+
+def test_turns(service) -> None:
+    with connected(service()) as socket:
+        socket.configure(audio=audio(VAD))
+        socket.append(np.concatenate([quiet(1), noise(1.5), quiet(1), noise(1.5, 1), quiet(1)]))
+        done = {socket.until("completed")["item_id"] for _ in range(2)}
+    started, stopped = (
+        [e for e in socket.received if e["type"] == f"input_audio_buffer.speech_{name}"]
+        for name in ("started", "stopped")
+    )
+    assert {event["item_id"] for event in started} == done
+    spans = [
+        (a["audio_start_ms"], b["audio_end_ms"]) for a, b in zip(started, stopped, strict=True)
+    ]
+    for (begin, end), (voice, silence) in zip(spans, [(1000, 2500), (3500, 5000)], strict=True):
+        assert abs(begin - voice) < 100
+        assert silence + 300 <= end < silence + 300 + 2 * 256 + 100  # audio is judged in steps
+
+
+def test_a_session_is_changed_while_it_runs(service) -> None:
+    with connected(service()) as socket:
+        socket.append(noise(1))
+        changed = socket.configure(
+            audio={"input": {"turn_detection": VAD, "transcription": {"prompt": "Ein Wort."}}},
+            include=["item.input_audio_transcription.logprobs", "forescribe.hypothesis"],
+        )
+        shown = changed["audio"]["input"]
+        assert shown["turn_detection"]["threshold"] == 0.5  # a default
+        assert shown["transcription"]["language"] == "de"  # from before
+        assert shown["transcription"]["prompt"] == "Ein Wort."
+        assert shown["format"] == {"type": "audio/pcm", "rate": RATE}
+        socket.send(
+            "session.update", session={"audio": {"input": {"format": {"type": "audio/pcmu"}}}}
+        )
+        assert socket.next()["error"]["param"] == "session.audio.input.format"
+        socket.append(np.concatenate([noise(1.5), quiet(1)]))
+        done = socket.until("completed")
+        assert done["logprobs"]
+        changed = socket.configure(audio={"input": {"turn_detection": None}}, include=None)
+        assert changed["audio"]["input"]["turn_detection"] is None and changed["include"] is None
+
+
+@pytest.mark.parametrize(
+    ("session", "param", "says"),
+    [
+        ({"type": "realtime"}, "session.type", "transcribes"),
+        ({"voice": "alloy"}, "session.voice", "not permitted"),
+        ({"audio": None}, "session.audio", ""),
+        ({"audio": {"output": {}}}, "session.audio.output", "not permitted"),
+        ({"include": ["everything"]}, "session.include.0", ""),
+        *[
+            ({"audio": {"input": {name: value}}}, f"session.audio.input.{where}", says)
+            for name, value, where, says in [
+                ("noise_reduction", {"type": "near_field"}, "noise_reduction", "filter"),
+                ("transcription", None, "transcription", "without"),
+                ("transcription", {"model": "large-v9"}, "transcription.model", "large-v9"),
+                ("transcription", {"language": "tlh"}, "transcription.language", "tlh"),
+                ("transcription", {"languages": []}, "transcription.languages", ""),
+                ("transcription", {"languages": ["en"]}, "transcription.languages", "not both"),
+                ("transcription", {"delay": "never"}, "transcription.delay", "minimal"),
+                ("transcription", {"prompt": "x" * 100_001}, "transcription.prompt", ""),
+                ("format", {"type": "audio/opus"}, "format", "audio/pcm"),
+                ("format", {"type": "audio/pcm", "rate": 44_100}, "format.rate", "16000"),
+                ("format", {"type": "audio/pcmu", "rate": 16_000}, "format.rate", "8000"),
+                ("turn_detection", {"type": "none"}, "turn_detection", "server_vad"),
+                ("turn_detection", {**VAD, "threshold": 2}, "turn_detection.threshold", ""),
+                ("turn_detection", {**VAD, "idle_timeout_ms": 5}, "turn_detection.idle_timeout_ms", ""),
+                ("turn_detection", {**SEMANTIC, "eagerness": "x"}, "turn_detection.eagerness", ""),
+            ]
+        ],
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_is_refused_by_name(refusing, session, param, says) -> None:
+    refusing.send("session.update", session=session, event_id="it")
+    error = refusing.next()["error"]
+    assert (error["type"], error["event_id"]) == ("invalid_request_error", "it")
+    assert error["param"] == param and says in error["message"]
+
+
+@pytest.fixture(scope="module")
+def refusing_client(transcriber, decoders):
+    serving = Serving(Settings(model="random", drain_s=0.0), lambda: transcriber, Halves, decoders)
+    app = create_app(serving.settings, serving)
+    with TestClient(app, base_url="http://localhost") as client:
+        until(lambda: serving.state == "ready")
+        yield client
+
+
+@pytest.fixture(scope="module")
+def refusing(refusing_client):
+    """A session that lives through all of a module's mistakes."""
+    with connected(refusing_client) as socket:
+        yield socket
+        socket.append(noise(1))
         socket.commit()
         assert socket.until("completed")["transcript"]
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        ("", "event"),
+        ("{", "event"),
+        ("[]", "event"),
+        ("null", "event"),
+        ('{"type": 5}', "type"),
+        ("{}", "type"),
+        ('{"type": "response.create"}', "type"),
+        ('{"type": "conversation.item.create", "item": {}}', "type"),
+        ('{"type": "input_audio_buffer.append"}', "audio"),
+        ('{"type": "input_audio_buffer.append", "audio": 5}', "audio"),
+        ('{"type": "input_audio_buffer.append", "audio": "####"}', "audio"),
+        ('{"type": "input_audio_buffer.append", "audio": "AAA"}', "audio"),
+        ('{"type": "input_audio_buffer.commit", "now": true}', "now"),
+        ('{"type": "input_audio_buffer.commit", "event_id": 7}', "event_id"),
+        ('{"type": "session.update"}', "session"),
+        ('{"type": "session.update", "session": []}', "session"),
+        ('{"type": "session.update", "session": ' + "[" * 500 + "]" * 500 + "}", "event"),
+        ('{"type": "\\ud800"}', "event"),
+        ('{"type": "input_audio_buffer.append", "audio": NaN}', "event"),
+    ],
+)
+def test_a_malformed_event_is_an_error(refusing, text, param) -> None:
+    refusing.session.send_text(text)
+    event = refusing.next()
+    assert event["type"] == "error" and event["error"]["param"] == param
+
+
+def test_a_binary_message_is_an_error(refusing) -> None:
+    refusing.session.send_bytes(bytes(3200))
+    assert "base64" in refusing.next()["error"]["message"]
+
+
+def test_more_audio_than_an_event_may_have_is_an_error(refusing) -> None:
+    refusing.send("input_audio_buffer.append", audio="A" * (21 << 20))
+    assert refusing.next()["error"]["code"] == "file_too_large"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["type", "audio", "input", "format", "x"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    text=st.text(alphabet=string.printable, max_size=60)
+    | st.builds(
+        lambda kind, name, value: json.dumps({"type": kind, name: value}),
+        st.sampled_from([*FIELDS, "response.create"]),
+        st.sampled_from(["session", "audio", "event_id", "x"]),
+        json_values,
+    )
+)
+@settings(max_examples=150)
+def test_no_text_is_more_than_a_refusal(text) -> None:
+    try:
+        event = client_event(text)
+    except InvalidEvent as refused:
+        assert refused.error.code == "invalid_value"
+    else:
+        assert event["type"] in FIELDS
+
+
+@given(given_session=st.dictionaries(st.sampled_from(["type", "audio", "include"]), json_values))
+@settings(max_examples=150)
+def test_no_configuration_is_more_than_a_refusal(given_session) -> None:
+    try:
+        config = initial("random").updated(given_session)
+    except ApiError as error:
+        assert error.code == "invalid_value" and error.param.startswith("session")
+    else:
+        assert type(config).model_validate(config.model_dump()) == config
+
+
+@given(texts=st.lists(st.text(max_size=80), max_size=5))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
+def test_an_open_session_survives_anything(refusing, texts) -> None:
+    for text in texts:
+        refusing.session.send_text(text)
+        assert refusing.next()["type"] == "error"
+
+
+@pytest.mark.parametrize("path", ["translations", "calls", "sessions", "no-such"])
+def test_what_is_not_there_is_refused_by_name(refusing_client, path) -> None:
+    answer = refusing_client.post(f"/v1/realtime/{path}", json={})
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
+    message = answer.json()["error"]["message"]
+    assert "/v1/realtime" in message
+    if path == "translations":
+        assert "/v1/audio/translations" in message
+
+
+def test_a_request_that_is_no_socket_is_told_so(refusing_client) -> None:
+    answer = refusing_client.get("/v1/realtime")
+    assert answer.status_code == 400 and "WebSocket" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("how", ["header", "subprotocol", "event"])
+def test_the_beta_shape_is_ended_with_its_own_code(refusing_client, how) -> None:
+    options = {
+        "header": {"headers": {"OpenAI-Beta": "realtime=v1"}},
+        "subprotocol": {"subprotocols": ["realtime", "openai-beta.realtime-v1"]},
+        "event": {},
+    }[how]
+    with refusing_client.websocket_connect(PATH, **options) as session:
+        socket = Socket(session)
+        if how == "event":
+            assert socket.next()["type"] == "session.created"
+            socket.send("transcription_session.update", session={"input_audio_format": "pcm16"})
+        error = socket.next()["error"]
+        assert error["code"] == "beta_api_shape_disabled" and "session.update" in error["message"]
+        assert session.receive() == {"type": "websocket.close", "code": 4000, "reason": ""}
+
+
+def test_values_that_are_not_numbers_cannot_come_and_loud_noise_is_audio(refusing) -> None:
+    refusing.append(np.where(np.arange(RATE) % 2, 1.0, -1.0))
+    refusing.commit()
+    assert "transcript" in refusing.until("completed")
+
+
+def test_silence_costs_nothing(service, transcriber) -> None:
+    client = service()
+    with connected(client) as socket:
+        socket.configure(audio=audio(VAD))
+        before = client.app.state.serving.session.stats.rounds
+        for _ in range(30):
+            socket.append(quiet(10))
+        socket.configure(audio=audio(VAD))  # answered behind the audio
+        assert client.app.state.serving.session.stats.rounds == before
+    assert [e["type"] for e in socket.received] == ["session.created", *["session.updated"] * 3]
