@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
+from fastapi.testclient import TestClient
 from starlette.testclient import WebSocketDenialResponse
 
 from forescribe.api.access.keys import digest, new_key
+from forescribe.api.app import create_app
 from forescribe.api.realtime.client_secrets import MAX_LENGTH, ClientSecrets
 from forescribe.api.realtime.session import initial
-from tests.api.conftest import keyed
+from forescribe.api.settings import Settings
+from forescribe.api.speech.serving import FrontEnd
+from tests.api.conftest import Halves, keyed
 from tests.api.realtime.sockets import PATH, connected, eventually, noise
 
 KEY, OTHER = new_key(), new_key()
@@ -191,8 +196,6 @@ def test_a_key_that_is_removed_ends_its_sessions(service) -> None:
 
 
 def test_a_model_that_is_not_loaded_takes_nobody(service, transcriber) -> None:
-    import threading
-
     go = threading.Event()
 
     def load():
@@ -207,13 +210,6 @@ def test_a_model_that_is_not_loaded_takes_nobody(service, transcriber) -> None:
 
 
 def test_a_server_without_a_model_says_so(tmp_path, decoders) -> None:
-    from fastapi.testclient import TestClient
-
-    from forescribe.api.app import create_app
-    from forescribe.api.settings import Settings
-    from forescribe.api.speech.serving import FrontEnd
-    from tests.api.conftest import Halves
-
     settings = Settings(model="random", front_end=True, database_url="postgresql://u:p@localhost/x")
     serving = FrontEnd(settings, lambda: None, Halves, decoders)
     with TestClient(create_app(settings, serving), base_url="http://localhost") as client:

@@ -1,0 +1,295 @@
+"""How sessions end: by whom they may, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from forescribe.api.app import create_app
+from forescribe.api.http import sockets
+from forescribe.api.http.sockets import SocketProtocol
+from forescribe.api.realtime import connection
+from forescribe.api.settings import Settings
+from forescribe.api.speech.serving import Serving
+from tests.api.conftest import FORM, TRANSCRIBE, Halves, served, sound, until
+from tests.api.realtime.sockets import TRANSCRIPT, audio, connected, noise, pcm, quiet
+from tests.api.test_metrics import series
+
+PATIENCE = 60.0
+
+
+class Small(SocketProtocol):
+    """With a buffer of the system that is soon full."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, 4096
+        )
+
+
+@pytest.fixture
+def live(transcriber, decoders) -> Iterator[Callable[..., tuple[Serving, Any, str]]]:
+    """`live(**options of uvicorn)` starts a service on a socket; its serving, application and address."""
+    with ExitStack() as running:
+
+        def start(drain_s: float = 20.0, **options: Any) -> tuple[Serving, Any, str]:
+            settings = Settings(model="random", drain_s=drain_s)
+            serving = Serving(settings, lambda: transcriber, Halves, decoders)
+            app = create_app(settings, serving)
+            options = {"ws": SocketProtocol, "ws_max_size": connection.MAX_MESSAGE, **options}
+            url = running.enter_context(served(app, **options))
+            until(lambda: serving.state == "ready")
+            start.stop = running.close  # type: ignore[attr-defined]
+            return serving, app, url.replace("http", "ws") + "/v1/realtime?intent=transcription"
+
+        yield start
+
+
+@contextmanager
+def talking(address: str, seconds: float = 2.5, **options: Any) -> Iterator[ClientConnection]:
+    """A session that has sent audio."""
+    with connect(address, compression=None, **options) as client:
+        assert json.loads(client.recv())["type"] == "session.created"
+        say(client, "session.update", session={"audio": audio()})
+        assert json.loads(client.recv())["type"] == "session.updated"
+        say(client, "input_audio_buffer.append", audio=pcm(noise(seconds)))
+        yield client
+
+
+def say(client: ClientConnection, type: str, **fields: object) -> None:
+    client.send(json.dumps({"type": type, **fields}))
+
+
+def rest(client: ClientConnection) -> tuple[list[str], int | None]:
+    """The types of all events that follow, and the code of the close."""
+    types = []
+    try:
+        while True:
+            types.append(json.loads(client.recv(PATIENCE))["type"].removeprefix(f"{TRANSCRIPT}."))
+    except ConnectionClosed as closed:
+        return types, None if closed.rcvd is None else closed.rcvd.code
+
+
+def nothing_left(serving: Serving, app: Any) -> None:
+    until(lambda: app.state.streams.open == 0)
+    until(lambda: not serving.session._live)
+    engine = serving.session.context.engine
+    until(lambda: not engine.rows.active.any() and engine.free == serving.session.context.batch)
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_a_client_that_leaves_in_mid_word_frees_its_rows(live, held, how) -> None:
+    serving, app, address = live()
+    engine = serving.session.context.engine
+    with talking(address) as client:
+        until(lambda: engine.free < serving.session.context.batch)
+        if how == "reset":
+            linger = struct.pack("ii", 1, 0)
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            client.socket.close()
+    held.set()
+    nothing_left(serving, app)
+
+
+def test_the_end_of_the_process_leaves_open_items_their_text(live, held) -> None:
+    serving, app, address = live()
+    with talking(address) as client:
+        until(lambda: serving.session._live)
+        serving.drain()
+        time.sleep(0.2)
+        held.set()
+        types, code = rest(client)
+        assert types[-1] == "completed" and code == 1012
+        with pytest.raises(Exception, match="503"):
+            connect(address)
+    nothing_left(serving, app)
+
+
+def test_a_server_that_is_told_to_exit_ends_sessions_as_well(live) -> None:
+    _, _, address = live()
+    with talking(address) as client, ThreadPoolExecutor(1) as pool:
+        said = pool.submit(rest, client)
+        live.stop()
+        types, code = said.result(PATIENCE)
+    assert types[-1] == "completed" and code == 1012
+
+
+def test_items_that_take_too_long_at_the_end_fail(live, held) -> None:
+    serving, _, address = live(drain_s=0.3)
+    with talking(address) as client:
+        until(lambda: serving.session._live)
+        serving.drain()
+        types, code = rest(client)
+        assert types[-1] == "failed" and code == 1012
+    held.set()
+
+
+def test_a_session_lasts_an_hour(live, monkeypatch) -> None:
+    monkeypatch.setattr(connection, "SESSION_S", 1.0)
+    serving, app, address = live()
+    with talking(address) as client:
+        types, code = rest(client)
+    assert "error" in types and types[-1] == "completed" and code == 1000
+    nothing_left(serving, app)
+
+
+def test_a_fault_of_ours_ends_the_session_and_says_no_more(live, monkeypatch, held) -> None:
+    serving, app, address = live()
+    with talking(address) as client:
+        until(lambda: serving.session._live)
+        held.set()
+        monkeypatch.setattr(connection, "client_event", lambda text: 1 / 0)
+        say(client, "input_audio_buffer.commit")
+        types, code = rest(client)
+    assert "error" in types and types[-1] == "completed" and code == 1011
+    nothing_left(serving, app)
+
+
+def test_a_slow_reader_is_cut_off(live, monkeypatch) -> None:
+    monkeypatch.setattr(connection, "MAX_UNSENT", 1 << 14)
+    monkeypatch.setattr(connection, "CLOSE_S", 0.2)
+    monkeypatch.setattr(sockets, "LINGER_S", 0.2)
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(connection, "report", lambda event, **facts: said.append(facts))
+    serving, app, address = live(ws=Small)
+    own = socket.create_connection(("127.0.0.1", int(address.split(":")[2].split("/")[0])))
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with talking(address, sock=own, close_timeout=0) as client:
+        client.recv_flow_control.acquire()
+        with suppress(ConnectionClosed, OSError):
+            for _ in range(5000):
+                say(client, "no such event")
+        try:
+            nothing_left(serving, app)
+        finally:
+            client.recv_flow_control.release()
+    assert said[-1]["close"] == 1013
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_pings_find_clients_that_are_gone_and_no_others(live, monkeypatch, read, held) -> None:
+    """Also while the server does not read, because the model is behind."""
+    monkeypatch.setattr(connection, "MAX_BEHIND_S", 1.0)
+    monkeypatch.setattr(sockets, "LINGER_S", 0.2)
+    serving, app, address = live(ws_ping_interval=0.2, ws_ping_timeout=0.4)
+    with talking(address, 8, ping_interval=None, close_timeout=0) as client:
+        if not read:
+            held.set()
+            client.recv_flow_control.acquire()  # it reads nothing, so it answers no ping
+            try:
+                nothing_left(serving, app)
+            finally:
+                client.recv_flow_control.release()
+            return
+        until(lambda: serving.session._live)
+        say(client, "input_audio_buffer.commit")
+        time.sleep(1.5)
+        assert app.state.streams.open == 1
+        held.set()
+        while json.loads(client.recv(PATIENCE))["type"] != f"{TRANSCRIPT}.completed":
+            pass
+
+
+def test_a_client_that_is_faster_than_the_model_waits(live, held, monkeypatch) -> None:
+    monkeypatch.setattr(connection, "MAX_BEHIND_S", 2.0)
+    serving, app, address = live()
+    sent = threading.Event()
+
+    def send(client: ClientConnection) -> None:
+        for seed in range(8):
+            say(client, "input_audio_buffer.append", audio=pcm(noise(5, seed)))
+        say(client, "input_audio_buffer.commit")
+        sent.set()
+
+    # The client's own pings are behind what it sends, and it would give up after 40 s.
+    with talking(address, ping_interval=None) as client, ThreadPoolExecutor(1) as pool:
+        pool.submit(send, client)
+        until(lambda: serving.session._live)
+        time.sleep(1.0)
+        received = series_of(app)["forescribe_live_audio_seconds_total"]
+        assert received <= 10  # counted in steps of ten seconds
+        held.set()
+        while (event := json.loads(client.recv(PATIENCE)))["type"] != f"{TRANSCRIPT}.completed":
+            pass
+        assert sent.is_set() and event["usage"]["seconds"] == 42.5
+
+
+def series_of(app: Any) -> dict[str, float]:
+    class Client:
+        def get(self, path: str) -> Any:
+            class Answer:
+                text = app.state.serving.metrics.text().decode()
+
+            return Answer
+
+    return series(Client())
+
+
+def test_what_is_told_is_counted(service) -> None:
+    client = service()
+    with connected(client) as session:
+        session.append(noise(2.5))
+        session.commit()
+        session.until("completed")
+        assert series(client)["forescribe_live_streams"] == 1
+    until(lambda: client.app.state.streams.open == 0)
+    now = series(client)
+    assert now["forescribe_live_items_total{result=completed}"] == 1
+    assert now["forescribe_live_audio_seconds_total"] == 2.5
+    assert now["forescribe_live_words_total"] >= now["forescribe_live_contradicted_words_total"]
+    assert now["forescribe_live_lag_seconds_count"] >= 0
+
+
+def test_fifty_silent_clients_disturb_nobody(service) -> None:
+    client = service(max_streams_per_key=50)
+    before = threading.active_count()
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(connected(client)) for _ in range(50)]
+        for session in sessions:
+            session.configure(audio=audio({"type": "server_vad"}))
+            session.append(quiet(1))
+        answer = client.post(TRANSCRIBE, files={"file": sound(2)}, data=FORM)
+        assert answer.status_code == 200
+        assert threading.active_count() < before + 20
+    until(lambda: client.app.state.streams.open == 0)
+
+
+def test_four_speakers_and_an_upload(service) -> None:
+    """Each gets what it would get alone."""
+    client = service()
+
+    def speak(seed: int) -> str:
+        with connected(client) as session:
+            for piece in np.array_split(noise(3, seed), 15):
+                session.append(piece)
+            session.commit()
+            return session.until("completed")["transcript"]
+
+    alone = [speak(seed) for seed in range(4)]
+    with ThreadPoolExecutor(5) as pool:
+        upload = pool.submit(client.post, TRANSCRIBE, files={"file": sound(20)}, data=FORM)
+        together = list(pool.map(speak, range(4)))
+        assert upload.result(PATIENCE).status_code == 200
+    assert together == alone and len(set(alone)) == 4
+
+
+def test_a_frame_beyond_the_bound_is_not_read(live) -> None:
+    serving, app, address = live()
+    with talking(address) as client:
+        with suppress(ConnectionClosed, OSError):
+            client.send("x" * (connection.MAX_MESSAGE + 1))
+        assert rest(client)[1] in (1009, None)  # or reset, if the frame was still being sent
+    nothing_left(serving, app)
