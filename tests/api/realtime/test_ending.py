@@ -94,14 +94,15 @@ def nothing_left(serving: Serving, app: Any) -> None:
 def test_a_client_that_leaves_in_mid_word_frees_its_rows(live, held, how) -> None:
     serving, app, address = live()
     engine = serving.session.context.engine
-    with talking(address) as client:
+    with talking(address, close_timeout=0) as client:
         until(lambda: engine.free < serving.session.context.batch)
         if how == "reset":
             linger = struct.pack("ii", 1, 0)
             client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            client.socket.shutdown(socket.SHUT_RD)  # wakes the client's own thread
             client.socket.close()
-    held.set()
     nothing_left(serving, app)
+    held.set()
 
 
 def test_the_end_of_the_process_leaves_open_items_their_text(live, held) -> None:
