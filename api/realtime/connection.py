@@ -157,6 +157,7 @@ class Connection:
     async def _run(self) -> End | None:
         """Read events until the session ends; None where the client has left."""
         try:
+            await self.serving.awake()
             options = self.config.options(self.serving, self.settings)
             self.stream = await self._in_thread(lambda: self.serving.live(options, self._tell))
             self._use(self.config)

@@ -123,7 +123,8 @@ async def realtime(websocket: WebSocket) -> None:
             if _speaks_beta(websocket):
                 await websocket.send_json({"event_id": "event_1", **error_event(BetaShape())})
                 return await websocket.close(4000)
-            await Connection(websocket, streams, place, client, config).run()
+            with streams.serving.idle.hold():
+                await Connection(websocket, streams, place, client, config).run()
     except ApiError as error:
         streams.serving.metrics.refused(error.code)
         await websocket.send_denial_response(error.response())

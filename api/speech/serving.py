@@ -242,8 +242,9 @@ class Serving(Lifecycle):
         return stream
 
     def live(self, options: LiveOptions, tell: Tell) -> LiveStream:
-        """A live stream in the session. Not on the event loop: the first one may load the voice detector.
-        Raises ApiError if its options cannot be served or no work is admitted."""
+        """A live stream in the session; the model is `awake`, and the caller holds it (`idle.hold`). Not on
+        the event loop: the first one may load the voice detector. Raises ApiError if its options cannot be
+        served or no work is admitted."""
         from forescribe.asr.live.stream import LiveStream
 
         try:

@@ -294,3 +294,16 @@ def test_a_frame_beyond_the_bound_is_not_read(live) -> None:
             client.send("x" * (connection.MAX_MESSAGE + 1))
         assert rest(client)[1] in (1009, None)  # or reset, if the frame was still being sent
     nothing_left(serving, app)
+
+
+def test_a_model_stays_while_a_session_is_open_and_comes_back_for_one(service, transcriber) -> None:
+    client = service(idle_unload_s=0.05)
+    serving = client.app.state.serving
+    until(lambda: serving.session is None)
+    with connected(client) as session:
+        time.sleep(0.3)
+        assert serving.session is not None
+        session.append(noise(1))
+        session.commit()
+        assert session.until("completed")["transcript"]
+    until(lambda: serving.session is None)
