@@ -257,7 +257,7 @@ class Connection:
             text = f"the session has had {self.settings.max_audio_s:g} s of audio, the maximum (max_audio_s)"
             raise ApiError("audio_too_long", text)
         self.serving.admission.charge(owner, seconds)
-        await asyncio.to_thread(self.serving.usage.spend, owner, audio_s=seconds)
+        await self.streams.spend(owner, audio_s=seconds)
         self._unmetered_s = 0.0
         self.streams.received(seconds)
 

@@ -10,7 +10,6 @@ It is never in the address, which is logged on its way, and never in the answer.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from typing import Any
@@ -117,7 +116,7 @@ async def realtime(websocket: WebSocket) -> None:
         client = client_of(websocket, owner)
         with streams.place(client) as place:
             streams.serving.admission.charge_request(owner)
-            await asyncio.to_thread(streams.serving.usage.spend, owner, requests=1)
+            await streams.spend(owner, requests=1)
             offered = websocket.scope["subprotocols"]
             await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
             if _speaks_beta(websocket):
@@ -139,7 +138,7 @@ async def _admitted(websocket: WebSocket, streams: Streams) -> tuple[str, Sessio
     serving.check()
     config = _asked(websocket, config, settings)
     config.options(serving, settings)  # whether they can be served
-    await asyncio.to_thread(serving.usage.check, owner)
+    await streams.check_usage(owner)
     return owner, config
 
 

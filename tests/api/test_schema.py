@@ -39,6 +39,7 @@ ROUTES = [
     ("POST", "/v1/audio/transcriptions"),
     ("POST", "/v1/audio/translations"),
     ("POST", "/predict"),
+    ("POST", "/v1/realtime/client_secrets"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
     ("GET", "/v1/models"),

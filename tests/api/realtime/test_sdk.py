@@ -36,6 +36,7 @@ from forescribe.api.http.sockets import SocketProtocol
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from tests.api.conftest import RATE, SAMPLE, served, until
+from tests.docs.pages import ROOT, blocks
 
 KEY = new_key()
 INTENT = {"intent": "transcription"}
@@ -238,6 +239,18 @@ def test_the_asynchronous_client(address, speech, uploaded) -> None:
         raise AssertionError
 
     assert asyncio.run(talk()) == uploaded
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page(address, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(ROOT)
+    (example,) = [block for block in blocks("python") if block.page == "docs/live.md"]
+    text = example.text.replace("http://localhost:8000/v1", address)
+    names: dict[str, Any] = {}
+    exec(compile(text.replace('"none"', repr(KEY)), example.name, "exec"), names)
+    names["client"].close()
+    said, transcript = capsys.readouterr().out.strip().split("\n")
+    assert words(said)[:5] == words(transcript)[:5] and len(words(transcript)) > 60
 
 
 def test_mistakes_are_errors_and_the_session_goes_on(client, speech) -> None:
