@@ -33,7 +33,7 @@ MAX_PLAIN = 1 << 20
 """Bytes that a value is unpacked to."""
 
 
-class ExpiresAfter(BaseModel):
+class SecretLifetime(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     anchor: Literal["created_at"] = "created_at"
@@ -45,7 +45,7 @@ class SecretForm(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    expires_after: ExpiresAfter = ExpiresAfter()
+    expires_after: SecretLifetime = SecretLifetime()
     session: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
