@@ -241,11 +241,9 @@ def test_a_model_that_was_made_for_english_serves_nothing_else(
 ) -> None:
     """Although its tokens name other languages, as those of distilled models do."""
     client = service()
-    session = client.app.state.serving.session
-    context = session.context
-    tokens = replace(context.whisper.tokens, made_for=frozenset({"en"}))
-    english = replace(context, whisper=replace(context.whisper, tokens=tokens))
-    monkeypatch.setattr(session, "context", english)
+    serving = client.app.state.serving
+    tokens = replace(serving.facts.tokens, made_for=frozenset({"en"}))
+    monkeypatch.setattr(serving, "_facts", replace(serving.facts, tokens=tokens))
     answer = post(client, path=path, **fields)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", param)
