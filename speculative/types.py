@@ -63,8 +63,10 @@ class Topology:
     def tree(self, batch: int, device: torch.device) -> Tree:
         """The same tree in each of `batch` rows."""
         # Filled on the device: a captured round copies nothing from the host.
-        parents = [torch.full((batch, 1), parent, device=device) for parent in self.parents]
-        return Tree.of(torch.cat(parents, 1), max(self.depths))
+        parents = torch.zeros((batch, len(self.parents)), dtype=torch.int64, device=device)
+        for column, parent in zip(parents.unbind(1), self.parents, strict=True):
+            column.fill_(parent)
+        return Tree.of(parents, max(self.depths))
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class Tree:
     @staticmethod
     def of(parents: Tensor, depth: int) -> Tree:
         """The tree of `parents [B, G]`, as `Topology.parents`, of at most this depth."""
-        parents = torch.cat([torch.zeros_like(parents[:, :1]), parents], 1)  # the root is its own
+        root = parents.new_zeros((len(parents), 1))  # its own parent
+        parents = torch.cat([root, parents], 1)
         batch, nodes = parents.shape
         ancestry = torch.eye(nodes, dtype=torch.bool, device=parents.device)
         ancestry = ancestry.expand(batch, -1, -1)

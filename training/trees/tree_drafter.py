@@ -72,10 +72,9 @@ class TreeDrafter:
             strip, self._depth = (shape.depth - 1) * shape.width, max(shape.depth, shape.copied)
         self._copied = 0 if isinstance(shape, Topology) else shape.copied
         self._lookup = NgramDrafter(hint_slots=1) if self._copied else None
+        # Slots behind the text, in which the draft model keeps the nodes that it has read.
         self._strip = -(-strip // ALIGNMENT) * ALIGNMENT
-        self._place: Tensor | None = (
-            None  # [B, N] of this round's nodes, in the draft model's strip
-        )
+        self._place: Tensor | None = None  # [B, N] in the strip, of this round's nodes
 
     @property
     def needs(self) -> Needs:
@@ -106,9 +105,12 @@ class TreeDrafter:
             self._lookup.admit(rows, tokens, requests, None)
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
+        # What was copied in the round before has not been read either.
+        count, start = count + self._copied, (start - self._copied).clamp_min(0)
         slots = start[:, None] + torch.arange(count, device=start.device)
         last = torch.full_like(start, count - 1)  # its logits are not read
-        score_at(self.model, rows.tokens.gather(1, slots), start, last, rows.reach)
+        fed = rows.tokens.gather(1, slots.clamp_max(rows.scratch))
+        score_at(self.model, fed, start, last, rows.reach)
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         # The text's last two tokens, as a chain drafter reads them: the last draft of an accepted path may

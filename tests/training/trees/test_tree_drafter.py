@@ -20,6 +20,7 @@ from forescribe.speculative.rounds.accept import BlockVerification
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel, decode
 from forescribe.speculative.types import Draft, Topology
+from tests.speculative.engine.test_engine import Planned
 from tests.speculative.models.causal_lms import causal_lm
 from training.trees.tree_drafter import Growth, TreeDrafter
 from training.trees.tree_rejection import TreeRejection
@@ -120,14 +121,19 @@ def test_every_row_equals_decoding_it_alone(shape, gamma, blur):
 
 
 @pytest.mark.parametrize("growth", [Growth(3, 3), Growth(2, 4), Growth(2, 2, copied=3, trust=0.6)])
-def test_every_round_grows_the_tree_of_the_likeliest_paths(growth):
-    """Behind every accepted path, so that its keys and values are where they belong."""
+@pytest.mark.parametrize("plan", [(1,), (1, 0, 0), (1, 1, 0)], ids=str)
+def test_every_round_grows_the_tree_of_the_likeliest_paths(growth, plan):
+    """Behind every accepted path and after rounds without drafts, so that the draft model's keys and values
+    are where they belong."""
     draft, nodes = TinyModel(blur=0.4), 5 if growth.copied else 7
     drafter = Recorded(TinyModel(blur=0.4), growth)
-    engine = engine_of(drafter, nodes)
+    schedule = Planned(*(nodes * drafts for drafts in plan))
+    engine = Engine(
+        TinyModel(), drafter, batch=3, eos=(NEVER,), schedule=schedule, sampled=TreeRejection()
+    )
     work_ = [Request((1, 2, n), encoder_states=n % 3, max_new_tokens=20) for n in range(5)]
     assert len(list(engine.run(work_))) == 5
-    assert len(drafter.proposed) == engine.stats.row_rounds > 20
+    assert not engine.faults and len(drafter.proposed) > 15
     for text, states, found in drafter.proposed:
         forward = lambda t, s=states: draft.forward(torch.tensor(t), s)[-1]  # noqa: E731
         assert found == brute_force(forward, text, growth, nodes)
