@@ -97,7 +97,7 @@ class ClientSecrets:
             raise refused from None
         size = len(self._signature(b""))
         signature, packed = data[:size], data[size:]
-        if not hmac.compare_digest(signature, self._signature(packed)):
+        if not hmac.compare_digest(signature, self._signature(packed)) or _text(data) != text:
             raise refused
         owner, expires_at, state = json.loads(zlib.decompress(packed))  # it is our own
         if now >= expires_at:

@@ -171,9 +171,7 @@ class Connection:
         except ApiError as error:  # no work is admitted any more
             return End(1012, error)
         except Exception as error:
-            report("fault", error=type(error).__name__, place=place_of(error))
-            failed = ApiError("internal_error", "the server failed; the fault is logged")
-            return End(1011, failed)
+            return _fault(error)
 
     async def _handle(self, text: str | None) -> End | None:
         """Do what one message says; the reason if the session ends by it."""
@@ -233,10 +231,11 @@ class Connection:
     async def _append(self, audio: str) -> End | None:
         data = await self._in_thread(lambda: _decoded(audio))
         for piece in _pieces(data, self._audio.bytes_per_s):
-            while self._stream.behind_s > MAX_BEHIND_S:
-                await asyncio.sleep(BEHIND_POLL_S)
             self._started = True
-            await self._in_thread(partial(self._feed, piece))
+            behind_s = await self._in_thread(partial(self._feed, piece))
+            while behind_s > MAX_BEHIND_S:
+                await asyncio.sleep(BEHIND_POLL_S)
+                behind_s = await self._in_thread(lambda: self._stream.behind_s)
             seconds = len(piece) / self._audio.bytes_per_s
             self._received_s += seconds
             self._unmetered_s += seconds
@@ -266,8 +265,10 @@ class Connection:
         with suppress(ApiError):
             await self._meter()
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: bytes) -> float:
+        """Take the next bytes; how many seconds the model is behind."""
         self._stream.feed(self._audio.push(data))
+        return self._stream.behind_s
 
     def _clear(self) -> None:
         self._audio.clear()
@@ -286,8 +287,12 @@ class Connection:
             self._loop.call_soon_threadsafe(self._told, event)
 
     def _told(self, event: Event) -> None:
-        self.streams.told(event)
-        for message in self.items.of(event):
+        try:
+            self.streams.told(event)
+            messages = self.items.of(event)
+        except Exception as error:  # an item would never end
+            return self._end_with(_fault(error))
+        for message in messages:
             self.outbox.put(message)
         if self.outbox.size > MAX_UNSENT:
             self._end_with(End(1013, drop=True))
@@ -372,6 +377,11 @@ class Connection:
         busy = self._loop.run_in_executor(self.streams.threads, work)
         self._busy = busy
         return await asyncio.shield(busy)
+
+
+def _fault(error: Exception) -> End:
+    report("fault", error=type(error).__name__, place=place_of(error))
+    return End(1011, ApiError("internal_error", "the server failed; the fault is logged"))
 
 
 def session_object(id: str, config: SessionConfig, expires_at: int) -> dict[str, Any]:

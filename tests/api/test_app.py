@@ -67,6 +67,7 @@ PRIVATE = (
     ("GET", "/docs/swagger-ui.css"),
     ("POST", TRANSCRIBE),
     ("POST", "/v1/audio/translations"),
+    ("POST", "/v1/realtime/client_secrets"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/"),
