@@ -25,7 +25,7 @@ import numpy as np
 
 from ..errors import ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
-from ..segment.windows import Cutter, Samples
+from ..segment.windows import MAX_SAMPLES, Cutter, Samples
 from ..sessions.parts import tokens_of
 from ..sessions.session import Session
 from .commit import Committer, LiveWord
@@ -93,10 +93,12 @@ class LiveStream:
 
     @property
     def behind_s(self) -> float:
-        """Seconds of audio that have arrived since the pass under way began; 0 where there is none. A sender
+        """Seconds of audio that have arrived since the passes under way began, and those of items that have
+        ended and wait for their transcripts, of which no more than a window can be left to decode. A sender
         that is faster than the decoder has to wait while this is large."""
         with self._changed:
-            return seconds(max((item.behind for item in self._items()), default=0))
+            waiting = sum(min(item.length, MAX_SAMPLES) for item in self._ending)
+            return seconds(waiting + (0 if self._item is None else self._item.behind))
 
     @property
     def item(self) -> int:
