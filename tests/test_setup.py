@@ -113,7 +113,8 @@ def test_a_name_that_is_no_group_changes_nothing(machine: Machine) -> None:
     done = machine.setup("test", "sevre")
     assert (done.status, done.uv_calls) == (2, [])
     assert done.output == (
-        "setup: there is no group 'sevre'; known: serve s3 otel gguf test dev notebook cluster real bench\n"
+        "setup: there is no group 'sevre'; known: "
+        "serve s3 otel gguf live test dev notebook cluster real bench\n"
     )
 
 

@@ -111,11 +111,18 @@ class Recording:
 
     `declared_s` is the length that the container declares, in seconds, None where it declares none.
     `spans` are its windows where it was cut before.
-    `sample_count` and `warnings` are complete when `blocks()` is exhausted.
+    `sample_count` and `warnings` are complete when `blocks()` is exhausted. `resample` makes the resampler of
+    a rate.
     """
 
     def __init__(
-        self, reader: Reader, *, name: str, block_s: float = 30.0, max_s: float | None = None
+        self,
+        reader: Reader,
+        *,
+        name: str,
+        block_s: float = 30.0,
+        max_s: float | None = None,
+        resample: Callable[[int], Resampler] = resampler,
     ) -> None:
         if not 1 <= block_s * SAMPLE_RATE < math.inf:
             raise ValueError(f"block_s is {block_s}; a block needs one sample or more")
@@ -128,7 +135,7 @@ class Recording:
         self.tap: Callable[[Samples], None] | None = None  # gets each block before it is yielded
         self._reader = reader
         self._block = round(block_s * SAMPLE_RATE)
-        self._max_s = max_s
+        self._max_s, self._resample = max_s, resample
         self._warnings: list[Notice] = []
         self._replaced = 0
         self._rate = SAMPLE_RATE
@@ -206,7 +213,7 @@ class Recording:
             if chosen is None or block.rate != rate:
                 if chosen is not None:
                     yield chosen.finish()
-                rate, chosen = block.rate, resampler(block.rate)
+                rate, chosen = block.rate, self._resample(block.rate)
                 self._rate = rate
             yield chosen.push(self._mono(block.samples))
         if chosen is not None:

@@ -36,10 +36,10 @@ ENDING = (
 
 class Stop:
     """Whether an end was requested. Handles signals inside of `with`, in the main thread; in other
-    threads it leaves them alone."""
+    threads it leaves them alone. `told` is written to stderr at the first one."""
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, told: bytes = ENDING) -> None:
+        self.requested, self._text = False, told
         self._may_raise = False
         self._before: dict[signal.Signals, Any] = {}
 
@@ -50,7 +50,9 @@ class Stop:
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
             self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-            self._watcher = threading.Thread(target=_watch, args=(self._reader,), daemon=True)
+            self._watcher = threading.Thread(
+                target=_watch, args=(self._reader, self._text), daemon=True
+            )
             self._watcher.start()
         return self
 
@@ -101,7 +103,7 @@ def _write(text: bytes) -> None:
         os.write(2, CLEAR_LINE + text if os.isatty(2) else text)
 
 
-def _watch(reader: int) -> None:
+def _watch(reader: int, text: bytes) -> None:
     """Count signals: their numbers are written into the pipe even while Python code cannot run."""
     seen = 0
     with os.fdopen(reader, "rb", buffering=0) as pipe:
@@ -109,7 +111,7 @@ def _watch(reader: int) -> None:
             seen += number[0] in SIGNALS
             if seen == 1:
                 _told.set()
-                _write(ENDING)
+                _write(text)
             if seen > 1:
                 if sys.stderr.isatty():
                     os.write(2, SHOW_CURSOR)  # a progress bar hides it

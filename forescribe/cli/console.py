@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forescribe.asr.batch.results import RecordingResult
     from forescribe.asr.decode.options import Hook, Partial
     from forescribe.asr.decode.options import Progress as WindowProgress
+    from forescribe.asr.errors import ForescribeError
     from forescribe.asr.formats.report import Reports
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.records.sources import Source
@@ -67,6 +68,10 @@ class Console:
         """Show a line unless `quiet`: the run differs from what the options say."""
         if not self.quiet:
             self.rich.print(f"[yellow]note[/] {escape(text)}")
+
+    def problem(self, error: ForescribeError) -> None:
+        """Show why a recording, or a part of one, has failed."""
+        self.rich.print(f"[red]failed[/] {escape(str(error))} [dim]({error.code})[/]")
 
     def advice(self, text: str | None) -> None:
         """Show what would make the run faster, once; None: nothing would."""
@@ -119,7 +124,7 @@ class Console:
             self.rich.print(f"{escape(record.path)}: already done, --overwrite to redo")
         if error is not None:
             self.failed.append(f"{record.path}: {error.code}")
-            self.rich.print(f"[red]failed[/] {escape(str(error))} [dim]({error.code})[/]")
+            self.problem(error)
         if transcript is None or error is not None:
             return
         self.audio_s += transcript.duration

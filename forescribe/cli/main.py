@@ -28,6 +28,7 @@ from .diarize import diarize
 from .distill import distill
 from .drafts import draft_head, prune
 from .generate import generate
+from .listen import listen
 from .option_records import DIAGNOSTICS, ForeignFlagsCommand, SectionedCommand, arg, opt, takes
 from .service import key, serve, worker
 from .speakers import speakers
@@ -97,6 +98,7 @@ def models(**values: Any) -> None:
 
 
 app.command(cls=ForeignFlagsCommand)(transcribe)
+app.command(cls=SectionedCommand)(listen)
 app.command(cls=SectionedCommand)(status)
 app.command(cls=ForeignFlagsCommand)(audit)
 app.command(cls=SectionedCommand)(models)

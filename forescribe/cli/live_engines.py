@@ -1,0 +1,110 @@
+"""What turns the audio of `forescribe listen` into events: a model in this process.
+
+    with LocalEngine(transcriber, options) as engine:
+        engine.feed(samples)
+        engine.finish()
+        while not engine.wait(0.1): ...
+        engine.events()
+
+Events are told on other threads and taken by the caller's. Knows nothing of what they are shown on.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from forescribe.asr.live.stream import LiveStream
+from forescribe.asr.sessions.session import Session
+
+if TYPE_CHECKING:
+    from forescribe.asr.decode.transcriber import Transcriber
+    from forescribe.asr.live.events import Event, LiveOptions
+    from forescribe.asr.segment.windows import Samples
+
+
+class LiveEngine(Protocol):
+    """Where samples become events; a context manager, which drops at its end what is not told."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def feed(self, samples: Samples) -> None:
+        """Take the next samples [T] at 16 kHz. Raises what has ended the engine."""
+
+    def finish(self) -> None:
+        """The audio has ended."""
+
+    def wait(self, timeout_s: float, *, idle: bool = False) -> bool:
+        """Wait until everything has been told or, if `idle`, until nothing is being decoded; False after
+        `timeout_s`. Raises what has ended the engine."""
+
+    def events(self) -> Iterator[Event]:
+        """What has been told since the last call."""
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds of audio that wait for it."""
+
+
+class LocalEngine:
+    """A model in a thread of this process."""
+
+    def __init__(self, transcriber: Transcriber, options: LiveOptions) -> None:
+        self._session = Session(transcriber.context, readers=1)
+        self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._stream = LiveStream(self._session, options, self._told.put)
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="the speech model", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stream.cancel()
+        self._session.close()
+        self._thread.join()
+
+    @property
+    def behind_s(self) -> float:
+        return self._stream.behind_s
+
+    def feed(self, samples: Samples) -> None:
+        self._check()
+        self._stream.feed(samples)
+
+    def finish(self) -> None:
+        self._stream.finish()
+
+    def wait(self, timeout_s: float, *, idle: bool = False) -> bool:
+        self._check()
+        return self._stream.wait(timeout_s, idle=idle)
+
+    def events(self) -> Iterator[Event]:
+        while not self._told.empty():
+            yield self._told.get()
+
+    def _run(self) -> None:
+        try:
+            self._session.run()
+        except BaseException as error:
+            self._failure = error
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure

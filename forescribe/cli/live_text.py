@@ -1,0 +1,167 @@
+"""The text of a live stream as it is shown: what is certain on stdout, what may change on stderr.
+
+A line is an item, in the order in which they were spoken. On a terminal the item that is being spoken stands
+in one line of stderr, which is drawn again: released words, then in another colour those that may change; of
+a long one the end, as much as fits. Knows events; nothing of audio.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.control import Control
+from rich.segment import ControlType
+from rich.text import Text
+
+from forescribe.asr.batch.outputs import Stdout
+from forescribe.asr.errors import one_line, visible
+from forescribe.asr.live.events import (
+    Committed,
+    Completed,
+    Delta,
+    Event,
+    Failed,
+    Hypothesis,
+)
+
+from .console import tail
+
+if TYPE_CHECKING:
+    from .console import Console
+
+LATE_S = 5.0
+"""A text that is later than this after its sound is told; so is each time that it is twice as late."""
+
+
+@dataclass
+class _Line:
+    """An item: its text that was not written yet, whether all of it is there, and when it was committed."""
+
+    text: str = ""
+    written: bool = False
+    over: bool = False
+    committed_s: float | None = None
+
+
+class LiveText:
+    """Shows events. `words` writes words when they are released, else lines when items are complete. `paced`:
+    the sound comes as it is spoken, so that its text can be late."""
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        words: bool,
+        paced: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console, self.words, self.paced, self.clock = console, words, paced, clock
+        rich = console.rich
+        # Words of stdout and the line of stderr would meet in the same row.
+        free = not words or not sys.stdout.isatty()
+        self.draws = rich.is_terminal and not rich.is_dumb_terminal and not console.quiet and free
+        self.turns = 0
+        self.failed = 0
+        self.late_s = list[float]()  # of complete items, after they ended
+        self.closed = False  # nobody reads stdout any more
+        self._lines: dict[int, _Line] = {}  # that are not complete, by their items
+        self._drawn = False
+        self._told_s = LATE_S / 2
+        self._stdout = Stdout()
+
+    def show(self, event: Event) -> None:
+        """Raises BrokenPipeError where nobody reads stdout any more."""
+        line = self._lines.setdefault(event.item, _Line())
+        if isinstance(event, Committed):
+            line.committed_s = self.clock()
+        elif isinstance(event, Delta) and self.words:
+            line.text += visible("".join(word.text for word in event.words))
+            self._write()
+        elif isinstance(event, Hypothesis):
+            self._tell_lag(event.lag_s)
+            if event.item == next(iter(self._lines)):
+                self._draw(event)
+        elif isinstance(event, Completed | Failed):
+            self._end(line, event)
+            self._write()
+
+    def _end(self, line: _Line, event: Completed | Failed) -> None:
+        line.over = True
+        if line.committed_s is not None:
+            self.late_s.append(self.clock() - line.committed_s)
+            self._tell_lag(self.late_s[-1])
+        self.erase()
+        if isinstance(event, Failed):
+            self.failed += 1
+            self.console.problem(event.error)
+        elif not self.words:
+            line.text = one_line(event.transcript.text)
+
+    def erase(self) -> None:
+        """Remove the line that may change."""
+        if self._drawn:
+            self._drawn = False
+            self.console.rich.control(
+                Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
+            )
+
+    def lateness(self) -> str:
+        """How long complete texts took, in words."""
+        if not self.late_s or not self.paced:
+            return ""
+        return f", text {statistics.median(self.late_s):.1f} s after a turn"
+
+    def _write(self) -> None:
+        """Write what is certain, in the order of the items."""
+        while self._lines:
+            item, line = next(iter(self._lines.items()))
+            text = line.text if line.written else line.text.lstrip()
+            line.text = ""
+            ended = line.over and bool(text or line.written)
+            if text or ended:
+                self.erase()
+                self._put(text + "\n" * ended)
+                line.written = True
+            if not line.over:
+                return
+            self.turns += ended
+            del self._lines[item]
+
+    def _put(self, text: str) -> None:
+        if self.closed:
+            return
+        try:
+            self._stdout.put("", text.encode("utf-8", errors="replace"))
+        except BrokenPipeError:
+            self.closed = True
+            raise
+
+    def _draw(self, event: Hypothesis) -> None:
+        if not self.draws:
+            return
+        committed, changing = one_line(event.committed), one_line(event.tail)
+        between = " " if event.tail[:1].isspace() and committed else ""
+        late = f" ({event.lag_s:.0f} s late)" if event.lag_s > LATE_S else ""
+        width = self.console.rich.width - 1 - len(late)
+        whole = tail(committed + between + changing, width)
+        certain = max(0, len(whole) - len(changing))
+        self.erase()
+        text = Text.assemble(whole[:certain], (whole[certain:], "dim"), (late, "yellow"))
+        self.console.rich.print(text, end="", no_wrap=True, crop=False)
+        self.console.rich.file.flush()
+        self._drawn = True
+
+    def _tell_lag(self, lag_s: float) -> None:
+        if not self.paced or lag_s < 2 * self._told_s:
+            return
+        self._told_s = lag_s
+        self.erase()
+        self.console.notice(
+            f"the text is {lag_s:.0f} s behind the sound: take a smaller model, a larger --step, or a faster "
+            "device"
+        )
