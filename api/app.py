@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from . import wyoming
 from .access.keys import Keyring
 from .access.limits import LimitHeaders
 from .dependencies import browser_caller, caller
@@ -177,7 +178,8 @@ def _lifespan(
         watchdog.start()
         try:
             await _start(failed, *starts)
-            yield
+            async with wyoming.listening(app.state.settings, app.state.serving, failed):
+                yield
         finally:
             for stop in stops:
                 await asyncio.to_thread(stop)

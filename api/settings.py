@@ -87,6 +87,9 @@ class Settings(BaseSettings):
     # Address
     host: str = "127.0.0.1"  # address to listen on
     port: int = Field(8000, ge=0, le=65535)  # 0 selects a free port
+    wyoming: str | None = (
+        None  # [address:]port for Home Assistant, without keys: trusted networks only
+    )
     open_to_all: bool = False  # allow other machines without API keys
     allowed_hosts: tuple[
         str, ...
@@ -186,6 +189,13 @@ class Settings(BaseSettings):
             ipaddress.ip_network(text)
         return texts
 
+    @field_validator("wyoming")
+    @classmethod
+    def _wyoming(cls, text: str | None) -> str | None:
+        if text is not None:
+            address_of(text)
+        return text
+
     @field_validator("allowed_hosts")
     @classmethod
     def _hosts(cls, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -223,6 +233,8 @@ class Settings(BaseSettings):
             )
 
     def _check_machines(self) -> None:
+        if self.front_end and self.wyoming is not None:
+            raise ValueError("front_end loads no model, and wyoming needs one: remove one of them")
         if self.blobs_url is None and not self.front_end:
             return
         named = "blobs_url" if self.blobs_url is not None else "front_end"
@@ -333,6 +345,17 @@ def public_name(model: str) -> str:
     path = Path(model).expanduser()
     local = model.startswith(("/", "./", "../", "~")) or path.is_dir()
     return path.resolve().name or model if local else model
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """The host and the port of `[address:]port`; without an address, this machine's own. Raises
+    ValueError."""
+    host, _, port = text.removeprefix("tcp://").rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):
+        raise ValueError(
+            f"{text!r} is no port, as 10300, and no address with one, as 192.168.1.5:10300"
+        )
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def loopback(host: str) -> bool:

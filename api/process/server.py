@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .forward import WorkerAddress
 
 
-BY_SUPERVISOR = ("device", "workers")
+BY_SUPERVISOR = ("device", "workers", "wyoming")
 """Settings that a worker is given by its supervisor."""
 
 GRACE_S = 5
@@ -121,7 +121,7 @@ def worker_settings(settings: Settings) -> Settings:
         raise UsageError(
             "a worker is one process for one device: start one for each instead of workers"
         )
-    return settings.model_copy(update={"announce_s": 0.0, "text_model": None})
+    return settings.model_copy(update={"announce_s": 0.0, "text_model": None, "wyoming": None})
 
 
 def configure_logs() -> None:

@@ -76,7 +76,9 @@ def supervise(settings: Settings, listening: socket.socket | None = None) -> Non
         signing_key = secrets.token_bytes(32)
 
         def make(index: int) -> BaseProcess:
-            own = settings.model_copy(update={"device": names[index], "workers": 1})
+            wyoming = None if index else settings.wyoming  # one port
+            given = {"device": names[index], "workers": 1, "wyoming": wyoming}
+            own = settings.model_copy(update=given)
             arguments = (
                 WorkerAddress(index, settings.workers, folder, signing_key),
                 own.model_dump(),

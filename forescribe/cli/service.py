@@ -52,6 +52,12 @@ class ServeOptions(ServiceOptions):
     quantize: str | None = like(LoadOptions, "quantize")
     draft_dtype: str | None = like(LoadOptions, "draft_dtype", default=None, shown=AUTO)
     engine: str | None = like(LoadOptions, "engine", default=None, shown=AUTO)
+    wyoming: str | None = opt(
+        SERVICE,
+        "--wyoming [ADDRESS:]PORT",
+        "Speech to text for Home Assistant too (Wyoming), as at 10300; on 127.0.0.1 unless an address is "
+        "given. The protocol has no keys: trusted networks only.",
+    )
     workers: int | None = opt(
         PERFORMANCE, "--workers N", "Processes, one per GPU, starting with GPU 0.", shown="1"
     )

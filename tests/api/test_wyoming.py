@@ -1,0 +1,233 @@
+"""Wyoming as Home Assistant speaks it, over a socket; and what is not the protocol, which harms nobody."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forescribe.api import wyoming
+from forescribe.api.settings import Settings, address_of
+from tests.api.conftest import RATE, sound, until
+
+NOISE = np.frombuffer(sound(3)[44:], "<i2").tobytes()
+
+
+class Client:
+    """Messages over a connection, the audio in pieces of 2048 bytes as of a satellite."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.file = connection, connection.makefile("rb")
+
+    def send(self, type: str, payload: bytes = b"", **data: Any) -> None:
+        body = json.dumps(data).encode() if data else b""
+        head = {"type": type, "version": "1.5.4", "data_length": len(body)}
+        if payload:
+            head["payload_length"] = len(payload)
+        self.connection.sendall(json.dumps(head).encode() + b"\n" + body + payload)
+
+    def next(self) -> tuple[str, dict[str, Any]] | None:
+        line = self.file.readline()
+        if not line:
+            return None
+        head = json.loads(line)
+        body = self.file.read(head.get("data_length") or 0)
+        return head["type"], json.loads(body) if body else {}
+
+    def speak(self, audio: bytes, *, stop: bool = True, **form: int) -> None:
+        form = {"rate": RATE, "width": 2, "channels": 1, **form}
+        self.send("audio-start", **form)
+        for at in range(0, len(audio), 2048):
+            self.send("audio-chunk", audio[at : at + 2048], **form)
+        if stop:
+            self.send("audio-stop")
+
+    def answer(self) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
+        """The transcript, and what came before it."""
+        before = []
+        while (message := self.next()) is not None:
+            if message[0] == "transcript":
+                return message[1], before
+            before.append(message)
+        raise AssertionError(before)
+
+
+@pytest.fixture
+def address(service) -> Iterator[tuple[str, int]]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    service(wyoming=f"127.0.0.1:{port}", language="de", drain_s=5.0)
+    yield "127.0.0.1", port
+
+
+@contextmanager
+def connected(address: tuple[str, int]) -> Iterator[Client]:
+    with socket.create_connection(address, timeout=60) as connection:
+        client = Client(connection)
+        with client.file:
+            yield client
+
+
+def test_a_client_learns_what_there_is(address) -> None:
+    with connected(address) as client:
+        client.send("ping", text="1")
+        assert client.next() == ("pong", {"text": "1"})
+        client.send("describe")
+        kind, told = client.next()
+    (program,) = told["asr"]
+    assert kind == "info" and program["supports_transcript_streaming"] is True
+    (model,) = program["models"]
+    assert model["name"] == "random" and "de" in model["languages"]
+    # What the client's library requires of each part.
+    for part in (program, model):
+        assert {"name", "attribution", "installed", "description", "version"} <= part.keys()
+        assert {"name", "url"} <= part["attribution"].keys()
+
+
+def test_two_requests_in_one_connection_have_the_text_of_uploads(address, service) -> None:
+    with connected(address) as client:
+        texts = []
+        for form in ({}, {"channels": 2}):
+            client.send("transcribe", name="random", language="de-DE")
+            audio = NOISE
+            if form:
+                audio = np.repeat(np.frombuffer(NOISE, "<i2"), 2).tobytes()
+            client.speak(audio, **form)
+            told, before = client.answer()
+            texts.append(told)
+            kinds = [kind for kind, _ in before]
+            assert kinds == (["transcript-start"] if kinds else []) + ["transcript-chunk"] * (
+                len(kinds) - 1 if kinds else 0
+            )
+            if before:
+                assert client.next() == ("transcript-stop", {})
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("width", [1, 3, 4])
+def test_other_widths_and_rates(address, width) -> None:
+    with connected(address) as client:
+        silence = b"\x80" if width == 1 else bytes(width)
+        client.speak(8000 * silence, width=width, rate=8000)
+        told, before = client.answer()
+    assert (told["text"], before) == ("", [])
+
+
+def test_nothing_was_said(address) -> None:
+    with connected(address) as client:
+        client.send("audio-stop")
+        client.speak(b"")
+        assert client.answer() == ({"text": ""}, [])
+        client.speak(NOISE[:1001])  # less than 0.1 s, and half a sample
+        assert client.answer() == ({"text": ""}, [])
+
+
+def test_a_request_that_begins_anew_drops_the_one_before(address, transcriber) -> None:
+    with connected(address) as client:
+        client.speak(NOISE, stop=False)
+        client.speak(bytes(RATE))
+        told, _ = client.answer()
+    assert told["text"] == ""
+
+
+def test_a_language_that_the_model_does_not_know_is_told(address) -> None:
+    with connected(address) as client:
+        client.send("transcribe", language="xx")
+        client.send("audio-start", rate=RATE, width=2, channels=1)
+        kind, told = client.next()
+        assert kind == "error" and told["code"] == "invalid_value" and "xx" in told["text"]
+        assert client.next() is None
+
+
+def line(**head: Any) -> bytes:
+    return json.dumps(head).encode() + b"\n"
+
+
+FORM = {"rate": RATE, "width": 2, "channels": 1}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"x" * (wyoming.MAX_LINE + 10),
+        b"[" * 60_000 + b"\n",
+        b"[]\n",
+        b'{"type": 1}\n',
+        line(type="audio-chunk", data_length=-1),
+        line(type="audio-chunk", data_length=1 << 40),
+        line(type="audio-chunk", payload_length=-5),
+        line(type="audio-chunk", payload_length="9"),
+        line(type="audio-chunk", payload_length=True),
+        line(type="audio-chunk", payload_length=1 << 62),
+        line(type="describe", data_length=3) + b"abc",
+        line(type="describe", data=[1]),
+        line(type="audio-start", data={**FORM, "rate": 0}),
+        line(type="audio-start", data={**FORM, "rate": 1e9}),
+        line(type="audio-start", data={**FORM, "width": 5}),
+        line(type="audio-start", data={**FORM, "channels": 255}),
+        line(type="audio-start", data={}),
+        line(type="transcribe", data={"language": 7}) + line(type="audio-start", data=FORM),
+        line(type="transcribe", data={"transcript_names": "x"})
+        + line(type="audio-start", data=FORM),
+    ],
+    ids=lambda data: repr(data[:40]),
+)
+def test_what_is_not_the_protocol_ends_its_connection_and_no_other(address, caplog, data) -> None:
+    caplog.set_level(logging.INFO, "forescribe.api")
+    with connected(address) as other:
+        other.speak(NOISE, stop=False)
+        with connected(address) as client:
+            client.connection.sendall(data)
+            client.connection.shutdown(socket.SHUT_WR)
+            assert client.next() is None
+        other.send("audio-stop")
+        assert other.answer()[0].keys() == {"text", "language"}
+    until(lambda: any("wyoming refused" in record.message for record in caplog.records))
+    assert not any('"fault"' in record.message for record in caplog.records)
+
+
+def test_clients_that_leave_leave_nothing(address, transcriber, service) -> None:
+    for _ in range(3):
+        with connected(address) as client:
+            client.speak(NOISE, stop=False)
+    with connected(address) as client:
+        client.speak(NOISE)
+        client.answer()
+    until(lambda: transcriber.context.slots.idle)
+
+
+def test_a_connection_more_than_there_may_be_is_closed(address, monkeypatch) -> None:
+    monkeypatch.setattr(wyoming, "MAX_CONNECTIONS", 1)
+    with connected(address) as first:
+        first.send("ping")
+        assert first.next()
+        with connected(address) as second:
+            assert second.next() is None
+        first.send("ping")
+        assert first.next()
+
+
+def test_an_address_that_is_taken_ends_the_service(service) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        client = service(wyoming=f"127.0.0.1:{taken.getsockname()[1]}")
+        (failure,) = client.app.state.failures
+    assert failure.lasting and "--wyoming" in failure.line
+
+
+def test_the_address() -> None:
+    assert address_of("10300") == ("127.0.0.1", 10300)
+    assert address_of("tcp://0.0.0.0:10300") == ("0.0.0.0", 10300)
+    assert address_of("[::1]:10300") == ("::1", 10300)
+    for wrong in ("", "host", "host:", "99999", "-1"):
+        with pytest.raises(ValueError, match="wyoming"):
+            Settings(wyoming=wrong)
+    with pytest.raises(ValueError, match="front_end"):
+        Settings(wyoming="10300", front_end=True, database_url="postgresql://h/d")
