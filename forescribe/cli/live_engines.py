@@ -6,7 +6,8 @@
         while not engine.wait(0.1): ...
         engine.events()
 
-Events are told on other threads and taken by the caller's. Knows nothing of what they are shown on.
+Events are told on other threads and taken by the caller's. The other engine is a server (`live_server`).
+Knows nothing of what events are shown on.
 """
 
 from __future__ import annotations
