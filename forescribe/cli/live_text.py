@@ -161,6 +161,12 @@ class LiveText:
             return
         self._told_s = lag_s
         self.erase()
+        if (
+            self.words
+            and sys.stdout.isatty()
+            and any(line.written for line in self._lines.values())
+        ):
+            self.console.rich.print()  # the words stand in the same row
         self.console.notice(
             f"the text is {lag_s:.0f} s behind the sound: take a smaller model, a larger --step, or a faster "
             "device"
