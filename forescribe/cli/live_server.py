@@ -315,7 +315,7 @@ def connected(url: str, key: str | None) -> Any:
         raise UsageError(f"--server needs {error.name}: {how_to_install('live')}") from error
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
-        return connect(url, additional_headers=headers, max_size=None)
+        return connect(url, additional_headers=headers, max_size=None, close_timeout=2)
     except InvalidStatus as error:
         status, said = error.response.status_code, ""
         with suppress(ValueError, KeyError, TypeError):
