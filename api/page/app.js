@@ -192,7 +192,12 @@ async function told(job, work) {
 function take(files) {
   const batch = { from: location.hash };
   const ordered = [...files].sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
-  outbox.add(ordered, settings.get(), batch, async () => store() || new Promise((resolve) => found.push(resolve)));
+  const options = settings.get();
+  outbox.add(ordered, options, batch, async () => {
+    const kept = store() || (await new Promise((resolve) => found.push(resolve)));
+    options.diarize ??= settings.get().diarize;
+    return kept;
+  });
 }
 
 // -- the list and the open recording ----------------------------------------------------------------

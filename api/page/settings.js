@@ -15,6 +15,7 @@ export class Settings {
     const languages = CODES.split(" ").map((code) => [code, names.of(code === "jw" ? "jv" : code)]);
     languages.sort(([, a], [, b]) => a.localeCompare(b));
     element("language").append(new Option("detect", ""), ...languages.map(([code, name]) => new Option(name, code)));
+    this.limited = false; // `limit` was called
     this.chosen = new Set(this.#restore()); // what the user has set; the rest are the server's defaults
     element("settings").addEventListener("input", (event) => this.#set(event.target.id));
     this.#tell();
@@ -24,6 +25,7 @@ export class Settings {
   // which it then does unless the user has switched it off.
   limit(remembered, speakers) {
     const diarize = element("diarize");
+    this.limited = true;
     diarize.disabled = !speakers;
     if (!speakers || !this.chosen.has("diarize")) diarize.checked = speakers;
     diarize.closest("label").title = speakers ? "" : "This server does not identify speakers.";
@@ -32,11 +34,12 @@ export class Settings {
     element("speakers").closest("label").hidden = !remembered;
   }
 
+  // `diarize` is null until the server has told what it can, unless the user has set it.
   get() {
     return {
       language: element("language").value,
       task: element("task").value,
-      diarize: element("diarize").checked,
+      diarize: this.limited || this.chosen.has("diarize") ? element("diarize").checked : null,
       speakers: element("speakers").value,
       words: element("words").checked,
     };

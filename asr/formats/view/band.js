@@ -7,10 +7,11 @@ export const MOST_S = 20 * 60; // a browser decodes the whole recording, at 48 k
 const DRAWN_RATE = 8000;
 const [BAR, GAP] = [2, 1]; // pixels
 
-// `seek(seconds)`. Returns {root, show(model), hear(bytes)}.
+// `seek(seconds)`. Returns {root, show(model), at(seconds), hear(bytes)}.
 export function band(names, seek) {
   const turns = h("div", { class: "turns" });
   const canvas = h("canvas", { hidden: true });
+  const place = h("div", { class: "place-mark" });
   const root = h(
     "div",
     {
@@ -23,6 +24,7 @@ export function band(names, seek) {
     },
     turns,
     canvas,
+    place,
   );
   let [model, peaks] = [null, null];
   const draw = () => {
@@ -54,6 +56,9 @@ export function band(names, seek) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   return {
     root,
+    at(seconds) {
+      place.style.left = `${(100 * seconds) / model.duration}%`;
+    },
     show(now) {
       model = now;
       root.hidden = !now.speakers.length && !peaks;

@@ -62,6 +62,7 @@ export class Viewer {
     this.band = band(this.names, (seconds) => this.player.seek(seconds, false));
     this.player.ontime = (at, playing) => {
       this.text.at(at, playing);
+      this.band.at(at);
       if (!this.stage.root.hidden) this.stage.at(at);
     };
     this.people = people(this.names, this.model.suggestions, {
@@ -243,6 +244,13 @@ export class Viewer {
     this.said.classList.toggle("bad", bad);
   }
 
+  // What was said disappears by and by, but for what went wrong.
+  #appear() {
+    clearTimeout(this.fading);
+    this.news.classList.remove("passed");
+    this.fading = setTimeout(() => this.news.classList.toggle("passed", !this.news.querySelector(".bad")), SAID_MS);
+  }
+
   // Runs `work`, whose answer or error is shown.
   #told(work) {
     return async () => {
@@ -297,7 +305,9 @@ export class Viewer {
     this.doubting = button("", () => this.nextDoubt(1), { class: "doubting", title: "Key n" });
     const help = this.#shortcuts(copied);
     this.player.controls.append(help.button);
-    this.player.root.prepend(h("div", { class: "news" }, this.said, this.saving.root), this.band.root);
+    this.news = h("div", { class: "news" }, this.said, this.saving.root);
+    new MutationObserver(() => this.#appear()).observe(this.news, { childList: true, characterData: true, subtree: true });
+    this.player.root.prepend(this.news, this.band.root);
     this.summary = h("span", {});
     const told = facts(model).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
     const covered = coverage(model);
@@ -362,6 +372,7 @@ export class Viewer {
 }
 
 const OWN = ["txt", "srt", "vtt", "tsv"];
+const SAID_MS = 6000;
 
 // Removes characters that file systems do not allow; letters of all scripts stay.
 function filename(title, name) {
