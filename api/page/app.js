@@ -239,6 +239,10 @@ async function route(again = false) {
   const id = asked();
   if (open && open.job.id === id && !again) return;
   const same = open?.job.id === id;
+  if (!same && !leaves()) {
+    location.hash = encodeURIComponent(open.job.id);
+    return;
+  }
   const { signal } = starting;
   close();
   document.body.classList.toggle("reading", Boolean(id));
@@ -261,6 +265,13 @@ async function route(again = false) {
     if (error.status === 404) home(error.message);
     else fail(error);
   }
+}
+
+// Whether the open recording may be left: its corrections are saved, or are being saved, or given up.
+function leaves() {
+  const saving = open?.shown?.saving;
+  if (!saving?.dirty || !(saving.stuck || !connection.up)) return true;
+  return confirm(`The corrections of ${nameOf(open.job)} are not saved. Leave it without them?`);
 }
 
 // The id in the address; an address that cannot be decoded names nothing.

@@ -41,7 +41,7 @@ export function forgetCorrections(key) {
 
 export class Saving {
   constructor(edits, keeper) {
-    Object.assign(this, { edits, keeper, saved: edits.state, notes: [], timer: null });
+    Object.assign(this, { edits, keeper, saved: edits.state, notes: [], timer: null, stuck: false });
     this.told = h("span", {});
     this.choices = h("span", { class: "choices" });
     this.root = h("p", { class: "saving", role: "status" }, this.told, this.choices);
@@ -105,7 +105,9 @@ export class Saving {
     }
   }
 
+  // `choices` are what the user can do about corrections that are not saved.
   #say(text, choices = []) {
+    this.stuck = choices.length > 0;
     this.told.textContent = text;
     this.root.classList.toggle("bad", choices.length > 0);
     this.choices.replaceChildren(...choices.map(([name, run]) => h("button", { type: "button", onclick: run }, name)));
