@@ -264,10 +264,8 @@ class ServerEngine:
             languages[0]["code"],
             settings=settings,
         )
-        told = Completed(
-            item=item.number, transcript=transcript, start_s=item.start_s, contradicted=0
-        )
-        self._told.put(told)
+        # What the server counts it does not tell.
+        self._told.put(Completed(item.number, transcript, (), item.start_s, 0, 0))
 
 
 def session_of(options: LiveOptions, model: str) -> dict[str, Any]:
@@ -315,7 +313,10 @@ def connected(url: str, key: str | None) -> Any:
         raise UsageError(f"--server needs {error.name}: {how_to_install('live')}") from error
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
-        return connect(url, additional_headers=headers, max_size=None, close_timeout=2)
+        # A server that is behind does not read, and answers no ping.
+        return connect(
+            url, additional_headers=headers, max_size=None, close_timeout=2, ping_interval=None
+        )
     except InvalidStatus as error:
         status, said = error.response.status_code, ""
         with suppress(ValueError, KeyError, TypeError):

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +22,6 @@ from rich.console import Console as Rich
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.batch.outputs import Stdout
 from forescribe.asr.errors import AudioError
-from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.live.commit import LiveWord
 from forescribe.asr.live.events import (
     Committed,
@@ -54,15 +53,8 @@ def words(item: int, text: str) -> Delta:
 def completed(number: int, text: str, start_s: float = 0.0, seconds: float = 1.0) -> list[Event]:
     return [
         Committed(number, start_s, start_s + seconds),
-        _completed(number, item(text, seconds), start_s),
+        Completed(number, item(text, seconds), (), start_s, 1, 0),
     ]
-
-
-def _completed(number: int, transcript: Transcript, start_s: float) -> Completed:
-    counts = {"tokens": (), "released": 1, "contradicted": 0}
-    known = {field.name for field in fields(Completed)}
-    more = {name: value for name, value in counts.items() if name in known}
-    return Completed(item=number, transcript=transcript, start_s=start_s, **more)
 
 
 @dataclass
