@@ -147,11 +147,13 @@ def test_a_batch_has_a_share_of_the_slots_and_no_line_twice(client, monkeypatch)
     """More lines than slots: as many as `batch_size` are in the model's queue at a time."""
     serving = client.app.state.text_serving
     seen: list[int] = []
+    written: list[Any] = []
     original = serving.write
 
     def counted(*given):
-        seen.append(len(client.app.state.batches.texts._answering))
-        return original(*given)
+        written.append(original(*given))
+        seen.append(sum(one._unfinished > 0 for one in written))
+        return written[-1]
 
     monkeypatch.setattr(serving, "write", counted)
     made = begin(client, jsonl([asked(str(k)) for k in range(12)]), CHAT)
