@@ -319,7 +319,7 @@ def _texts(options: DistillOptions, stop: Stop, hook: Hook) -> Made:
     from ..distill.text import TextPair, label_prompts, prompts_of
 
     names = resolve(options.model, "ngram" if options.layers is not None else options.draft)
-    options.check_start(None if names.draft == NGRAM else names.draft)
+    options.check_start(None if names.draft in COPIED else names.draft)
     generator = TextGenerator.load(
         names.target,
         names.draft,

@@ -193,7 +193,8 @@ def test_a_cancelled_batch_keeps_what_was_written(client, held) -> None:
     batch = ended(client, made)
     assert batch["status"] == "cancelled"
     assert batch["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
-    assert set(lines_of(client, batch["output_file_id"])) == {"a"}
+    (kept,) = lines_of(client, batch["output_file_id"])
+    assert kept in ("a", "b")  # whichever was begun first
     rows = lines_of(client, batch["error_file_id"])
     assert {row["error"]["code"] for row in rows.values()} == {"batch_cancelled"}
     until(lambda: not client.app.state.batches.texts._answering)
