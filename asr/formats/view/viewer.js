@@ -53,8 +53,8 @@ export class Viewer {
     });
     this.editor = new Editor(this.text, {
       correct: (index, text) => this.#correct(index, text),
-      split: (index, text, place) => this.#correct(index, text) !== null && this.split(index, place),
-      join: (index, text) => this.#correct(index, text) !== null && this.join(index),
+      split: (index, text, place) => this.#correct(index, text) && this.split(index, place),
+      join: (index, text) => this.#correct(index, text) && this.join(index),
       toggle: () => this.player.toggle(),
       back: () => this.player.step(-1),
     });
@@ -149,11 +149,12 @@ export class Viewer {
     this.player.seek(Math.max(0, word.start - 1), false);
   }
 
+  // Returns whether the segment is still there.
   #correct(index, text) {
     const at = this.edits.at(index);
     const changes = this.edits.withText(index, text);
     if (changes) this.do(changes, text.trim() ? `Corrected at ${at}` : `Deleted at ${at}`);
-    return text.trim() ? changes : null;
+    return text.trim() !== "";
   }
 
   #give(indices, label) {

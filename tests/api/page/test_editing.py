@@ -184,6 +184,23 @@ def test_speakers_are_named_merged_and_given_and_parts_are_split_and_joined(brow
         page.keyboard.press("m")
         saved(page)
         assert corrected(fake).segments[0].text == fake.told.segments[0].text
+        page.get_by_role("button", name="Edit").click()
+        for button, word, parts in (("Split here", "until", 6), ("Join with next", "Rain", 5)):
+            page.locator(".w", has_text=word).first.click()
+            page.get_by_role("button", name=button).click()
+            saved(page)
+            assert len(corrected(fake).segments) == parts, "the buttons of the field do it too"
+        page.locator(".w", has_text="until").first.click()
+        page.keyboard.type("or ")
+        page.keyboard.press("Control+Enter")
+        saved(page)
+        assert [s.text for s in corrected(fake).segments][1:3] == [
+            " It did. Rain or",
+            " until ten, then it clears from the west, so we could leave at eleven.",
+        ]
+        page.get_by_role("button", name="Undo").click()
+        page.get_by_role("button", name="Undo").click()
+        page.get_by_role("button", name="Edit").click()
         page.locator(".who .name").nth(1).click()
         page.get_by_role("menuitem", name="Speaker A").click()
         saved(page)
