@@ -75,19 +75,20 @@ def generated(plain) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("batch", "gamma", "engine", "prompts"),
+    ("draft", "batch", "gamma", "engine", "prompts"),
     [
-        (1, 5, "auto", PROMPTS[::4]),
-        (8, 5, "auto", PROMPTS),
-        (8, None, "auto", PROMPTS),
-        (8, 4, "lean", PROMPTS[::2]),
+        ("ngram", 1, 5, "auto", PROMPTS[::4]),
+        ("ngram", 8, 5, "auto", PROMPTS),
+        ("ngram", 8, None, "auto", PROMPTS),
+        ("ngram", 8, 4, "lean", PROMPTS[::2]),
+        ("suffix", 4, 8, "auto", PROMPTS[::2]),
     ],
 )
-def test_drafts_change_no_token(generated, is_greedy, batch, gamma, engine, prompts) -> None:
+def test_drafts_change_no_token(generated, is_greedy, draft, batch, gamma, engine, prompts) -> None:
     """Over 28 prompts; on slower ways over some of them, of all forms."""
     generator = TextGenerator.load(
         model(NAME),
-        "ngram",
+        draft,
         device="cpu",
         dtype="float32",
         batch=batch,

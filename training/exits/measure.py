@@ -123,8 +123,8 @@ def trained(layers: Layers, states: Tensor, wanted: Tensor) -> Tensor:
 
 
 def costs(layers: Layers, audio: Tensor | None, depths: Sequence[int]) -> None:
-    """Prints what a step of the first layers and the head costs, in steps of the whole target: processor time,
-    the best of several turns, one after another."""
+    """Prints what a step of the first layers and the head costs, in steps of the whole target: processor
+    time, the best of several turns, one after another."""
     made = {depth: decoder(layers, audio, depth) for depth in (*depths, layers.depth)}
     best = dict.fromkeys(made, float("inf"))
     for _ in range(REPEATS):
@@ -160,6 +160,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("recordings", nargs="*")
     parser.add_argument("--exits", type=int, nargs="+", required=True, help="exits to train behind")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th prompt")
     parser.add_argument(
         "--skip", type=int, nargs="*", default=[], help="sizes of blocks to leave out"
     )
@@ -167,7 +168,7 @@ def main() -> None:
     if options.kind == "text":
         from transformers import AutoModelForCausalLM
 
-        prompts = [prompt for prompts in KINDS.values() for prompt in prompts]
+        prompts = [prompt for prompts in KINDS.values() for prompt in prompts[:: options.every]]
         texts = answered(options.model, prompts)
         model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     else:

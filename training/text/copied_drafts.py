@@ -235,8 +235,9 @@ def main() -> None:
             show(name, answered(requests, DRAFTERS[name]()))
             continue
         found: list[Result] = []
-        for half in (0, 1):  # the answers to every other prompt are the texts for the rest
-            found += answered(requests[half::2], TokenMap(plain[1 - half :: 2]))
+        for half in (0, 1):  # the answers to every other pair of prompts are the texts for the rest
+            texts = [text for i, text in enumerate(plain) if i // 2 % 2 != half]
+            found += answered([r for r in requests if r.tag // 2 % 2 == half], TokenMap(texts))
         show(name, found)
 
 
