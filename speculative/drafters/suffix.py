@@ -57,7 +57,9 @@ class SuffixDrafter:
             raise ValueError(f"need answers >= 0 and length >= 1, got {answers} and {length}")
         self.answers, self.length, self.early = answers, length, early
         self._earlier = self._own = torch.empty(0, 0, dtype=torch.int32)
-        self._written, self._searched = torch.zeros(1, dtype=torch.int64), 0
+        self._written = torch.zeros(1, dtype=torch.int64)
+        self._searched = 0, 0  # answers, and tokens of each
+        self._crops = False
 
     @property
     def needs(self) -> Needs:
@@ -79,11 +81,11 @@ class SuffixDrafter:
 
         self._earlier = empty(kept + 1)  # a ring of answers; the last row is for masked writes
         self._own = empty(batch)  # the answer of each row so far
-        self._written = torch.zeros(
-            1, dtype=torch.int64, device=device
-        )  # answers put into the ring
+        # [1] answers put into the ring so far
+        self._written = torch.zeros(1, dtype=torch.int64, device=device)
         # Where shapes may change, only as much of the ring is searched as is filled.
-        self._searched = 0 if device.type == "cpu" else kept
+        self._crops = device.type == "cpu"
+        self._searched = (0, 0) if self._crops else (kept, self.length)
 
     def forwards(self, gamma: int) -> int:
         return 0
@@ -101,8 +103,9 @@ class SuffixDrafter:
         self._earlier[kept] = _EMPTY
         self._written += some.sum()
         self._own[rows] = _EMPTY
-        if self._searched < kept:
-            self._searched = min(int(self._written), kept)
+        if self._crops:
+            longest = max(self._searched[1], int((done != _EMPTY).sum(1).max()))
+            self._searched = min(int(self._written), kept), longest
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
         """Does nothing: proposals search the text itself, and answers are observed in every round."""
@@ -111,13 +114,13 @@ class SuffixDrafter:
         slot = torch.arange(rows.scratch, device=rows.lengths.device)
         own = rows.tokens[:, :-1].where(slot < rows.lengths[:, None], _EMPTY)
         last = rows.lengths[:, None] - 1 - torch.arange(LONGEST, device=slot.device)
-        suffix = own.gather(1, last.clamp_min(0)).where(
-            last >= 0, _EMPTY
-        )  # [B, LONGEST], last first
+        # [B, LONGEST], the last token first
+        suffix = own.gather(1, last.clamp_min(0)).where(last >= 0, _EMPTY)
         before = slot < (rows.lengths - 1)[:, None]  # not the suffix itself
         matched, tokens = _continued(own, before, suffix, gamma)
-        if self._searched and not rows.mode.sampling:
-            text = self._earlier[: self._searched].flatten()[None]
+        answers, longest = self._searched
+        if answers and not rows.mode.sampling:
+            text = self._earlier[:answers, : longest + 1].flatten()[None]
             longer, others = _continued(text, text != _EMPTY, suffix.int(), gamma)
             other = longer > matched
             matched = torch.where(other, longer, matched)
@@ -153,13 +156,13 @@ class SuffixDrafter:
 def _continued(text: Tensor, may_end: Tensor, suffix: Tensor, gamma: int) -> tuple[Tensor, Tensor]:
     """How many of the last tokens `suffix [B, LONGEST]` match at the best place of `text [B, L]`, or `[1, L]`
     for all rows, and the `gamma` tokens behind it `[B, G]`; a match ends where it `may_end`."""
-    run, count = may_end, torch.zeros((), dtype=torch.int64, device=text.device)
+    run, count = may_end, torch.zeros((), dtype=torch.int32, device=text.device)
     for n in range(FIRST):
         shifted = text if n == 0 else torch.nn.functional.pad(text[:, :-n], (n, 0), value=_EMPTY)
         run = run & (shifted == suffix[:, n : n + 1]) & (suffix[:, n : n + 1] != _EMPTY)
         count = count + run
     length = text.shape[1]
-    place = torch.arange(length, device=text.device)
+    place = torch.arange(length, dtype=torch.int32, device=text.device)
     # Where most of these agree, and of those places the latest.
     ranked = (count * length + place).where(count > 0, -1)  # [B, L]
     best, end = ranked.topk(min(CANDIDATES, length), dim=1)  # [B, K]

@@ -12,7 +12,7 @@ the tokens per unit of cost, along the target's greedy answers. Knows the bundle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -103,7 +103,7 @@ def main() -> None:
     def believed(text: Text) -> Tensor:
         return torch.sigmoid((text.inputs - mean) / deviation @ weights[:-1] + weights[-1])
 
-    ways = {
+    ways: dict[str, Callable[[Text], Tensor]] = {
         "its own probabilities": (lambda text: text.chance),
         "a head": believed,
         "every length at its best": (lambda text: torch.where(text.kept, 1.0, 0.0)),
