@@ -18,6 +18,7 @@ samples.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import tempfile
@@ -204,9 +205,10 @@ class Agreement:
     """LocalAgreement-2 over faster-whisper, with its word times for trimming."""
 
     def __init__(self, folder: str, threads: int) -> None:
-        from faster_whisper import WhisperModel
-
-        self.model = WhisperModel(folder, device="cpu", compute_type="float32", cpu_threads=threads)
+        library: Any = importlib.import_module("faster_whisper")
+        self.model = library.WhisperModel(
+            folder, device="cpu", compute_type="float32", cpu_threads=threads
+        )
         self.decodes = 0
 
     def hypothesis(self, samples: Any, prompt: str) -> tuple[list[tuple[str, float]], list[float]]:
@@ -325,7 +327,12 @@ def capacity(chosen: Any, recordings: Sequence[Any], converted: str | None) -> l
                             lags.append(event.lag_s)
 
                     stream = LiveStream(session, options, tell)
-                    return stream.feed, lambda: (stream.finish(), stream.wait(120))
+
+                    def end() -> None:
+                        stream.finish()
+                        stream.wait(120)
+
+                    return stream.feed, end
 
                 name = "guess + draft" if guesses else "plain"
                 of(name, count, paced(count, chosen.seconds, recordings, begin))
@@ -364,8 +371,7 @@ def _options(chosen: Any) -> Options:
 
 def _load(chosen: Any, gamma: int | None, batch: int = 1) -> Transcriber:
     draft = "none" if gamma == 0 else chosen.draft
-    given = {} if gamma is None else {"gamma": gamma}
-    return Transcriber.load(chosen.model, draft, batch=batch, **given)
+    return Transcriber.load(chosen.model, draft, batch=batch, gamma=gamma)
 
 
 def virtual(chosen: Any, recordings: Sequence[Any], converted: str | None) -> list[Row]:

@@ -19,9 +19,9 @@ from ..formats.transcript_parts import Word, seconds
 from ..model.whisper import Whisper
 from ..segment.windows import MAX_SAMPLES, Window, cut
 from ..words.borders import assemble_words, pauses
-from ..words.splitting import split_words
+from ..words.splitting import MARKS, split_words
 from ..words.timing import Utterance, token_times
-from .answers import MARKS, text_of
+from .answers import text_of
 from .context import DecodingContext, EncodedWindow, encode_windows
 from .recording import DOUBTFUL, fault
 

@@ -8,7 +8,6 @@ of engines or word times.
 from __future__ import annotations
 
 import math
-import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -24,7 +23,14 @@ from ..formats.transcript_parts import (
 from ..model.encoder_states import EncoderStates
 from ..model.whisper import Whisper
 from ..segment.windows import Run, Window, total, within
-from ..words.splitting import Stretch, compression_ratio, mean_logprob, split_words, stretches
+from ..words.splitting import (
+    MARKS,
+    Stretch,
+    compression_ratio,
+    mean_logprob,
+    split_words,
+    stretches,
+)
 from ..words.timing import Utterance, token_times
 from .context import DecodingContext
 from .options import Decoded, Guards, Judgement, Options
@@ -52,9 +58,6 @@ not written. Of 8,097 words of human readers by whisper-base 17 last longer than
 
 MOST_PARTS = 8
 """Further parts of one window. Published models need one, rarely two (docs/development/log.md)."""
-
-MARKS = string.punctuation + "…–—“”‘’¿¡"
-"""What repeated words may differ in."""
 
 REPEATED = "the model repeats the words before it"
 

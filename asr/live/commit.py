@@ -14,20 +14,19 @@ never takes one back, and counts those that the final text contradicts.
 
 Agreement of hypotheses is LocalAgreement-n (Liu et al. 2020, https://arxiv.org/abs/2005.11185; Macháček et
 al. 2023, https://arxiv.org/abs/2307.14743). Words are compared without case and punctuation. Knows nothing of
-audio.
+audio. Import is light.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ..decode.answers import MARKS, text_of
-from ..decode.options import Decoded
-from ..model.whisper import Whisper
-from ..sessions.parts import Token, tokens_of
-from ..words.splitting import split_words, stretches
+from ..words.splitting import MARKS
+
+if TYPE_CHECKING:
+    from ..sessions.parts import Token
 
 Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 
@@ -59,18 +58,6 @@ class LiveWord:
     def key(self) -> str:
         """What is compared."""
         return self.text.strip().strip(MARKS).casefold() or self.text.strip()
-
-
-def words_of(whisper: Whisper, decoded: Decoded) -> Iterator[LiveWord]:
-    """The words of a window; none where its text does not count."""
-    if decoded.state != "decoded":
-        return
-    told = tokens_of(whisper, decoded)
-    parts = stretches(decoded.tokens, whisper.tokens, decoded.length)
-    ids = [t for part in parts if text_of(whisper, part.tokens).strip() for t in part.tokens]
-    for word in split_words(whisper.tokenizer, decoded.language, ids):
-        tokens = tuple(token for _, token in zip(range(word.count), told, strict=False))
-        yield LiveWord(word.text, tokens)
 
 
 class Committer:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from ..decode.options import Guards, Options
 from ..errors import ForescribeError, UsageError
 from ..formats.transcript import Transcript
-from ..sessions.parts import Token
 from .commit import RULES, Delay, LiveWord
 
 if TYPE_CHECKING:
+    from ..sessions.parts import Token
     from .turns import Turns
 
 

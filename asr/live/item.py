@@ -6,14 +6,18 @@ and keeps what the passes have written. Knows nothing of threads, turns or event
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from ..decode.answers import text_of
 from ..decode.options import Decoded
 from ..formats.transcript import Transcript
 from ..model.whisper import Whisper
 from ..segment.windows import Cutter, Samples, Window
+from ..sessions.parts import tokens_of
 from ..sessions.session import Session
-from .commit import Committer, LiveWord, words_of
+from ..words.splitting import split_words, stretches
+from .commit import Committer, LiveWord
 from .passes import Bindings, Kind, Pass, Restored, guess_from, kept_language
 
 SENTENCE_ENDS = (".", "?", "!", "…", "。", "？", "！")
@@ -172,3 +176,15 @@ class LiveItem:
             words[0] = replace(words[0], text=words[0].text.lstrip())
         self.text += "".join(word.text for word in words)
         return words
+
+
+def words_of(whisper: Whisper, decoded: Decoded) -> Iterator[LiveWord]:
+    """The words of a window; none where its text does not count."""
+    if decoded.state != "decoded":
+        return
+    told = tokens_of(whisper, decoded)
+    parts = stretches(decoded.tokens, whisper.tokens, decoded.length)
+    ids = [t for part in parts if text_of(whisper, part.tokens).strip() for t in part.tokens]
+    for word in split_words(whisper.tokenizer, decoded.language, ids):
+        tokens = tuple(token for _, token in zip(range(word.count), told, strict=False))
+        yield LiveWord(word.text, tokens)

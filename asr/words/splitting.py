@@ -18,6 +18,7 @@ Functions of token ids and text; know nothing of audio.
 from __future__ import annotations
 
 import math
+import string
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +40,9 @@ OPENING = frozenset("\"'“‘¡¿([{-–—")
 UNSPOKEN = OPENING | frozenset("”’.。,，!！?？:：;；)]}、…")
 """Punctuation that takes no time: openai/whisper's, and a few more. Not "%" or "$", which are read
 aloud."""
+
+MARKS = string.punctuation + "…–—“”‘’¿¡"
+"""What two forms of a word may differ in."""
 
 BROKEN = "\ufffd"
 """In a text, in place of a part of a character."""

@@ -190,8 +190,8 @@ def floats(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     weights = {}
     if POSITIONS not in stored and POSITIONS + SCALE in stored and WIDTH in stored:
-        scale = stored[POSITIONS + SCALE]
-        integers, _ = rounded(sinusoids(len(scale), len(stored[WIDTH])))
+        length, width = len(stored[POSITIONS + SCALE]), len(stored[WIDTH])
+        integers, _ = rounded(sinusoids(length, width))
         stored = {**stored, POSITIONS: integers}
     for name, tensor in stored.items():
         scale = stored.get(name + SCALE)
