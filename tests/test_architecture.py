@@ -46,6 +46,7 @@ LIGHT = (
     "asr.batch.interrupts",
     "asr.decode.options",
     "asr.errors",
+    "asr.live.events",
     "asr.model.presets",
     "asr.records.sources",
     "asr.storage.locations",

@@ -8,7 +8,6 @@ Weights are stored in 8 bits (`stored_int8`), with "dtype": "float32" in config.
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 import torch
@@ -24,8 +23,8 @@ from training.text.tokenizer import WORK, load
 NAMES = TARGET, DRAFT = "text", "text-draft"
 
 
-def export(model: LlamaForCausalLM, folder: Path, log: Path) -> None:
-    """Write config, generation settings, weights, tokenizer and training log."""
+def export(model: LlamaForCausalLM, folder: Path) -> None:
+    """Write config, generation settings, weights and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config
     config.dtype = torch.float32
@@ -42,7 +41,6 @@ def export(model: LlamaForCausalLM, folder: Path, log: Path) -> None:
     save_file(stored_int8(weights), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
     load().save_pretrained(folder)
-    shutil.copyfile(log, folder / "training-log.jsonl")
 
 
 def opened(folder: Path) -> LlamaForCausalLM:
@@ -59,8 +57,8 @@ def main() -> None:
     target, draft = pair.target(pair.LAYERS), pair.draft()
     target.load_state_dict(state["target"])
     draft.load_state_dict(state["draft"])
-    export(target, options.out / TARGET, options.run / "log.jsonl")
-    export(draft, options.out / DRAFT, options.run / "draft-log.jsonl")
+    export(target, options.out / TARGET)
+    export(draft, options.out / DRAFT)
 
 
 if __name__ == "__main__":
