@@ -143,9 +143,9 @@ class Connection:
                 task.cancel()
             if self.stream is not None:
                 self.stream.cancel()
-            await asyncio.gather(sender, reader, return_exceptions=True)
-            await self._count()
             self._report(end, time.monotonic() - began_s)
+            # All of it is counted, also if this task is cancelled.
+            await asyncio.shield(asyncio.ensure_future(self._count(sender, reader)))
 
     def leave(self) -> None:
         """The process drains. May be called from any thread."""
@@ -260,8 +260,9 @@ class Connection:
         self._unmetered_s = 0.0
         self.streams.received(seconds)
 
-    async def _count(self) -> None:
-        """Count what was received after the last time; the session has ended."""
+    async def _count(self, *tasks: asyncio.Task[Any]) -> None:
+        """Count what was received after the last time; the session and its tasks have ended."""
+        await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(ApiError):
             await self._meter()
 

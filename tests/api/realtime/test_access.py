@@ -7,6 +7,7 @@ import time
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy.exc import OperationalError
 from starlette.testclient import WebSocketDenialResponse
 
 from forescribe.api.access.keys import digest, new_key
@@ -16,6 +17,7 @@ from forescribe.api.realtime.session import initial
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import FrontEnd
 from tests.api.conftest import Halves, keyed
+from tests.api.jobs.application import application, ready
 from tests.api.realtime.sockets import PATH, connected, eventually, noise
 
 KEY, OTHER = new_key(), new_key()
@@ -216,3 +218,38 @@ def test_a_server_without_a_model_says_so(tmp_path, decoders) -> None:
         answer = refusal(client)
         assert answer.status_code == 404 and "front_end" in answer.json()["error"]["message"]
         assert client.post(SECRETS, json={}).status_code == 404
+
+
+def test_what_was_received_is_used(tmp_path, transcriber, decoders) -> None:
+    """A request when it opens, and its audio; a quota that is used up takes no session, and ends one."""
+    given = {"hash": digest(KEY), "requests_per_day": 2, "audio_s_per_day": 25}
+    with application(tmp_path, transcriber, decoders, api_keys={"team": given}) as client:
+        ready(client)
+        usage = client.app.state.serving.usage
+
+        def used() -> tuple[int, float]:
+            (amount,) = usage.days("team", usage.today()).values()
+            return amount.requests, amount.audio_s
+
+        with connected(client, headers=keyed(KEY)) as socket:
+            socket.append(noise(12))
+            socket.commit()
+            socket.until("completed")
+        eventually(lambda: used() == (1, 12))
+        with connected(client, headers=keyed(KEY)) as socket:
+            socket.append(noise(20))
+            while (event := socket.next())["type"] != "error":
+                pass
+            assert event["error"]["code"] == "insufficient_quota"
+        assert refusal(client, headers=keyed(KEY)).status_code == 429
+
+
+def test_a_database_of_usage_that_is_away_is_told(service, monkeypatch) -> None:
+    client = service(api_keys=keys())
+
+    def away(*args: object, **amount: object) -> None:
+        raise OperationalError("select", {}, Exception("gone"))
+
+    monkeypatch.setattr(client.app.state.serving.usage, "check", away)
+    answer = refusal(client, headers=keyed(KEY))
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "not_ready"

@@ -274,14 +274,14 @@ def test_four_speakers_and_an_upload(service) -> None:
 
     def speak(seed: int) -> str:
         with connected(client) as session:
-            for piece in np.array_split(noise(3, seed), 15):
+            for piece in np.array_split(noise(2, seed), 10):
                 session.append(piece)
             session.commit()
             return session.until("completed")["transcript"]
 
     alone = [speak(seed) for seed in range(4)]
     with ThreadPoolExecutor(5) as pool:
-        upload = pool.submit(client.post, TRANSCRIBE, files={"file": sound(20)}, data=FORM)
+        upload = pool.submit(client.post, TRANSCRIBE, files={"file": sound(5)}, data=FORM)
         together = list(pool.map(speak, range(4)))
         assert upload.result(PATIENCE).status_code == 200
     assert together == alone and len(set(alone)) == 4
@@ -307,3 +307,28 @@ def test_a_model_stays_while_a_session_is_open_and_comes_back_for_one(service, t
         session.commit()
         assert session.until("completed")["transcript"]
     until(lambda: serving.session is None)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(b"\x81\x05hello", id="not masked"),
+        pytest.param(b"\x83\x80\0\0\0\0", id="a reserved kind"),
+        pytest.param(b"\xf1\x80\0\0\0\0", id="reserved bits"),
+        pytest.param(b"\x81\x82\0\0\0\0\xff\xff", id="not UTF-8"),
+        pytest.param(b"\x80\x80\0\0\0\0", id="the middle of nothing"),
+        pytest.param(b"\x88\x81\0\0\0\0\0", id="a close that is too short"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="HTTP"),
+    ],
+)
+def test_what_is_no_frame_ends_its_session_only(live, frame) -> None:
+    serving, app, address = live()
+    with talking(address) as other:
+        with talking(address, close_timeout=0) as client:
+            client.socket.sendall(frame)
+            assert rest(client)[1] in (1002, 1007, None)
+        until(lambda: app.state.streams.open == 1)
+        say(other, "input_audio_buffer.commit")
+        while json.loads(other.recv(PATIENCE))["type"] != f"{TRANSCRIPT}.completed":
+            pass
+    nothing_left(serving, app)

@@ -56,7 +56,7 @@ TYPES: dict[str, Any] = {
     "error": RealtimeErrorEvent,
 }
 
-SECONDS = 6
+SECONDS = 5
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +165,9 @@ def resampled(speech: np.ndarray, rate: int) -> np.ndarray:
     "format",
     [
         {"type": "audio/pcm", "rate": 24_000},
-        {"type": "audio/pcm", "rate": 8_000},
+        pytest.param({"type": "audio/pcm", "rate": 8_000}, marks=pytest.mark.slow),
         {"type": "audio/pcmu"},
-        {"type": "audio/pcma"},
+        pytest.param({"type": "audio/pcma"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
