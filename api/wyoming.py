@@ -21,8 +21,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from forescribe.asr.errors import UsageError
 from forescribe.asr.live.events import Completed, Delta, Event, Failed, LiveOptions
 
@@ -302,7 +300,7 @@ class Request:
         data = self._rest + payload
         whole = len(data) - len(data) % self.form.frame
         self._rest = data[whole:]
-        mono = self.form.samples(data[:whole]).mean(axis=1, dtype=np.float32)
+        mono = self.form.samples(data[:whole]).mean(axis=1)
         await asyncio.to_thread(self._stream.feed, self._resampler.push(mono))
         while self._stream.behind_s > MAX_BEHIND_S:
             await asyncio.sleep(0.05)

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from forescribe.asr.errors import ForescribeError
+from forescribe.asr.live.formats import AudioInput
 
 from ..access.limits import Client
 from ..dependencies import in_force
@@ -50,7 +51,6 @@ from .events import (
     client_event,
     error_event,
 )
-from .formats import AudioInput
 from .outbox import Outbox
 from .session import HYPOTHESES, LOGPROBS, PARAM, SessionConfig
 from .streams import Place, Streams

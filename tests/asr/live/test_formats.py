@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forescribe.api.realtime.formats import TABLES, AudioInput
+from forescribe.asr.live.formats import TABLES, AudioInput
 
 RNG = np.random.default_rng(0)
 PCM = RNG.integers(-30_000, 30_000, 4801).astype("<i2")
