@@ -100,7 +100,10 @@ class OriginGuard:
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         self.metrics.refused(error.code)
-        if scope["type"] == "websocket":
+        answers = scope["type"] == "http" or "websocket.http.response" in scope.get(
+            "extensions", {}
+        )
+        if not answers:
             await send({"type": "websocket.close", "code": 1008, "reason": "forbidden"})
         else:
             await refusal(scope["path"], error)(scope, receive, _with_headers(send))

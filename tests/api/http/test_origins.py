@@ -11,7 +11,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.testclient import WebSocketDenialResponse
+from starlette.websockets import WebSocket
 
 from forescribe.api.access.addresses import Host, same_origin
 from forescribe.api.access.keys import digest, new_key
@@ -207,11 +208,12 @@ def test_a_websocket_is_checked_too(keyless) -> None:
         ("localhost:8000", "https://evil.test"),
         ("evil.test", "http://evil.test"),
     ):
-        with pytest.raises(WebSocketDisconnect) as caught:
+        with pytest.raises(WebSocketDenialResponse) as caught:
             headers = {"Host": host, "Origin": origin}
             with client(keyless).websocket_connect("/echo", headers=headers):
                 pass
-        assert caught.value.code == 1008
+        assert caught.value.status_code == 403
+        assert caught.value.json()["error"]["code"] == "forbidden"
 
 
 def test_a_request_that_a_worker_hands_on_is_for_the_same_name(keyless) -> None:

@@ -69,6 +69,14 @@ def test_a_browser_gives_its_key_as_a_subprotocol_and_does_not_get_it_back(servi
         assert session.receive_json()["type"] == "session.created"
 
 
+def test_a_page_of_another_origin_is_refused(service) -> None:
+    client = service(allowed_origins=["https://app.example.com"])
+    answer = refusal(client, headers={"Origin": "https://evil.example.com"})
+    assert answer.status_code == 403 and "allowed_origins" in answer.json()["error"]["message"]
+    for origin in ("https://app.example.com", "http://localhost"):
+        assert opens(client, headers={"Origin": origin})
+
+
 def test_an_address_with_a_key_or_another_intent_is_refused(service) -> None:
     client = service()
     for query, param in (
