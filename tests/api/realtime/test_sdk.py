@@ -172,7 +172,7 @@ def resampled(speech: np.ndarray, rate: int) -> np.ndarray:
     ids=str,
 )
 def test_every_format_gives_the_same_words(client, speech, uploaded, format) -> None:
-    from tests.api.realtime.test_formats import encoded
+    from tests.asr.live.test_formats import encoded
 
     samples = resampled(speech, format.get("rate", 8_000))
     data = samples.tobytes() if format["type"] == "audio/pcm" else encoded(samples, format["type"])
