@@ -54,6 +54,7 @@ class LiveItem:
         self._certain: list[Window] = []  # their ends do not change; not decoded yet
         self._silent: list[Window] = []
         self._tentative: dict[tuple[int, int], Decoded] = {}  # by their first and last sample
+        self._spans: set[tuple[int, int]] = set()  # of the pass that began last
 
     @property
     def end(self) -> int:
@@ -89,6 +90,13 @@ class LiveItem:
         if self.current is not None and self.current.submission is not None:
             session.cancel(self.current.submission)
 
+    def hurry(self, session: Session) -> None:
+        """Give up a pass of tentative windows: the last pass of all windows shall not wait for it."""
+        current = self.current
+        if current is not None and current.kind == "tentative" and current.submission is not None:
+            session.cancel(current.submission)
+            self.current = None
+
     # -- passes -----------------------------------------------------------------------------------
 
     def next_windows(
@@ -106,14 +114,14 @@ class LiveItem:
             return None
         self._unheard, self._settled = 0, pause
         spoken = [w for w in self._cutter.so_far() if w.speech]
-        known = {(w.start, w.end) for w in spoken}
+        self._spans = {(w.start, w.end) for w in spoken}
         fresh = [w for w in spoken if (w.start, w.end) not in self._tentative]
         guessed = [
-            replace(self._guessed(w, whisper), tentative=True, language=self._language)
+            replace(
+                self._guessed(w, whisper, tentative=True), tentative=True, language=self._language
+            )
             for w in fresh
         ]
-        # Answers of windows that have moved are needed for the guesses only.
-        self._tentative = {span: d for span, d in self._tentative.items() if span in known}
         return ("tentative", guessed) if guessed else None
 
     def read_tentative(self, ended: Pass, whisper: Whisper) -> list[LiveWord]:
@@ -121,6 +129,8 @@ class LiveItem:
         assert ended.outcome is not None and ended.submission is not None
         for decoded in ended.outcome.decoded:
             self._tentative[decoded.start, decoded.end] = decoded
+        # Answers of windows that have moved were needed for the guesses of this pass only.
+        self._tentative = {s: d for s, d in self._tentative.items() if s in self._spans}
         if self._language is None:
             self._language = kept_language(ended.submission.recording, self.heard)
         answers = [self._tentative[span] for span in sorted(self._tentative)]
@@ -162,14 +172,17 @@ class LiveItem:
         for window in windows:
             (self._certain if window.speech else self._silent).append(window)
 
-    def _guessed(self, window: Window, whisper: Whisper) -> Window:
+    def _guessed(self, window: Window, whisper: Whisper, *, tentative: bool = False) -> Window:
         """The window with what was written of it before as a guess."""
         earlier = [d for (start, _), d in self._tentative.items() if start == window.start]
         if not self.guesses:
             return window
         if not window.speech or not earlier or earlier[-1].doubt is not None:
             return window
-        return replace(window, guess=guess_from(whisper, earlier[-1]))
+        guess = guess_from(whisper, earlier[-1])
+        if not tentative and self.bindings.final.options.timestamps:
+            guess = (whisper.tokens.timestamp_begin, *guess)
+        return replace(window, guess=guess)
 
     def _released(self, words: list[LiveWord]) -> list[LiveWord]:
         if words and not self.text:

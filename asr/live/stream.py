@@ -219,6 +219,7 @@ class LiveStream:
             self._tell(SpeechStopped(item.number, seconds(item.end)))
         self._tell(Committed(item.number, seconds(item.start), seconds(item.end)))
         item.finish()
+        item.hurry(self.session)
         self._next_pass(item)
         return item.number
 
@@ -248,6 +249,8 @@ class LiveStream:
     def _ended(self, item: LiveItem, ended: Pass) -> None:
         """A pass has ended; on the engine's thread."""
         with self._changed:
+            if item.current is not ended:  # it was given up
+                return
             item.current = None
             outcome = ended.outcome
             if outcome is not None and not item.over:

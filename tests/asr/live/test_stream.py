@@ -205,6 +205,26 @@ def test_a_guess_changes_nothing_but_the_rounds(words: Session, monkeypatch: pyt
     assert stream.stats.tentative_rounds < 0.7 * min(rounds.values())
 
 
+def test_an_ended_item_does_not_wait_for_its_tentative_windows(words: Session):
+    """The pass is given up, and what was written before is still the guess of the last one."""
+    rounds = []
+    for wait, guesses in ((True, True), (False, True), (False, False)):
+        heard = Heard()
+        stream = LiveStream(words, LiveOptions(step_s=0.9, guesses=guesses), heard)
+        fed(stream, spoken(4), 4_096)
+        passes = stream.stats.tentative_passes
+        stream.feed(spoken(5)[round(RATE * 4) :])
+        assert stream._item.current is not None
+        if wait:
+            assert stream.wait(SOON, idle=True)
+        ended(stream)
+        (completed,) = heard.of(Completed)
+        assert plain(completed.transcript) == uploaded(words, spoken(5), LiveOptions().options)
+        assert stream.stats.tentative_passes == passes + wait
+        rounds.append(stream.stats.rounds - stream.stats.tentative_rounds)
+    assert rounds[0] < rounds[1] < rounds[2]
+
+
 def test_words_are_told_while_they_are_spoken(words: Session):
     heard = Heard()
     stream = LiveStream(words, LiveOptions(step_s=0.5, delay="low"), heard)
