@@ -21,7 +21,7 @@ from ..errors import UsageError
 from ..formats.transcript_parts import Json
 from ..storage.locations import Location, is_url
 from .record_store import RecordStore
-from .stored_records import Run, StoredRecord
+from .stored_records import RECORDS, Run, StoredRecord
 
 NAMES = 3
 """Names that are given for each kind of failure."""
@@ -38,8 +38,9 @@ class StatusReader:
 
     def __init__(self, output: str) -> None:
         location = Location.parse(output) if is_url(output) else None
-        if location is not None and location.scheme == "file":  # a folder, as for `transcribe -o`
-            output, location = location.key, None
+        if location is not None and location.scheme == "file":
+            if not Path(location.key, RECORDS).is_dir():  # a folder, as for `transcribe -o`
+                output, location = location.key, None
         self.records = None if location is None else RecordStore.open(location)
         self.where = output if self.records is None else self.records.where
 
