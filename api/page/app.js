@@ -3,6 +3,7 @@ import { connection, pause, persistently } from "./connection.js";
 import { calmly, h } from "./dom.js";
 import { ask, askJson, key, Refusal, setKey } from "./http.js";
 import { intake } from "./intake.js";
+import { Live } from "./live.js";
 import { List, busy, nameOf } from "./list.js";
 import { closing } from "./menu.js";
 import { Notices } from "./notices.js";
@@ -323,6 +324,7 @@ element("skip").addEventListener("click", (event) => {
 element("older").addEventListener("click", () => recordings.older());
 addEventListener("hashchange", () => route());
 closing(element("access"));
-intake(take, (text) => notices.tell("microphone", text));
+intake(take);
+new Live({ take, language: () => settings.get().language, notices });
 home();
 begin();

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +21,8 @@ from tests import browser as browsing
 from tests.api.page.fakejobs import conversation, transcript
 
 browser = browsing.browser
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +44,28 @@ def send(page: Any, path: Path, name: str | None = None) -> None:
 
 def lines(page: Any) -> str:
     return re.sub(r"\s+", " ", page.locator(".transcript").inner_text())
+
+
+@contextmanager
+def served(port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The real service with the demo pair; killed, with all its children, at the end."""
+    command = [
+        sys.executable,
+        "-m",
+        "forescribe",
+        "serve",
+        "--model",
+        "tiny.en",
+        "--port",
+        str(port),
+    ]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESCRIBE_")}
+    environment["FORESCRIBE_DATA_DIR"] = str(folder)
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as server:
+        try:
+            yield server
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)

@@ -6,10 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,12 +13,10 @@ import pytest
 from forescribe.asr.formats import files
 from tests import browser as browsing
 from tests.api.conftest import until
-from tests.api.page.conftest import lines, send, walk
+from tests.api.page.conftest import ROOT, lines, send, served, walk
 from tests.api.page.fakejobs import Fake, Server, conversation, running, transcript
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[3]
 
 
 # -- servers that come and go, other tabs -------------------------------------------------------------
@@ -385,31 +379,6 @@ def test_names_of_files_are_kept_in_downloads_as_far_as_file_systems_take_them(
             stem = "the _best_ of_ हिन्दी & 100% (v1.2).final"
             assert waiting.value.suggested_filename == f"{stem}.{expected}"
         assert Path(waiting.value.path()).read_bytes() == tone.read_bytes()
-
-
-@contextmanager
-def served(port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The real service with the demo pair; killed, with all its children, at the end."""
-    command = [
-        sys.executable,
-        "-m",
-        "forescribe",
-        "serve",
-        "--model",
-        "tiny.en",
-        "--port",
-        str(port),
-    ]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESCRIBE_")}
-    environment["FORESCRIBE_DATA_DIR"] = str(folder)
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as server:
-        try:
-            yield server
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGKILL)
 
 
 def test_a_service_that_is_killed_at_work_ends_the_job_before_the_readers_eyes(

@@ -270,25 +270,6 @@ def test_what_the_server_refuses_is_said_with_the_files_name(browser, tone) -> N
         page.get_by_text("None yet.").wait_for()
 
 
-def test_the_microphone_becomes_a_recording(browser, tone) -> None:
-    fake = Fake(tone, walk())
-    allowed = {"permissions": ["microphone"]}
-    style = "(e => [e.paddingBottom, e.lineHeight, e.fontSize])(getComputedStyle(record))"
-    with running(fake.app) as url, browsing.watched(browser, url, **allowed) as page:
-        page.get_by_text("None yet.").wait_for()
-        still = page.evaluate(style)
-        page.get_by_role("button", name="Record").click()
-        page.locator("#microphone", has_text="0:01").wait_for()
-        assert page.evaluate(style) == still, "it looks as before, but for its colour"
-        page.get_by_role("button", name="Discard").click()
-        page.get_by_role("button", name="Record").click()
-        page.locator("#microphone", has_text="0:01").wait_for()
-        page.get_by_role("button", name="Stop and send").click()
-        page.locator(".running-text").wait_for(state="attached")
-    assert [form["file"].rpartition(".")[2] for form in fake.forms] == ["webm"]
-    assert fake.forms[0]["bytes"] > 500
-
-
 def test_all_of_it_works_from_the_keyboard(browser, tone) -> None:
     fake = Fake(tone, walk())
     fake.add()

@@ -1,0 +1,117 @@
+// The microphone: pieces of 16-bit samples while somebody speaks, and all of them as a WAV file.
+
+export const RATE = 16000; // Hz, what the models hear
+const PIECE = 1280; // samples: 80 ms
+const MOVED = 125; // pieces that are made one part of the file, which the browser can move out of memory
+
+// Why this page cannot record, or "".
+export function prevented() {
+  if (!window.isSecureContext) return "Browsers allow recording only on https:// and localhost.";
+  if (!navigator.mediaDevices?.getUserMedia || !window.AudioWorkletNode) return "This browser cannot record.";
+  return "";
+}
+
+const REASONS = {
+  NotAllowedError: "The browser does not allow this page to use the microphone: allow it beside the address, then record again.",
+  NotFoundError: "No microphone was found.",
+  NotReadableError: "The microphone cannot be used: another program may be using it.",
+};
+
+export class Microphone {
+  // `onpiece(samples)`; `onend()` when the microphone is gone; `onpause(paused)` while the system takes it
+  // away. Throws an Error for users.
+  static async open(told) {
+    try {
+      const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
+      const one = new Microphone(stream, told);
+      await one.#begin();
+      return one;
+    } catch (error) {
+      throw new Error(REASONS[error.name] || `The microphone cannot be used: ${error.message}`, { cause: error });
+    }
+  }
+
+  constructor(stream, told) {
+    Object.assign(this, { stream, told, parts: [], pieces: [], length: 0, began: new Date() });
+    this.context = new AudioContext();
+    this.ended = new Promise((resolve) => (this.end = resolve));
+  }
+
+  get seconds() {
+    return this.length / RATE;
+  }
+
+  async #begin() {
+    const { context, stream, told } = this;
+    try {
+      await context.audioWorklet.addModule("page/worklet.js");
+      const given = { channelCount: 1, channelCountMode: "explicit", processorOptions: { rate: RATE, length: PIECE } };
+      this.node = new AudioWorkletNode(context, "capture", given);
+      this.node.port.onmessage = ({ data }) => (data ? this.#take(data) : this.end());
+      const [track] = stream.getAudioTracks();
+      track.onended = () => told.onend();
+      track.onmute = () => told.onpause(true);
+      track.onunmute = () => told.onpause(false);
+      context.onstatechange = () => context.state !== "closed" && told.onpause(context.state !== "running");
+      await context.resume();
+      // Its output is silence; some browsers run only what leads to an output.
+      context.createMediaStreamSource(stream).connect(this.node).connect(context.destination);
+      this.began = new Date();
+    } catch (error) {
+      this.#leave();
+      throw error;
+    }
+  }
+
+  #take(samples) {
+    this.length += samples.length;
+    this.pieces.push(samples);
+    if (this.pieces.length === MOVED) this.#move();
+    this.told.onpiece(samples);
+  }
+
+  #move() {
+    this.parts.push(new Blob(this.pieces));
+    this.pieces = [];
+  }
+
+  // The recording as a file, or null if there is nothing of it.
+  async stop() {
+    this.node.port.postMessage("end");
+    await Promise.race([this.ended, new Promise((resolve) => setTimeout(resolve, 1000))]); // a suspended one does not answer
+    this.#leave();
+    this.#move();
+    const type = "audio/wav";
+    return this.length ? new File([header(2 * this.length), ...this.parts], nameOf(this.began), { type }) : null;
+  }
+
+  #leave() {
+    for (const track of this.stream.getTracks()) track.stop();
+    this.context.onstatechange = null;
+    this.context.close();
+  }
+}
+
+function header(bytes) {
+  const view = new DataView(new ArrayBuffer(44));
+  const text = (at, word) => [...word].forEach((letter, n) => view.setUint8(at + n, letter.charCodeAt(0)));
+  text(0, "RIFF");
+  view.setUint32(4, 36 + bytes, true);
+  text(8, "WAVEfmt ");
+  view.setUint32(16, 16, true);
+  view.setUint16(20, 1, true); // PCM
+  view.setUint16(22, 1, true); // mono
+  view.setUint32(24, RATE, true);
+  view.setUint32(28, 2 * RATE, true);
+  view.setUint16(32, 2, true);
+  view.setUint16(34, 16, true);
+  text(36, "data");
+  view.setUint32(40, bytes, true);
+  return view;
+}
+
+function nameOf(when) {
+  const two = (n) => String(n).padStart(2, "0");
+  const day = `${when.getFullYear()}-${two(when.getMonth() + 1)}-${two(when.getDate())}`;
+  return `Recording ${day} ${two(when.getHours())}.${two(when.getMinutes())}.wav`;
+}
