@@ -194,6 +194,7 @@ class Panel {
       tail.textContent = item.tail;
       if (item.failure) root.append(h("span", { class: "note" }, ` (no further words: ${item.failure})`));
       root.hidden = !item.open && !root.textContent.trim();
+      root.classList.toggle("tail", item.again);
     });
   }
 

@@ -11,6 +11,9 @@ export function prevented() {
   return "";
 }
 
+// Browsers' filters are made for calls: they clip the first words and change voices.
+const AS_HEARD = { echoCancellation: false, noiseSuppression: false, autoGainControl: false };
+
 const REASONS = {
   NotAllowedError: "The browser does not allow this page to use the microphone: allow it beside the address, then record again.",
   NotFoundError: "No microphone was found.",
@@ -22,7 +25,7 @@ export class Microphone {
   // away. Throws an Error for users.
   static async open(told) {
     try {
-      const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
+      const stream = await navigator.mediaDevices.getUserMedia({ audio: AS_HEARD });
       const one = new Microphone(stream, told);
       await one.#begin();
       return one;

@@ -13,6 +13,7 @@ const LASTING_MS = 10000; // a session that ends earlier counts as a failed try
 const STALLED_MS = 45000; // nothing leaves: the connection is dead
 const LAST_WORDS_MS = 15000;
 const REFUSED = [1008, 4000]; // codes of closes that will come again
+const REFUSES = "The server opens no live session: it has too many, or something on the way does not pass WebSockets.";
 const TRANSCRIPT = "conversation.item.input_audio_transcription";
 
 export class Realtime {
@@ -21,7 +22,7 @@ export class Realtime {
   // change, and `failure`.
   constructor(language, told) {
     Object.assign(this, { language, told, pieces: [], length: 0, items: [], session: null });
-    this.sent = 0; // samples up to which this session has been sent
+    this.base = this.sent = 0; // samples: where this session began, and up to where it has been sent
     this.stop = new AbortController();
     addEventListener("offline", () => this.session?.leave(), { signal: this.stop.signal });
     this.#run();
@@ -60,22 +61,24 @@ export class Realtime {
         if (signal.aborted || this.finishing) return this.stop.abort();
         if (REFUSED.includes(code)) throw new Refusal(reason);
         tries = performance.now() - began > LASTING_MS ? 0 : tries + 1;
-        this.told.state("waiting", reason || (tries > 1 ? "The server opens no live session." : "The connection was lost."));
+        this.told.state("waiting", reason || (tries > 1 ? REFUSES : "The connection was lost."));
         await pause(WAITS_MS[Math.min(tries, WAITS_MS.length - 1)], signal);
       } catch (error) {
         if (signal.aborted) return;
         this.stop.abort();
         if (!(error instanceof Refusal)) throw error;
-        return this.told.state("off", error.message);
+        return this.told.state("off", error.status === 404 ? "this server has no live transcription." : error.message);
       }
     }
   }
 
   // Whether there may be a session: browsers do not say why a socket was refused.
-  #asked() {
+  async #asked() {
+    const { signal } = this.stop;
+    await ask("ready", { signal });
     const body = JSON.stringify({ expires_after: { anchor: "created_at", seconds: 10 }, session: this.#config() });
     const headers = { "Content-Type": "application/json" };
-    return ask("v1/realtime/client_secrets", { method: "POST", headers, body, signal: this.stop.signal });
+    await ask("v1/realtime/client_secrets", { method: "POST", headers, body, signal });
   }
 
   #config() {
@@ -88,8 +91,9 @@ export class Realtime {
 
   // From where on samples are needed.
   get #needed() {
-    const open = this.items.filter((item) => item.open).map((item) => item.start);
-    return open.length ? Math.min(...open) : (this.items.at(-1)?.start ?? 0);
+    const items = this.items.filter((item) => !item.again);
+    const open = items.filter((item) => item.open).map((item) => item.start);
+    return open.length ? Math.min(...open) : (items.at(-1)?.start ?? this.base);
   }
 
   #forget() {
@@ -104,8 +108,7 @@ export class Realtime {
     const again = this.items.filter((item) => item.open || item.start >= from);
     const lost = Math.min(this.sent, ...again.map((item) => item.start));
     if (lost < from) this.told.missing(lost / RATE, from / RATE);
-    this.again = again; // shown until there are others
-    for (const item of again) item.tail = "";
+    for (const item of again) this.#change(item, { tail: "", again: true }); // shown until there are other words
     this.base = this.sent = from;
     this.told.state("live", "");
     this.#send();
@@ -128,7 +131,7 @@ export class Realtime {
     const { type, item_id: id } = event;
     if (type === "session.updated") return this.#begin();
     if (type === "input_audio_buffer.speech_started") return this.#started(id, event.audio_start_ms);
-    const item = this.items.find((one) => one.id === id);
+    const item = this.items.find((one) => one.id === id && !one.again);
     if (type === "input_audio_buffer.speech_stopped") item.stopped = true;
     else if (type === "input_audio_buffer.committed") this.answered ||= !item.stopped; // by us
     else if (type === "forescribe.hypothesis") this.#change(item, { tail: event.tail });
@@ -138,16 +141,11 @@ export class Realtime {
     } else if (type === `${TRANSCRIPT}.completed`) this.#change(item, { text: event.transcript, tail: "", open: false });
     else if (type === `${TRANSCRIPT}.failed`) this.#change(item, { tail: "", open: false, failure: event.error.message });
     else if (type === "error") this.answered = this.finishing;
-    if (this.finishing && this.answered && !this.items.some((one) => one.open)) this.close();
+    if (this.finishing && this.answered && !this.items.some((one) => one.open && !one.again)) this.close();
   }
 
   #started(id, ms) {
-    if (this.again.length) {
-      this.items = this.items.filter((item) => !this.again.includes(item));
-      this.told.dropped(this.again);
-      this.again = [];
-    }
-    const item = { id, start: this.base + (ms * RATE) / 1000, text: "", tail: "", open: true, stopped: false, failure: "" };
+    const item = { id, start: this.base + (ms * RATE) / 1000, text: "", tail: "", open: true, stopped: false, again: false, failure: "" };
     this.items.push(item);
     this.told.begun(item);
   }
@@ -155,6 +153,15 @@ export class Realtime {
   #change(item, news) {
     Object.assign(item, news);
     this.told.changed(item);
+    if (!item.again && item.text + item.tail) this.#drop();
+  }
+
+  // Items that are decoded again.
+  #drop() {
+    const old = this.items.filter((item) => item.again);
+    if (!old.length) return;
+    this.items = this.items.filter((item) => !item.again);
+    this.told.dropped(old);
   }
 }
 

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 KEY = "sk-live"
 RATE = 16_000
+SECONDS = 14
 TRANSCRIPT = "conversation.item.input_audio_transcription"
 ALLOWED: Any = {"permissions": ["microphone"]}
 
@@ -36,6 +38,17 @@ async ([from, to, pitch]) => {
   return heard;
 }
 """
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory) -> Iterator[Any]:
+    """Its microphone hears the first seconds of the sample, and may be used by those who are allowed to."""
+    path = tmp_path_factory.mktemp("voice") / "memo.wav"
+    samples, rate = soundfile.read(ROOT / "samples" / "memo.flac", dtype="int16")
+    soundfile.write(path, samples[: SECONDS * rate], rate)
+    microphone = f"--use-file-for-fake-audio-capture={path}"
+    with browsing.launched("--use-fake-device-for-media-stream", microphone) as running:
+        yield running
 
 
 class Live:
@@ -122,10 +135,7 @@ def test_a_broken_session_loses_no_sample_and_the_recording_is_sent(browser, ton
     assert live.configured[0]["audio"]["input"]["turn_detection"] == {"type": "server_vad"}
 
 
-def test_words_are_shown_while_they_are_spoken_and_then_the_transcript(tmp_path) -> None:
-    samples, rate = soundfile.read(ROOT / "samples" / "memo.flac", dtype="int16")
-    spoken = tmp_path / "memo.wav"
-    soundfile.write(spoken, samples[: 9 * rate], rate)
+def test_words_are_shown_while_they_are_spoken_and_then_the_transcript(browser, tmp_path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -134,12 +144,8 @@ def test_words_are_shown_while_they_are_spoken_and_then_the_transcript(tmp_path)
         with socket.socket() as trying:
             return trying.connect_ex(("127.0.0.1", port)) == 0
 
-    microphone = f"--use-file-for-fake-audio-capture={spoken}%noloop"
     url = f"http://127.0.0.1:{port}"
-    with (
-        served(port, tmp_path / "data"),
-        browsing.launched("--use-fake-device-for-media-stream", microphone) as browser,
-    ):
+    with served(port, tmp_path):
         until(listening, 300)
         with browsing.watched(browser, url, refusals=True) as page:
             page.locator(".server.ready").wait_for()
@@ -150,7 +156,9 @@ def test_words_are_shown_while_they_are_spoken_and_then_the_transcript(tmp_path)
             page.get_by_role("button", name="Record").click()
             words = page.get_by_role("log", name="Words of the recording")
             words.get_by_text("short").wait_for()
-            assert page.locator(".live .time").inner_text() < "0:09", "before the end of the file"
+            assert page.locator(".live .time").inner_text() < f"0:{SECONDS}", (
+                "before the end of the file"
+            )
             words.get_by_text("printing plant").wait_for()
             page.get_by_role("button", name="Stop and send").click()
             page.locator(".viewer").wait_for()
@@ -158,21 +166,24 @@ def test_words_are_shown_while_they_are_spoken_and_then_the_transcript(tmp_path)
             assert page.locator("#list a .label").inner_text().startswith("Recording 20")
 
 
-def test_a_server_without_live_sessions_takes_the_recording(browser, tone) -> None:
+def test_a_server_without_live_sessions_takes_what_the_microphone_gave(browser, tone) -> None:
+    kept = (
+        "const media = navigator.mediaDevices, was = media.getUserMedia.bind(media);"
+        "media.getUserMedia = async (wanted) => (window.heard = await was(wanted));"
+    )
     fake = Fake(tone, walk())
-    with (
-        running(fake.app) as url,
-        browsing.watched(browser, url, refusals=True, **ALLOWED) as page,
-    ):
+    given: Any = {"refusals": True, "before": lambda page: page.add_init_script(kept), **ALLOWED}
+    with running(fake.app) as url, browsing.watched(browser, url, **given) as page:
         page.get_by_text("None yet.").wait_for()
         page.get_by_role("button", name="Record").click()
-        page.get_by_text("No words while you speak").wait_for()
+        page.get_by_text("this server has no live transcription").wait_for()
         page.locator(".live .time", has_text="0:01").wait_for()
         page.get_by_role("button", name="Discard").click()
         page.locator("#live").wait_for(state="hidden")
         page.get_by_role("button", name="Record").click()
         page.locator(".live .time", has_text="0:01").wait_for()
-        page.get_by_role("button", name="Stop and send").click()
+        page.evaluate("heard.getAudioTracks()[0].dispatchEvent(new Event('ended'))")
+        page.get_by_text("The microphone was disconnected.").wait_for()
         page.locator(".running-text").wait_for(state="attached")
     assert [form["file"].rpartition(".")[2] for form in fake.forms] == ["wav"]
     assert fake.forms[0]["bytes"] > 2 * RATE
