@@ -90,6 +90,7 @@ export class Microphone {
 
   #leave() {
     for (const track of this.stream.getTracks()) track.stop();
+    if (this.node) this.node.port.onmessage = null;
     this.context.onstatechange = null;
     this.context.close();
   }
