@@ -51,12 +51,24 @@ def browser(tmp_path_factory) -> Iterator[Any]:
         yield running
 
 
+AWAY = """
+async () => {
+  const { Realtime } = await import("/page/realtime.js");
+  const told = { state() {}, begun() {}, changed() {}, dropped() {} };
+  return new Promise((resolve) => {
+    const words = new Realtime("", { ...told, missing: (...range) => resolve(range) });
+    for (let n = 0; n < 5000; n++) words.push(new Int16Array(1280));
+  });
+}
+"""
+
+
 class Live:
     """The live sessions of a fake service. An item begins at each second, and the one before has its text
     then; the first `breaks` sessions break at the beginning of their third item."""
 
     def __init__(self, fake: Fake, breaks: int) -> None:
-        self.breaks = breaks
+        self.breaks, self.open = breaks, 0
         self.sessions: list[bytearray] = []
         self.configured: list[dict[str, Any]] = []
         fake.app.post("/v1/realtime/client_secrets")(self._asked)
@@ -69,6 +81,13 @@ class Live:
         offered = websocket.scope["subprotocols"]
         assert offered == ["realtime", f"openai-insecure-api-key.{KEY}"]
         await websocket.accept("realtime")
+        self.open += 1
+        try:
+            await self._serve(websocket)
+        finally:
+            self.open -= 1
+
+    async def _serve(self, websocket: WebSocket) -> None:
         audio, number, items = bytearray(), len(self.sessions), 0
         self.sessions.append(audio)
 
@@ -84,13 +103,17 @@ class Live:
             elif event["type"] == "input_audio_buffer.append":
                 audio += base64.b64decode(event["audio"])
             else:
-                await send("error", error={"message": "nothing to commit", "event_id": None})
+                said = f"item {items} of {number}"
+                await send("input_audio_buffer.committed", item_id=f"{number}-{items}")
+                await send(f"{TRANSCRIPT}.completed", item_id=f"{number}-{items}", transcript=said)
             while len(audio) > 2 * RATE * items:
                 if items:
                     said = f"item {items} of {number}"
-                    await send(f"{TRANSCRIPT}.completed", item_id=str(items), transcript=said)
+                    await send(
+                        f"{TRANSCRIPT}.completed", item_id=f"{number}-{items}", transcript=said
+                    )
                 items += 1
-                id, at_ms = str(items), 1000 * (items - 1)
+                id, at_ms = f"{number}-{items}", 1000 * (items - 1)
                 await send("input_audio_buffer.speech_started", item_id=id, audio_start_ms=at_ms)
                 await send(f"{TRANSCRIPT}.delta", item_id=id, delta=" item")
                 await send("forescribe.hypothesis", item_id=id, tail=" perhaps")
@@ -107,18 +130,25 @@ def test_a_broken_session_loses_no_sample_and_the_recording_is_sent(browser, ton
     live = Live(fake, breaks=1)
     with (
         running(fake.app) as url,
-        browsing.watched(browser, url, before=with_key, **ALLOWED) as page,
+        browsing.watched(browser, url, refusals=True, before=with_key, **ALLOWED) as page,
     ):
         page.get_by_text("None yet.").wait_for()
         page.get_by_role("button", name="Record").click()
         words = page.get_by_role("log", name="Words of the recording")
         words.get_by_text("item 2 of 1").wait_for()
+        said = words.locator("p").all_inner_texts()
+        assert said[:3] == ["item 1 of 0", "item 2 of 0", "item 1 of 1"], "the third was said again"
         tail = words.locator(".tail").last
         assert tail.inner_text().strip() == "perhaps"
         colours = "e => [e, e.previousSibling].map(one => getComputedStyle(one).color)"
         grey, ink = tail.evaluate(colours)
         assert grey != ink and tail.get_attribute("aria-live") == "off"
+        fake.loading = True
         page.get_by_role("button", name="Stop and send").click()
+        page.get_by_text("The recording is being sent.").wait_for()
+        words.locator(".tail", has_text="perhaps").wait_for(state="detached")
+        until(lambda: live.open == 0, 10)  # once the last words are there
+        fake.loading = False
         page.locator(".running-text").wait_for(state="attached")
         page.locator("#live").wait_for(state="hidden")
         name = page.locator("h1").inner_text()
@@ -127,9 +157,11 @@ def test_a_broken_session_loses_no_sample_and_the_recording_is_sent(browser, ton
             wanted = np.sin(2 * np.pi * 1000 * np.arange(len(heard)) / RATE)
             assert len(heard) == RATE and np.abs(heard - wanted)[200:-200].max() < 1e-3
         assert np.abs(page.evaluate(RESAMPLED, [48_000, RATE, 9000]))[200:-200].max() < 1e-3
+        assert page.evaluate(AWAY) == [0, 100], "of 400 s spoken without a server, 300 are kept"
+        until(lambda: len(live.sessions[-1]) == 2 * RATE * 300)
     samples, rate = soundfile.read(io.BytesIO(fake.bodies[0]), dtype="int16")
     assert rate == RATE and np.abs(samples).max() > 1000 and name == fake.forms[0]["file"]
-    first, second = (np.frombuffer(sent, "<i2") for sent in live.sessions)
+    first, second = (np.frombuffer(sent, "<i2") for sent in live.sessions[:2])
     assert np.array_equal(first, samples[: len(first)])
     assert np.array_equal(second, samples[2 * RATE :]), "from the third item on"
     assert live.configured[0]["audio"]["input"]["turn_detection"] == {"type": "server_vad"}
