@@ -65,6 +65,7 @@ export class Live {
     panel.ends.disabled = panel.drops.disabled = true;
     const file = await microphone.stop();
     this.microphone = null;
+    this.lock?.release();
     this.button.hidden = false;
     this.#title();
     if (wanted) words.finish();
@@ -110,13 +111,12 @@ export class Live {
   // Phones stop recording when their screen goes off.
   #stayAwake() {
     navigator.wakeLock?.request("screen").then(
-      (lock) => (this.lock = lock),
+      (lock) => (this.microphone ? (this.lock = lock) : lock.release()),
       () => {}, // the battery is low
     );
   }
 
   #close(focus = false) {
-    this.lock?.release();
     this.words?.close();
     this.words = this.panel = null;
     this.root.hidden = true;

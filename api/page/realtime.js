@@ -13,13 +13,13 @@ const LASTING_MS = 10000; // a session that ends earlier counts as a failed try
 const STALLED_MS = 45000; // nothing leaves: the connection is dead
 const LAST_WORDS_MS = 15000;
 const REFUSED = [1008, 4000]; // codes of closes that will come again
-const REFUSES = "The server opens no live session: it has too many, or something on the way does not pass WebSockets.";
+const NO_SESSION = "The server opens no live session: it has too many, or something on the way does not pass WebSockets.";
 const TRANSCRIPT = "conversation.item.input_audio_transcription";
 
 export class Realtime {
   // `told` hears `begun(item)`, `changed(item)`, `dropped(items)`, `missing(from_s, to_s)`, and
   // `state("live" | "waiting" | "off", reason)`. An item has `text`, which was released, its `tail`, which may
-  // change, and `failure`.
+  // change, and `failure`; `again` says that the next session decodes it once more.
   constructor(language, told) {
     Object.assign(this, { language, told, pieces: [], length: 0, items: [], session: null });
     this.base = this.sent = 0; // samples: where this session began, and up to where it has been sent
@@ -61,7 +61,7 @@ export class Realtime {
         if (signal.aborted || this.finishing) return this.stop.abort();
         if (REFUSED.includes(code)) throw new Refusal(reason);
         tries = performance.now() - began > LASTING_MS ? 0 : tries + 1;
-        this.told.state("waiting", reason || (tries > 1 ? REFUSES : "The connection was lost."));
+        this.told.state("waiting", reason || (tries > 1 ? NO_SESSION : "The connection was lost."));
         await pause(WAITS_MS[Math.min(tries, WAITS_MS.length - 1)], signal);
       } catch (error) {
         if (signal.aborted) return;
