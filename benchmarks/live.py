@@ -44,6 +44,7 @@ from forescribe.asr.live.events import Completed, Delta, Event, Hypothesis, Live
 from forescribe.asr.live.stream import LiveStream
 from forescribe.asr.model.presets import locate, resolve
 from forescribe.asr.sessions.session import Session
+from forescribe.speculative.models.quantized import as_floats
 
 RATE, CHUNK = 16_000, 1_600
 WAYS = ("guess + draft", "guess", "draft", "plain")
@@ -427,6 +428,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         converted = None
         if AGREEMENT in chosen.ways:
             target = Path(locate(resolve(chosen.model, "none", chosen.language).target))
+            target = as_floats(target, Path(folder) / "floats")  # it reads no 8-bit integers
             files, reason = faster.convert(target, Path(folder), ["float32"])
             converted = files.get("float32")
             if reason is not None:
