@@ -19,6 +19,7 @@ when it closes the socket, all of them are.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import math
 import os
@@ -280,7 +281,8 @@ def _decode(
 
 
 def _refusal(name: str, bounds: Bounds, error: Exception) -> ForescribeError:
-    if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+    causes = (error, error.__cause__)  # the system says so too, as an OSError
+    if any(isinstance(e, MemoryError) or getattr(e, "errno", 0) == errno.ENOMEM for e in causes):
         return AudioError(f"{name}: needs more than {bounds.memory_bytes >> 20} MiB to decode")
     if isinstance(error, ForescribeError):
         return error
