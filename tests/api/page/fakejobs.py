@@ -170,6 +170,7 @@ class Fake:
         self.forbidden: list[str] = []  # requests that the service would refuse to this page
         self.audio_gone = False
         self.bodies: list[bytes] = []  # of finished uploads
+        self.names: list[str] = []  # theirs
         self.held = threading.Event()  # set: one has got there
         self.app = self._app()
 
@@ -246,6 +247,7 @@ class Fake:
                 return refused(*self.refuse)
             upload = self.uploads.pop(form["upload_id"])
             self.bodies.append(bytes(upload.body))
+            self.names.append(upload.name)
             form |= {"file": upload.name, "bytes": len(upload.body)}
             return self.add(
                 label=form["file"],
