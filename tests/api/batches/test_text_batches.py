@@ -100,6 +100,7 @@ def test_the_sdk_gets_a_batch_of_conversations(sdk) -> None:
     assert failed["response"]["body"]["error"]["param"] == "tools"
 
 
+@pytest.mark.nightly
 def test_the_page_runs_as_it_is_printed(sdk, tmp_path, monkeypatch) -> None:
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     monkeypatch.chdir(tmp_path)

@@ -207,7 +207,14 @@ def music(seconds: int, rng: np.random.Generator) -> np.ndarray:
 HOSTILE = {"default": {}, **MODES, "translation": {"task": "translate", "language": "fr"}}
 
 
-@pytest.mark.parametrize("mode", HOSTILE)
+LONGEST = ("sequential", "no vad")
+"""They decode what the others pass over: each takes longer than all other tests of this file."""
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(m, marks=pytest.mark.nightly) if m in LONGEST else m for m in HOSTILE],
+)
 def test_noise_silence_and_music_have_no_words(base, tmp_path, mode) -> None:
     import soundfile
 
