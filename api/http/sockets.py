@@ -24,6 +24,8 @@ PING_S, PONG_S = 20.0, 40.0
 
 log = logging.getLogger("forescribe.api.sockets")
 log.setLevel(logging.WARNING)
+# uvicorn says so of every socket that was refused with an answer, which is no fault.
+log.addFilter(lambda record: "without completing handshake" not in record.getMessage())
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
