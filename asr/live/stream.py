@@ -100,11 +100,6 @@ class LiveStream:
             waiting = sum(min(item.length, MAX_SAMPLES) for item in self._ending)
             return seconds(waiting + (0 if self._item is None else self._item.behind))
 
-    @property
-    def item(self) -> int:
-        """The number of the item that is being spoken or, between two, of the next one."""
-        return self._number if self._item is not None else self._number + 1
-
     # -- on the feeding thread --------------------------------------------------------------------
 
     def feed(self, samples: Samples) -> None:

@@ -68,7 +68,6 @@ class Voice:
         self._stream = detector.stream()
         self.threshold = threshold
         self.position = 0  # samples that were judged
-        self.heard = 0  # of these, samples with a voice
         self.last_voice = 0  # where the last of them ends
 
     def push(self, samples: Samples) -> tuple[int, int] | None:
@@ -80,7 +79,6 @@ class Voice:
         self.position += len(samples)
         if not len(frames):
             return None
-        self.heard += len(frames) * FRAME
         self.last_voice = min(self.position, begin + (int(frames[-1]) + 1) * FRAME)
         return begin + int(frames[0]) * FRAME, self.last_voice
 
