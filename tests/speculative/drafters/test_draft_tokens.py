@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
+from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens, bitmap
 from forescribe.speculative.errors import LoadError
 
 COUNTED = {7: 10, 3: 5, 9: 5, 4: 1}
@@ -74,7 +74,9 @@ GOOD = {"vocab_size": 12, "source": "s", "occurrences": 3, "ids": [1, 4], "count
         ({"ids": [], "counts": []}, "it lists no tokens"),
         ({"counts": [1]}, "2 ids and 1 counts"),
         ({"counts": [2, 2]}, "exceed the 3 tokens"),
-        ({"ids": "14"}, "no lists"),
+        ({"ids": "14"}, "no list of tokens"),
+        ({"ids": "!"}, "no list of tokens"),
+        ({"ids": {}}, "no lists"),
         ({"source": None, "ids": None}, "no lists"),
         ({"vocab_size": 13}, "for a vocabulary of 13 tokens, and the draft has 12"),
     ],
@@ -103,3 +105,10 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
     with pytest.raises(LoadError, match="cannot be read"):
         DraftTokens.beside(tmp_path, 12)
+
+
+@given(st.sets(st.integers(0, 300), min_size=1))
+def test_ids_may_be_a_bitmap(ids: set[int]) -> None:
+    stated = {"vocab_size": 301, "source": "s", "occurrences": 0, "counts": [0] * len(ids)}
+    read = DraftTokens.from_json(json.dumps(stated | {"ids": bitmap(ids)}))
+    assert read.ids == tuple(sorted(ids))
