@@ -80,7 +80,7 @@ def generated(plain) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
         ("ngram", 1, 5, "auto", PROMPTS[::4]),
         ("ngram", 8, 5, "auto", PROMPTS),
         ("ngram", 8, None, "auto", PROMPTS),
-        ("ngram", 8, 4, "lean", PROMPTS[::2]),
+        pytest.param("ngram", 8, 4, "lean", PROMPTS[::2], marks=pytest.mark.nightly),
         ("suffix", 4, 8, "auto", PROMPTS[::2]),
     ],
 )

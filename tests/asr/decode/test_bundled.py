@@ -106,7 +106,7 @@ def test_samples_are_covered_in_order(plain, name):
 
 
 @pytest.mark.parametrize(
-    "most", [24, pytest.param(None, marks=pytest.mark.slow)], ids=["24 tokens", "whole"]
+    "most", [24, pytest.param(None, marks=pytest.mark.nightly)], ids=["24 tokens", "whole"]
 )
 @pytest.mark.parametrize(("gamma", "batch"), [(0, 4), (5, 1), (5, 16)])
 def test_every_window_has_the_same_tokens_at_every_batch_size(whisper, plain, gamma, batch, most):

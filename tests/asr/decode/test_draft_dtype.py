@@ -22,9 +22,10 @@ pytestmark = pytest.mark.usefixtures("encoded_once")
 MEMO = Path(__file__).parents[3] / "samples" / "memo.flac"
 SECONDS = 8
 FORMS = [
-    *(pytest.param("native", name, marks=pytest.mark.native) for name in ("bfloat16", "float16")),
+    pytest.param("native", "bfloat16", marks=pytest.mark.native),
+    pytest.param("native", "float16", marks=[pytest.mark.native, pytest.mark.nightly]),
     ("lean", "bfloat16"),
-    ("modules", "bfloat16"),
+    pytest.param("modules", "bfloat16", marks=pytest.mark.nightly),
     ("auto", "int8"),
 ]
 

@@ -51,7 +51,9 @@ def first_pass(model, features, prompt_length: int, **options) -> list[int]:
 
 
 @pytest.mark.parametrize("timestamps", [True, False], ids=["timestamps", "no timestamps"])
-@pytest.mark.parametrize("task", ["transcribe", "translate"])
+@pytest.mark.parametrize(
+    "task", ["transcribe", pytest.param("translate", marks=pytest.mark.nightly)]
+)
 def test_tokens_equal_transformers_generate(pair, recordings, timestamps, task, monkeypatch):
     """Without and with drafts."""
     whole(monkeypatch)

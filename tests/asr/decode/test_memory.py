@@ -64,11 +64,14 @@ def most_held(whisper, path, windows: int, options: Options) -> tuple[int, int, 
 @pytest.mark.parametrize(
     "options",
     [
-        Options(language="en", vad=False, words=True),
-        Options(language="en", vad=False, guards=Guards(temperatures=(0.0, 0.5))),
-        Options(language="en", long_form="sequential", words=True),
+        pytest.param(Options(language="en", vad=False, words=True), id="words"),
+        pytest.param(
+            Options(language="en", vad=False, guards=Guards(temperatures=(0.0, 0.5))),
+            id="guards",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(Options(language="en", long_form="sequential", words=True), id="sequential"),
     ],
-    ids=["words", "guards", "sequential"],
 )
 def test_a_long_recording_holds_no_more_windows_than_a_short_one(whisper, tmp_path, options):
     short = most_held(whisper, tmp_path / "short.wav", 2 * BATCH, options)

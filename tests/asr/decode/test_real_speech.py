@@ -52,7 +52,13 @@ def test_no_word_of_a_reader_is_lost(read) -> None:
         assert outcome.transcript.warnings == ()
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["no timestamp", "the last timestamp"])
+@pytest.mark.parametrize(
+    "late",
+    [
+        pytest.param(False, id="no timestamp", marks=pytest.mark.nightly),
+        pytest.param(True, id="the last timestamp"),
+    ],
+)
 def test_an_answer_of_its_first_segments_goes_on_behind_its_last_word(
     base, read, monkeypatch, late
 ) -> None:
@@ -107,6 +113,7 @@ def bare(word: str) -> str:
     return "".join(c for c in word.lower() if c.isalnum())
 
 
+@pytest.mark.nightly
 def test_word_times_are_near_those_of_faster_whisper(read) -> None:
     """On the same weights; measured: a median of 8 ms, 225 ms at the 95th percentile, where a pause begins or
     ends. Of the longest recording the first minute: two windows and more."""

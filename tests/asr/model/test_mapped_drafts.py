@@ -43,7 +43,11 @@ KINDS = ((True, ()), (False, ()), (True, PREVIOUS), (False, PREVIOUS))
 
 
 @pytest.fixture(
-    scope="module", params=["made up", pytest.param("published", marks=pytest.mark.data)]
+    scope="module",
+    params=[
+        "made up",
+        pytest.param("published", marks=[pytest.mark.data, pytest.mark.nightly]),
+    ],
 )
 def pair(request, tmp_path_factory) -> Pair:
     root = tmp_path_factory.mktemp("pair")
