@@ -162,8 +162,8 @@ def _report(whisper: Whisper, name: str, *outcomes: Outcome) -> Report:
     assert first.transcript is not None
     differences = []
     for way, outcome in (("speculative", first), ("same shape", shape)):
-        for a, b in zip(plain.decoded, outcome.decoded, strict=True):
-            if a.result.tokens != b.result.tokens:
+        for a, b in _pairs(plain, outcome):
+            if b is not None and a.result.tokens != b.result.tokens:
                 differences.append(_difference(whisper, a, b, way))
     stats: Any = first.transcript.stats
     return Report(
@@ -179,8 +179,7 @@ def _report(whisper: Whisper, name: str, *outcomes: Outcome) -> Report:
 
 def _float32(plain: Outcome, exact: Outcome) -> Float32:
     pairs = [
-        (a.result.tokens, b.result.tokens)
-        for a, b in zip(plain.decoded, exact.decoded, strict=True)
+        (() if b is None else b.result.tokens, a.result.tokens) for a, b in _pairs(exact, plain)
     ]
     return Float32(
         tokens=sum(len(theirs) for _, theirs in pairs),
@@ -189,6 +188,13 @@ def _float32(plain: Outcome, exact: Outcome) -> Float32:
         ),
         windows_equal=sum(ours == theirs for ours, theirs in pairs),
     )
+
+
+def _pairs(first: Outcome, second: Outcome) -> list[tuple[Decoded, Decoded | None]]:
+    """Every window of the first and that of the second which begins at the same sample; None where an answer
+    that differs has moved the parts behind it."""
+    known = {(d.index, d.start): d for d in second.decoded}
+    return [(d, known.get((d.index, d.start))) for d in first.decoded]
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

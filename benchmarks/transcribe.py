@@ -132,6 +132,12 @@ class TranscribeOptions(RecordingOptions):
         "int8. Same tokens.",
         AUTO,
     )
+    avx2: bool = opt(
+        DIAGNOSTICS,
+        "--avx2",
+        "Keep to AVX2, as on a processor without AVX-512: this engine, transformers and faster-whisper.",
+        False,
+    )
     modules: bool = opt(
         DIAGNOSTICS,
         "--modules/--no-modules",
@@ -143,6 +149,10 @@ class TranscribeOptions(RecordingOptions):
     def __post_init__(self) -> None:
         _ = self.batches, self.peer_batches, self.peer_cores
         _ = self.dtypes, self.draft_dtypes
+        if self.avx2 and not {*self.dtypes, *self.draft_dtypes} <= {FLOAT32, "int8"}:
+            raise UsageError(
+                "--avx2 is for --dtype and --draft-dtype float32 and int8: such processors have no bfloat16"
+            )
         super().__post_init__()
 
     @property
@@ -158,7 +168,8 @@ class TranscribeOptions(RecordingOptions):
     @property
     def draft_dtypes(self) -> tuple[str, ...]:
         """Number formats of this engine's draft."""
-        return parse_names("--draft-dtype", self.draft_dtype, DRAFT_DTYPES)
+        chosen = FLOAT32 if self.avx2 and self.draft_dtype == AUTO else self.draft_dtype
+        return parse_names("--draft-dtype", chosen, DRAFT_DTYPES)
 
     @property
     def peer_batches(self) -> tuple[int, ...]:
@@ -176,8 +187,15 @@ class TranscribeOptions(RecordingOptions):
     @property
     def systems(self) -> tuple[str, ...]:
         """The systems to compare with. Raises UsageError for unknown ones and for missing packages."""
+        fixed = (
+            (*WHISPER_CPP, OPENVINO) if self.avx2 else ()
+        )  # cannot be told which instructions to use
         if not self.only:
-            return NAMES
+            return tuple(name for name in NAMES if name not in fixed)
+        if set(self.only) & set(fixed):
+            raise UsageError(
+                "--avx2 cannot be kept by whisper.cpp and OpenVINO: leave them out of --only"
+            )
         unknown = [name for name in self.only if name not in NAMES]
         if unknown:
             known = ", ".join(f"'{name}'" for name in NAMES)
@@ -271,7 +289,7 @@ class Result:
         given = self.options.described()
         return {
             "options": {name: value for name, value in given.items() if name not in left_out},
-            "native_kernels": provenance.instruction_set(),
+            "native_kernels": "avx2" if self.options.avx2 else provenance.instruction_set(),
             "weights": {
                 "target": provenance.weights(self.target),
                 "draft": None if self.draft is None else provenance.weights(self.draft),
@@ -348,7 +366,7 @@ def run(
     for system, trouble in troubles.items():
         say(f"{system} cannot take part: {trouble}")
     jobs = plan(options, target, draft, converted)
-    all_series = measure(jobs, child(windows), options.repeats, say)
+    all_series = measure(jobs, child(windows, avx2=options.avx2), options.repeats, say)
     return [_clean(row, scratch, troubles.get(row.system)) for row in rows_of(all_series, material)]
 
 

@@ -40,7 +40,7 @@ class Device:
 
     `weights` is the dtype that weights are rounded to where that is not the dtype of the arithmetic: on
     a CPU without bfloat16 units they are rounded to bfloat16 and computed with in float32. With `int8` the
-    matrices of decoders are 8-bit integers (`models.quantized`), and the rest is as without.
+    matrices of layers are 8-bit integers (`models.quantized`), and the rest is as without.
     """
 
     kind: str

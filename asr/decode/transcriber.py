@@ -102,7 +102,7 @@ class Transcriber:
 
         `engine` runs the decoders: "auto", "native", "lean" or "modules"; the tokens are the same.
         `draft_dtype` is the draft's number format, which changes no token either (None: the fastest here, see
-        `draft_precision`). `quantize` "int8" rounds the target's decoder to 8-bit integers, on the native
+        `draft_precision`). `quantize` "int8" rounds the target's matrices to 8-bit integers, on the native
         engine alone: other words than in float32, and the same with and without drafts. With `modules` the
         models are transformers' own, to be distilled or exported, whatever engine runs them. `language`
         chooses the draft. Raises ModelError for weights that are missing or that the engine cannot run,

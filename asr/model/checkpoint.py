@@ -371,13 +371,20 @@ def read_extractor(folder: Path, config: Any) -> Extractor:
 
 
 def native_encoders(
-    model: Any, name: str, engine: ModelEngine, asked: ModelEngine, known: Comparisons
+    model: Any,
+    name: str,
+    device: Device,
+    engine: ModelEngine,
+    asked: ModelEngine,
+    known: Comparisons,
 ) -> dict[Any, NativeEncoder]:
     """The native encoder of a model by the modules that it stands for; empty where the modules encode. Its
     weights are read here in either case, not when the first window comes."""
     with _supported(name):
         awake(model, "encoder")
-        native = native_encoder(model, engine, asked, passed=ENCODER in known.passed)
+        native = native_encoder(
+            model, engine, asked, int8=device.int8, passed=ENCODER in known.passed
+        )
     if native is None:
         return {}
     known.add(ENCODER)

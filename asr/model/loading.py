@@ -79,7 +79,9 @@ def load(
     lends = any(is_block(each) or lacking(each) for _, each in folders)
     if not lends:
         _rest(model, target_engine, lambda: target_decoder(model, target_engine, device))
-    encoders = native_encoders(model, f"--model {pair.target}", target_engine, engine, known)
+    encoders = native_encoders(
+        model, f"--model {pair.target}", device, target_engine, engine, known
+    )
     drafts, block = [], None
     for name, draft_folder in folders:
         if is_block(draft_folder):
@@ -100,7 +102,9 @@ def load(
         target = replace(target, extractors=extractors)
         drafts.append(draft)
         if encoder_of(draft.model) not in encoders:
-            encoders |= native_encoders(draft.model, f"--draft {name}", draft.engine, engine, known)
+            encoders |= native_encoders(
+                draft.model, f"--draft {name}", place, draft.engine, engine, known
+            )
         own = not draft.shared_encoder and encoder_of(draft.model) in encoders
         _rest(draft.model, draft.engine, draft.decoder, encoder=own)
     whisper = Whisper(

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -138,7 +138,21 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def main(job: str, windows: str, out: str) -> None:
+AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "CT2_FORCE_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+}
+"""Environment of torch, CTranslate2 and the libraries of both, for a processor without AVX-512. MKL keeps to
+it on Intel's processors alone."""
+
+
+def main(job: str, windows: str, out: str, instructions: str = "") -> None:
+    if instructions:
+        from forescribe.speculative.native.library import load
+
+        load().choose(instructions)
     record = json.loads(Path(job).read_text())
     outcome = perform(Job(**record), load_windows(Path(windows)))
     Path(out).write_text(outcome.to_json())
@@ -227,20 +241,24 @@ def measure(
     return all_series
 
 
-def child(windows: Path) -> Runner:
-    """Return a runner that runs each job in a separate process."""
+def child(windows: Path, *, avx2: bool = False) -> Runner:
+    """Return a runner that runs each job in a separate process, with `avx2` without later instructions."""
 
     def run(job: Job) -> Outcome:
         with tempfile.TemporaryDirectory() as folder:
             ticket, out = Path(folder) / "job.json", Path(folder) / "out.json"
             ticket.write_text(json.dumps(asdict(job)))
-            return _spawn([str(ticket), str(windows), str(out)], out, job.threads)
+            more = ["avx2"] if avx2 else []
+            return _spawn(
+                [str(ticket), str(windows), str(out), *more], out, job.threads, AVX2 if avx2 else {}
+            )
 
     return run
 
 
-def _spawn(arguments: list[str], out: Path, threads: int) -> Outcome:
+def _spawn(arguments: list[str], out: Path, threads: int, variables: Mapping[str, str]) -> Outcome:
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    environment |= variables
     # The search path of this process: `-m` would add the working directory, whose modules may shadow ours.
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "

@@ -195,8 +195,8 @@ class PerformanceOptions:
     quantize: str | None = opt(
         PERFORMANCE,
         "--quantize TYPE",
-        "none, or int8: the model's decoder in 8-bit integers, on CPUs with the native engine. Faster; words "
-        "may differ.",
+        "none, or int8: the model's matrices in 8-bit integers, on CPUs with the native engine. Faster; "
+        "words may differ.",
         shown="none",
     )
     draft_dtype: str = opt(

@@ -137,7 +137,7 @@ int32_t check_encoder(const fs_encoder &m) {
         const fs_encoder_layer &l = m.layer[i];
         const fs_linear *const all[] = {&l.query, &l.key, &l.value, &l.out, &l.up, &l.down};
         for (const fs_linear *each : all)
-            if (each->storage != w) return FS_BAD_SHAPE;
+            if (each->storage != w && each->storage != FS_INT8) return FS_BAD_SHAPE;
     }
     return m.sources < 1 ? FS_BAD_SHAPE : FS_OK;
 }

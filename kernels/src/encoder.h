@@ -63,10 +63,12 @@ struct AddPosition {  // gelu and the position's embedding
     }
 };
 
-// W is the storage of weights, and of keys and values.
+// W is the storage of weights, but of those in int8, and of keys and values.
 template <class W, class E>
 FS_INLINE void whole(const float *a, int64_t stride, int64_t rows, const fs_linear &w, int64_t inputs,
                      int64_t outputs, const E &epilogue) {
+    if (w.storage == FS_INT8)
+        return product(a, stride, rows, (const int8_t *)w.weight, inputs, 0, panels(outputs), epilogue);
     product(a, stride, rows, (const W *)w.weight, inputs, 0, panels(outputs), epilogue);
 }
 

@@ -113,7 +113,7 @@ typedef struct {
 /* Whisper's encoder. Rows of the convolutions' matrices are three frames of inputs. */
 typedef struct {
     int64_t width, heads, layers, ffn, mels, sources;
-    int32_t weight_storage; /* of matrices, and of keys and values */
+    int32_t weight_storage; /* of matrices, but of layers' in int8, and of keys and values */
     int32_t activation;     /* of the layers; convolutions have gelu */
     float eps;
     fs_linear conv1;       /* [D, 3 mels] */

@@ -37,8 +37,8 @@ def is_list(name: str) -> bool:
 
 
 def bitmap(ids: Collection[int]) -> str:
-    """Ids as base64 of one bit for each token, the lowest first: a fifth of the room of a list, for files that
-    are distributed."""
+    """Ids as base64 of one bit for each token, the lowest first: a fifth of a list's room, for files that are
+    distributed."""
     bits = sum(1 << token for token in set(ids))
     return base64.b64encode(bits.to_bytes(bits.bit_length() // 8 + 1, "little")).decode()
 
@@ -164,7 +164,7 @@ class DraftTokens:
 
     @classmethod
     def from_json(cls, text: str) -> DraftTokens:
-        """What `to_json` writes; ids may be `bitmap` too. Raises ValueError, TypeError or KeyError for anything
+        """What `to_json` writes; ids may be a `bitmap`. Raises ValueError, TypeError or KeyError for anything
         else."""
         data: Any = json.loads(text)
         if not isinstance(data, dict):

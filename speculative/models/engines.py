@@ -38,7 +38,7 @@ from ..native.packing import forget
 from .coverage import causal_gap, encoder_gap, whisper_gap
 from .lean import LeanCausalDecoder, LeanWhisperDecoder
 from .plain import PlainWhisper
-from .quantized import is_int8
+from .quantized import int8_encoder, is_int8
 from .slot_model import SlotModel
 from .weights import encoder_of
 from .whisper import decoder_difference, encoder_difference
@@ -182,17 +182,19 @@ def checked_causal_engine(
 
 
 def native_encoder(
-    model: Any, engine: ModelEngine, asked: ModelEngine, *, passed: bool = False
+    model: Any, engine: ModelEngine, asked: ModelEngine, *, int8: bool = False, passed: bool = False
 ) -> NativeEncoder | None:
-    """The native encoder of a Whisper whose decoder runs on `engine`, from modules that hold their weights.
-    None where the modules encode: on the other engines, and where `auto` was `asked` and the native states
-    differ or there are no such kernels. They are not compared again where they have `passed` before. Raises
-    LoadError where `native` was asked for and cannot encode."""
+    """The native encoder of a Whisper whose decoder runs on `engine`, from modules that hold their weights,
+    with `int8` of those rounded to 8-bit integers (`int8_encoder`). None where the modules encode: on the
+    other engines, and where `auto` was `asked` and the native states differ or there are no such kernels.
+    They are not compared again where they have `passed` before. Raises LoadError where `native` was asked for
+    and cannot encode."""
     encoder = encoder_of(model)
     if engine is not ModelEngine.NATIVE or encoder is None:
         return None
     problem = encoder_gap(encoder) or unsupported_encoder(encoder)
     if problem is None:
+        encoder = int8_encoder(encoder) if int8 else encoder
         native = NativeEncoder(encoder)
         problem = None if passed else encoder_difference(encoder, native)
         if problem is None:

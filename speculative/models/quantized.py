@@ -53,11 +53,29 @@ BORROWED = ("model.decoder.embed_tokens.weight", "model.decoder.embed_positions.
 
 
 def quantize_whisper(model: Any) -> None:
-    """Rounds the decoder of a Whisper and its head to int8, in place. The encoder and the projections of its
-    states to keys and values keep their format: they run once for a window."""
+    """Rounds the decoder of a Whisper and its head to int8, in place. The projections of encoder states to
+    keys and values keep their format: they run once for a window. The encoder's modules keep theirs too, as a
+    draft's encoder is compared with it; native kernels pack `int8_encoder`."""
     for layer in model.model.decoder.layers:
         _quantize(layer, keep=(layer.encoder_attn.k_proj, layer.encoder_attn.v_proj))
     model.proj_out = Int8Linear.of(model.proj_out)
+
+
+def int8_encoder(encoder: Any) -> Any:
+    """A `WhisperEncoder` whose layers' projections are those of `encoder` rounded to int8; what is not
+    rounded is shared. Convolutions, norms and attention keep their format."""
+
+    def copied(module: torch.nn.Module) -> Any:
+        made = copy.copy(module)
+        made._modules = dict(module._modules)
+        return made
+
+    made = copied(encoder)
+    made.layers = torch.nn.ModuleList(copied(layer) for layer in encoder.layers)
+    for layer in made.layers:
+        layer.self_attn = copied(layer.self_attn)
+    _quantize(made.layers)
+    return made
 
 
 def quantize_causal(model: Any) -> None:

@@ -210,7 +210,8 @@ class EncoderWeights:
 
     @classmethod
     def of(cls, encoder: Any) -> EncoderWeights:
-        """The weights of a `WhisperEncoder`, which shares them; only queries are copies."""
+        """The weights of a `WhisperEncoder`, which shares them; only queries are copies. Those of its layers
+        may be in int8."""
         return cls(
             conv1=linear_of(encoder.conv1),
             conv2=linear_of(encoder.conv2),
@@ -438,10 +439,9 @@ def _of_all_heads(q_norm: Norm | None, k_norm: Norm | None, config: Any) -> Tens
 
 def _encoder_layer(layer: Any) -> EncoderLayer:
     attention = layer.self_attn
-    query, scale = linear_of(attention.q_proj), attention.scaling
     return EncoderLayer(
         attention_norm=norm_of(layer.self_attn_layer_norm),
-        query=Linear(query.weight * scale, None if query.bias is None else query.bias * scale),
+        query=_scaled(linear_of(attention.q_proj), attention.scaling),
         key=linear_of(attention.k_proj),
         value=linear_of(attention.v_proj),
         out=linear_of(attention.out_proj),
@@ -449,6 +449,14 @@ def _encoder_layer(layer: Any) -> EncoderLayer:
         up=linear_of(layer.fc1),
         down=linear_of(layer.fc2),
     )
+
+
+def _scaled(linear: Linear, factor: float) -> Linear:
+    """A projection whose outputs are multiplied by a factor; in int8 the outputs' scales are."""
+    bias = None if linear.bias is None else linear.bias * factor
+    if linear.scale is None:
+        return Linear(linear.weight * factor, bias)
+    return Linear(linear.weight, bias, linear.scale * factor)
 
 
 def _rounded(weight: Tensor, stored: Sequence[torch.dtype]) -> Tensor:

@@ -28,6 +28,10 @@ POSITIONS = 60
 BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Root mean square of the difference at any position, as a share of the states' spread. Rounding differs by
 1e-6 to 1e-5 in float32, and by 0.02 to 0.03 in bfloat16."""
+INT8_BOUND = 0.1, 0.01
+"""The same in 8-bit integers, and more for each layer: a difference in the last bit becomes a step. It is
+0.025 in tiny.en's four layers and 0.04 in whisper-base's six (0.06 beside bfloat16); with the scales of one
+matrix in each other's places it was 0.17 to 0.64."""
 
 
 class WhisperModel(SlotModel):
@@ -127,7 +131,10 @@ def encoder_difference(encoder: Any, native: NativeEncoder) -> str | None:
         return "the states of its modules are no numbers"
     gap = (native.states(features).float() - theirs).double().square().mean(-1).sqrt()
     share = gap / theirs.double().std(-1).clamp_min(1e-6)
-    if not bool((share <= BOUNDS[native.dtype]).all()):  # `not`, so that NaN counts as a difference
+    bound = BOUNDS[native.dtype]
+    if is_int8(encoder):
+        bound = INT8_BOUND[0] + INT8_BOUND[1] * len(encoder.layers)
+    if not bool((share <= bound).all()):  # `not`, so that NaN counts as a difference
         return f"its states differ by {float(share.max()):.2g} of their spread"
     return None
 

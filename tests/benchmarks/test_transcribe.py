@@ -44,6 +44,7 @@ from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import UsageError
 from forescribe.asr.segment.windows import Window
 from forescribe.speculative.models.quantized import as_floats
+from forescribe.speculative.native.library import load
 from forescribe.speculative.stats import Stats
 from tests.asr.model import folders
 from tests.benchmarks.command import bench
@@ -75,7 +76,7 @@ def memo(tmp_path_factory):
     return path
 
 
-def here(windows: Path) -> runs.Runner:
+def here(windows: Path, **how: bool) -> runs.Runner:
     return lambda job: runs.perform(job, runs.load_windows(windows))
 
 
@@ -372,6 +373,41 @@ def test_one_run_measures_float32_and_bfloat16(pair, memo, tmp_path):
     expected = record["native_kernels"]
     assert (f"native kernels for {expected}" if expected else "no native kernels") in said
     assert "1 threads" in said and "tokens as modules" in said
+
+
+@pytest.mark.native
+def test_with_avx2_a_child_keeps_to_it(pair, memo, tmp_path, monkeypatch):
+    material = audio.join(audio.read_clips([str(memo)], None), 0)
+    material.save(tmp_path / "windows.npz")
+    found = []
+
+    def spawned(arguments, out, threads, variables):
+        runs.main(*arguments)
+        found.append((load().instruction_set, variables))
+        return Outcome.from_json(out.read_text())
+
+    monkeypatch.setattr(runs, "_spawn", spawned)
+    written = []
+    try:
+        for avx2 in (True, False):
+            run = runs.child(tmp_path / "windows.npz", avx2=avx2)
+            written.append(run(Job(OURS, 1, 0, "float32", pair[0], None, 1)).written.tokens)
+            load().choose(None)
+    finally:
+        load().choose(None)
+    assert found == [("avx2", runs.AVX2), (load().instruction_set, {})]
+    assert written[0] == written[1]
+
+
+def test_with_avx2_what_cannot_keep_to_it_is_refused(memo):
+    assert options_of(memo, avx2=True).draft_dtypes == ("float32",)
+    assert not {"whisper.cpp", "OpenVINO"} & set(options_of(memo, avx2=True).systems)
+    for given, reason in (
+        ({"dtype": "bfloat16"}, "no bfloat16"),
+        ({"only": ["whisper.cpp"]}, "cannot be kept by whisper.cpp"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            _ = options_of(memo, avx2=True, **given).systems
 
 
 def test_a_child_brings_its_error_home(tmp_path):

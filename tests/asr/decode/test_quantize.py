@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 from transformers import WhisperForConditionalGeneration
 
-from forescribe.asr.audit import Float32, audit
-from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.audit import Float32, _float32, audit
+from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import ModelError
 from forescribe.speculative import choose
 from forescribe.speculative.errors import DeviceError
@@ -80,6 +81,22 @@ def test_an_audit_counts_what_differs_from_float32(made, recording):
     assert 0 < counted.equal <= counted.tokens
     assert f"{counted.tokens - counted.equal} of {counted.tokens} tokens differ" in report.to_text()
     assert Float32(**json.loads(report.to_json())["float32"]) == counted
+
+
+def test_windows_that_begin_elsewhere_count_as_different():
+    """A part that ends earlier in one number format moves those behind it."""
+
+    def outcome(*parts: tuple[int, tuple[int, ...]]) -> Outcome:
+        decoded = [
+            SimpleNamespace(index=0, start=start, result=SimpleNamespace(tokens=tokens))
+            for start, tokens in parts
+        ]
+        return Outcome("a.flac", decoded=tuple(decoded))
+
+    ours = outcome((0, (1, 2)), (160, (7, 8, 9)))
+    theirs = outcome((0, (1, 2, 3)), (320, (8, 9)), (480, (4,)))
+    assert _float32(ours, theirs) == Float32(tokens=6, equal=2, windows_equal=0)
+    assert _float32(theirs, theirs) == Float32(tokens=6, equal=6, windows_equal=3)
 
 
 @pytest.mark.native

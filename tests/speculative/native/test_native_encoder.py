@@ -15,6 +15,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models import engines
 from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.models.quantized import int8_encoder, is_int8
 from forescribe.speculative.models.whisper import encoder_difference
 from forescribe.speculative.native.encoder import NativeEncoder, unsupported_encoder
 
@@ -72,10 +73,30 @@ def test_states_are_those_of_the_modules(**shape):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=5e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(max_examples=10)
+@given(
+    heads=st.sampled_from([1, 3]),
+    size=st.sampled_from([8, 24, 64]),
+    inner=st.sampled_from([8, 40, 64]),
+    sources=st.sampled_from([1, 17, 48, 49, 97]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
 @torch.inference_mode()
-def test_a_windows_bits_depend_neither_on_the_batch_nor_on_threads(dtype):
-    native = NativeEncoder(modules := encoder(3, 24, sources=530).to(dtype))
+def test_in_8_bit_integers_states_are_those_of_the_rounded_modules(dtype, **shape):
+    """But for numbers at the border of two integers, see `INT8_BOUND`."""
+    modules = encoder(**shape).to(dtype)
+    rounded = int8_encoder(modules)
+    native = NativeEncoder(rounded)
+    assert encoder_difference(rounded, native) is None
+    assert is_int8(rounded) and not is_int8(modules)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("int8", [False, True], ids=["floats", "int8"])
+@torch.inference_mode()
+def test_a_windows_bits_depend_neither_on_the_batch_nor_on_threads(dtype, int8):
+    modules = encoder(3, 24, sources=530).to(dtype)
+    native = NativeEncoder(int8_encoder(modules) if int8 else modules)
     windows, threads = features(4, modules), torch.get_num_threads()
     seen = []
     try:
@@ -166,3 +187,26 @@ def test_a_difference_is_found_when_a_model_is_loaded():
     with torch.no_grad():
         changed.layers[1].fc2.weight.mul_(1.05)
     assert "states differ by" in str(encoder_difference(changed, native))
+
+
+@pytest.mark.parametrize("name", ["self_attn.q_proj", "self_attn.out_proj", "fc1", "fc2"])
+def test_in_8_bit_integers_scales_in_others_places_are_found(name):
+    modules = int8_encoder(encoder(2, 64, layers=4))
+    native = NativeEncoder(modules)
+    scale = modules.layers[0].get_submodule(name).scale
+    scale.data = scale.data * torch.linspace(0.2, 3, len(scale))
+    assert "states differ by" in str(encoder_difference(modules, native))
+
+
+def test_a_model_in_8_bit_integers_has_such_an_encoder():
+    modules = encoder()
+    floats, rounded = (
+        engines.native_encoder(
+            Model(modules), ModelEngine.NATIVE, ModelEngine.AUTO, int8=int8, passed=True
+        )
+        for int8 in (False, True)
+    )
+    assert floats is not None and rounded is not None
+    window = features(1, modules)
+    assert not torch.equal(floats(window)[0], rounded(window)[0])
+    assert torch.equal(rounded(window)[0], NativeEncoder(int8_encoder(modules))(window)[0])
