@@ -205,10 +205,11 @@ def ours(session: Session, samples: Any, options: LiveOptions, row: Row) -> str:
 class Agreement:
     """LocalAgreement-2 over faster-whisper, with its word times for trimming."""
 
-    def __init__(self, folder: str, threads: int) -> None:
+    def __init__(self, folder: str, chosen: Any) -> None:
         library: Any = importlib.import_module("faster_whisper")
+        kind = "int8" if chosen.quantize == "int8" else "float32"
         self.model = library.WhisperModel(
-            folder, device="cpu", compute_type="float32", cpu_threads=threads
+            folder, device="cpu", compute_type=kind, cpu_threads=chosen.threads
         )
         self.decodes = 0
 
@@ -338,7 +339,7 @@ def capacity(chosen: Any, recordings: Sequence[Any], converted: str | None) -> l
                 name = "guess + draft" if guesses else "plain"
                 of(name, count, paced(count, chosen.seconds, recordings, begin))
     if converted is not None:
-        model, lock = Agreement(converted, chosen.threads), threading.Lock()
+        model, lock = Agreement(converted, chosen), threading.Lock()
         for count in chosen.streams:
 
             def start(number: int, lags: list[float]) -> Any:
@@ -372,7 +373,15 @@ def _options(chosen: Any) -> Options:
 
 def _load(chosen: Any, gamma: int | None, batch: int = 1) -> Transcriber:
     draft = "none" if gamma == 0 else chosen.draft
-    return Transcriber.load(chosen.model, draft, batch=batch, gamma=gamma)
+    return Transcriber.load(
+        chosen.model,
+        draft,
+        batch=batch,
+        gamma=gamma,
+        device="cpu",
+        dtype=chosen.dtype,
+        quantize=chosen.quantize,
+    )
 
 
 def virtual(chosen: Any, recordings: Sequence[Any], converted: str | None) -> list[Row]:
@@ -400,7 +409,7 @@ def virtual(chosen: Any, recordings: Sequence[Any], converted: str | None) -> li
             rows.append(row)
             print("  ".join(row.cells()), flush=True)
     if AGREEMENT in chosen.ways and converted is not None:
-        row, model = Row(AGREEMENT, "LA-2"), Agreement(converted, chosen.threads)
+        row, model = Row(AGREEMENT, "LA-2"), Agreement(converted, chosen)
         for samples, final, text in zip(recordings, finals, expected, strict=True):
             row.equal &= agreement(model, samples, chosen.step, row, final).strip() == text
         rows.append(row)
@@ -414,6 +423,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="tiny.en")
     parser.add_argument("--draft")
     parser.add_argument("--gamma", type=int, default=5, help="drafts of the ways with a draft")
+    parser.add_argument("--dtype", default="float32", help="of our ways")
+    parser.add_argument(
+        "--quantize", default="none", help="int8: our ways and faster-whisper in 8-bit integers"
+    )
     parser.add_argument("--language", default="en")
     parser.add_argument("--step", type=float, default=1.0)
     parser.add_argument("--delays", default="medium", type=lambda text: text.split(","))
