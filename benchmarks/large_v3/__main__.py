@@ -150,7 +150,8 @@ def table(record: dict[str, Any]) -> str:
         found = record["encoder"]
         native = found["problem"] or "states equal but for rounding"
         said.append(
-            f"encoder, s per window: modules {found['modules_s']:.2f}, native {_number(found['native_s'])} "
+            f"encoder, s per window: modules {found['modules_s']:.2f}, native {_number(found['native_s'])}, "
+            f"in int8 {_number(found['int8_s'])} "
             f"({native}), {record['dtype']}"
         )
     if record["peer"]:

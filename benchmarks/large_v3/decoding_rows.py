@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from benchmarks.gpu.dimensions import Dimensions
 from benchmarks.gpu.pair import DECODERS, Known, Pair
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.models.coverage import encoder_gap
+from forescribe.speculative.models.quantized import int8_encoder
 from forescribe.speculative.models.whisper import encoder_difference
 from forescribe.speculative.native.encoder import NativeEncoder, unsupported_encoder
 
@@ -145,19 +147,21 @@ def _row(
 
 @torch.inference_mode()
 def encoders(pair: Pair) -> dict[str, Any]:
-    """Seconds of the target's encoder for a window, the faster of two, with the modules and natively; and why
-    its native states are not those of the modules, or cannot be computed."""
+    """Seconds of the target's encoder for a window, the faster of two, with the modules, natively, and
+    natively in 8-bit integers; and why its native states are not those of the modules, or cannot be computed."""
     d, encoder = pair.dimensions, pair.target.model.encoder
     mel = construction.features(d, [0], pair.device.torch, pair.device.dtype)
     found: dict[str, Any] = {
         "modules_s": min(_timed(lambda: encoder(mel)) for _ in range(2)),
         "native_s": None,
+        "int8_s": None,
         "problem": encoder_gap(encoder) or unsupported_encoder(encoder),
     }
     if found["problem"] is None:
-        native = NativeEncoder(encoder)
-        found["problem"] = encoder_difference(encoder, native)
-        found["native_s"] = min(_timed(lambda: native(mel)) for _ in range(2))
+        for name, form in (("native_s", encoder), ("int8_s", int8_encoder(encoder))):
+            native = NativeEncoder(form)
+            found["problem"] = found["problem"] or encoder_difference(form, native)
+            found[name] = min(_timed(partial(native, mel)) for _ in range(2))
     return found
 
 
