@@ -147,8 +147,8 @@ def _row(
 
 @torch.inference_mode()
 def encoders(pair: Pair) -> dict[str, Any]:
-    """Seconds of the target's encoder for a window, the faster of two, with the modules, natively, and
-    natively in 8-bit integers; and why its native states are not those of the modules, or cannot be computed."""
+    """Seconds of the target's encoder for a window, the faster of two: with the modules, natively, and so in
+    8-bit integers; and why its native states are not those of the modules, or cannot be computed."""
     d, encoder = pair.dimensions, pair.target.model.encoder
     mel = construction.features(d, [0], pair.device.torch, pair.device.dtype)
     found: dict[str, Any] = {

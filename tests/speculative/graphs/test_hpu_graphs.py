@@ -86,6 +86,7 @@ def test_whisper_repeats_its_recipes_too(compiled: Compiled) -> None:
     assert compiled.calls > 2 * len(compiled.recipes)
 
 
+@pytest.mark.nightly
 def test_dynamo_makes_one_graph_for_each_shape_above_its_limit_of_recompilations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

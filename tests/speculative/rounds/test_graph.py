@@ -87,7 +87,7 @@ def rounds(engine: Engine):
 @pytest.mark.parametrize(
     ("drafter", "kind"),
     [
-        ("model", "greedy"),
+        pytest.param("model", "greedy", marks=pytest.mark.nightly),  # routed has its models
         ("routed", "shaped"),
         ("ngram", "sampled"),
         ("suffix", "greedy"),

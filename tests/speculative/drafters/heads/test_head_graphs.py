@@ -19,7 +19,9 @@ def ragged_engine(kind: str, rows: str) -> Engine:
     return admitted(made, rows)
 
 
-@pytest.mark.parametrize("family", ["eagle3", "dflash"])  # a chain, a block
+@pytest.mark.parametrize(
+    "family", [pytest.param("eagle3", marks=pytest.mark.nightly), "dflash"]
+)  # a chain, a block
 def test_one_full_graph_each_proposes_and_observes_in_every_ragged_round(family: str) -> None:
     """The target is not traced: lean decoders write into views, which the tracer does not know."""
     graphs = []

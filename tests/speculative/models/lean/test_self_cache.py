@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from forescribe.speculative.models.caches import SelfCache
@@ -31,6 +32,7 @@ def test_elsewhere_than_on_a_cpu_a_prompt_clears_every_slot_behind_it() -> None:
     assert (other._reach, other._nodes) == (0, 0)
 
 
+@pytest.mark.nightly
 def test_a_larger_forward_compiles_no_smaller_one_again() -> None:
     graphs: list[Any] = []
 
