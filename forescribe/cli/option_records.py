@@ -19,6 +19,7 @@ a command never sees a combination that is impossible. Knows nothing of individu
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -159,7 +160,8 @@ class SectionedCommand(TyperCommand):
             row = parameter.get_help_record(ctx)
             if row is not None:
                 section = getattr(parameter, "rich_help_panel", None) or "Other"
-                rows.setdefault(section, []).append(row)
+                names = re.sub(r"--([\w-]+) / --no-\1\b", r"--[no-]\1", row[0])
+                rows.setdefault(section, []).append((names, row[1]))
         for section, lines in rows.items():
             if lines:
                 with formatter.section(section):

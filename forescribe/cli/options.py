@@ -45,7 +45,7 @@ class RunOptions:
     spool: str | None = opt(
         INPUT,
         "--spool DIR",
-        "Folder for local copies of recordings that are fetched.",
+        "Folder for copies of fetched recordings.",
         shown="TMPDIR or /var/tmp",
     )
     spool_bytes: str | None = opt(
@@ -63,7 +63,7 @@ class RunOptions:
     overwrite: bool = opt(
         OUTPUT,
         "--overwrite/--resume",
-        "Replace existing results, or skip recordings whose results are up to date (default).",
+        "Replace results, or skip those that are up to date (default).",
         False,
     )
     quiet: bool = opt(
@@ -125,7 +125,7 @@ class DecodingOptions:
     vad: bool | None = opt(
         DECODING,
         "--vad/--no-vad",
-        "Skip long silence, or decode it too; both cut windows in pauses.",
+        "Skip long silence, or decode it too.",
         shown="vad",
     )
 
@@ -137,8 +137,8 @@ class SpeakerChoice:
     diarizer: str = opt(
         SPEAKERS,
         "--diarizer ENGINE",
-        "Diarization engine: community-1, nemotron, embedded, one of another package or a folder. auto is "
-        "community-1 if it is downloaded, else embedded.",
+        "community-1, nemotron, embedded, another package's engine or a folder. auto: community-1 if it is "
+        "downloaded, else embedded.",
         AUTO,
     )
     num_speakers: int | None = opt(
@@ -179,7 +179,7 @@ class PerformanceOptions:
     gamma: str = opt(
         PERFORMANCE,
         "--gamma N",
-        f"Drafted tokens per round: 0 to {MAX_GAMMA}, or auto; 0 turns drafting off.",
+        f"Drafted tokens per round: 0 (off) to {MAX_GAMMA}, or auto.",
         AUTO,
     )
     batch_size: int = opt(
@@ -189,7 +189,7 @@ class PerformanceOptions:
     dtype: str = opt(
         PERFORMANCE,
         "--dtype TYPE",
-        "Number format of the weights: auto, float32, float16 or bfloat16.",
+        "Format of the weights: auto, float32, float16, bfloat16.",
         AUTO,
     )
     quantize: str | None = opt(

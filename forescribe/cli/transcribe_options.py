@@ -70,7 +70,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     output_format: str = opt(
         OUTPUT,
         "--output-format -f FORMATS",
-        "Comma-separated list of txt, srt, vtt, tsv, json, rttm and all.",
+        "Any of txt,srt,vtt,tsv,json,rttm, or all.",
         "all",
     )
     timestamps: bool = opt(
@@ -87,13 +87,13 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     max_line_count: int | None = opt(
         OUTPUT,
         "--max-line-count LINES",
-        "Subtitles: maximum lines shown at once; needs one of the other two limits.",
+        "Subtitles: maximum lines at once; needs another limit.",
         min=1,
     )
     max_words_per_line: int | None = opt(
         OUTPUT,
         "--max-words-per-line WORDS",
-        "Subtitles: maximum words per line; alone, one line per subtitle.",
+        "Subtitles: maximum words per line; alone, one line each.",
         min=1,
     )
     highlight_words: bool = opt(
@@ -105,7 +105,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     report: str | None = opt(
         OUTPUT,
         "--report PATH",
-        "Write a page with text and sound: FILE.html for one recording, else a folder.",
+        "Page with text and sound: FILE.html, or a folder for several.",
     )
     # Decoding
     initial_prompt: str | None = opt(
@@ -114,20 +114,18 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     reference_text: str | None = opt(
         DECODING,
         "--reference-text FILE",
-        "Script or earlier transcript (txt, srt, vtt, tsv, json) to copy drafts from, above all without a "
-        "draft model; the words stay the same.",
+        "Script or earlier transcript (txt, srt, vtt, tsv, json) to copy drafts from; the words stay the same.",
     )
     long_form: str = opt(
         DECODING,
         "--long-form METHOD",
-        "windows: decode windows in parallel. sequential: Whisper's own method, each window starts at the "
-        "last timestamp of the one before; slower.",
+        "windows: decoded in parallel. sequential: Whisper's own way, one after the other; slower.",
         "windows",
     )
     condition_on_previous_text: bool | None = opt(
         DECODING,
         "--condition-on-previous-text/--no-condition-on-previous-text",
-        "Sequential only: give each window the text before it.",
+        "Sequential only: give windows the text before.",
         shown="yes",
     )
     guards: bool = opt(
@@ -139,25 +137,25 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     compression_ratio_threshold: str | None = opt(
         DECODING,
         "--compression-ratio-threshold RATIO",
-        "Text that compresses better than this is repetitive; None turns it off.",
+        "Text that compresses better repeats; None: off.",
         shown="2.4",
     )
     logprob_threshold: str | None = opt(
         DECODING,
         "--logprob-threshold LOGPROB",
-        "Text with a mean log-probability below this is improbable; None turns it off.",
+        "Text of a lower mean is improbable; None: off.",
         shown="-1.0",
     )
     no_speech_threshold: str | None = opt(
         DECODING,
         "--no-speech-threshold PROB",
-        "A no-speech probability above this is silence; None turns it off.",
+        "A higher probability is silence; None: off.",
         shown="0.6",
     )
     temperature_increment_on_fallback: str | None = opt(
         DECODING,
         "--temperature-increment-on-fallback STEP",
-        "Temperature increase from one attempt to the next; None allows one attempt.",
+        "Increase between attempts; None: one attempt.",
         shown="0.2",
     )
     # Speakers
@@ -167,7 +165,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     channels: str = opt(
         SPEAKERS,
         "--channels METHOD",
-        "mix: transcribe all channels as one. split: transcribe each channel as one speaker.",
+        "mix all channels; split: each channel is one speaker.",
         "mix",
     )
     # Performance
@@ -196,13 +194,13 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     cluster: str | None = opt(
         PERFORMANCE,
         "--cluster ADDRESS",
-        "Transcribe on a Ray cluster: ray://HOST:10001, HOST:6379, or auto for one on this machine.",
+        "Ray cluster: ray://HOST:10001, HOST:6379, or auto (on this machine).",
     )
     workers: int | None = opt(
         PERFORMANCE,
         "--workers N",
         "Workers on the cluster.",
-        shown="one per accelerator, or per 4 cores",
+        shown="one per accelerator or 4 cores",
         min=1,
     )
     # Diagnostics

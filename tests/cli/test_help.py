@@ -75,6 +75,12 @@ def test_a_default_is_shown_once(name: str) -> None:
         assert row.count("[default:") <= 1, row
 
 
+def test_the_help_of_transcribe_fits_two_screens() -> None:
+    """Of 50 lines and 100 columns, of which two remain free."""
+    shown = CliRunner().invoke(app, ["transcribe", "--help"], terminal_width=98).stdout
+    assert len(shown.splitlines()) <= 2 * 50
+
+
 # The record
 
 
