@@ -125,6 +125,7 @@ export class Live {
   }
 }
 
+const HINT = "Words appear here while you speak.";
 const STATES = {
   live: () => "",
   waiting: (reason) => `${reason} The recording goes on; words follow.`,
@@ -141,7 +142,7 @@ class Panel {
     this.closes = h("button", { type: "button", hidden: true, onclick: close }, "Close");
     this.title = h("h2", { id: "live-title" }, "Recording");
     this.meter = h("span", { class: "level", "aria-hidden": "true" }, this.level);
-    this.said = h("p", { class: "note", role: "status" }, "Words appear here while you speak.");
+    this.said = h("p", { class: "note", role: "status" }, HINT);
     this.hush = h("p", { class: "note", role: "status" });
     this.log = h("div", { class: "spoken", role: "log", "aria-label": "Words of the recording", tabindex: "0" });
     this.shown = new Map(); // paragraphs by item
@@ -173,7 +174,7 @@ class Panel {
 
   state(name, reason) {
     if (this.ends.hidden) return;
-    this.said.textContent = STATES[name](reason);
+    this.said.textContent = name === "live" && !this.shown.size ? HINT : STATES[name](reason);
     this.said.classList.toggle("bad", name !== "live");
   }
 
@@ -182,6 +183,7 @@ class Panel {
     const made = { words: h("span"), tail: h("span", { class: "tail", "aria-live": "off" }) };
     made.root = h("p", { dir: "auto" }, made.words, made.tail);
     this.shown.set(item, made);
+    if (this.said.textContent === HINT) this.said.textContent = "";
     this.#scrolling(() => this.log.append(made.root));
   }
 

@@ -166,7 +166,9 @@ export class Open {
       if (signal.aborted) return this.sound.drop();
       this.shown.player.load(this.sound.src, this.sound.note);
       const bytes = data.duration <= MOST_S && (await this.sound.bytes());
-      if (bytes && !signal.aborted) await this.shown.band.hear(bytes);
+      if (signal.aborted) return;
+      if (bytes) await this.shown.band.hear(bytes);
+      else if (store.peaks) this.shown.band.wave(await store.peaks(job, signal));
     } catch (error) {
       if (!signal.aborted && !this.sound) this.shown.player.load(null, `The recording cannot be played: ${error.message}`);
     }

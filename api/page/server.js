@@ -1,6 +1,6 @@
 // Recordings that the server stores: its jobs.
 import { passing, pause, persistently } from "./connection.js";
-import { ask, askBlob, askJson, bodyOf, events, key } from "./http.js";
+import { ask, askBlob, askJson, bodyOf, events, key, Refusal } from "./http.js";
 import { forget, upload } from "./uploads.js";
 
 const PAGE = 100;
@@ -120,6 +120,16 @@ export class ServerJobs {
     const blob = await bodyOf(answer, "blob");
     const src = URL.createObjectURL(blob);
     return { src, note: "", drop: () => URL.revokeObjectURL(src), bytes: () => blob.arrayBuffer() };
+  }
+
+  // The waveform of a recording that is too large to be decoded here; [] while the server has no time for it.
+  async peaks(job, signal) {
+    try {
+      return (await askJson(`${at(job.id)}/peaks`, { signal })).peaks.map((height) => height / 255);
+    } catch (error) {
+      if (!(error instanceof Refusal)) throw error;
+      return [];
+    }
   }
 
   // Throws the reason why a streaming player failed; returns if the recording exists.

@@ -18,7 +18,8 @@ import json
 import mimetypes
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -26,6 +27,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from forescribe.asr.formats import files
 from forescribe.asr.formats.files import rttm
+from forescribe.asr.formats.subtitles import LineRules
+from forescribe.asr.formats.transcript import Transcript
 
 from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, part, reserve
 from ..errors import ApiError
@@ -37,7 +40,7 @@ from ..jobs.service import Jobs, Operations
 from ..jobs.store import Store
 from ..jobs.submissions import RETRY_S, JobForm, Recording, check
 from ..jobs.tables import ENDED, Job, LogEntry, State
-from ..speech.answers import PING, PING_S, EventStream, answer
+from ..speech.answers import FILES, PING, PING_S, EventStream, answer
 from ..speech.forms import parse
 from ..uploads.multipart import Received, receive_form
 from .operations import check_model
@@ -48,6 +51,11 @@ POLL_S = 0.25
 MAX_KEY_LENGTH = 255
 MAX_LABEL_LENGTH = 255
 MAX_SPEAKERS = 100
+
+PEAKS = 2000
+"""Parts of a waveform; a screen has fewer places for them."""
+
+Limit = Annotated[int | None, Query(ge=1, le=1000)]
 
 ResultFormat = Literal[
     "json", "text", "srt", "vtt", "tsv", "verbose_json", "diarized_json", "rttm", "transcript"
@@ -153,9 +161,18 @@ async def result(
     caller: Caller,
     response_format: ResultFormat = "json",
     corrected: bool = True,
+    max_line_width: Limit = None,
+    max_line_count: Limit = None,
+    max_words_per_line: Limit = None,
+    highlight_words: bool = False,
+    speaker_names: bool = True,
 ) -> Response:
     """The result in any format, without decoding again; 409 before the job has ended. `corrected=false`: as
-    it was decoded, without the corrections of people."""
+    it was decoded, without the corrections of people. The others are for `srt` and `vtt`."""
+    rules = _line_rules(max_line_width, max_line_count, max_words_per_line, highlight_words)
+    if response_format not in ("srt", "vtt") and not (rules.plain and speaker_names):
+        text = f"response_format {response_format}: only srt and vtt have lines and names of speakers to set"
+        raise ApiError("invalid_value", text, param="response_format")
     source: CorrectedJobs | Operations = jobs.corrected if corrected else jobs.operations
     transcript = await asyncio.to_thread(source.transcript, id, caller)
     if response_format in ("diarized_json", "rttm") and not transcript.diarized:
@@ -167,6 +184,10 @@ async def result(
         return PlainTextResponse(files.tsv(transcript))
     if response_format == "rttm":
         return PlainTextResponse(rttm(transcript))
+    if response_format in FILES:
+        (shaped,) = files.formats(response_format, rules)
+        told = transcript if speaker_names else _nameless(transcript)
+        return PlainTextResponse(shaped.render(told), media_type=FILES[response_format][1])
     return answer(response_format, transcript, granularities=("word", "segment"))
 
 
@@ -222,6 +243,26 @@ async def audio(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Res
         raise ApiError("not_found", "the audio of this job is not kept any more") from error
 
 
+@router.get("/{id}/peaks")
+async def peaks(id: str, jobs: JobsDep, serving: ServingDep, client: ClientDep) -> Response:
+    """A waveform: the loudest sample of each of 2000 equal parts of the recording, from 0 to 255. The audio
+    is decoded for it."""
+    path = await asyncio.to_thread(jobs.operations.audio, id, client.owner)
+    reservation = serving.admission.start(client)
+    try:
+        async with in_thread(path.open("rb")) as file:
+            decoded = await serving.decoded(file)
+        with closing(decoded):
+            loudest = await asyncio.to_thread(decoded.peaks, PEAKS)
+    except FileNotFoundError as error:  # deleted in between
+        raise ApiError("not_found", "the audio of this job is not kept any more") from error
+    finally:
+        reservation.release()
+    heights = [min(255, round(255 * float(peak))) for peak in loudest]
+    body = {"duration": decoded.duration_s, "peaks": heights}
+    return JSONResponse(body, headers={"Cache-Control": "private, max-age=86400"})
+
+
 @router.post("/{id}/cancel")
 async def cancel(id: str, jobs: JobsDep, caller: Caller) -> Response:
     """Cancel a job; a job that has ended stays as it is."""
@@ -246,6 +287,27 @@ async def delete(id: str, jobs: JobsDep, caller: Caller) -> Response:
     """Cancel the job if necessary, and erase its audio, text and rows."""
     await asyncio.to_thread(jobs.operations.delete, id, caller)
     return Response(status_code=204)
+
+
+def _line_rules(
+    width: int | None, count: int | None, words: int | None, highlight: bool
+) -> LineRules:
+    if count is not None and width is None and words is None:
+        text = "max_line_count: give max_line_width or max_words_per_line too"
+        raise ApiError("invalid_value", text, param="max_line_count")
+    return LineRules(width, count, words, highlight)
+
+
+def _nameless(transcript: Transcript) -> Transcript:
+    segments = tuple(
+        replace(
+            segment,
+            speaker=None,
+            words=segment.words and tuple(replace(w, speaker=None) for w in segment.words),
+        )
+        for segment in transcript.segments
+    )
+    return replace(transcript, segments=segments, turns=(), diarized=False)
 
 
 def idempotency_key(request: Request) -> str | None:

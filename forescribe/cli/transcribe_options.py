@@ -114,7 +114,8 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     reference_text: str | None = opt(
         DECODING,
         "--reference-text FILE",
-        "Script or earlier transcript (txt, srt, vtt, tsv, json) to copy drafts from; the words stay the same.",
+        "Script or earlier transcript (txt, srt, vtt, tsv, json) to copy drafts from; the words stay the "
+        "same.",
     )
     long_form: str = opt(
         DECODING,

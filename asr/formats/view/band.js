@@ -7,7 +7,7 @@ export const MOST_S = 20 * 60; // a browser decodes the whole recording, at 48 k
 const DRAWN_RATE = 8000;
 const [BAR, GAP] = [2, 1]; // pixels
 
-// `seek(seconds)`. Returns {root, show(model), at(seconds), hear(bytes)}.
+// `seek(seconds)`. Returns {root, show(model), at(seconds), hear(bytes), wave(peaks)}.
 export function band(names, seek) {
   const turns = h("div", { class: "turns" });
   const canvas = h("canvas", { hidden: true });
@@ -47,10 +47,17 @@ export function band(names, seek) {
       const speaks = segment && segment.start <= at && at <= segment.end;
       pen.fillStyle = (speaks && tones.get(segment.speaker)) || plain;
       pen.globalAlpha = speaks ? 1 : 0.45;
-      const peak = Math.max(...peaks.subarray(Math.floor(from), Math.max(Math.ceil(to), Math.floor(from) + 1))) / loudest;
+      const peak = Math.max(...peaks.slice(Math.floor(from), Math.max(Math.ceil(to), Math.floor(from) + 1))) / loudest;
       const tall = Math.max(1.5, peak * (height - 2));
       pen.fillRect(n * (BAR + GAP), (height - tall) / 2, BAR, tall);
     }
+  };
+  const wave = (found) => {
+    if (!found.length) return;
+    peaks = found;
+    root.hidden = canvas.hidden = false;
+    root.classList.add("heard");
+    draw();
   };
   new ResizeObserver(draw).observe(root);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
@@ -72,16 +79,12 @@ export function band(names, seek) {
     async hear(bytes) {
       try {
         const sound = await new OfflineAudioContext(1, 1, DRAWN_RATE).decodeAudioData(bytes);
-        peaks = loudness(sound.getChannelData(0));
+        wave(loudness(sound.getChannelData(0)));
       } catch (error) {
         if (error.name !== "EncodingError") throw error;
-        return;
       }
-      root.hidden = false;
-      root.classList.add("heard");
-      canvas.hidden = false;
-      draw();
     },
+    wave,
   };
 }
 

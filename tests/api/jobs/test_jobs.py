@@ -16,6 +16,8 @@ from forescribe.api.jobs.steps import JobFiles
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import NewJob
 from forescribe.api.jobs.workflows import RunReplaced
+from forescribe.asr.formats.files import srt as render_srt
+from forescribe.asr.formats.subtitles import LineRules
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.segment import cut_plan
 from tests.api.conftest import memo, silence, sound, until
@@ -84,6 +86,17 @@ def test_every_format_comes_from_what_was_decoded(client) -> None:
     assert len(found["rttm"].text.splitlines()) == 2
     assert found["verbose_json"].json()["words"] and found["verbose_json"].json()["segments"]
     assert client.get(f"{JOBS}/{job}/result?response_format=mp3").status_code == 400
+    srt = f"{JOBS}/{job}/result?response_format=srt&"
+    whole = client.get(f"{JOBS}/{job}/result?response_format=transcript").json()
+    shaped = client.get(f"{srt}max_line_width=30&max_line_count=2").text
+    assert shaped == render_srt(Transcript.from_dict(whole), LineRules(30, 2))
+    assert "[SPEAKER_00]" in shaped != found["srt"].text
+    assert "SPEAKER" not in client.get(f"{srt}max_line_width=30&speaker_names=false").text
+    for refused in (f"{srt}max_line_count=2", f"{srt[:-4]}text&max_line_width=30"):
+        assert client.get(refused).status_code == 400
+    told = client.get(f"{JOBS}/{job}/peaks").json()
+    assert told["duration"] == 12 and len(told["peaks"]) == 2000
+    assert 0 < max(told["peaks"]) <= 255 and all(peak >= 0 for peak in told["peaks"])
 
 
 def test_events_tell_all_in_order_and_go_on_behind_any_of_them(client, long) -> None:
@@ -212,6 +225,7 @@ def test_a_job_is_its_own_keys(tmp_path, transcriber, decoders) -> None:
             ("GET", ""),
             ("GET", "/events"),
             ("GET", "/result"),
+            ("GET", "/peaks"),
             ("GET", "/audio"),
             ("POST", "/cancel"),
             ("POST", "/retry"),

@@ -351,6 +351,10 @@ class Fake:
                 return refused(404, "not_found", "the job's audio is not kept any more")
             return FileResponse(self.audio, media_type="audio/wav")
 
+        @app.get("/v1/jobs/{id}/peaks")
+        async def peaks(id: str) -> Any:
+            return {"duration": self.told.duration, "peaks": [0, 255] * 1000}
+
         @app.post("/v1/jobs/{id}/cancel")
         async def cancel(id: str) -> Any:
             self.jobs[id].view["state"] = "cancelled"

@@ -213,6 +213,16 @@ def test_why_a_recording_cannot_be_heard_is_what_the_server_says(browser, tone) 
         assert page.locator(".play").is_disabled()
 
 
+def test_the_server_makes_the_waveform_of_a_long_recording(browser, tone) -> None:
+    fake = Fake(tone, transcript(conversation(4), pace_s=60))
+    fake.add()
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+        page.locator(".band.heard canvas").wait_for()
+        drawn = "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, 1).data.some(Boolean)"
+        assert page.locator(".band canvas").evaluate(drawn) is False  # a pixel is free above
+        assert page.locator(".band canvas").evaluate(drawn.replace("0, 0,", "0, 3,")) is True
+
+
 # -- hands and eyes -----------------------------------------------------------------------------------
 
 
