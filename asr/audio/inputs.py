@@ -72,7 +72,7 @@ class DecodedFile:
         return _DecodedFileReader(self)
 
     def peaks(self, parts: int) -> NDArray[np.float32]:
-        """The loudest sample of each of `parts` equal parts, which are never shorter than a sample: [parts]."""
+        """The loudest sample of each of `parts` equal parts: [parts]; fewer if there are fewer samples."""
         count = min(parts, self.sample_count)
         if not count:
             return np.zeros(0, np.float32)
