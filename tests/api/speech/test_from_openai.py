@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import soundfile
 
-from tests.api.conftest import memo
+from tests.api.conftest import SAMPLE
 from tests.api.speech import test_sdk
 from tests.docs.pages import blocks
 
@@ -22,7 +23,9 @@ def test_the_page_runs_as_it_is_printed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "meeting.mp3").write_bytes(memo(4))
+    talk, rate = soundfile.read(SAMPLE.with_name("conversation.flac"), stop=16_000 * 14)
+    soundfile.write(tmp_path / "meeting.mp3", talk, rate, format="WAV")
+    soundfile.write(tmp_path / "laura.wav", talk[round(7.3 * rate) : round(10.3 * rate)], rate)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     shown = []
@@ -34,7 +37,8 @@ def test_the_page_runs_as_it_is_printed(
         shown.append(capsys.readouterr().out)
     names["recording"].close()
     names["client"].close()
-    _, text, subtitles, words, speakers, stream, logprobs = shown
+    _, text, subtitles, words, speakers, known, stream, logprobs = shown
     assert len(text.split()) > 3 and stream.split() == text.split()
     assert "-->" in subtitles and len(words.splitlines()) == 5
-    assert speakers.startswith("A ") and float(logprobs.split()[-1]) <= 0
+    assert speakers.startswith("A ") and "Laura" in known and "'A'" in known
+    assert float(logprobs.split()[-1]) <= 0
