@@ -19,7 +19,6 @@ import mimetypes
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -28,7 +27,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from forescribe.asr.formats import files
 from forescribe.asr.formats.files import rttm
 from forescribe.asr.formats.subtitles import LineRules
-from forescribe.asr.formats.transcript import Transcript
 
 from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, part, reserve
 from ..errors import ApiError
@@ -186,7 +184,9 @@ async def result(
         return PlainTextResponse(rttm(transcript))
     if response_format in FILES:
         (shaped,) = files.formats(response_format, rules)
-        told = transcript if speaker_names else _nameless(transcript)
+        told = transcript
+        if not speaker_names:
+            told = transcript.renamed(dict.fromkeys(transcript.speakers))
         return PlainTextResponse(shaped.render(told), media_type=FILES[response_format][1])
     return answer(response_format, transcript, granularities=("word", "segment"))
 
@@ -296,18 +296,6 @@ def _line_rules(
         text = "max_line_count: give max_line_width or max_words_per_line too"
         raise ApiError("invalid_value", text, param="max_line_count")
     return LineRules(width, count, words, highlight)
-
-
-def _nameless(transcript: Transcript) -> Transcript:
-    segments = tuple(
-        replace(
-            segment,
-            speaker=None,
-            words=segment.words and tuple(replace(w, speaker=None) for w in segment.words),
-        )
-        for segment in transcript.segments
-    )
-    return replace(transcript, segments=segments, turns=(), diarized=False)
 
 
 def idempotency_key(request: Request) -> str | None:

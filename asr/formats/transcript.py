@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -90,6 +91,49 @@ class Transcript:
     save = files.save
     to_txt, to_srt, to_vtt, to_tsv = files.txt, files.srt, files.vtt, files.tsv
     to_json, to_rttm = files.json_, files.rttm
+
+    def renamed(self, names: Mapping[str, str | None]) -> Transcript:
+        """With other names for speakers; equal names make one of two, None takes the name away. Raises
+        UsageError for a speaker that is not in it."""
+        unknown = sorted(names.keys() - set(self.speakers))
+        if unknown:
+            known = ", ".join(self.speakers) or "none"
+            raise UsageError(f"no speaker {unknown[0]!r} in this transcript; there are: {known}")
+        new: Mapping[str | None, str | None] = {
+            None: None,
+            **{s: s for s in self.speakers},
+            **names,
+        }
+
+        def word(old: Word) -> Word:
+            others = tuple(filter(None, (new.get(other, other) for other in old.others)))
+            return replace(old, speaker=new[old.speaker], others=others)
+
+        segments = tuple(
+            replace(s, speaker=new[s.speaker], words=s.words and tuple(map(word, s.words)))
+            for s in self.segments
+        )
+        turns = tuple(replace(t, speaker=name) for t in self.turns if (name := new[t.speaker]))
+        return replace(self, segments=segments, turns=turns)
+
+    def corrected(self, wrong: str, right: str) -> Transcript:
+        """With `right` in every place of `wrong` in its segments, as `str.replace` has it. New words share
+        the time of those that they replace, and have no probability. Raises UsageError where there is no
+        `wrong`."""
+        if not wrong or not any(wrong in segment.text for segment in self.segments):
+            raise UsageError(f"no segment of this transcript holds {wrong!r}")
+        segments = tuple(
+            replace(
+                segment,
+                text=segment.text.replace(wrong, right),
+                tokens=(),
+                words=segment.words and tuple(_reworded(segment.words, wrong, right)),
+            )
+            if wrong in segment.text
+            else segment
+            for segment in self.segments
+        )
+        return replace(self, segments=segments)
 
     def to_dict(self) -> dict[str, Json]:
         """Whisper's JSON with additional keys. Numbers that are not finite become null."""
@@ -198,6 +242,38 @@ class Fields:
         return [
             Fields(cast(dict[str, Json], item)) for item in cast(list[Json], self._get(key, list))
         ]
+
+
+def _reworded(words: Sequence[Word], wrong: str, right: str) -> Iterator[Word]:
+    """The words with `right` in every place of `wrong`."""
+    joined = "".join(word.text for word in words)
+    places = [match.span() for match in re.finditer(re.escape(wrong), joined)]
+    run, at = list[Word](), 0
+    for n, word in enumerate(words, start=1):
+        run.append(word)
+        at += len(word.text)
+        if n < len(words) and any(start < at < end for start, end in places):
+            continue  # the place goes on in the next word
+        text = "".join(old.text for old in run)
+        yield from _shared_out(run, text.replace(wrong, right)) if wrong in text else run
+        run = []
+
+
+def _shared_out(run: Sequence[Word], text: str) -> Iterator[Word]:
+    """The words of `text` in the time of `run`, by their lengths."""
+    first, start, at = run[0], run[0].start_sample, 0
+    length = run[-1].end_sample - start
+    for match in re.finditer(r"\s*\S+", text):
+        begin, at = at, match.end()
+        span = (start + length * begin // len(text), start + length * at // len(text))
+        yield replace(
+            first,
+            text=match[0],
+            start_sample=span[0],
+            end_sample=span[1],
+            probability=None,
+            sources=None,
+        )
 
 
 def notice_to_dict(notice: Notice) -> dict[str, Json]:

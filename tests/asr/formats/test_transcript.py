@@ -31,6 +31,46 @@ from forescribe.asr.formats.transcript_parts import (
     seconds,
 )
 
+SPOKEN = (" The", " land", " lord", " called.", " The", " land", " lord?")
+
+
+def test_people_get_names_and_words_are_corrected_in_their_time() -> None:
+    words = tuple(
+        Word(text, 100 * n, 100 * n + 90, 0.9, "B", others=("A",)) for n, text in enumerate(SPOKEN)
+    )
+    segments = (
+        Segment(0, 0, 0, 0, 700, "".join(SPOKEN), (1, 2), words=words, speaker="B"),
+        Segment(1, 0, 0, 700, 800, " Yes.", (3,), speaker="A"),
+    )
+    heard = Coverage((Span(0, 800, "decoded"),))
+    turns = (Turn(0, 700, "B"), Turn(700, 800, "A"))
+    told = Transcript(segments, 800, heard, diarized=True, turns=turns)
+
+    named = told.renamed({"B": "Laura"})
+    assert named.speakers == ("Laura", "A") and named.segments[0].words is not None
+    assert {(w.speaker, w.others) for w in named.words} == {("Laura", ("A",))}
+    assert told.renamed({"B": "A"}).speakers == ("A",), "two are one"
+    assert told.renamed({"A": None, "B": None}).speakers == ()
+    with pytest.raises(UsageError, match="no speaker 'C'.*: B, A"):
+        told.renamed({"C": "Laura"})
+
+    right = told.corrected("land lord", "landlord")
+    assert right.text == "The landlord called. The landlord? Yes."
+    assert [w.text for w in right.words] == [" The", " landlord", " called.", " The", " landlord?"]
+    assert [(w.start_sample, w.end_sample) for w in right.words][1:3] == [(100, 290), (300, 390)]
+    assert right.segments[1] is segments[1] and right.segments[0].tokens == ()
+    more = told.corrected(" called", " has called me")
+    times = [(w.text, w.start_sample, w.end_sample) for w in more.words[3:6]]
+    assert [text for text, *_ in times] == [" has", " called", " me."]
+    assert times[0][1] == 300 and times[-1][2] == 390
+    assert all(a[2] == b[1] for a, b in zip(times, times[1:], strict=False))
+    assert [w.text for w in told.corrected(" land", "").words] == [
+        *(" The", " lord", " called.", " The", " lord?"),
+    ]
+    with pytest.raises(UsageError, match="'house'"):
+        told.corrected("house", "home")
+
+
 HOURS_100 = 100 * 3600 * 16_000
 
 texts = st.text(st.characters(codec="utf-8"), max_size=12)
