@@ -202,9 +202,15 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
     console.status("loading the model")
     with stop.interruptible():
         from forescribe.asr.decode.transcriber import Transcriber
+        from forescribe.asr.model.presets import locate, resolve
+        from forescribe.asr.model.special_tokens import only_language
         from forescribe.speculative.native.kernel_build import advice
 
         decoding = options.decoding()
+        if not options.local_files_only:  # the terminal is still free for the bars of downloads
+            wanted = "none" if options.drafts == 0 else options.draft
+            for name in resolve(options.model, wanted, only_language(options.language)).drafts:
+                locate(name, role="draft")
 
     def load(size: int) -> Transcriber:
         if options.threads:

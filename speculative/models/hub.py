@@ -10,6 +10,8 @@ light: the hub's client is loaded where it is used, torch and transformers never
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +28,9 @@ Role = Literal["model", "draft", "diarizer"]
 
 CONNECT_S = 5.0
 """Seconds to wait for the hub: without a network, its client would retry for minutes."""
+
+LARGE = 20_000_000
+"""Bytes from which on a file is continued. The hub's client writes 10 MiB at a time."""
 
 FORMATS = {
     ".pt": "a file of openai-whisper or another program of PyTorch's",
@@ -200,11 +205,14 @@ def _download(name: str, family: Family, role: Role) -> Path:
 
     try:
         for patterns in family.patterns:
+            _continue(name, patterns)
             folder = Path(
                 snapshot_download(name, allow_patterns=list(patterns), etag_timeout=CONNECT_S)
             )
             if family.missing(folder) is None:
                 return folder
+    except HubError:
+        raise
     except GatedRepoError as error:
         raise HubError(
             f"--{role} {name}: the hub asks you to accept its terms first; then set HF_TOKEN"
@@ -220,6 +228,55 @@ def _download(name: str, family: Family, role: Role) -> Path:
         why = f"the download failed ({error})"
         raise HubError(_absent(name, family, role, why)) from error
     raise HubError(f"--{role} {name}: the repository holds no weights that can be loaded")
+
+
+def _continue(name: str, patterns: Iterable[str]) -> None:
+    """Bring the large files of a repository into the hub's cache, each from where an earlier run was broken
+    off: huggingface_hub begins them anew (its issue 4196). What comes is checked by its SHA-256, which is the
+    name of a large file in the cache. Raises HubError for a download that breaks off."""
+    from huggingface_hub import HfApi, constants, hf_hub_url
+    from huggingface_hub.file_download import http_get, repo_folder_name
+    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils._paths import filter_repo_objects
+
+    try:
+        info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
+    except Exception:  # the download itself, which follows, tells the reason
+        return
+    files = {file.rfilename: file for file in info.siblings or () if file.lfs and file.size}
+    blobs = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"), "blobs")
+    for path in filter_repo_objects(files, allow_patterns=list(patterns)):
+        size, sha256 = files[path].size, files[path].lfs.sha256
+        whole, part = blobs / sha256, blobs / f"{sha256}.part.incomplete"
+        if not LARGE <= size <= constants.MAX_HTTP_DOWNLOAD_SIZE or whole.exists():
+            continue
+        blobs.mkdir(parents=True, exist_ok=True)
+        with part.open("ab+") as kept:
+            fcntl.flock(kept, fcntl.LOCK_EX)  # another process may be fetching it
+            if whole.exists():
+                continue
+            try:
+                http_get(
+                    hf_hub_url(name, path, revision=info.sha),
+                    kept,
+                    resume_size=kept.seek(0, os.SEEK_END),
+                    headers=build_hf_headers(),
+                    expected_size=size,
+                    displayed_filename=path,
+                )
+            except Exception as error:  # each transport has its own class
+                have = kept.seek(0, os.SEEK_END) / 1e6
+                raise HubError(
+                    f"{name}: the download failed ({one_line(error)}) with {have:.0f} of {size / 1e6:.0f} "
+                    f"MB of {path}; the same command continues there"
+                ) from error
+            kept.seek(0)
+            if hashlib.file_digest(kept, "sha256").hexdigest() != sha256:
+                part.unlink()
+                raise HubError(
+                    f"{name}: {path} arrived damaged and was deleted; run the same command again"
+                )
+            part.replace(whole)
 
 
 def _absent(name: str, family: Family, role: Role, why: str) -> str:

@@ -6,7 +6,12 @@ import json
 import subprocess
 import sys
 import time
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -24,6 +29,7 @@ from forescribe.asr.model.presets import (
     made_for,
     resolve,
 )
+from forescribe.speculative.models import hub
 from forescribe.speculative.models.hub import find
 
 LARGE_V3 = "openai/whisper-large-v3"
@@ -240,6 +246,75 @@ def test_a_broken_download_is_one_clear_line(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(ModelError, match=f"the download failed .*{message}"):
         locate("somebody/model")
+
+
+WEIGHTS = bytes(range(256)) * 40
+
+
+class BreakingHub(BaseHTTPRequestHandler):
+    """A hub whose first answers break off or fail; it keeps the ranges that it is asked for."""
+
+    answers: ClassVar[list[str]] = []
+    ranges: ClassVar[list[str | None]] = []
+
+    def log_message(self, *args: object) -> None: ...
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/api/"):
+            lfs = {"size": len(WEIGHTS), "sha256": sha256(WEIGHTS).hexdigest(), "pointerSize": 1}
+            file = {"rfilename": "model.safetensors", "size": len(WEIGHTS), "lfs": lfs}
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(
+                json.dumps({"id": "a/b", "sha": "0" * 40, "siblings": [file]}).encode()
+            )
+            return
+        asked = self.headers["Range"]
+        self.ranges.append(asked)
+        how = self.answers.pop(0) if self.answers else "whole"
+        begin = int(asked.removeprefix("bytes=")[:-1]) if asked else 0
+        self.send_response(500 if how == "fails" else 206 if asked else 200)
+        self.send_header("Content-Length", str(0 if how == "fails" else len(WEIGHTS) - begin))
+        self.end_headers()
+        if how != "fails":
+            self.wfile.write(WEIGHTS[begin:][: 4500 if how == "breaks" else None])
+
+
+def test_a_download_that_breaks_off_is_continued_and_checked(
+    monkeypatch: pytest.MonkeyPatch, bundled: Path
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BreakingHub)
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, url)
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    monkeypatch.setattr("huggingface_hub.file_download.time", Mock())  # it waits between two tries
+    monkeypatch.setattr(hub, "LARGE", 1)
+    monkeypatch.setattr(BreakingHub, "answers", ["breaks", "fails"])
+    monkeypatch.setattr(BreakingHub, "ranges", ranges := [])
+    blobs = Path(constants.HF_HUB_CACHE, "models--a--b", "blobs")
+    try:
+        with pytest.raises(ModelError, match=r"0 of 0 MB of model\.safetensors; the same command"):
+            locate("a/b")
+        (part,) = blobs.iterdir()
+        kept = part.read_bytes()
+        assert kept == WEIGHTS[:4000] and ranges == [None, "bytes=4000-"]
+
+        part.write_bytes(b"x" + kept[1:])
+        with pytest.raises(ModelError, match="arrived damaged and was deleted"):
+            locate("a/b")
+        assert list(blobs.iterdir()) == []
+
+        part.write_bytes(kept)
+        hub._continue("a/b", ["*.safetensors"])
+        (whole,) = blobs.iterdir()
+        assert whole.name == sha256(WEIGHTS).hexdigest() and whole.read_bytes() == WEIGHTS
+        assert ranges[-1] == "bytes=4000-"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
