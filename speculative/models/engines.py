@@ -276,5 +276,5 @@ def _made(form: Form, model: Any, make: Callable[[Form], Made]) -> Made:
     except LoadError:
         forget(model)  # what native kernels have packed, which nothing else would free
         raise
-    log.info("%s: engine %s", model.config.model_type, form.engine)
+    log.debug("%s: engine %s", model.config.model_type, form.engine)
     return made
