@@ -99,15 +99,12 @@ class Transcript:
         if unknown:
             known = ", ".join(self.speakers) or "none"
             raise UsageError(f"no speaker {unknown[0]!r} in this transcript; there are: {known}")
-        new: Mapping[str | None, str | None] = {
-            None: None,
-            **{s: s for s in self.speakers},
-            **names,
-        }
+        new: dict[str | None, str | None] = {None: None}
+        new.update({speaker: names.get(speaker, speaker) for speaker in self.speakers})
 
         def word(old: Word) -> Word:
             others = tuple(filter(None, (new.get(other, other) for other in old.others)))
-            return replace(old, speaker=new[old.speaker], others=others)
+            return replace(old, speaker=new.get(old.speaker, old.speaker), others=others)
 
         segments = tuple(
             replace(s, speaker=new[s.speaker], words=s.words and tuple(map(word, s.words)))

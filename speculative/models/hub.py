@@ -236,17 +236,17 @@ def _continue(name: str, patterns: Iterable[str]) -> None:
     name of a large file in the cache. Raises HubError for a download that breaks off."""
     from huggingface_hub import HfApi, constants, hf_hub_url
     from huggingface_hub.file_download import http_get, repo_folder_name
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils._paths import filter_repo_objects
 
     try:
         info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
     except Exception:  # the download itself, which follows, tells the reason
         return
-    files = {file.rfilename: file for file in info.siblings or () if file.lfs and file.size}
+    files = {s.rfilename: (s.size, s.lfs.sha256) for s in info.siblings or () if s.lfs and s.size}
     blobs = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"), "blobs")
     for path in filter_repo_objects(files, allow_patterns=list(patterns)):
-        size, sha256 = files[path].size, files[path].lfs.sha256
+        size, sha256 = files[path]
         whole, part = blobs / sha256, blobs / f"{sha256}.part.incomplete"
         if not LARGE <= size <= constants.MAX_HTTP_DOWNLOAD_SIZE or whole.exists():
             continue
