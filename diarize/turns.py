@@ -15,6 +15,9 @@ from forescribe.asr.formats.transcript_parts import Turn, samples_at
 ANONYMOUS = "SPEAKER_"
 """Prefix of the label of a speaker without a name; a number follows."""
 
+UNKNOWN = "unknown"
+"""The speaker of a turn of which it is doubtful whose it is."""
+
 
 @dataclass(frozen=True)
 class Turns:
@@ -135,4 +138,4 @@ def read_rttm(text: str) -> dict[str, Turns]:
     return {name: Turns.of(turns) for name, turns in found.items()}
 
 
-__all__ = ["ANONYMOUS", "Turn", "Turns", "appearance", "read_rttm"]
+__all__ = ["ANONYMOUS", "UNKNOWN", "Turn", "Turns", "appearance", "read_rttm"]

@@ -13,6 +13,7 @@ from ..formats.transcript import Transcript
 from .commit import RULES, Delay, LiveWord
 
 if TYPE_CHECKING:
+    from ..segment.windows import Samples
     from ..sessions.parts import Token
     from .turns import Turns
 
@@ -24,7 +25,7 @@ class LiveOptions:
     `options` are those of the final text. While somebody speaks, the words so far are decoded after every
     `step_s` seconds of speech, and released as `delay` says (`asr.live.commit`). `turns` say how items are
     found; None: the caller commits. Without `guesses` every decode begins anew, for comparison: the words are
-    the same. Raises UsageError for invalid values.
+    the same. With `speech` the samples of items are told as well. Raises UsageError for invalid values.
     """
 
     options: Options = field(default_factory=lambda: Options(guards=Guards()))
@@ -32,6 +33,7 @@ class LiveOptions:
     delay: Delay = "medium"
     turns: Turns | None = None
     guesses: bool = True
+    speech: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.step_s) and 0.1 <= self.step_s <= 10):
@@ -96,16 +98,26 @@ class Hypothesis(Event):
     lag_s: float
 
 
+@dataclass(frozen=True, eq=False)
+class Speech(Event):
+    """A final window of the item: `samples` [T], at most half a minute, from its sample `start` on."""
+
+    start: int
+    samples: Samples
+
+
 @dataclass(frozen=True)
 class Completed(Event):
     """The item's transcript and its tokens, with times from the item's start, which is `start_s` of the
-    stream. Of the `released` words, `contradicted` ones are not in their place in the transcript."""
+    stream. Of the `released` words, `contradicted` ones are not in their place in the transcript. `plain` is
+    the transcript before speakers were put on it, where they were."""
 
     transcript: Transcript
     tokens: tuple[Token, ...]
     start_s: float
     released: int
     contradicted: int
+    plain: Transcript | None = None
 
 
 @dataclass(frozen=True)

@@ -72,18 +72,19 @@ class LiveItem:
         text = (self.text + self.tail).rstrip()
         return self._settled and not self._unheard and text.endswith(SENTENCE_ENDS)
 
-    def push(self, samples: Samples, now_s: float, *, heard: bool) -> None:
+    def push(self, samples: Samples, now_s: float, *, heard: bool) -> list[Window]:
+        """Take the next samples; the windows of speech whose ends are certain now."""
         self.length += len(samples)
         self.newest_s = now_s
         if heard:
             self.heard += len(samples)
             self._unheard += len(samples)
-        self._keep(self._cutter.push(samples))
+        return self._keep(self._cutter.push(samples))
 
-    def finish(self) -> None:
-        """No samples follow."""
+    def finish(self) -> list[Window]:
+        """No samples follow; the last windows of speech."""
         self.finished = True
-        self._keep(self._cutter.finish())
+        return self._keep(self._cutter.finish())
 
     def drop(self, session: Session) -> None:
         self.over = True
@@ -167,10 +168,12 @@ class LiveItem:
         self.over = True
         return ended.outcome.transcript
 
-    def _keep(self, windows: list[Window]) -> None:
-        """Windows whose ends are certain."""
-        for window in windows:
-            (self._certain if window.speech else self._silent).append(window)
+    def _keep(self, windows: list[Window]) -> list[Window]:
+        """Windows whose ends are certain; those of speech."""
+        spoken = [window for window in windows if window.speech]
+        self._certain += spoken
+        self._silent += [window for window in windows if not window.speech]
+        return spoken
 
     def _guessed(self, window: Window, whisper: Whisper, *, tentative: bool = False) -> Window:
         """The window with what was written of it before as a guess."""

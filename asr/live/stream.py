@@ -25,7 +25,7 @@ import numpy as np
 
 from ..errors import ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
-from ..segment.windows import MAX_SAMPLES, Cutter, Samples
+from ..segment.windows import MAX_SAMPLES, Cutter, Samples, Window
 from ..sessions.parts import tokens_of
 from ..sessions.session import Session
 from .commit import Committer, LiveWord
@@ -37,6 +37,7 @@ from .events import (
     Hypothesis,
     LiveOptions,
     LiveStats,
+    Speech,
     SpeechStarted,
     SpeechStopped,
     Tell,
@@ -201,7 +202,7 @@ class LiveStream:
         return self._item
 
     def _add(self, item: LiveItem, samples: Samples, *, heard: bool) -> None:
-        item.push(samples, self.clock(), heard=heard)
+        self._tell_speech(item, item.push(samples, self.clock(), heard=heard))
         self._next_pass(item)
 
     def _end_item(self, item: LiveItem, *, turn: bool = False) -> int:
@@ -213,10 +214,15 @@ class LiveStream:
         if turn:
             self._tell(SpeechStopped(item.number, seconds(item.end)))
         self._tell(Committed(item.number, seconds(item.start), seconds(item.end)))
-        item.finish()
+        self._tell_speech(item, item.finish())
         item.hurry(self.session)
         self._next_pass(item)
         return item.number
+
+    def _tell_speech(self, item: LiveItem, windows: list[Window]) -> None:
+        if self.options.speech and not item.over:
+            for window in windows:
+                self._tell(Speech(item.number, window.start, window.samples))
 
     # -- passes -----------------------------------------------------------------------------------
 

@@ -153,18 +153,20 @@ def agglomerate(
     apart: Flags,
     least: int = 1,
     most: int | None = None,
+    evidence: Evidence | None = None,
 ) -> Labels:
     """[N, D] vectors whose evidence counts `weights` [N] times -> [N] clusters, numbered from 0.
 
     Joins the two clusters whose joint likelihood gains most, until none gains, then while there are more than
-    `most`; never those that are `apart`, and never below `least`.
+    `most`; never those that are `apart`, and never below `least`. `evidence` saves making it, which takes
+    as long as some dozen pieces.
     """
     count = len(vectors)
     most = count if most is None else most
     amounts, sums = weights.astype(np.float64).copy(), vectors * weights[:, None]
     links, apart = links.copy(), apart.copy()
     alive = np.ones(count, bool)
-    evidence = _Evidence(psi, float(weights.sum()))
+    evidence = evidence or Evidence(psi, float(weights.sum()))
     own = evidence(amounts, sums)
     clusters = [[n] for n in range(count)]
 
@@ -225,8 +227,9 @@ def _repeats(vectors: Floats, alike: float) -> Floats:
     return np.asarray((directions @ directions.T > alike).sum(1).clip(min=1), np.float64)
 
 
-class _Evidence:
-    """The logarithm of the marginal likelihood of clusters, but for what does not depend on clustering."""
+class Evidence:
+    """The logarithm of the marginal likelihood of clusters, but for what does not depend on clustering.
+    `largest` is the most evidence that a cluster may have."""
 
     def __init__(self, psi: Floats, largest: float) -> None:
         self._psi = psi
@@ -263,7 +266,7 @@ class _Placing:
         self.pieces, self.psi, self.settings = pieces, plda.psi, settings
         self.precision, self.weights = precision, weights
         self.founding = founding
-        self.costs = settings.change * np.exp(-np.maximum(pieces.gaps, 0) / settings.change_s)
+        self.costs = change_costs(pieces, settings)
 
     def settle(self, members: Flags, least: int) -> tuple[Flags, _Placed]:
         """[N, K] founding pieces of each speaker -> the same after moving, and all pieces."""
@@ -282,26 +285,33 @@ class _Placing:
         return members, self._placed(members)
 
     def _placed(self, members: Flags) -> _Placed:
-        """The posterior of each speaker is normal, and so is the density of a piece under it."""
         amounts = (members * self.weights[:, None]).sum(0)  # [K]
-        variances = 1 / (1 / self.psi + amounts[:, None])  # [K, D]
-        means = variances * _sums(members, self.weights, self.pieces.vectors)
-        noise = 1 / self.precision[:, None]  # [N, 1]
-        scores = np.stack(
-            [
-                -0.5
-                * (
-                    np.log(variance + noise)
-                    + (self.pieces.vectors - mean) ** 2 / (variance + noise)
-                ).sum(1)
-                for mean, variance in zip(means, variances, strict=True)
-            ],
-            1,
-        )
-        return _Placed(_cheapest_path(scores, self.costs), scores)
+        sums = _sums(members, self.weights, self.pieces.vectors)
+        scores = densities(self.pieces.vectors, self.precision, amounts, sums, self.psi)
+        return _Placed(cheapest_path(scores, self.costs), scores)
 
 
-def _cheapest_path(scores: Floats, costs: Floats) -> Labels:
+def change_costs(pieces: Pieces, settings: Settings) -> Floats:
+    """[N - 1] nats for a change of speaker between adjacent pieces."""
+    return np.asarray(settings.change * np.exp(-np.maximum(pieces.gaps, 0) / settings.change_s))
+
+
+def densities(
+    vectors: Floats, precision: Floats, amounts: Floats, sums: Floats, psi: Floats
+) -> Floats:
+    """[N, D] vectors with precision [N], and K speakers known from weighted sums [K, D] of so much evidence
+    [K] -> [N, K] log densities. The posterior of a speaker is normal, and so is the density of a piece
+    under it."""
+    variances = 1 / (1 / psi + amounts[:, None])  # [K, D]
+    noise = 1 / precision[:, None]  # [N, 1]
+    found = [
+        -0.5 * (np.log(v + noise) + (vectors - mean) ** 2 / (v + noise)).sum(1)
+        for mean, v in zip(variances * sums, variances, strict=True)
+    ]
+    return np.stack(found, 1) if found else np.zeros((len(vectors), 0))
+
+
+def cheapest_path(scores: Floats, costs: Floats) -> Labels:
     """[N, K] scores and [N - 1] costs of a change -> [N], by Viterbi's algorithm."""
     count, speakers = scores.shape
     total = scores[0].copy()

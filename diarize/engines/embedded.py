@@ -101,14 +101,10 @@ class EmbeddedDiarizer:
         return found
 
     def _diarize(self, samples: Samples, bounds: Bounds, hook: StageHook) -> Diarization:
-        probabilities = self.segmentation.probabilities(
-            samples, lambda done: hook("segmentation", SEGMENTED * done)
-        )
-        activity = find_pieces(samples, probabilities)
+        activity, pieces = self.hear(samples, hook)
         if not activity.pieces:
             return Diarization.of(Turns(), Turns(), (), len(samples), self.engine)
-        vectors = self.plda(self.vectors(samples, activity, hook))
-        found, count = self._clusters(described(activity, vectors), bounds)
+        found, count = self._clusters(pieces, bounds)
         sure = found.chances[np.arange(len(found.labels)), found.labels]
         regular, exclusive = turns_of(activity, found.labels, sure)
         notices = _count_notices(count, len(regular.speakers), bounds)
@@ -123,6 +119,16 @@ class EmbeddedDiarizer:
             self.engine,
             notices,
         )
+
+    def hear(self, samples: Samples, hook: StageHook = ignore_progress) -> tuple[Activity, Pieces]:
+        """Who speaks when, before anybody is known, and what the clustering needs to know of the pieces."""
+        probabilities = self.segmentation.probabilities(
+            samples, lambda done: hook("segmentation", SEGMENTED * done)
+        )
+        activity = find_pieces(samples, probabilities)
+        if not activity.pieces:
+            return activity, described(activity, np.zeros((0, len(self.plda.psi))))
+        return activity, described(activity, self.plda(self.vectors(samples, activity, hook)))
 
     def _clusters(self, pieces: Pieces, bounds: Bounds) -> tuple[Clusters, int]:
         """The speakers within the bounds, and how many the voices sound like."""

@@ -11,10 +11,10 @@ import pytest
 from forescribe.diarize.engines.clustering import (
     NAME,
     Clusters,
+    Evidence,
     Pieces,
     Plda,
     Settings,
-    _Evidence,
     agglomerate,
     cluster,
 )
@@ -432,7 +432,7 @@ def test_evidence_is_the_formula_with_the_determinant(largest: float) -> None:
     small = largest * rng.random(200) ** 6
     amounts = np.concatenate([[0.0, largest], rng.uniform(0, largest, 200), small])
     sums = rng.standard_normal((len(amounts), len(psi))) * np.sqrt(amounts)[:, None]
-    found = _Evidence(psi, largest)(amounts, sums)
+    found = Evidence(psi, largest)(amounts, sums)
     for amount, total, value in zip(amounts, sums, found, strict=True):
         _, determinant = np.linalg.slogdet(np.eye(len(psi)) + amount * np.diag(psi))
         explained = total @ np.linalg.solve(np.diag(1 / psi) + amount * np.eye(len(psi)), total)
