@@ -32,13 +32,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from forescribe.asr.errors import ForescribeError
-from forescribe.asr.live.formats import AudioInput
-
 from ..access.limits import Client
 from ..dependencies import in_force
 from ..errors import ApiError
 from ..http.errors import place_of, report
+from .audio import SessionAudio
 from .events import (
     APPEND,
     CLEAR,
@@ -52,12 +50,11 @@ from .events import (
     error_event,
 )
 from .outbox import Outbox
-from .session import HYPOTHESES, LOGPROBS, PARAM, SessionConfig
+from .session import HYPOTHESES, LOGPROBS, SessionConfig
 from .streams import Place, Streams
 
 if TYPE_CHECKING:
     from forescribe.asr.live.events import Event
-    from forescribe.asr.live.stream import LiveStream
 
 SESSION_S = 3600.0
 
@@ -113,11 +110,10 @@ class Connection:
         self.websocket, self.streams, self.client, self.config = websocket, streams, client, config
         self.serving, self.settings = streams.serving, streams.settings
         self.outbox, self.items = Outbox(), ItemEvents()
-        self.stream: LiveStream | None = None
+        self.audio = SessionAudio(streams.serving, self._tell)
         self._id = f"sess_{secrets.token_hex(12)}"
         self._expires_at = int(time.time() + SESSION_S)
         self._loop = asyncio.get_running_loop()
-        self._audio = AudioInput(config.input.format.type, config.input.format.rate)
         self._started = False  # audio has come
         self._received_s = self._unmetered_s = 0.0
         self._end: asyncio.Future[End] = self._loop.create_future()
@@ -141,8 +137,7 @@ class Connection:
         finally:
             for task in (sender, reader, self._end):
                 task.cancel()
-            if self.stream is not None:
-                self.stream.cancel()
+            self.audio.cancel()
             self._report(end, time.monotonic() - began_s)
             # All of it is counted, also if this task is cancelled.
             await asyncio.shield(asyncio.ensure_future(self._count(sender, reader)))
@@ -158,9 +153,7 @@ class Connection:
         """Read events until the session ends; None where the client has left."""
         try:
             await self.serving.awake()
-            options = self.config.options(self.serving, self.settings)
-            self.stream = await self._in_thread(lambda: self.serving.live(options, self._tell))
-            self._use(self.config)
+            await self._use(self.config)
             self.outbox.put({"type": "session.created", "session": self._state()})
             while True:
                 message = await self.websocket.receive()
@@ -200,43 +193,37 @@ class Connection:
         return None
 
     async def _act(self, event: Message) -> None:
-        stream = self._stream
         if event["type"] == UPDATE:
-            await self._update(event["session"])
+            await self._use(self.config.updated(event["session"], started=self._started))
+            self.outbox.put({"type": "session.updated", "session": self._state()})
         elif event["type"] == CLEAR:
-            await self._in_thread(self._clear)
+            await self._in_thread(self.audio.clear)
             self.outbox.put({"type": "input_audio_buffer.cleared"})
         else:
             assert event["type"] == COMMIT
-            await self._in_thread(lambda: stream.feed(self._audio.flush()))
-            if await self._in_thread(stream.commit) is None:
+            if await self._in_thread(self.audio.commit) is None:
                 raise ApiError(
                     "input_audio_buffer_commit_empty",
                     "there is nothing to commit: less than 100 ms of audio, or with turn detection of speech",
                 )
 
-    async def _update(self, given: dict[str, Any]) -> None:
-        config = self.config.updated(given, started=self._started)
+    async def _use(self, config: SessionConfig) -> None:
+        """Raises ApiError for a configuration that cannot be served; nothing is changed then."""
         options = config.options(self.serving, self.settings)
-        stream = self._stream
-        try:
-            await self._in_thread(lambda: stream.configure(options))
-        except ForescribeError as error:
-            raise ApiError.of(error, param=PARAM) from error
-        if config.input.format != self.config.input.format:
-            self._audio = AudioInput(config.input.format.type, config.input.format.rate)
-        self._use(config)
-        self.outbox.put({"type": "session.updated", "session": self._state()})
+        await self._in_thread(lambda: self.audio.use(config, options))
+        self.config = config
+        self.items.logprobs = LOGPROBS in config.include
+        self.items.hypotheses = HYPOTHESES in config.include
 
     async def _append(self, audio: str) -> End | None:
         data = await self._in_thread(lambda: _decoded(audio))
-        for piece in _pieces(data, self._audio.bytes_per_s):
+        for piece in _pieces(data, self.audio.bytes_per_s):
             self._started = True
-            behind_s = await self._in_thread(partial(self._feed, piece))
+            behind_s = await self._in_thread(partial(self.audio.feed, piece))
             while behind_s > MAX_BEHIND_S:
                 await asyncio.sleep(BEHIND_POLL_S)
-                behind_s = await self._in_thread(lambda: self._stream.behind_s)
-            seconds = len(piece) / self._audio.bytes_per_s
+                behind_s = await self._in_thread(lambda: self.audio.behind_s)
+            seconds = len(piece) / self.audio.bytes_per_s
             self._received_s += seconds
             self._unmetered_s += seconds
             if self._unmetered_s >= METER_S:
@@ -266,20 +253,6 @@ class Connection:
         with suppress(ApiError):
             await self._meter()
 
-    def _feed(self, data: bytes) -> float:
-        """Take the next bytes; how many seconds the model is behind."""
-        self._stream.feed(self._audio.push(data))
-        return self._stream.behind_s
-
-    def _clear(self) -> None:
-        self._audio.clear()
-        self._stream.clear()
-
-    @property
-    def _stream(self) -> LiveStream:
-        assert self.stream is not None
-        return self.stream
-
     # -- sending ----------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
@@ -303,11 +276,6 @@ class Connection:
         self.outbox.put(error_event(error, event_id))
         if self.outbox.size > MAX_UNSENT:
             self._end_with(End(1013, drop=True))
-
-    def _use(self, config: SessionConfig) -> None:
-        self.config = config
-        self.items.logprobs = LOGPROBS in config.include
-        self.items.hypotheses = HYPOTHESES in config.include
 
     def _state(self) -> dict[str, Any]:
         """The session object of events."""
@@ -341,8 +309,8 @@ class Connection:
         """Tell why, end the items, and close the socket."""
         if end.error is not None:
             self._refuse(end.error, end.event_id)
-        if not end.drop and self.stream is not None:
-            await self._in_thread(self._finish_audio)
+        if not end.drop:
+            await self._in_thread(self.audio.finish)
             with suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_S):
                     await self._all_told(sender)
@@ -352,10 +320,6 @@ class Connection:
                     await _first(self.outbox.empty(), sender)
                 await self.websocket.close(end.code)
 
-    def _finish_audio(self) -> None:
-        self._stream.feed(self._audio.flush())
-        self._stream.finish()
-
     async def _all_told(self, sender: asyncio.Task[None]) -> None:
         """Return once all items have their text, or the client has left."""
         while self.items.open and not sender.done():
@@ -363,7 +327,7 @@ class Connection:
 
     def _report(self, end: End | None, wall_s: float) -> None:
         """A log line, without text."""
-        stats = None if self.stream is None else self.stream.stats
+        stats = self.audio.stats
         report(
             "live session",
             request_id=self.websocket.scope.get("state", {}).get("request_id"),

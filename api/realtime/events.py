@@ -29,7 +29,7 @@ from forescribe.asr.live.events import (
 
 from ..errors import ApiError
 from ..http.bodies import loads
-from ..speech.answers import languages, speaker_segments, token_logprobs
+from ..speech.answers import languages, speaker_segments, token_logprobs, warnings
 
 Message = dict[str, Any]
 
@@ -172,6 +172,7 @@ class ItemEvents:
             languages=languages(transcript),
             usage={"type": "duration", "seconds": round(transcript.duration, 3)},
             logprobs=token_logprobs(event.tokens) if self.logprobs else None,
+            **warnings(transcript),
         )
 
 

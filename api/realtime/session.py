@@ -12,6 +12,7 @@ refused by name. Does not know sockets.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -30,6 +31,8 @@ PARAM = "session"
 """What errors call the configuration."""
 
 TRANSCRIPTION = "audio.input.transcription"
+
+DIARIZE = f"{PARAM}.{TRANSCRIPTION}.diarize"
 
 LOGPROBS = "item.input_audio_transcription.logprobs"
 HYPOTHESES = "forescribe.hypothesis"
@@ -58,7 +61,8 @@ class G711(Frozen):
 
 
 class Transcription(Frozen):
-    """How the audio is transcribed. `model` is any name of the loaded model."""
+    """How the audio is transcribed. `model` is any name of the loaded model. `diarize`, not OpenAI's, asks
+    for the speakers of segments."""
 
     model: str
     language: str | None = None
@@ -68,11 +72,17 @@ class Transcription(Frozen):
     prompt: str | None = Field(None, max_length=MAX_PROMPT)
     keywords: Annotated[tuple[Entry, ...], Field(max_length=MAX_LISTED)] = ()
     delay: Literal["minimal", "low", "medium", "high", "xhigh"] = "medium"
+    diarize: bool = False
 
     @field_validator("keywords", mode="before")
     @classmethod
     def _none(cls, given: Any) -> Any:
         return () if given is None else given
+
+    @field_validator("diarize", mode="before")
+    @classmethod
+    def _off(cls, given: Any) -> Any:
+        return False if given is None else given
 
     @field_validator("delay", mode="before")
     @classmethod
@@ -161,8 +171,14 @@ class SessionConfig(Frozen):
     def input(self) -> AudioInputConfig:
         return self.audio.input
 
+    @property
+    def diarize(self) -> bool:
+        """Whether segments are to have speakers."""
+        return self.input.transcription.diarize
+
     def updated(self, given: Mapping[str, Any], *, started: bool = False) -> Self:
-        """With what a client has given. Format and model cannot change once audio has come (`started`).
+        """With what a client has given. Format, model and `diarize` cannot change once audio has come
+        (`started`).
         Raises ApiError `invalid_value` with the place."""
         state = _merged(self.model_dump(mode="json", exclude_none=True), given)
         try:
@@ -180,6 +196,7 @@ class SessionConfig(Frozen):
                     self.input.transcription.model,
                     new.input.transcription.model,
                 ),
+                ("transcription.diarize", self.diarize, new.diarize),
             ):
                 if before != after:
                     param = f"{PARAM}.audio.input.{name}"
@@ -193,7 +210,7 @@ class SessionConfig(Frozen):
         from forescribe.asr.live.turns import Turns
 
         wanted, detection = self.input.transcription, self.input.turn_detection
-        fields = wanted.model_dump(exclude={"delay"})
+        fields = wanted.model_dump(exclude={"delay", "diarize"})
         try:
             check_model(wanted.model, settings)
             options = forms.transcription(TranscriptionForm(**fields), serving, settings)
@@ -209,7 +226,9 @@ class SessionConfig(Frozen):
                 detection.prefix_padding_ms / 1000,
                 detection.silence_duration_ms / 1000,
             )
-        return LiveOptions(options, delay=wanted.delay, turns=turns)
+        if wanted.diarize:  # segments end where the speaker changes
+            options = replace(options, words=True)
+        return LiveOptions(options, delay=wanted.delay, turns=turns, speech=wanted.diarize)
 
     def to_dict(self) -> dict[str, Any]:
         """As events show it."""

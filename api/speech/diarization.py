@@ -14,9 +14,9 @@ import asyncio
 import base64
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -32,6 +32,7 @@ from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from ..errors import ApiError
 
 if TYPE_CHECKING:
+    from forescribe.asr.live.events import Tell
     from forescribe.diarize.diarizer import (
         Bounds,
         Diarization,
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
         Samples,
         StageHook,
     )
+    from forescribe.diarize.engines.embedded import EmbeddedDiarizer
     from forescribe.diarize.known_speakers import KnownSpeaker
+    from forescribe.diarize.live_speakers import LiveSpeakers
 
 log = logging.getLogger("forescribe.api")
 
@@ -62,7 +65,9 @@ class Speakers:
     def __init__(self, load: Callable[[], Diarizer], decoders: Decoders) -> None:
         self._load, self._decoders = load, decoders
         self._diarizer: Diarizer | None = None
-        self._lock = threading.RLock()
+        self._lock, self._live_lock = threading.RLock(), threading.Lock()
+        self._online: EmbeddedDiarizer | None = None
+        self._worker: ThreadPoolExecutor | None = None  # of live streams
 
     @property
     def engine(self) -> Engine:
@@ -88,7 +93,26 @@ class Speakers:
     def unload(self) -> None:
         """Free the diarizer, which is loaded again when it is needed."""
         with self._lock:
-            self._diarizer = None
+            self._diarizer = self._online = None
+
+    def live(self, tell: Tell, device: str) -> LiveSpeakers:
+        """The speakers of a live stream, labelled A, B, ... Streams share a thread and do not wait for
+        `diarize`, which may take minutes. Waits for the engine. Raises ApiError if it cannot be loaded."""
+        from forescribe.diarize.engines import registry
+        from forescribe.diarize.engines.online import OnlineSpeakers
+        from forescribe.diarize.live_speakers import LiveSpeakers
+        from forescribe.speculative.device import keep_to_one_core
+
+        with self._live_lock:
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(
+                    1, thread_name_prefix="live speakers", initializer=keep_to_one_core
+                )
+            if self._online is None:
+                loading = self._worker.submit(registry.load_online, self._diarizer, device=device)
+                with refused():
+                    self._online = loading.result()
+            return LiveSpeakers(OnlineSpeakers(self._online, letter), tell, self._worker)
 
     async def enrol(self, names: Sequence[str], references: Sequence[str]) -> list[KnownSpeaker]:
         """The voices of known speakers, from data URLs. Raises ApiError that names the field."""
@@ -135,11 +159,8 @@ class Speakers:
         self, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None
     ) -> RecordingDiarization:
         """As `start`; waits for the diarizer."""
-        try:
+        with refused():
             self._loaded()
-        except ForescribeError as error:
-            log.error("the diarizer cannot be loaded: %s", error)
-            raise ApiError("internal_error", "this server cannot diarize") from error
         return RecordingDiarization(self, known, bounds)
 
 
@@ -181,6 +202,16 @@ class RecordingDiarization:
         """Drop what has not begun, without waiting for the block in progress."""
         self._task.cancel()
         threading.Thread(target=self._background.close, daemon=True).start()
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Raises ApiError where a diarizer cannot be loaded; the log says why."""
+    try:
+        yield
+    except ForescribeError as error:
+        log.error("the diarizer cannot be loaded: %s", error)
+        raise ApiError("internal_error", "this server cannot diarize") from error
 
 
 def _in_own_thread(work: Callable[[], T]) -> T:

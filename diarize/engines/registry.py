@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.speculative.models.checkpoint import loading
 
 from ..diarizer import Diarizer
 from . import community, nemotron
+
+if TYPE_CHECKING:
+    from .embedded import EmbeddedDiarizer
 
 GROUP = "forescribe.diarizers"
 AUTO = "auto"
@@ -70,6 +74,19 @@ def load(name: str = AUTO, *, device: str = "auto", network: bool = True) -> Dia
 
         return embedded.build(embedded.folder(), device=place)
     return _create(_entry_points()[chosen], place)
+
+
+@loading()
+def load_online(
+    loaded: Diarizer | None = None, *, device: str = "auto"
+) -> EmbeddedDiarizer:
+    """The engine of live audio, which is the embedded one; `loaded` if it is one. Raises DeviceError, and
+    ModelError if its networks are missing."""
+    from . import embedded
+
+    if isinstance(loaded, embedded.EmbeddedDiarizer):
+        return loaded
+    return embedded.build(embedded.folder(), device=_device(device))
 
 
 def _entry_points() -> dict[str, EntryPoint]:

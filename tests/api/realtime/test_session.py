@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import string
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +18,11 @@ from hypothesis import strategies as st
 from forescribe.api.app import create_app
 from forescribe.api.errors import ApiError
 from forescribe.api.realtime.events import FIELDS, InvalidEvent, client_event
-from forescribe.api.realtime.session import initial
+from forescribe.api.realtime.session import DIARIZE, initial
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
+from forescribe.diarize.engines import registry
+from forescribe.diarize.turns import Turns
 from tests.api.conftest import FORM, RATE, TRANSCRIBE, Halves, until, wav
 from tests.api.realtime.sockets import (
     PATH,
@@ -45,6 +51,53 @@ def test_an_items_text_is_that_of_an_upload_of_its_samples(service) -> None:
     assert done["transcript"] == upload.json()["text"] != ""
     assert done["languages"] == [{"code": "de"}]
     assert done["usage"] == {"type": "duration", "seconds": 2.5}
+
+
+class Alternating:
+    """The engine of live speakers and the speakers of a stream: the windows are of A and of B in turn."""
+
+    def __init__(self, engine: object, label: Callable[[int], str]) -> None:
+        self.labels = itertools.cycle(map(label, range(2)))
+
+    def turns(self, samples: np.ndarray) -> tuple[Turns, Turns]:
+        found = Turns.of([(0, len(samples), next(self.labels))])
+        return found, found
+
+
+def test_speakers_are_told_with_the_segments_of_an_item(service, monkeypatch) -> None:
+    fake = SimpleNamespace(OnlineSpeakers=Alternating)
+    monkeypatch.setitem(sys.modules, "forescribe.diarize.engines.online", fake)  # it takes seconds
+    monkeypatch.setattr(registry, "load_online", lambda *_, **options: options["device"])
+    with connected(service()) as socket:
+        shown = socket.configure(audio=audio(diarize=True))
+        assert shown["audio"]["input"]["transcription"]["diarize"] is True
+        for seed in range(3):
+            socket.append(noise(1, seed))
+            socket.commit()
+            socket.until("completed")
+        told = [
+            {e["speaker"] for e in socket.of("segment") if e["item_id"] == done["item_id"]}
+            for done in socket.of("completed")
+        ]
+        assert told == [{"A"}, {"B"}, {"A"}]
+        socket.send("session.update", session={"audio": audio(diarize=None)})
+        assert socket.next()["error"]["param"] == DIARIZE  # audio has come
+    with connected(service()) as socket:  # labels are those of a session, and cost nothing unasked
+        socket.append(noise(1))
+        socket.commit()
+        socket.until("completed")
+        assert {e["speaker"] for e in socket.of("segment")} == {"unknown"}
+
+
+def test_without_networks_a_session_with_speakers_is_refused(
+    service, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setattr("forescribe.diarize.engines.embedded.folder", lambda: tmp_path)
+    with connected(service()) as socket:
+        socket.send("session.update", session={"audio": audio(diarize=True)})
+        error = socket.next()["error"]
+        assert error["param"] == DIARIZE and "cannot diarize" in error["message"]
+        assert socket.configure()["audio"]["input"]["transcription"]["diarize"] is False
 
 
 def test_items_are_linked_and_each_ends_once(service) -> None:
