@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forescribe.asr.live.events import Event
     from forescribe.asr.live.record import LiveRecord
     from forescribe.diarize.diarizer import Diarizer
+    from forescribe.diarize.engines.online import OnlineSpeakers
 
     from .console import Console
     from .live_engines import LiveEngine
@@ -74,10 +75,10 @@ def listen(**values: Any) -> None:
             from .live_text import LiveText
 
             diarizer = _diarizer(options)
-            engine = _engine(options, console)
+            engine = _engine(options, console, diarizer)
         lockstep = options.replay is not None and options.pace is None
         text = LiveText(console, words=options.words, paced=not lockstep)
-        with LiveRecord(audio=options.diarize or options.keep_audio) as record:
+        with LiveRecord(audio=diarizer is not None or options.keep_audio) as record:
             session = _Session(options, console, arrival, engine, record, text, stop)
             with engine:
                 console.status(session.greeting)
@@ -209,7 +210,11 @@ class _Session:
         elif isinstance(event, Completed):
             self._spans.pop(event.item, None)
             if self.options.output_dir is not None:
-                self.record.add(event.start_s, event.transcript)
+                self.record.add(event.start_s, event.plain or event.transcript)
+            for notice in event.transcript.warnings:
+                if notice.code == "speakers_failed":
+                    self.text.erase()
+                    self.console.notice(notice.message)
         elif isinstance(event, Failed):
             self.record.fail(*self._spans.pop(event.item, (0.0, 0.0)), event.error)
 
@@ -268,7 +273,7 @@ def _outputs(options: ListenOptions, console: Console) -> Outputs | None:
     return outputs
 
 
-def _engine(options: ListenOptions, console: Console) -> LiveEngine:
+def _engine(options: ListenOptions, console: Console, diarizer: Diarizer | None) -> LiveEngine:
     live = options.live()
     if options.server is not None:
         from .live_server import ServerEngine
@@ -293,11 +298,25 @@ def _engine(options: ListenOptions, console: Console) -> LiveEngine:
     )
     kind = transcriber.whisper.device.kind
     console.advice(advice(transcriber.context.forward, asked=options.engine, device=kind))
-    return LocalEngine(transcriber, live)
+    return LocalEngine(transcriber, live, _speakers(options, diarizer))
+
+
+def _speakers(options: ListenOptions, diarizer: Diarizer | None) -> OnlineSpeakers | None:
+    """What finds the speakers of lines; `diarizer` is that of the files."""
+    if not options.labels:
+        return None
+    from forescribe.diarize.engines.online import OnlineSpeakers
+    from forescribe.diarize.engines.registry import load_online
+    from forescribe.diarize.turns import ANONYMOUS
+
+    speakers, engine = options.speakers, load_online(diarizer, device=options.device)
+    known, most = speakers.known_people(), speakers.bounds.most
+    return OnlineSpeakers(engine, lambda number: f"{ANONYMOUS}{number:02d}", known, most)
 
 
 def _diarizer(options: ListenOptions) -> Diarizer | None:
-    if not options.diarize:
+    """That of the files."""
+    if not options.diarize or options.output_dir is None:
         return None
     return options.speakers.engine(options.device, network=not options.local_files_only)
 

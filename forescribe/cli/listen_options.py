@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from forescribe.asr.errors import UsageError
 
 from .option_records import DECODING, DIAGNOSTICS, INPUT, MODEL, OUTPUT, arg, like, opt
-from .options import DecodingOptions, LoadOptions, RunOptions, SpeakerChoice
+from .options import AUTO, DecodingOptions, LoadOptions, RunOptions, SpeakerChoice
 from .transcribe_options import STDOUT, TranscribeOptions
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ DELAYS = ("minimal", "low", "medium", "high", "xhigh")
 """Those of `asr.live.commit`, which takes too long to import here."""
 
 TURNS = ("pause", "sentence", "none")
+
+EMBEDDED = "embedded"
+"""The engine that finds the speakers of live lines, whichever that of the files is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +117,8 @@ class ListenOptions(LoadOptions, SpeakerChoice):
     diarize: bool = like(
         TranscribeOptions,
         "diarize",
-        "Label every word of the transcript in --output-dir with its speaker, after the end.",
+        "Begin lines with their speakers, who are found at the end of a turn, and after the end label every "
+        "word of the transcript in --output-dir.",
     )
     batch_size: int = like(LoadOptions, "batch_size", default=2)
     quiet: bool = opt(
@@ -139,9 +143,7 @@ class ListenOptions(LoadOptions, SpeakerChoice):
             )
         if self.output_dir == STDOUT:
             raise UsageError("-o -: stdout has the lines already; name a folder")
-        if self.output_dir is None and (self.diarize or self.keep_audio):
-            named = "--diarize" if self.diarize else "--keep-audio"
-            raise UsageError(f"{named} is for the files of the session: add -o FOLDER")
+        self._check_files()
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise UsageError(f"--max-minutes {self.max_minutes:g}: give minutes above 0")
         _ = self.speakers
@@ -167,6 +169,24 @@ class ListenOptions(LoadOptions, SpeakerChoice):
             raise UsageError("--rate and --channels are those of raw audio from stdin: add -")
         if self.replay is None and self.speed != "1":
             raise UsageError("--speed is that of --replay")
+
+    def _check_files(self) -> None:
+        """What is for files only."""
+        if self.output_dir is not None:
+            return
+        if self.diarize and self.words:
+            raise UsageError(
+                "--words writes words before their speakers are known: leave out --words or --diarize, or "
+                "add -o FOLDER for files with speakers"
+            )
+        other = self.diarizer not in (AUTO, EMBEDDED)
+        for named, given in (
+            ("--keep-audio", self.keep_audio),
+            ("--link-speakers", self.link_speakers),
+            (f"--diarizer {self.diarizer}", self.diarize and other),
+        ):
+            if given:
+                raise UsageError(f"{named} is for the files of the session: add -o FOLDER")
 
     def _check_server(self) -> None:
         """What a server decides cannot be an option here."""
@@ -202,6 +222,11 @@ class ListenOptions(LoadOptions, SpeakerChoice):
             self.known,
             link=self.link_speakers,
         )
+
+    @property
+    def labels(self) -> bool:
+        """Whether lines have speakers."""
+        return self.diarize and not self.words
 
     @property
     def formats(self) -> str:
@@ -240,4 +265,5 @@ class ListenOptions(LoadOptions, SpeakerChoice):
             turns=None
             if self.turns == "none"
             else Turns(silence_s=self.silence, eagerness=eagerness),  # type: ignore[arg-type]
+            speech=self.labels,
         )

@@ -15,16 +15,19 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from forescribe.asr.live.stream import LiveStream
 from forescribe.asr.sessions.session import Session
+from forescribe.speculative.device import keep_to_one_core
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.live.events import Event, LiveOptions
     from forescribe.asr.segment.windows import Samples
+    from forescribe.diarize.engines.online import OnlineSpeakers
 
 
 class LiveEngine(Protocol):
@@ -58,12 +61,23 @@ class LiveEngine(Protocol):
 
 
 class LocalEngine:
-    """A model in a thread of this process."""
+    """A model in a thread of this process, and in another one the `speakers`, where they are wanted."""
 
-    def __init__(self, transcriber: Transcriber, options: LiveOptions) -> None:
+    def __init__(
+        self,
+        transcriber: Transcriber,
+        options: LiveOptions,
+        speakers: OnlineSpeakers | None = None,
+    ) -> None:
         self._session = Session(transcriber.context, readers=1)
         self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._stream = LiveStream(self._session, options, self._told.put)
+        self._worker = ThreadPoolExecutor(1, "speakers", initializer=keep_to_one_core)
+        self._speakers = None
+        if speakers is not None:
+            from forescribe.diarize.live_speakers import LiveSpeakers
+
+            self._speakers = LiveSpeakers(speakers, self._told.put, self._worker)
+        self._stream = LiveStream(self._session, options, self._speakers or self._told.put)
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="the speech model", daemon=True)
 
@@ -77,13 +91,17 @@ class LocalEngine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._speakers is not None:
+            self._speakers.cancel()
         self._stream.cancel()
+        self._worker.shutdown(cancel_futures=True)
         self._session.close()
         self._thread.join()
 
     @property
     def behind_s(self) -> float:
-        return self._stream.behind_s
+        speakers_s = 0.0 if self._speakers is None else self._speakers.behind_s
+        return max(self._stream.behind_s, speakers_s)
 
     def feed(self, samples: Samples) -> None:
         self._check()
@@ -94,7 +112,8 @@ class LocalEngine:
 
     def wait(self, timeout_s: float, *, idle: bool = False) -> bool:
         self._check()
-        return self._stream.wait(timeout_s, idle=idle)
+        over = self._stream.wait(timeout_s, idle=idle)
+        return over and (idle or self._speakers is None or self._speakers.wait(timeout_s))
 
     def events(self) -> Iterator[Event]:
         while not self._told.empty():

@@ -1,8 +1,9 @@
 """The text of a live stream as it is shown: what is certain on stdout, what may change on stderr.
 
-A line is an item, in the order in which they were spoken. On a terminal the item that is being spoken stands
-in one line of stderr, which is drawn again: released words, then in another colour those that may change; of
-a long one the end, as much as fits. Knows events; nothing of audio.
+A line is an item, in the order in which they were spoken; with speakers, what each says in turn.
+On a terminal the item that is being spoken stands in one line of stderr, which is drawn again: released
+words, then in another colour those that may change; of a long one the end, as much as fits. Knows events;
+nothing of audio.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.control import Control
@@ -32,7 +34,11 @@ from forescribe.asr.live.events import (
 from .console import tail
 
 if TYPE_CHECKING:
+    from forescribe.asr.formats.transcript import Transcript
+
     from .console import Console
+
+UNKNOWN = "unknown"
 
 LATE_S = 5.0
 """A text that is later than this after its sound is told; so is each time that it is twice as late."""
@@ -100,7 +106,7 @@ class LiveText:
             self.failed += 1
             self.console.problem(event.error)
         elif not self.words:
-            line.text = one_line(event.transcript.text)
+            line.text = "\n".join(_lines(event.transcript))
 
     def erase(self) -> None:
         """Remove the line that may change."""
@@ -171,3 +177,13 @@ class LiveText:
             f"the text is {lag_s:.0f} s behind the sound: take a smaller model, a larger --step, or a faster "
             "device"
         )
+
+
+def _lines(transcript: Transcript) -> Iterator[str]:
+    """The text, with speakers a line for each in turn, UNKNOWN where it is doubtful."""
+    if not transcript.diarized:
+        yield one_line(transcript.text)
+        return
+    with_text = [segment for segment in transcript.segments if segment.text.strip()]
+    for speaker, turn in groupby(with_text, key=lambda segment: segment.speaker):
+        yield one_line(f"{speaker or UNKNOWN}: {''.join(s.text for s in turn).strip()}")

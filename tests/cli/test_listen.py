@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +22,7 @@ from rich.console import Console as Rich
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.batch.outputs import Stdout
 from forescribe.asr.errors import AudioError
+from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.live.commit import LiveWord
 from forescribe.asr.live.events import (
     Committed,
@@ -155,6 +156,39 @@ def test_words_come_when_they_are_released(run) -> None:
     assert run("-", "--words", engine=engine).out == "And so\nmy fellow\n"
 
 
+def test_lines_begin_with_their_speakers(run, tmp_path) -> None:
+    """The files have the words as they were before, as their speakers are found in all of the session."""
+    plain = item("one two three", 1.0)
+    (segment,) = plain.segments
+    parts = (("SPEAKER_00", " one"), ("SPEAKER_00", " two"), ("SPEAKER_01", " "), (None, " three"))
+    said = tuple(replace(segment, speaker=who, text=text) for who, text in parts)
+    failed = Notice("speakers_failed", "speakers could not be found: out of memory")
+    told = {
+        0.5: [
+            Committed(1, 0.0, 1.0),
+            Completed(1, replace(plain, segments=said, diarized=True), (), 0.0, 1, 0, plain),
+            Committed(2, 1.0, 2.0),
+            Completed(2, replace(plain, warnings=(failed,)), (), 1.0, 1, 0, plain),
+        ]
+    }
+    done = run("-", "-o", "out", "-f", "txt", engine=Told(told))
+    assert done.out == "SPEAKER_00: one two\nunknown: three\none two three\n"
+    assert done.err.count("out of memory") == 1
+    (path,) = (tmp_path / "out").glob("*.txt")
+    assert path.read_text() == "one two three\none two three\n"
+
+
+@pytest.mark.nightly
+def test_a_conversation_is_written_with_its_speakers(run) -> None:
+    samples = read_audio(ROOT / "samples" / "conversation.flac")[: 20 * RATE]
+    pipe = (samples * 32767).astype("<i2").tobytes()
+    done = run("-", "--model", "tiny.en", "--diarize", "-o", "out", stdin=pipe)
+    who = [line.partition(":")[0] for line in done.out.splitlines()]
+    assert (
+        done.status == 0 and who == [f"SPEAKER_0{n % 2}" for n in range(len(who))] and len(who) >= 5
+    )
+
+
 def test_codes_in_the_text_do_not_reach_the_terminal(run) -> None:
     bad = "a\x1b[2Jb\nc"
     engine = Told({1: [words(1, bad), *completed(1, bad)]})
@@ -285,7 +319,8 @@ def test_what_is_no_audio_is_told_before_a_model_is_loaded(run, monkeypatch, std
         (["-", "--turns", "never"], "pause, sentence, none"),
         (["-", "--turns", "none"], "--words"),
         (["-", "-o", "-"], "name a folder"),
-        (["-", "--diarize"], "-o FOLDER"),
+        (["-", "--diarize", "--words"], "-o FOLDER"),
+        (["-", "--diarize", "--link-speakers"], "-o FOLDER"),
         (["-", "--keep-audio"], "-o FOLDER"),
         (["-", "--max-minutes", "0"], "above 0"),
         (["-", "--num-speakers", "2"], "--diarize"),

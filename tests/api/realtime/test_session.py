@@ -88,11 +88,10 @@ def test_speakers_are_told_with_the_segments_of_an_item(service, monkeypatch) ->
         socket.until("completed")
         assert {e["speaker"] for e in socket.of("segment")} == {"unknown"}
 
+    def missing(*_: object, **options: object) -> None:
+        raise ModelError("no weights in '/somewhere'")
 
-def test_without_networks_a_session_with_speakers_is_refused(
-    service, monkeypatch, tmp_path
-) -> None:
-    monkeypatch.setattr("forescribe.diarize.engines.embedded.folder", lambda: tmp_path)
+    monkeypatch.setattr(registry, "load_online", missing)
     with connected(service()) as socket:
         socket.send("session.update", session={"audio": audio(diarize=True)})
         error = socket.next()["error"]

@@ -100,7 +100,7 @@ def test_there_are_no_more_speakers_than_may_be(plda: Plda) -> None:
 @pytest.mark.slow
 def test_a_conversation_has_its_two_speakers_and_a_known_one_her_name() -> None:
     engine = embedded.build(embedded.folder())
-    samples = read_audio(ROOT / "samples" / "conversation.flac")[: 60 * RATE]
+    samples = read_audio(ROOT / "samples" / "conversation.flac")[: 45 * RATE]
     reference = read_rttm((ROOT / "samples" / "conversation.rttm").read_text())["conversation"]
     _, pieces = engine.hear(samples[round(5.3 * RATE) : 10 * RATE])
     mean = unit(pieces.vectors.mean(0)).astype(np.float32)
@@ -116,5 +116,5 @@ def test_a_conversation_has_its_two_speakers_and_a_known_one_her_name() -> None:
                 )
                 right += max(0, shared) * (names[said.speaker] == turn.speaker)
             heard += turn.samples
-    assert heard > 45 * RATE and right > 0.95 * heard
+    assert heard > 30 * RATE and right > 0.95 * heard
     assert not len(speakers.turns(np.zeros(RATE, np.float32))[0])
