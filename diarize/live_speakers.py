@@ -1,6 +1,6 @@
 """LiveSpeakers: who speaks in a live stream, known at the end of each item.
 
-    speakers = LiveSpeakers(OnlineSpeakers(engine, label), tell, worker)
+    speakers = LiveSpeakers(lambda: OnlineSpeakers(engine, label), tell, worker)
     stream = LiveStream(session, replace(options, speech=True), speakers)
     speakers.cancel()
 
@@ -37,10 +37,12 @@ class SupportsTurns(Protocol):
 
 
 class LiveSpeakers:
-    """The speakers of one stream; called with its events, on its threads."""
+    """The speakers of one stream; called with its events, on its threads. `load` is called on the worker,
+    with the first window."""
 
-    def __init__(self, speakers: SupportsTurns, tell: Tell, worker: Executor) -> None:
-        self.speakers, self.tell, self.worker = speakers, tell, worker
+    def __init__(self, load: Callable[[], SupportsTurns], tell: Tell, worker: Executor) -> None:
+        self._load, self.tell, self.worker = load, tell, worker
+        self._speakers: SupportsTurns | None = None
         self._turns: dict[int, list[tuple[Turns, ...]]] = defaultdict(list)  # of open items
         self._errors: dict[int, Exception] = {}
         self._waiting = 0  # samples that were not heard yet
@@ -81,7 +83,8 @@ class LiveSpeakers:
 
     def _hear(self, speech: Speech) -> None:
         try:
-            found = self.speakers.turns(speech.samples)
+            self._speakers = self._speakers or self._load()
+            found = self._speakers.turns(speech.samples)
             self._turns[speech.item].append(tuple(t.shifted(speech.start) for t in found))
         except Exception as error:  # the words are there all the same
             self._errors[speech.item] = error

@@ -325,6 +325,6 @@ element("older").addEventListener("click", () => recordings.older());
 addEventListener("hashchange", () => route());
 closing(element("access"));
 intake(take);
-new Live({ take, language: () => settings.get().language, notices });
+new Live({ take, settings: () => settings.get(), notices });
 home();
 begin();

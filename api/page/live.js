@@ -13,9 +13,10 @@ const LOOK_MS = 2000; // after a tab was hidden: pieces that waited have come
 const element = (id) => document.getElementById(id);
 
 export class Live {
-  // `take(files)` receives the recording, `language()` is what is spoken, or "".
-  constructor({ take, language, notices }) {
-    Object.assign(this, { take, language, notices, root: element("live"), button: element("record") });
+  // `take(files)` receives the recording, `settings()` has the `language` that is spoken, or "", and whether to
+  // find speakers.
+  constructor({ take, settings, notices }) {
+    Object.assign(this, { take, settings, notices, root: element("live"), button: element("record") });
     this.microphone = this.words = this.panel = null;
     const reason = prevented();
     this.button.disabled = Boolean(reason);
@@ -43,7 +44,7 @@ export class Live {
     this.#close();
     Object.assign(this, { quiet: 0, missed: 0, since: performance.now() });
     this.panel = new Panel(this.root, { stop: () => this.#stop(true), discard: () => this.#stop(false), close: () => this.#close(true) });
-    this.words = new Realtime(this.language(), this.panel);
+    this.words = new Realtime(this.settings(), this.panel);
     this.button.hidden = true;
     this.panel.ends.focus({ preventScroll: true });
     this.#stayAwake();
@@ -132,6 +133,8 @@ const STATES = {
   off: (reason) => `No words while you speak: ${reason} The recording goes on, and its transcript is made after it.`,
 };
 
+const turn = ({ speaker, text }) => h("span", { class: "turn" }, h("b", {}, `${speaker}: `), text.trim());
+
 // What is seen of a recording.
 class Panel {
   constructor(root, { stop, discard, close }) {
@@ -191,7 +194,8 @@ class Panel {
     const { root, words, tail } = this.shown.get(item);
     this.#scrolling(() => {
       const before = words.textContent;
-      if (item.text.startsWith(before)) words.append(item.text.slice(before.length));
+      if (item.said.length) words.replaceChildren(...item.said.map(turn));
+      else if (item.text.startsWith(before)) words.append(item.text.slice(before.length));
       else words.textContent = item.text;
       tail.textContent = item.tail;
       if (item.failure) root.append(h("span", { class: "note" }, ` (no further words: ${item.failure})`));

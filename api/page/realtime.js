@@ -19,9 +19,10 @@ const TRANSCRIPT = "conversation.item.input_audio_transcription";
 export class Realtime {
   // `told` hears `begun(item)`, `changed(item)`, `dropped(items)`, `missing(from_s, to_s)`, and
   // `state("live" | "waiting" | "off", reason)`. An item has `text`, which was released, its `tail`, which may
-  // change, and `failure`; `again` says that the next session decodes it once more.
-  constructor(language, told) {
-    Object.assign(this, { language, told, pieces: [], length: 0, items: [], session: null });
+  // change, and `failure`; `said` has its speakers in turn, once it is complete; `again` says that the next
+  // session decodes it once more.
+  constructor({ language, diarize }, told) {
+    Object.assign(this, { language, diarize, told, pieces: [], length: 0, items: [], session: null });
     this.base = this.sent = 0; // samples: where this session began, and up to where it has been sent
     this.stop = new AbortController();
     addEventListener("offline", () => this.session?.leave(), { signal: this.stop.signal });
@@ -83,7 +84,7 @@ export class Realtime {
 
   #config() {
     const input = { format: { type: "audio/pcm", rate: RATE }, turn_detection: { type: "server_vad" } };
-    if (this.language) input.transcription = { language: this.language };
+    input.transcription = { ...(this.language && { language: this.language }), ...(this.diarize && { diarize: true }) };
     return { type: "transcription", include: ["forescribe.hypothesis"], audio: { input } };
   }
 
@@ -138,16 +139,23 @@ export class Realtime {
     else if (type === `${TRANSCRIPT}.delta`) {
       const { text, tail } = item;
       this.#change(item, { text: text + event.delta, tail: tail.startsWith(event.delta) ? tail.slice(event.delta.length) : "" });
-    } else if (type === `${TRANSCRIPT}.completed`) this.#change(item, { text: event.transcript, tail: "", open: false });
+    } else if (type === `${TRANSCRIPT}.segment` && this.diarize) this.#said(item, event);
+    else if (type === `${TRANSCRIPT}.completed`) this.#change(item, { text: event.transcript, tail: "", open: false });
     else if (type === `${TRANSCRIPT}.failed`) this.#change(item, { tail: "", open: false, failure: event.error.message });
     else if (type === "error") this.answered = this.finishing;
     if (this.finishing && this.answered && !this.items.some((one) => one.open && !one.again)) this.close();
   }
 
   #started(id, ms) {
-    const item = { id, start: this.base + (ms * RATE) / 1000, text: "", tail: "", open: true, stopped: false, again: false, failure: "" };
+    const item = { id, start: this.base + (ms * RATE) / 1000, text: "", tail: "", said: [], open: true, stopped: false, again: false, failure: "" };
     this.items.push(item);
     this.told.begun(item);
+  }
+
+  #said(item, { speaker, text }) {
+    const last = item.said.at(-1);
+    if (last?.speaker === speaker) last.text += text;
+    else item.said.push({ speaker, text });
   }
 
   #change(item, news) {

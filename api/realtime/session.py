@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ..errors import ApiError
 from ..routers.operations import check_model
-from ..settings import Settings
+from ..settings import NO_DIARIZER, Settings
 from ..speech import forms
 from ..speech.forms import MAX_LISTED, MAX_PROMPT, Entry, TranscriptionForm
 from ..speech.serving import Serving
@@ -217,6 +217,8 @@ class SessionConfig(Frozen):
         except ApiError as error:
             param = f"{PARAM}.{TRANSCRIPTION}.{error.param}"
             raise ApiError(error.code, error.message, param=param) from error
+        if self.diarize and settings.diarizer == NO_DIARIZER:
+            raise ApiError("invalid_value", "this server does not find speakers", param=DIARIZE)
         turns = None
         if isinstance(detection, SemanticVad):
             turns = Turns(eagerness=detection.eagerness)

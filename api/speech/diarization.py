@@ -15,7 +15,7 @@ import base64
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         StageHook,
     )
     from forescribe.diarize.engines.embedded import EmbeddedDiarizer
+    from forescribe.diarize.engines.online import OnlineSpeakers
     from forescribe.diarize.known_speakers import KnownSpeaker
     from forescribe.diarize.live_speakers import LiveSpeakers
 
@@ -66,7 +67,7 @@ class Speakers:
         self._load, self._decoders = load, decoders
         self._diarizer: Diarizer | None = None
         self._lock, self._live_lock = threading.RLock(), threading.Lock()
-        self._online: EmbeddedDiarizer | None = None
+        self._online: Future[EmbeddedDiarizer] | None = None
         self._worker: ThreadPoolExecutor | None = None  # of live streams
 
     @property
@@ -96,23 +97,34 @@ class Speakers:
             self._diarizer = self._online = None
 
     def live(self, tell: Tell, device: str) -> LiveSpeakers:
-        """The speakers of a live stream, labelled A, B, ... Streams share a thread and do not wait for
-        `diarize`, which may take minutes. Waits for the engine. Raises ApiError if it cannot be loaded."""
+        """The speakers of a live stream, labelled A, B, ... Streams share a thread, and do not wait for
+        `diarize`, which may take minutes. The engine is loaded there with the first speech. Raises ApiError
+        if that is known to fail."""
         from forescribe.diarize.engines import registry
-        from forescribe.diarize.engines.online import OnlineSpeakers
         from forescribe.diarize.live_speakers import LiveSpeakers
         from forescribe.speculative.device import keep_to_one_core
 
-        with self._live_lock:
+        with self._live_lock, refused():
+            registry.check_online()
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(
                     1, thread_name_prefix="live speakers", initializer=keep_to_one_core
                 )
             if self._online is None:
-                loading = self._worker.submit(registry.load_online, self._diarizer, device=device)
-                with refused():
-                    self._online = loading.result()
-            return LiveSpeakers(OnlineSpeakers(self._online, letter), tell, self._worker)
+                self._online = self._worker.submit(
+                    registry.load_online, self._diarizer, device=device
+                )
+            elif self._online.done() and (error := self._online.exception()) is not None:
+                self._online = None  # the next session tries it again
+                raise error
+            online = self._online
+
+        def load() -> OnlineSpeakers:
+            from forescribe.diarize.engines.online import OnlineSpeakers
+
+            return OnlineSpeakers(online.result(), letter)
+
+        return LiveSpeakers(load, tell, self._worker)
 
     async def enrol(self, names: Sequence[str], references: Sequence[str]) -> list[KnownSpeaker]:
         """The voices of known speakers, from data URLs. Raises ApiError that names the field."""

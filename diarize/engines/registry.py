@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import ModelError, UsageError
+from forescribe.speculative.models import hub
 from forescribe.speculative.models.checkpoint import loading
 
 from ..diarizer import Diarizer
@@ -76,10 +77,17 @@ def load(name: str = AUTO, *, device: str = "auto", network: bool = True) -> Dia
     return _create(_entry_points()[chosen], place)
 
 
+def check_online() -> None:
+    """Raises ModelError where the networks of live audio are missing; loads nothing."""
+    folder = hub.FOLDER / "speakers"
+    if not folder.is_dir():
+        raise ModelError(
+            f"speakers of live audio need the networks in {str(folder)!r}: install forescribe anew"
+        )
+
+
 @loading()
-def load_online(
-    loaded: Diarizer | None = None, *, device: str = "auto"
-) -> EmbeddedDiarizer:
+def load_online(loaded: Diarizer | None = None, *, device: str = "auto") -> EmbeddedDiarizer:
     """The engine of live audio, which is the embedded one; `loaded` if it is one. Raises DeviceError, and
     ModelError if its networks are missing."""
     from . import embedded

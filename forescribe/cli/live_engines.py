@@ -76,7 +76,7 @@ class LocalEngine:
         if speakers is not None:
             from forescribe.diarize.live_speakers import LiveSpeakers
 
-            self._speakers = LiveSpeakers(speakers, self._told.put, self._worker)
+            self._speakers = LiveSpeakers(lambda: speakers, self._told.put, self._worker)
         self._stream = LiveStream(self._session, options, self._speakers or self._told.put)
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="the speech model", daemon=True)

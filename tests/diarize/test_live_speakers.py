@@ -56,7 +56,7 @@ def completed(item: int, *words: tuple[str, float]) -> Completed:
 
 def test_words_have_the_speakers_of_their_windows(worker: ThreadPoolExecutor) -> None:
     told: list[Event] = []
-    speakers = LiveSpeakers(ByLevel(), told.append, worker)
+    speakers = LiveSpeakers(ByLevel, told.append, worker)
     delta = Delta(1, (LiveWord("one"),), 1.0)
     first = completed(1, ("one", 0), ("two", 1), ("three", 6), ("four", 10))
     for event in (
@@ -90,7 +90,7 @@ def test_where_speakers_cannot_be_found_the_words_are_told(
     worker: ThreadPoolExecutor, level: int, said: str
 ) -> None:
     told: list[Completed] = []
-    speakers = LiveSpeakers(ByLevel(), told.append, worker)
+    speakers = LiveSpeakers(ByLevel, told.append, worker)
     speakers(speech(1, 0, (1.0, level)))
     speakers(completed(1, ("one", 0)))
     assert speakers.wait(60)
@@ -106,7 +106,7 @@ def test_nothing_waits_for_speakers_and_what_is_cancelled_is_not_told(
 
     go, told = threading.Event(), list[Event]()
     worker.submit(go.wait)
-    speakers = LiveSpeakers(ByLevel(), told.append, worker)
+    speakers = LiveSpeakers(ByLevel, told.append, worker)
     speakers(speech(1, 0, (2.0, 1)))
     speakers(completed(1, ("one", 0)))
     speakers(Delta(2, (), 3.0))

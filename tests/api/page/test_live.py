@@ -56,7 +56,7 @@ async () => {
   const { Realtime } = await import("/page/realtime.js");
   const told = { state() {}, begun() {}, changed() {}, dropped() {} };
   return new Promise((resolve) => {
-    const words = new Realtime("", { ...told, missing: (...range) => resolve(range) });
+    const words = new Realtime({}, { ...told, missing: (...range) => resolve(range) });
     for (let n = 0; n < 5000; n++) words.push(new Int16Array(1280));
   });
 }
@@ -109,6 +109,17 @@ class Live:
             while len(audio) > 2 * RATE * items:
                 if items:
                     said = f"item {items} of {number}"
+                    for speaker, text in (
+                        ("A", " item"),
+                        ("A", f" {items}"),
+                        ("B", f" of {number}"),
+                    ):
+                        await send(
+                            f"{TRANSCRIPT}.segment",
+                            item_id=f"{number}-{items}",
+                            speaker=speaker,
+                            text=text,
+                        )
                     await send(
                         f"{TRANSCRIPT}.completed", item_id=f"{number}-{items}", transcript=said
                     )
@@ -135,9 +146,11 @@ def test_a_broken_session_loses_no_sample_and_the_recording_is_sent(browser, ton
         page.get_by_text("None yet.").wait_for()
         page.get_by_role("button", name="Record").click()
         words = page.get_by_role("log", name="Words of the recording")
-        words.get_by_text("item 2 of 1").wait_for()
+        words.get_by_text("item 2").nth(1).wait_for()
         said = words.locator("p").all_inner_texts()
-        assert said[:3] == ["item 1 of 0", "item 2 of 0", "item 1 of 1"], "the third was said again"
+        said = [text.replace("\n", " ") for text in said[:3]]
+        turns = ["A: item 1 B: of 0", "A: item 2 B: of 0", "A: item 1 B: of 1"]
+        assert said == turns, "the third was said again"
         tail = words.locator(".tail").last
         assert tail.inner_text().strip() == "perhaps"
         colours = "e => [e, e.previousSibling].map(one => getComputedStyle(one).color)"
@@ -165,6 +178,7 @@ def test_a_broken_session_loses_no_sample_and_the_recording_is_sent(browser, ton
     assert np.array_equal(first, samples[: len(first)])
     assert np.array_equal(second, samples[2 * RATE :]), "from the third item on"
     assert live.configured[0]["audio"]["input"]["turn_detection"] == {"type": "server_vad"}
+    assert live.configured[0]["audio"]["input"]["transcription"] == {"diarize": True}
 
 
 def test_words_are_shown_while_they_are_spoken_and_then_the_transcript(browser, tmp_path) -> None:

@@ -7,6 +7,7 @@ import json
 import string
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.diarize.engines import registry
 from forescribe.diarize.turns import Turns
+from forescribe.speculative.models import hub
 from tests.api.conftest import FORM, RATE, TRANSCRIBE, Halves, until, wav
 from tests.api.realtime.sockets import (
     PATH,
@@ -88,10 +90,7 @@ def test_speakers_are_told_with_the_segments_of_an_item(service, monkeypatch) ->
         socket.until("completed")
         assert {e["speaker"] for e in socket.of("segment")} == {"unknown"}
 
-    def missing(*_: object, **options: object) -> None:
-        raise ModelError("no weights in '/somewhere'")
-
-    monkeypatch.setattr(registry, "load_online", missing)
+    monkeypatch.setattr(hub, "FOLDER", Path("nowhere"))
     with connected(service()) as socket:
         socket.send("session.update", session={"audio": audio(diarize=True)})
         error = socket.next()["error"]
