@@ -236,6 +236,24 @@ def test_words_are_told_while_they_are_spoken(words: Session):
         assert heard.text(1).split()[: len(early.split())] == early.split()
 
 
+@pytest.mark.nightly
+def test_pauses_bring_no_words_and_none_twice(words: Session):
+    """The same sentences before and after pauses in which a room is heard, beyond the length of a window."""
+    rng, told = np.random.default_rng(0), Heard()
+    room = (0.001 * rng.standard_normal(8 * RATE)).astype(np.float32)
+    samples = np.concatenate([spoken(7), room, spoken(7), room, spoken(5)])
+    stream = LiveStream(words, LiveOptions(step_s=0.9), told)
+    fed(stream, samples, 4_096)
+    ended(stream)
+    (completed,) = told.of(Completed)
+    assert plain(completed.transcript) == uploaded(words, samples, LiveOptions().options)
+    late = [event.heard_s for event in told.of(Delta)]
+    assert not [at for at in late if 9 < at < 15 or 24 < at < 30], "nobody speaks"
+    said = told.text(1).lower().split()
+    assert said.count("memo") == 3 == completed.transcript.text.lower().split().count("memo")
+    assert abs(len(said) - len(completed.transcript.text.split())) <= completed.contradicted
+
+
 def test_turns_begin_before_a_voice_and_end_in_silence(session: Session):
     heard = Heard()
     stream = LiveStream(session, LiveOptions(OPTIONS, turns=Turns(silence_s=0.6)), heard)
