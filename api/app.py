@@ -178,7 +178,7 @@ def _lifespan(
         watchdog.start()
         try:
             await _start(failed, *starts)
-            async with wyoming.listening(app.state.settings, app.state.serving, failed):
+            async with wyoming.listening(app.state.settings, app.state.streams, failed):
                 yield
         finally:
             for stop in stops:

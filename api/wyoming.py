@@ -1,14 +1,14 @@
 """Wyoming, the protocol of Home Assistant's voice assistants: speech to text for trusted networks.
 
-    async with listening(settings, serving):        # nothing, unless the settings name an address
+    async with listening(settings, streams, failed):    # nothing, unless the settings name an address
         ...
 
 TCP; a message is a line of JSON with `type`, behind it `data_length` bytes of JSON and `payload_length` bytes
 of audio (github.com/OHF-Voice/wyoming). A client asks `describe`, or sends `transcribe`, `audio-start`,
 `audio-chunk` and `audio-stop`, and receives `transcript-start` and `transcript-chunk` while it sends, then
 `transcript`, which alone is certain, and `transcript-stop`. The protocol has no keys. A request is a live
-stream in the session of uploads (`asr.live`); what it cannot be is answered by `error` and the end of the
-connection, which harms no other.
+stream in the session of uploads (`asr.live`), one of `Streams`; what it cannot be is answered by `error` and
+the end of the connection, which harms no other.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forescribe.asr.errors import UsageError
 from forescribe.asr.live.events import Completed, Delta, Event, Failed, LiveOptions
 
-from .access.limits import Client, Reservation
+from .access.limits import Client
 from .errors import ApiError
 from .http.errors import place_of, report
 from .process.models import Failure
+from .realtime.streams import Streams
 from .settings import Settings, address_of
 from .speech import forms
 from .speech.serving import Serving
@@ -59,13 +60,13 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def listening(
-    settings: Settings, serving: Serving, failed: Callable[[Failure], None]
+    settings: Settings, streams: Streams, failed: Callable[[Failure], None]
 ) -> AsyncIterator[None]:
     """Serve at the address of the settings, if there is one. `failed` is called if it cannot be used."""
     if settings.wyoming is None:
         yield
         return
-    server = Wyoming(settings, serving)
+    server = Wyoming(settings, streams)
     try:
         await server.start()
     except OSError as error:
@@ -125,8 +126,8 @@ async def received(reader: asyncio.StreamReader) -> Message | None:
 class Wyoming:
     """The server. `port` is known once it has started."""
 
-    def __init__(self, settings: Settings, serving: Serving) -> None:
-        self.settings, self.serving = settings, serving
+    def __init__(self, settings: Settings, streams: Streams) -> None:
+        self.settings, self.streams = settings, streams
         self.port = 0
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.Task[None], Connection] = {}
@@ -187,7 +188,8 @@ class Connection:
     def __init__(
         self, server: Wyoming, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self.serving, self.settings = server.serving, server.settings
+        self.streams, self.settings = server.streams, server.settings
+        self.serving = server.streams.serving
         self._reader, self._writer = reader, writer
         self._asked = Message("transcribe")
         self._request: Request | None = None
@@ -272,7 +274,7 @@ class Request:
         self._rest = b""  # a part of a sample
         self._received = 0  # bytes
         self._began_s = time.perf_counter()
-        self._reservation: Reservation | None = None  # keeps the model in memory
+        self._held = ExitStack()  # its place, and the model in memory
         self._stream: LiveStream | None = None
         self._streamed = False
         self._told: asyncio.Queue[Event] = asyncio.Queue()
@@ -281,12 +283,13 @@ class Request:
         """Raises ApiError where nothing is admitted or there are too many requests, or where the options
         cannot be served."""
         loop, serving = asyncio.get_running_loop(), self.connection.serving
-        self._reservation = serving.admission.start(Client())
+        self._held.enter_context(self.connection.streams.place(Client()))
+        self._held.callback(serving.admission.start(Client()).release)
         await serving.awake()
 
         def tell(event: Event) -> None:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._told.put_nowait, event)
+                loop.call_soon_threadsafe(self._hear, event)
 
         self._stream = await asyncio.to_thread(lambda: serving.live(options, tell))
 
@@ -298,6 +301,7 @@ class Request:
         if self._received > longest_s * self.form.rate * self.form.frame:
             raise ApiError("audio_too_long", f"longer than {longest_s:g} s")
         data = self._rest + payload
+        self.connection.streams.received(len(payload) / (self.form.rate * self.form.frame))
         whole = len(data) - len(data) % self.form.frame
         self._rest = data[whole:]
         mono = self.form.samples(data[:whole]).mean(axis=1)
@@ -336,12 +340,14 @@ class Request:
         )
 
     async def drop(self) -> None:
-        if self._reservation is not None:
-            self._reservation.release()
-            self._reservation = None
+        self._held.close()
         if self._stream is not None:
             stream, self._stream = self._stream, None
             await asyncio.to_thread(stream.cancel)
+
+    def _hear(self, event: Event) -> None:
+        self.connection.streams.told(event)
+        self._told.put_nowait(event)
 
     async def _send(self, event: Event) -> None:
         if not isinstance(event, Delta):

@@ -1,4 +1,5 @@
-"""The live sessions of a process: how many may be open, what they count, and how they end with it.
+"""The live sessions of a process, requests of Wyoming included: how many may be open, what they count, and
+how they end with it.
 
     with streams.place(client) as place:        # raises ApiError when there are too many
         place.leave = connection.leave          # called when the process drains
@@ -55,9 +56,13 @@ class Streams:
         self.leaving = False
         """Whether the process drains."""
         metrics = serving.metrics
-        metrics.watch("live_streams", "Live sessions that are open.", lambda: len(self._places))
-        self._items = metrics.counter("live_items", "Items of live sessions by result.", "result")
-        self._audio_s = metrics.counter("live_audio_seconds", "Audio that live sessions received.")
+        metrics.watch(
+            "live_streams",
+            "Live sessions and Wyoming requests that are open.",
+            lambda: len(self._places),
+        )
+        self._items = metrics.counter("live_items", "Items of live streams by result.", "result")
+        self._audio_s = metrics.counter("live_audio_seconds", "Audio that live streams received.")
         self._words = metrics.counter("live_words", "Words released in items that were completed.")
         self._contradicted = metrics.counter(
             "live_contradicted_words", "Of these, words that the item's transcript does not have."

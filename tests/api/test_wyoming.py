@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
 
 from forescribe.api import wyoming
 from forescribe.api.settings import Settings, address_of
 from tests.api.conftest import RATE, sound, until
+from tests.api.test_metrics import series
 
 NOISE = np.frombuffer(sound(3)[44:], "<i2").tobytes()
 
@@ -59,11 +61,17 @@ class Client:
 
 
 @pytest.fixture
-def address(service) -> Iterator[tuple[str, int]]:
+def live(service) -> tuple[tuple[str, int], TestClient]:
+    """The address, and a client of HTTP."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    service(wyoming=f"127.0.0.1:{port}", language="de", drain_s=5.0)
-    yield "127.0.0.1", port
+    client = service(wyoming=f"127.0.0.1:{port}", language="de", drain_s=5.0)
+    return ("127.0.0.1", port), client
+
+
+@pytest.fixture
+def address(live) -> tuple[str, int]:
+    return live[0]
 
 
 @contextmanager
@@ -90,7 +98,8 @@ def test_a_client_learns_what_there_is(address) -> None:
         assert {"name", "url"} <= part["attribution"].keys()
 
 
-def test_two_requests_in_one_connection_have_the_text_of_uploads(address, service) -> None:
+def test_two_requests_in_one_connection_have_the_text_of_uploads(live) -> None:
+    address, http = live
     with connected(address) as client:
         texts = []
         for form in ({}, {"channels": 2}):
@@ -108,6 +117,11 @@ def test_two_requests_in_one_connection_have_the_text_of_uploads(address, servic
             if before:
                 assert client.next() == ("transcript-stop", {})
     assert texts[0] == texts[1]
+    until(lambda: http.app.state.streams.open == 0)
+    now = series(http)
+    assert now["forescribe_live_items_total{result=completed}"] == 2
+    assert now["forescribe_live_audio_seconds_total"] == pytest.approx(2 * len(NOISE) / 2 / RATE)
+    assert now["forescribe_live_lag_seconds_count"] >= 0 == now["forescribe_live_streams"]
 
 
 @pytest.mark.parametrize("width", [1, 3, 4])
@@ -202,6 +216,19 @@ def test_clients_that_leave_leave_nothing(address, transcriber, service) -> None
         client.speak(NOISE)
         client.answer()
     until(lambda: transcriber.context.slots.idle)
+
+
+def test_a_request_more_than_there_may_be_live_is_refused(live, monkeypatch) -> None:
+    address, http = live
+    monkeypatch.setattr(http.app.state.streams, "settings", Settings(max_streams=1))
+    with connected(address) as first, connected(address) as second:
+        first.speak(NOISE, stop=False)
+        until(lambda: http.app.state.streams.open == 1)
+        second.send("audio-start", **FORM)
+        kind, told = second.next()
+        assert kind == "error" and told["code"] == "overloaded"
+        first.send("audio-stop")
+        assert first.answer()[0].keys() == {"text", "language"}
 
 
 def test_a_connection_more_than_there_may_be_is_closed(address, monkeypatch) -> None:
