@@ -35,21 +35,16 @@ def service(tmp_path) -> Iterator[tuple[str, SimpleQueue[dict[str, Any]]]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     options = ["--model", "tiny.en", "--draft", "none", "--port", port, "--wyoming", "0"]
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "forescribe",
-        "serve",
-        "--workers",
-        "2",
-        "--share-device",
-    ]
+    command = [sys.executable, "-P", "-m", "forescribe", "serve", "--workers", "2", *options]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESCRIBE_")}
-    environment |= {"FORESCRIBE_DATA_DIR": str(tmp_path), "FORESCRIBE_MAX_STREAMS": "1"}
+    environment |= {
+        "FORESCRIBE_DATA_DIR": str(tmp_path),
+        "FORESCRIBE_MAX_STREAMS": "1",
+        "FORESCRIBE_SHARE_DEVICE": "1",
+    }
     logged: SimpleQueue[dict[str, Any]] = SimpleQueue()
     with subprocess.Popen(
-        [*command, *options], env=environment, stderr=subprocess.PIPE, start_new_session=True
+        command, env=environment, stderr=subprocess.PIPE, start_new_session=True
     ) as server:
 
         def read() -> None:
@@ -76,9 +71,9 @@ def opened(address: str) -> ClientConnection:
 def test_two_workers_serve_two_sessions_and_one_of_them_wyoming(service) -> None:
     address, logged = service
     samples = read_audio(ROOT / "samples" / "memo.flac")[: 4 * 16_000]
-    while (event := logged.get(timeout=300)).get("event") != "wyoming":
+    while (event := logged.get(timeout=100)).get("event") != "wyoming":
         pass
-    with socket.create_connection(("127.0.0.1", event["port"]), timeout=60) as told:
+    with socket.create_connection(("127.0.0.1", event["port"]), timeout=100) as told:
         client = Client(told)  # it was bound when it was told
         client.send("ping")
         assert client.next() == ("pong", {})
