@@ -168,6 +168,7 @@ class Download:
 def would_download(name: str, family: Family) -> Download:
     """What `locate` would download of a repository. Raises HubError where the hub cannot be asked."""
     from huggingface_hub import HfApi
+    from huggingface_hub.utils._paths import filter_repo_objects
 
     try:
         info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
@@ -235,7 +236,8 @@ def _continue(name: str, patterns: Iterable[str]) -> None:
     name of a large file in the cache. Raises HubError for a download that breaks off."""
     from huggingface_hub import HfApi, constants, hf_hub_url
     from huggingface_hub.file_download import http_get, repo_folder_name
-    from huggingface_hub.utils import build_hf_headers, filter_repo_objects
+    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils._paths import filter_repo_objects
 
     try:
         info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
