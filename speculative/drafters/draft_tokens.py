@@ -164,20 +164,21 @@ class DraftTokens:
 
     @classmethod
     def from_json(cls, text: str) -> DraftTokens:
-        """What `to_json` writes; ids may be a `bitmap`. Raises ValueError, TypeError or KeyError for anything
-        else."""
+        """What `to_json` writes; ids may be a `bitmap`, and what was counted may be left out. Raises ValueError,
+        TypeError or KeyError for anything else."""
         data: Any = json.loads(text)
         if not isinstance(data, dict):
             raise TypeError("it is no JSON object")
-        ids, counts = data["ids"], data["counts"]
+        ids = data["ids"]
         ids = from_bitmap(ids) if isinstance(ids, str) else ids
+        counts = data["counts"] if "occurrences" in data else [0] * len(ids)
         if not isinstance(ids, list) or not isinstance(counts, list):
             raise TypeError("its ids and counts are no lists")
         return cls(
             tuple(ids),
             tuple(counts),
             data["vocab_size"],
-            data["occurrences"],
+            data.get("occurrences", 0),
             str(data["source"]),
         )
 

@@ -36,7 +36,7 @@ def main() -> None:
     speech = lay(parts, np.random.default_rng(3))
     FOLDER.mkdir(exist_ok=True)
     samples = np.clip(speech.samples, -1, 1)
-    soundfile.write(FOLDER / "words.ogg", samples, RATE, subtype="VORBIS", compression_level=0.7)
+    soundfile.write(FOLDER / "words.ogg", samples, RATE, subtype="VORBIS", compression_level=0.9)
     rows = ",\n".join("  " + json.dumps(vars(word)) for word in speech.words)
     (FOLDER / "words.json").write_text(f"[\n{rows}\n]\n", "utf-8")
     print(f"{len(samples) / RATE:.1f} s, {len(speech.words)} words")

@@ -55,7 +55,9 @@ def write(source: Path, out: Path, *, target: Path | None = None) -> None:
         (scratch / TOKENIZER).symlink_to(Path("..") / target.name / TOKENIZER)
         if (source / FILE).is_file():
             listed = json.loads((source / FILE).read_text("utf-8"))
-            listed["ids"] = bitmap(listed["ids"])
+            listed = {name: listed[name] for name in ("vocab_size", "source")} | {
+                "ids": bitmap(listed["ids"])
+            }
             text = json.dumps(listed, separators=(",", ":"))
             (scratch / FILE).write_text(text + "\n", "utf-8")
     if (out / LICENSE).is_file():
