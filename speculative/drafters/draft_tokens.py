@@ -164,8 +164,8 @@ class DraftTokens:
 
     @classmethod
     def from_json(cls, text: str) -> DraftTokens:
-        """What `to_json` writes; ids may be a `bitmap`, and what was counted may be left out. Raises ValueError,
-        TypeError or KeyError for anything else."""
+        """What `to_json` writes; ids may be a `bitmap`, and what was counted may be left out. Raises
+        ValueError, TypeError or KeyError for anything else."""
         data: Any = json.loads(text)
         if not isinstance(data, dict):
             raise TypeError("it is no JSON object")
