@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from forescribe.speculative.device import choose
@@ -25,7 +26,8 @@ from . import language_models
      ("compressed-tensors", "compressed-tensors")],
 )  # fmt: skip
 def test_they_are_refused_with_the_library_to_install(tmp_path, monkeypatch, method, package):
-    monkeypatch.setattr(checkpoint.importlib.util, "find_spec", lambda name: None)
+    nothing = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None))
+    monkeypatch.setattr(checkpoint, "importlib", nothing)  # not transformers', which remembers
     folder = language_models.write(tmp_path / "model")
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
@@ -36,6 +38,25 @@ def test_they_are_refused_with_the_library_to_install(tmp_path, monkeypatch, met
     ) as caught:
         load(folder, choose("cpu"))
     assert "\n" not in str(caught.value)
+
+
+def test_fp8_weights_are_a_float_target_on_a_cpu(tmp_path):
+    folder = language_models.write(tmp_path / "model")
+    file, weights = folder / "config.json", folder / "model.safetensors"
+    config, tensors = json.loads(file.read_text(encoding="utf-8")), load_file(weights)
+    block = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    file.write_text(json.dumps({**config, "quantization_config": block}), encoding="utf-8")
+    wanted = {}
+    for name in [n for n in tensors if n.endswith("_proj.weight")]:
+        scale = (tensors[name].abs().max() / 448).reshape(1, 1)  # 448: the largest number of e4m3
+        stored = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        tensors |= {name: stored, f"{name}_scale_inv": scale}
+        wanted[name] = stored.float() * scale
+    save_file(tensors, weights, metadata={"format": "pt"})
+    model = load(folder, choose("cpu")).model
+    found = dict(model.named_parameters())
+    assert wanted and all(torch.equal(found[name], each) for name, each in wanted.items())
+    causal_decoder(model)  # which compares it with the model's plain forward
 
 
 def test_plain_checkpoints_need_no_library():

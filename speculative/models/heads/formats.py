@@ -49,6 +49,7 @@ OTHERS = {
 }
 """Heads that are recognised and refused, by `model_type` or `speculators_model_type`."""
 
+DFLASH_2 = "DFlash2DraftModel"
 KNOWN = ("mask_token_id", "target_layer_ids", "block_size")
 DFLASH_NEUTRAL = ("draft_arch",)
 """Settings within `dflash_config` that are read, and those that change nothing that a head computes."""
@@ -159,6 +160,11 @@ def format_of(config: Mapping[str, Any]) -> HeadFormat | None:
     """The format of a folder with this configuration; None for an ordinary model. Raises LoadError for heads
     of other kinds."""
     if "dflash_config" in config and "speculators_model_type" not in config:
+        if DFLASH_2 in _architectures(config):
+            raise LoadError(
+                "DFlash 2 heads are not supported: they have convolutions and a path selector; "
+                "DFlash heads are"
+            )
         return HeadFormat.DFLASH
     if is_eagle3(config):
         return HeadFormat.EAGLE3
@@ -182,11 +188,14 @@ def format_in(folder: Path) -> HeadFormat | None:
 
 def is_eagle3(raw: Mapping[str, Any]) -> bool:
     """Whether a configuration says that it is one."""
-    names = raw.get("architectures")
-    names = names if isinstance(names, list) else []
     return raw.get("speculators_model_type") == "eagle3" or any(
-        isinstance(n, str) and ("eagle3" in n.lower() or "eaglellama" in n.lower()) for n in names
+        "eagle3" in n.lower() or "eaglellama" in n.lower() for n in _architectures(raw)
     )
+
+
+def _architectures(raw: Mapping[str, Any]) -> list[str]:
+    names = raw.get("architectures")
+    return [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
 
 
 def eagle3_head(

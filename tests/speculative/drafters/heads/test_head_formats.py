@@ -265,6 +265,7 @@ DFLASH_REFUSALS: dict[str, tuple[Change, str]] = {
     "block": (_set(block_size=1), r"block_size is 1"),
     "no block": (_set(block_size=None), r"block_size is None"),
     "a setting": (_dflash(fc_layernorm=True), r"setting fc_layernorm"),
+    "DFlash 2's convolutions": (_dflash(conv_kernel_size=2), r"setting conv_kernel_size"),
     "DSpark": (_set(markov_rank=8), r"setting markov_rank"),
     "a draft at the anchor": (_set(sample_from_anchor=True), r"setting sample_from_anchor"),
     "the same within": (_dflash(sample_from_anchor=True), r"setting sample_from_anchor"),
@@ -305,6 +306,10 @@ def test_blocks_that_do_not_fit_are_refused_by_name(what: str, tmp_path: Path) -
     [
         ({"model_type": "medusa"}, "Medusa heads are not supported"),
         ({"model_type": "eagle"}, "EAGLE-1 and EAGLE-2"),
+        (
+            {"architectures": ["DFlash2DraftModel"], "dflash_config": {"selector_rank": 64}},
+            "DFlash 2 heads are not supported: they have convolutions and a path selector",
+        ),
         ({"speculators_model_type": "dspark"}, "'dspark' are not supported: their blocks differ"),
         (
             {"speculators_model_type": "dflash", "dflash_config": {"block_size": 8}},
