@@ -50,6 +50,9 @@ def generator(pair) -> TextGenerator:
     return TextGenerator.load(*pair, batch=3, gamma=4, device="cpu")
 
 
+REPEATS = Sampling(presence=-0.5, frequency=-0.3)  # which drafts from the text itself get right
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ragged_prompts_in_one_batch_equal_generate(family, folder):
     target = write(folder / f"{family}-target", family=family, seed=2)
@@ -71,6 +74,17 @@ def test_ragged_prompts_in_one_batch_equal_generate(family, folder):
         assert [d.ids for d in copied.generate(PROMPTS, options)] == [
             d.ids for d in made.generate(PROMPTS, options)
         ]
+    asked = Options(max_tokens=40, logprobs=1, sampling=REPEATS)
+    (whole,) = made.generate(PROMPTS[:1], asked)
+    asked = replace(asked, stop=(whole.text[-4:-2],))
+    (whole,) = made.generate(PROMPTS[:1], asked)
+    events = list(copied.stream(PROMPTS[0], asked))
+    assert (done := events[-1].completion) is not None and done.finish == "stop"
+    assert (done.text, done.ids) == (whole.text, whole.ids)
+    assert "".join(event.text for event in events) == done.text
+    logprobs = [token.logprob for token in whole.tokens]
+    assert [token.logprob for token in done.tokens] == pytest.approx(logprobs, abs=1e-5)
+    assert copied.stats.accepted > 0
 
 
 def test_a_stream_is_its_completion_in_pieces(generator):
