@@ -1,0 +1,35 @@
+"""The map of methods shows what was measured: its table and picture are those of `methods.csv`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import methods
+from tests.docs.pages import ROOT
+
+
+def test_the_map_is_up_to_date() -> None:
+    command = [sys.executable, "-P", "-m", "benchmarks.methods", "--check"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, ""), found.stdout + found.stderr
+
+
+def test_prices_follow_from_speeds_and_sources_exist() -> None:
+    for figure in methods.read():
+        assert (methods.FOLDER / figure.page).is_file()
+        module = ROOT / (figure.program.replace(".", "/") + ".py")
+        assert module.is_file() or figure.program.startswith("forescribe ")
+        if figure.speed is not None:
+            assert figure.price == pytest.approx(figure.tokens / figure.speed)
+
+
+def test_a_method_without_a_row_is_named() -> None:
+    figures = [
+        *methods.read(),
+        methods.Figure("nothing", "x", 1, 1.0, None, None, "exact", "", "", "", True),
+    ]
+    with pytest.raises(ValueError, match="no row of the page is of nothing"):
+        methods.filled((methods.FOLDER / "README.md").read_text("utf-8"), figures)
