@@ -117,7 +117,7 @@ def train(rows: Sequence[Spoken], seconds: float) -> Letters:
             break
         found = head(states).transpose(0, 1)
         loss = ctc_loss(found, letters, lengths, counts, blank=BLANK, zero_infinity=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizers.step(rate(progress, step, fall_from=0.3))
         step += 1
@@ -134,7 +134,9 @@ def errors(said: Sequence[str], heard: Sequence[str]) -> str:
 
 def measure(model: Path, head: Letters, recordings: Sequence[str], gamma: int) -> None:
     def load(length: int) -> Transcriber:
-        made = Transcriber.load(model, "none", language="en", device="cpu", batch=1, gamma=length)
+        made = Transcriber.load(
+            str(model), "none", language="en", device="cpu", batch=1, gamma=length
+        )
         torch.set_num_threads(1)
         return made
 

@@ -107,26 +107,22 @@ def write(
         for place, x in enumerate(draft):
             slim_q = None if q is None else q[place].softmax(-1)
             u = 0.0 if slim_q is None else float(slim_q[x] / slim_q.max())
-            if p is None and (slim_q is None or u < tiers.full):
-                rest = draft[
-                    place:
-                ]  # from here on the round is the target's, as its logits are there
+            if p is None and (q is None or u < tiers.full):
+                rest = draft[place:]  # they are the target's too, as its logits are there
                 p = distribution(target.logits(text + rest, len(rest) + 1), temperature)
                 p = torch.cat([p.new_zeros(place, p.shape[-1]), p])
+            token = x
             if p is not None:
                 exact = p[place].clone()
-                token = x
                 if float(torch.rand((), generator=generator)) >= float(exact[x]):
                     exact[x] = 0
                     token = draw(exact)
-            elif u >= tiers.stands:
-                token = x
-                made.other[len(text)] = nn.functional.one_hot(
-                    torch.tensor(x), len(q[place])
-                ).float()  # type: ignore[index]
-            else:
-                made.other[len(text)] = distribution(q[place], temperature)  # type: ignore[index]
-                token = draw(made.other[len(text)])
+            elif q is not None:
+                settled = distribution(q[place], temperature)
+                if u >= tiers.stands:
+                    settled = nn.functional.one_hot(torch.tensor(x), len(settled)).float()
+                made.other[len(text)] = settled
+                token = draw(settled)
             text.append(token)
             if token != x or token == eos:
                 break
