@@ -101,17 +101,17 @@ def filled(text: str, figures: Sequence[Figure]) -> str:
             cells.setdefault(each.method, []).append(each.cell)
     made, place = [], -1
     for line in text.splitlines():
-        parts = line.split(" | ")
+        parts = [part.strip() for part in line.strip("|").split("|")]
         if "figure here" in parts:
             place = parts.index("figure here")
         elif not line.startswith("|"):
             place = -1
         elif place > 0 and not line.startswith("|---"):
-            name = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", parts[0].removeprefix("| "))
+            name = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", parts[0])
             known = [method for method in cells if name.startswith(method)]
             if known:
                 parts[place] = "; ".join(cells.pop(max(known, key=len)))
-                line = " | ".join(parts)
+                line = f"| {' | '.join(parts)} |".replace("|  |", "| |")
         made.append(line)
     if cells:
         raise ValueError(f"no row of the page is of {', '.join(cells)}")

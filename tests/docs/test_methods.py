@@ -33,3 +33,10 @@ def test_a_method_without_a_row_is_named() -> None:
     ]
     with pytest.raises(ValueError, match="no row of the page is of nothing"):
         methods.filled((methods.FOLDER / "README.md").read_text("utf-8"), figures)
+
+
+def test_cells_beside_a_figure_stay_as_they_are() -> None:
+    text = "| method | figure here | reported |\n|---|---|---|\n| [a](b.md) of c | | 2 times |\n"
+    figure = methods.Figure("a", "x", 4, 2.0, None, None, "exact", "", "", "2026-01-01", True)
+    found = methods.filled(f"{text}\n{methods.BEGIN}{methods.END}\n", [figure])
+    assert "| [a](b.md) of c | 2.00 of 4 (x) | 2 times |" in found.splitlines()
