@@ -1,12 +1,12 @@
 """The figures of the methods' map: tokens per round against the price of a round, from one file.
 
-    python -m benchmarks.methods            # writes the table and the picture from docs/methods/methods.csv
+    python -m benchmarks.methods            # fills the map's cells and draws the picture, from methods.csv
     python -m benchmarks.methods --check    # says whether they are up to date
 
-Each line of the file is one measurement, with its page and program. `speed` is against plain decoding of
-the same run, and the price of a round, in plain rounds, follows: tokens / speed. Where no time was
-measured, `price` may be a sum of forwards, which leaves out what more positions cost (hollow marks). The
-cells "figure here" of docs/methods/README.md are the lines with `shown`. Knows files only.
+Each line of docs/methods/methods.csv is one measurement, with its page and program. `speed` is against
+plain decoding of the same run, and the price of a round, in plain rounds, follows: tokens / speed. Where
+no time was measured, `price` may be a sum of forwards, which leaves out what more positions cost (hollow
+marks). The cells "figure here" of docs/methods/README.md are the lines with `shown`. Knows files only.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "methods"
-BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
-SIZE, EDGE = (560, 330), 34  # of the picture
-MOST = 7.6, 7.2  # tokens, price
+WIDTH, HEIGHT, EDGE = 560, 330, 34
+MOST_TOKENS, MOST_PRICE = 7.6, 7.2  # of the picture
+HEAD = (
+    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+    'font-size="10" text-anchor="middle"><style>.e{fill:#1f5fa8;stroke:#1f5fa8}.l{fill:#c0392b;'
+    "stroke:#c0392b}.h{fill:#fff}g text{font-size:8px;fill:#fff;stroke:none}g .h+text{fill:#333}"
+    f'path{{stroke:#999}}</style><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
+)
 
 
 @dataclass(frozen=True)
 class Figure:
     """One line: `tokens` per round of at most `gamma` drafts. `price` is of a round, None where unknown."""
 
+    number: int
     method: str
     on: str
     gamma: int
@@ -38,67 +44,35 @@ class Figure:
     guarantee: str
     page: str
     program: str
-    date: str
     shown: bool
-
-    @property
-    def measured(self) -> bool:
-        return self.speed is not None
-
-    @property
-    def cell(self) -> str:
-        return f"{self.tokens:.2f} of {self.gamma} ({self.on})"
 
 
 def read(path: Path = FOLDER / "methods.csv") -> list[Figure]:
     """Raises ValueError, with the line, for one that cannot be."""
     found = []
     with path.open(encoding="utf-8", newline="") as lines:
-        for row in csv.DictReader(lines):
+        for number, row in enumerate(csv.DictReader(lines), 1):
             speed, price = (float(row[name]) if row[name] else None for name in ("speed", "price"))
             tokens, gamma = float(row["tokens"]), int(row["gamma"])
-            if not 1 <= tokens <= gamma + 1 or (speed is not None and price is not None):
-                raise ValueError(f"not a figure: {row}")
+            both = speed is not None and price is not None
+            if int(row["number"]) != number or not 1 <= tokens <= gamma + 1 or both:
+                raise ValueError(f"not a figure, or not line {number}: {row}")
+            texts = {name: row[name] for name in ("method", "on", "guarantee", "page", "program")}
+            price = tokens / speed if speed else price
             found.append(
-                Figure(
-                    row["method"],
-                    row["on"],
-                    gamma,
-                    tokens,
-                    speed,
-                    tokens / speed if speed else price,
-                    row["guarantee"],
-                    row["page"],
-                    row["program"],
-                    row["date"],
-                    bool(row["shown"]),
-                )
-            )
+                Figure(number=number, gamma=gamma, tokens=tokens, speed=speed, price=price,
+                       shown=bool(row["shown"]), **texts)
+            )  # fmt: skip
     return found
 
 
-def table(figures: Sequence[Figure]) -> str:
-    lines = [
-        "| | method | on | drafts | tokens a round | price | speed | page, program, date |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for number, each in enumerate(figures, 1):
-        price = "" if each.price is None else f"{each.price:.2f}"
-        price += "" if each.measured or not price else " or more"
-        speed = "" if each.speed is None else f"{each.speed:.2f}"
-        name = each.method + (f", **{each.guarantee}**" if each.guarantee != "exact" else "")
-        source = f"[{Path(each.page).stem}]({each.page}), `{each.program}`, {each.date[5:]}"
-        cells = number, name, each.on, each.gamma, f"{each.tokens:.2f}", price, speed, source
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
-
-
 def filled(text: str, figures: Sequence[Figure]) -> str:
-    """The page with its table between the marks, and the cells "figure here" of methods that have figures."""
+    """The page with the cells "figure here" of all methods that have figures."""
     cells: dict[str, list[str]] = {}
     for each in figures:
         if each.shown:
-            cells.setdefault(each.method, []).append(each.cell)
+            cell = f"{each.tokens:.2f} of {each.gamma} ({each.on})"
+            cells.setdefault(each.method, []).append(cell)
     made, place = [], -1
     for line in text.splitlines():
         parts = [part.strip() for part in line.strip("|").split("|")]
@@ -115,52 +89,42 @@ def filled(text: str, figures: Sequence[Figure]) -> str:
         made.append(line)
     if cells:
         raise ValueError(f"no row of the page is of {', '.join(cells)}")
-    before, rest = "\n".join(made).split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n\n{table(figures)}\n\n{END}{after}\n"
+    return "\n".join(made) + "\n"
 
 
 def picture(figures: Sequence[Figure]) -> str:
     """Tokens per round over the price of a round, as SVG; lines of equal speed start at the origin."""
-    width, height = SIZE
 
-    def x(price: float) -> float:
-        return EDGE + (width - 2 * EDGE) * price / MOST[1]
+    def at(price: float, tokens: float, right: int = 0, down: int = 0) -> tuple[int, int]:
+        x = EDGE + (WIDTH - 2 * EDGE) * price / MOST_PRICE
+        y = HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * tokens / MOST_TOKENS
+        return round(x) + right, round(y) + down
 
-    def y(tokens: float) -> float:
-        return height - EDGE - (height - 2 * EDGE) * tokens / MOST[0]
+    def said(where: tuple[int, int], what: object) -> str:
+        return f'<text x="{where[0]}" y="{where[1]}">{what}</text>'
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="10" text-anchor="middle">',
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        f'<text x="{width / 2:.0f}" y="{height - 6}">price of a round, in plain rounds</text>',
-        f'<text transform="translate(11 {height / 2:.0f}) rotate(-90)">tokens per round</text>',
+        HEAD,
+        said((WIDTH // 2, HEIGHT - 6), "price of a round, in plain rounds"),
+        f'<text transform="translate(11 {HEIGHT // 2}) rotate(-90)">tokens per round</text>',
+        *(said(at(price, 0, 0, 12), price) for price in range(1, int(MOST_PRICE) + 1)),
+        *(said(at(0, tokens, -8, 3), tokens) for tokens in range(1, int(MOST_TOKENS) + 1)),
     ]
     for speed in (0.5, 1, 1.5, 2, 3):
-        price = min(MOST[1], MOST[0] / speed)
-        bold = 1.6 if speed == 1 else 0.6
-        parts.append(
-            f'<path d="M{x(0):.0f} {y(0):.0f}L{x(price):.0f} {y(price * speed):.0f}" stroke="#999" '
-            f'stroke-width="{bold}"/><text x="{x(price) + 12:.0f}" y="{y(price * speed) + 3:.0f}" '
-            f'fill="#666">{speed:g} x</text>'
-        )
-    for tick in range(1, int(max(MOST)) + 1):
-        if tick <= MOST[1]:
-            parts.append(f'<text x="{x(tick):.0f}" y="{y(0) + 12:.0f}">{tick}</text>')
-        parts.append(f'<text x="{x(0) - 8:.0f}" y="{y(tick) + 3:.0f}">{tick}</text>')
-    for number, each in enumerate(figures, 1):
-        if each.price is None:
-            continue
-        colour = "#1f5fa8" if each.guarantee == "exact" else "#c0392b"
-        fill, ink = (colour, "#fff") if each.measured else ("#fff", colour)
-        place = f'x="{x(each.price):.1f}" y="{y(each.tokens) + 3:.1f}"'
-        parts.append(
-            f'<g><title>{each.method}: {each.on}</title><circle cx="{x(each.price):.1f}" '
-            f'cy="{y(each.tokens):.1f}" r="7" fill="{fill}" stroke="{colour}"/>'
-            f'<text {place} font-size="8" fill="{ink}">{number}</text></g>'
-        )
-    return "\n".join([*parts, "</svg>", ""])
+        price = min(MOST_PRICE, MOST_TOKENS / speed)
+        end = price, price * speed
+        (left, bottom), (right, top) = at(0, 0), at(*end)
+        thick = 2 if speed == 1 else 1
+        parts.append(f'<path d="M{left} {bottom}L{right} {top}" stroke-width="{thick}"/>')
+        parts.append(said(at(*end, 13, 3), f"{speed:g} x"))
+    parts.append("<g>")
+    for each in figures:
+        if each.price is not None:
+            kind = ("e" if each.guarantee == "exact" else "l") + " h" * (each.speed is None)
+            x, y = at(each.price, each.tokens)
+            parts.append(f'<circle r="7" class="{kind}" cx="{x}" cy="{y}"/>')
+            parts.append(said((x, y + 3), each.number))
+    return "\n".join([*parts, "</g></svg>", ""])
 
 
 def main() -> int:
@@ -173,14 +137,13 @@ def main() -> int:
         FOLDER / "methods.svg": picture(figures),
     }
     old = [p for p, text in made.items() if not p.exists() or p.read_text("utf-8") != text]
-    if given.check:
-        for path in old:
-            print(f"{path.name} is not what methods.csv says: run python -m benchmarks.methods")
-        return int(bool(old))
     for path in old:
-        path.write_text(made[path], "utf-8")
-        print(f"written: {path}")
-    return 0
+        if given.check:
+            print(f"{path.name} is not what methods.csv says: run python -m benchmarks.methods")
+        else:
+            path.write_text(made[path], "utf-8")
+            print(f"written: {path}")
+    return int(given.check and bool(old))
 
 
 if __name__ == "__main__":

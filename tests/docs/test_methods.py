@@ -26,17 +26,15 @@ def test_prices_follow_from_speeds_and_sources_exist() -> None:
             assert figure.price == pytest.approx(figure.tokens / figure.speed)
 
 
+FIGURE = methods.Figure(1, "a", "x", 4, 2.0, None, None, "exact", "", "", True)
+
+
 def test_a_method_without_a_row_is_named() -> None:
-    figures = [
-        *methods.read(),
-        methods.Figure("nothing", "x", 1, 1.0, None, None, "exact", "", "", "", True),
-    ]
-    with pytest.raises(ValueError, match="no row of the page is of nothing"):
-        methods.filled((methods.FOLDER / "README.md").read_text("utf-8"), figures)
+    with pytest.raises(ValueError, match="no row of the page is of a$"):
+        methods.filled("| method | figure here |\n|---|---|\n| b | |\n", [FIGURE])
 
 
 def test_cells_beside_a_figure_stay_as_they_are() -> None:
     text = "| method | figure here | reported |\n|---|---|---|\n| [a](b.md) of c | | 2 times |\n"
-    figure = methods.Figure("a", "x", 4, 2.0, None, None, "exact", "", "", "2026-01-01", True)
-    found = methods.filled(f"{text}\n{methods.BEGIN}{methods.END}\n", [figure])
-    assert "| [a](b.md) of c | 2.00 of 4 (x) | 2 times |" in found.splitlines()
+    found = methods.filled(text, [FIGURE]).splitlines()
+    assert found[2] == "| [a](b.md) of c | 2.00 of 4 (x) | 2 times |"

@@ -19,6 +19,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -149,70 +150,67 @@ def begun(prompt: list[int]) -> tuple[list[int], State]:
     return prompt[:n], prompt[n:] + [MASK] * (BLOCK - len(prompt) + n)
 
 
-def plain(
-    model: Diffusion, prompt: list[int], end: int, limit: int, surest: bool
-) -> tuple[list[int], int]:
-    """The text, in whole blocks, and the number of passes. Finished blocks are read with the next pass."""
-    (done, state), passes = begun(prompt), 0
-    while len(done) < len(prompt) + limit and end not in done[len(prompt) :]:
-        while MASK in state:
-            state, passes = (
-                revealed(states_pass(model, done, [state])[0], state, surest),
-                passes + 1,
-            )
-        done, state = done + state, [MASK] * BLOCK
-    return done, passes
+@dataclass(frozen=True)
+class Task:
+    """How texts are written: up to `end`, or `limit` tokens, in whole blocks. Each way returns the text and
+    the number of passes; finished blocks are read with the next pass."""
 
+    model: Diffusion
+    end: int
+    limit: int
+    surest: bool = False
+    guess: Guess | None = None  # a draft model
 
-def spiffy(
-    model: Diffusion,
-    prompt: list[int],
-    end: int,
-    limit: int,
-    surest: bool,
-    guess: Guess | None = None,
-) -> tuple[list[int], int]:
-    """The same text in fewer passes: from a state's logits all its steps are guessed at once, and the
-    states on the way are read together, with the next block behind the last of them. With a `guess` (a draft
-    model) the steps behind the first one are its tokens."""
-    done, state = begun(prompt)
-    logits, passes = states_pass(model, done, [state])[0], 1
-    while len(done) < len(prompt) + limit and end not in done[len(prompt) :]:
-        way = [revealed(logits, state, surest)]
-        if guess is not None and MASK in way[0]:
-            known = way[0][: way[0].index(MASK)]
-            drafts = guess(done + known, BLOCK - len(known))
-            way += [
-                [*known, *drafts[:i], *way[0][len(known) + i :]] for i in range(1, len(drafts) + 1)
-            ]
-        while MASK in way[-1]:
-            way.append(revealed(logits, way[-1], surest))
-        found = states_pass(model, done, [*way, [MASK] * BLOCK], follows=True)
-        at, passes = 0, passes + 1
-        while at + 1 < len(way) and revealed(found[at], way[at], surest) == way[at + 1]:
-            at += 1
-        state, logits = way[at], found[at]
-        if MASK not in state:
-            done, state, logits = done + state, [MASK] * BLOCK, found[-1]
-    return done, passes
+    def goes_on(self, done: list[int], prompt: list[int]) -> bool:
+        return len(done) < len(prompt) + self.limit and self.end not in done[len(prompt) :]
 
-
-def simsd(
-    model: Diffusion, prompt: list[int], end: int, limit: int, guess: Guess
-) -> tuple[list[int], int]:
-    """SimSD from left to right with a draft model; drafts are judged in the order of positions."""
-    (done, state), passes = begun(prompt), 0
-    while len(done) < len(prompt) + limit and end not in done[len(prompt) :]:
-        known = state.index(MASK)
-        drafts = state[:known] + guess(done + state[:known], BLOCK - known)
-        choice = replay_pass(model, done, state, drafts).argmax(-1).tolist()
-        passes, at = passes + 1, known
-        while at < BLOCK - 1 and choice[at] == drafts[at]:
-            at += 1
-        state = [*drafts[:at], choice[at], *state[at + 1 :]]
-        if MASK not in state:
+    def plain(self, prompt: list[int]) -> tuple[list[int], int]:
+        (done, state), passes = begun(prompt), 0
+        while self.goes_on(done, prompt):
+            while MASK in state:
+                logits, passes = states_pass(self.model, done, [state])[0], passes + 1
+                state = revealed(logits, state, self.surest)
             done, state = done + state, [MASK] * BLOCK
-    return done, passes
+        return done, passes
+
+    def spiffy(self, prompt: list[int]) -> tuple[list[int], int]:
+        """From a state's logits all its steps are guessed, and the states on the way are read together, with
+        the next block behind the last of them. With a draft model (from left to right) the steps behind the
+        first one are its tokens."""
+        done, state = begun(prompt)
+        logits, passes = states_pass(self.model, done, [state])[0], 1
+        while self.goes_on(done, prompt):
+            way = [revealed(logits, state, self.surest)]
+            if self.guess is not None and MASK in way[0]:
+                known = way[0][: way[0].index(MASK)]
+                for token in self.guess(done + known, BLOCK - len(known)):
+                    place = way[-1].index(MASK)
+                    way.append([*way[-1][:place], token, *way[-1][place + 1 :]])
+            while MASK in way[-1]:
+                way.append(revealed(logits, way[-1], self.surest))
+            found = states_pass(self.model, done, [*way, [MASK] * BLOCK], follows=True)
+            at, passes = 0, passes + 1
+            while at + 1 < len(way) and revealed(found[at], way[at], self.surest) == way[at + 1]:
+                at += 1
+            state, logits = way[at], found[at]
+            if MASK not in state:
+                done, state, logits = done + state, [MASK] * BLOCK, found[-1]
+        return done, passes
+
+    def simsd(self, prompt: list[int]) -> tuple[list[int], int]:
+        """From left to right with a draft model; drafts are judged in the order of positions."""
+        assert self.guess is not None
+        (done, state), passes = begun(prompt), 0
+        while self.goes_on(done, prompt):
+            at = state.index(MASK)
+            drafts = state[:at] + self.guess(done + state[:at], BLOCK - at)
+            choice = replay_pass(self.model, done, state, drafts).argmax(-1).tolist()
+            while at < BLOCK - 1 and choice[at] == drafts[at]:
+                at += 1
+            state, passes = [*drafts[:at], choice[at], *state[at + 1 :]], passes + 1
+            if MASK not in state:
+                done, state = done + state, [MASK] * BLOCK
+        return done, passes
 
 
 def train(model: Diffusion, texts: list[list[int]], seconds: float) -> None:
@@ -251,15 +249,15 @@ def measure(model: Diffusion, limit: int) -> None:
             made.append(int(pair.draft(torch.tensor([made])).logits[0, -1].argmax()))
         return made[len(tokens) :]
 
-    ways: dict[str, Callable[[list[int]], tuple[list[int], int]]] = {
-        "left to right | plain": lambda p: plain(model, p, end, limit, False),
-        "left to right | Spiffy": lambda p: spiffy(model, p, end, limit, False),
-        "left to right | Spiffy's states, draft model": lambda p: spiffy(
-            model, p, end, limit, False, drafted
-        ),
-        "left to right | SimSD, draft model": lambda p: simsd(model, p, end, limit, drafted),
-        "surest first | plain": lambda p: plain(model, p, end, limit, True),
-        "surest first | Spiffy": lambda p: spiffy(model, p, end, limit, True),
+    task, surest = Task(model, end, limit), Task(model, end, limit, surest=True)
+    with_draft = replace(task, guess=drafted)
+    ways = {
+        "left to right | plain": task.plain,
+        "left to right | Spiffy": task.spiffy,
+        "left to right | Spiffy's states, draft model": with_draft.spiffy,
+        "left to right | SimSD, draft model": with_draft.simsd,
+        "surest first | plain": surest.plain,
+        "surest first | Spiffy": surest.spiffy,
     }
     print("| order | way | tokens per pass | texts equal plain | tokens equal at their place |")
     for name, way in ways.items():
@@ -268,16 +266,10 @@ def measure(model: Diffusion, limit: int) -> None:
         if name.endswith("plain"):
             reference = texts
         tokens, passes = sum(map(len, texts)), sum(n for _, n in made)
-        equal = sum(a == b for a, b in zip(texts, reference, strict=True))
-        same = sum(
-            x == y
-            for a, b in zip(texts, reference, strict=True)
-            for x, y in zip(a, b, strict=False)
-        )
-        print(
-            f"| {name} | {tokens / passes:.3f} | {equal} of {len(texts)} | {same / tokens:.3f} |",
-            flush=True,
-        )
+        both = list(zip(texts, reference, strict=True))
+        same = sum(x == y for a, b in both for x, y in zip(a, b, strict=False)) / tokens
+        equal = f"{sum(a == b for a, b in both)} of {len(both)} | {same:.3f}"
+        print(f"| {name} | {tokens / passes:.3f} | {equal} |", flush=True)
 
 
 def main() -> None:

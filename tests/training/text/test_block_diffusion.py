@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -10,11 +12,10 @@ from training.text.block_diffusion import (
     BLOCK,
     MASK,
     Diffusion,
+    Task,
     context,
-    plain,
     read,
     replay_pass,
-    spiffy,
     states_pass,
 )
 
@@ -64,12 +65,11 @@ def test_spiffy_writes_the_text_of_plain_decoding(surest: bool) -> None:
         following = text[len(tokens) : len(tokens) + count]
         return [(x + (len(tokens) % 3 == 0)) % VOCAB for x in following]
 
-    text, passes = plain(model, DONE + [7], END, 20, surest)
-    found, fewer = spiffy(model, DONE + [7], END, 20, surest)
-    assert found == text and fewer < passes
-    if not surest:
-        found, fewest = spiffy(model, DONE + [7], END, 20, surest, guess)
-        assert found == text and fewest < passes
+    task = Task(model, END, 20, surest)
+    text, passes = task.plain([*DONE, 7])
+    for each in (task, *([] if surest else [replace(task, guess=guess)])):
+        found, fewer = each.spiffy([*DONE, 7])
+        assert found == text and fewer < passes
 
 
 def test_a_replayed_mask_knows_its_own_draft_in_two_layers_and_not_in_one() -> None:
