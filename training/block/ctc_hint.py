@@ -35,7 +35,7 @@ from forescribe.distill.training import Optimizers, rate
 LETTERS = " " + string.ascii_letters + string.digits + ".,?!'-;:\"$%&"
 BLANK, WIDTH, KERNEL = 0, 256, 7
 TOGETHER, PEAK, DROPPED = 4, 2e-3, 0.1
-PER_S, AFTER = 50, 25  # encoder states of a second; those kept behind the last word
+AFTER = 25  # states of 20 ms that are kept behind the last word
 
 
 class Letters(nn.Module):
@@ -81,7 +81,7 @@ class Spoken:
 def spoken(row: LabelRow, tokenizer: Any) -> Spoken:
     assert row.states is not None
     zero = tokenizer.convert_tokens_to_ids("<|0.00|>")
-    ends = [token - zero for token in row.tokens if token >= zero]  # of 0.02 s
+    ends = [token - zero for token in row.tokens if token >= zero]  # in states
     length = min(1500, (max(ends) if ends else 1500) + AFTER)
     text = tokenizer.decode(
         [t for t in row.tokens[row.begin :] if t < zero], skip_special_tokens=True
@@ -159,8 +159,6 @@ def measure(model: Path, head: Letters, recordings: Sequence[str], gamma: int) -
         )
         heard[source] = " ".join(texts)
     print(f"the head against the model: {errors([*own.values()], [*heard.values()])}")
-    for source in list(own)[:3]:
-        print(f"model {own[source]!r}\nhead  {heard[source]!r}")
     reference: dict[str, Any] = {}
     hints = {"n-grams": None, "the head's text": heard, "the model's own": own}
     transcriber = load(gamma)
