@@ -61,7 +61,7 @@ def load(name: str, batch: int, gamma: int, engine: str) -> System:
         draft = BUNDLED / DRAFT
     elif name == "ngram":
         draft = name
-    elif name == "mtp":
+    elif name.startswith("mtp"):  # in a copy of the target
         model, draft = WORK / name, "mtp"
     elif name != PLAIN:
         draft = WORK / name

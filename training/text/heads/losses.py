@@ -7,6 +7,7 @@ records that decode.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -63,25 +64,33 @@ class Growing:
         return keys, values
 
 
-def chain_loss(head: ChainHead, lesson: Lesson, depths: int) -> tuple[Tensor, list[float]]:
-    """The loss of `depths` steps, and the share of equal choices at each."""
+def chain_states(
+    head: ChainHead, lesson: Lesson, depths: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Of each step, which positions have a next token `[R, T]`, the head's states `[R, T, D]` there and the
+    target's logits `[R, T, V]` of the token that is drafted; position t is where a draft begins."""
     pack, cache = lesson.pack, Growing()
-    length = pack.tokens.shape[1]
-    own = torch.eye(length, dtype=torch.bool).expand_as(pack.mask)
+    own = torch.eye(pack.tokens.shape[1], dtype=torch.bool).expand_as(pack.mask)
     feature = head.taps.feature(lesson.taps(head.taps.layers))
-    known, reads, total, equal = pack.known, pack.mask, torch.zeros(()), []
+    known, reads = pack.known, pack.mask
     for depth in range(depths):
         shift = 1 + depth
         embedded = embedding(pack.tokens.roll(-shift, 1), lesson.table)
         mask = torch.where(reads, 0.0, torch.finfo(torch.float32).min)
         states = head.step(embedded, feature, Run(pack.positions + depth, mask, cache))
-        wanted = lesson.logits.roll(-shift, 1)[known]
-        loss, same = _loss(head.output, states[known], wanted, lesson.table)
-        total = total + DECAY**depth * loss.mean()
-        equal.append(float(same.float().mean()))
+        yield known, states, lesson.logits.roll(-shift, 1)
         feature = head.next_feature(states)
         known = known & pack.known.roll(-shift, 1)
         reads = torch.cat([reads, own], -1)
+
+
+def chain_loss(head: ChainHead, lesson: Lesson, depths: int) -> tuple[Tensor, list[float]]:
+    """The loss of `depths` steps, and the share of equal choices at each."""
+    total, equal = torch.zeros(()), []
+    for depth, (known, states, wanted) in enumerate(chain_states(head, lesson, depths)):
+        loss, same = _loss(head.output, states[known], wanted[known], lesson.table)
+        total = total + DECAY**depth * loss.mean()
+        equal.append(float(same.float().mean()))
     return total, equal
 
 

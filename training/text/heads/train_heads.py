@@ -79,7 +79,7 @@ class Student:
         folder, temporary = WORK / self.name, WORK / f"{self.name}.new"
         shutil.rmtree(temporary, ignore_errors=True)
         config, tensors = self.config, self.tensors
-        if self.name == "mtp":
+        if self.name.startswith("mtp"):
             shutil.copytree(BUNDLED / TARGET, temporary)
             tensors = float_weights(BUNDLED / TARGET) | tensors
             config = {k: v for k, v in config.items() if k != "mtp"}
