@@ -233,8 +233,10 @@ def _download(name: str, family: Family, role: Role) -> Path:
 def _continue(name: str, patterns: Iterable[str]) -> None:
     """Bring the large files of a repository into the hub's cache, each from where an earlier run was broken
     off: huggingface_hub begins them anew (its issue 4196). What comes is checked by its SHA-256, which is the
-    name of a large file in the cache. Raises HubError for a download that breaks off."""
+    name of a large file in the cache. Raises HubError for a download that breaks off, RepositoryNotFoundError
+    of the hub's client for a repository that is closed to this user."""
     from huggingface_hub import HfApi, constants, hf_hub_url
+    from huggingface_hub.errors import RepositoryNotFoundError
     from huggingface_hub.file_download import http_get, repo_folder_name
     from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils._paths import filter_repo_objects
@@ -255,6 +257,8 @@ def _continue(name: str, patterns: Iterable[str]) -> None:
             fcntl.flock(kept, fcntl.LOCK_EX)  # another process may be fetching it
             if whole.exists():
                 continue
+            if kept.seek(0, os.SEEK_END) > size:  # damaged: the hub would refuse each further range
+                kept.truncate(0)
             try:
                 http_get(
                     hf_hub_url(name, path, revision=info.sha),
@@ -264,6 +268,8 @@ def _continue(name: str, patterns: Iterable[str]) -> None:
                     expected_size=size,
                     displayed_filename=path,
                 )
+            except RepositoryNotFoundError:  # gated as well
+                raise
             except Exception as error:  # each transport has its own class
                 have = kept.seek(0, os.SEEK_END) / 1e6
                 raise HubError(
@@ -272,7 +278,7 @@ def _continue(name: str, patterns: Iterable[str]) -> None:
                 ) from error
             kept.seek(0)
             if hashlib.file_digest(kept, "sha256").hexdigest() != sha256:
-                part.unlink()
+                kept.truncate(0)  # not removed: another process may wait for its lock
                 raise HubError(
                     f"{name}: {path} arrived damaged and was deleted; run the same command again"
                 )

@@ -269,6 +269,11 @@ class BreakingHub(BaseHTTPRequestHandler):
                 json.dumps({"id": "a/b", "sha": "0" * 40, "siblings": [file]}).encode()
             )
             return
+        if self.answers == ["gated"]:
+            self.send_response(403)
+            self.send_header("X-Error-Code", "GatedRepo")
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
         asked = self.headers["Range"]
         self.ranges.append(asked)
         how = self.answers.pop(0) if self.answers else "whole"
@@ -305,8 +310,21 @@ def test_a_download_that_breaks_off_is_continued_and_checked(
         part.write_bytes(b"x" + kept[1:])
         with pytest.raises(ModelError, match="arrived damaged and was deleted"):
             locate("a/b")
-        assert list(blobs.iterdir()) == []
+        assert part.read_bytes() == b""
 
+        monkeypatch.setattr(BreakingHub, "answers", ["gated"])
+        with pytest.raises(
+            ModelError, match="asks you to accept its terms first; then set HF_TOKEN"
+        ):
+            locate("a/b")
+        BreakingHub.answers.clear()
+
+        part.write_bytes(WEIGHTS + b"x")  # longer than the file: begun anew
+        hub._continue("a/b", ["*.safetensors"])
+        (whole,) = blobs.iterdir()
+        assert whole.read_bytes() == WEIGHTS and ranges[-1] is None
+
+        whole.unlink()
         part.write_bytes(kept)
         hub._continue("a/b", ["*.safetensors"])
         (whole,) = blobs.iterdir()
