@@ -53,8 +53,9 @@ class Bounds:
             "greatest number of speakers": self.at_most,
         }
         for name, value in named.items():
-            if value is not None and not 1 <= value <= MOST_SPEAKERS:
-                raise UsageError(f"the {name} is {value}; it must be from 1 to {MOST_SPEAKERS}")
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (whole and 1 <= value <= MOST_SPEAKERS):
+                raise UsageError(f"the {name} is {value!r}; it must be from 1 to {MOST_SPEAKERS}")
         if self.exactly is not None and (self.at_least or self.at_most):
             raise UsageError("give either the number of speakers or its bounds, not both")
         if self.at_least and self.at_most and self.at_least > self.at_most:

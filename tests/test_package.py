@@ -269,6 +269,7 @@ WAVE = np.zeros(16000, np.float32)
         (WAVE, True, "sample_rate is True"),
         ((WAVE, "16000"), None, "sample_rate is '16000'"),
         ((WAVE, 16000, 1), None, "a tuple of 3"),
+        (("a.wav", "b.wav"), None, "several recordings are a list"),
         (np.zeros(()), 16000, r"shape \[\]"),
         (np.zeros((1, 1, 16000)), 16000, r"shape \[1, 1, 16000\]; expected \[T\]"),
         (np.zeros((500, 400)), 16000, "up to 64 channels"),

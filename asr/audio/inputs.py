@@ -115,9 +115,10 @@ def as_input(audio: Any, rate: float | None = None) -> Input:
         whole = audio.get_all_samples()
         return _sound(whole.data, whole.sample_rate, rate)
     if isinstance(audio, tuple):
-        if len(audio) != 2:
+        if len(audio) != 2 or all(isinstance(one, str | os.PathLike) for one in audio):
             raise UsageError(
-                f"a tuple of {len(audio)}; samples with their rate are (samples, rate)"
+                f"a tuple of {len(audio)}; samples with their rate are (samples, rate), and several "
+                "recordings are a list"
             )
         samples, own = audio if not _is_number(audio[0]) else audio[::-1]
         return _sound(samples, own, rate)

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..errors import ForescribeError, OutputError, UsageError, output_errors
+from ..storage.locations import is_url
 from .subtitles import PLAIN, Cue, LineRules, cues, label, milliseconds, one_line
 from .transcript_parts import Contents, Segment, Turn
 
@@ -98,11 +99,17 @@ def write(
 
 def save(transcript: Contents, path: str | os.PathLike[str], rules: LineRules = PLAIN) -> Path:
     """Write one file, in the format of its extension, and return its path. Like those of `write` it appears
-    whole, replaces an earlier one, and its folder is created. `rules` are for srt and vtt.
+    whole, replaces an earlier one, and its folder is created; `~` is the home folder. `rules` are for srt and
+    vtt.
 
-    Raises UsageError for another extension, OutputError for a place that cannot be written.
+    Raises UsageError for another extension and for an address, OutputError for a place that cannot be
+    written.
     """
-    path = Path(path)
+    if is_url(str(path)):
+        raise UsageError(
+            f"{str(path)!r} is an address, and a transcript is saved on this machine: give a path"
+        )
+    path = Path(os.path.expanduser(path))
     extension = path.suffix[1:].lower()
     if extension not in FORMATS:
         raise UsageError(

@@ -94,11 +94,15 @@ class Transcript:
 
     def renamed(self, names: Mapping[str, str | None]) -> Transcript:
         """With other names for speakers; equal names make one of two, None takes the name away. Raises
-        UsageError for a speaker that is not in it."""
-        unknown = sorted(names.keys() - set(self.speakers))
-        if unknown:
-            known = ", ".join(self.speakers) or "none"
-            raise UsageError(f"no speaker {unknown[0]!r} in this transcript; there are: {known}")
+        UsageError for a speaker that is not in it, and for a name that is no text or blank."""
+        for old, name in names.items():
+            if old not in self.speakers:
+                known = ", ".join(self.speakers) or "none"
+                raise UsageError(f"no speaker {old!r} in this transcript; there are: {known}")
+            if name is not None and not (isinstance(name, str) and name.strip()):
+                raise UsageError(
+                    f"the name of {old!r} is {name!r}; give a name, or None to take it away"
+                )
         new: dict[str | None, str | None] = {None: None}
         new.update({speaker: names.get(speaker, speaker) for speaker in self.speakers})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +20,15 @@ from tests.diarize.test_turns import turns
     [
         {"exactly": 0},
         {"exactly": 101},
+        {"exactly": 1.5},
+        {"at_least": "2"},
         {"at_least": -1},
         {"at_most": 0},
         {"exactly": 2, "at_most": 3},
         {"at_least": 3, "at_most": 2},
     ],
 )
-def test_bounds_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+def test_bounds_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="speakers"):
         Bounds(**wrong)
 

@@ -52,7 +52,9 @@ def test_people_get_names_and_words_are_corrected_in_their_time() -> None:
     assert told.renamed({"B": "A"}).speakers == ("A",), "two are one"
     assert told.renamed({"A": None, "B": None}).speakers == ()
     with pytest.raises(UsageError, match="no speaker 'C'.*: B, A"):
-        told.renamed({"C": "Laura"})
+        told.renamed({"C": "Laura", None: "Peter"})
+    with pytest.raises(UsageError, match="the name of 'B' is ' '"):
+        told.renamed({"B": " "})
 
     right = told.corrected("land lord", "landlord")
     assert right.text == "The landlord called. The landlord? Yes."
@@ -283,6 +285,13 @@ def test_an_extension_that_is_no_format_is_refused(name: str, tmp_path: Path):
     with pytest.raises(UsageError, match="names no output format; known: txt, srt, vtt"):
         _meeting().save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_knows_the_home_folder_and_refuses_addresses(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _meeting().save("~/a.srt") == tmp_path / "a.srt"
+    with pytest.raises(UsageError, match="'s3://bucket/a.srt' is an address"):
+        _meeting().save("s3://bucket/a.srt")
 
 
 def test_records_are_rows_of_a_table_with_seconds():
