@@ -45,9 +45,12 @@ MAX_SPEAKERS = 500
 Number = Annotated[int, Field(strict=True, ge=0)]
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e7)]
 Text = Annotated[str, Field(strict=True, max_length=MAX_SEGMENT)]
-Name = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_NAME)]
+Name = Annotated[str, Field(strict=True, max_length=MAX_NAME, pattern=r"\S")]
 NewWord = tuple[Text, Seconds, Seconds]
 """Text with its leading space, start, end."""
+
+_BRANCHES = ("constrained-int", "NewSegment", "tuple[")
+"""What pydantic calls the alternatives of a segment and of a word in the place of an error."""
 
 
 class NewSegment(BaseModel):
@@ -79,9 +82,18 @@ class Corrections(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, first["loc"][:3])) or "body"
-            raise _invalid(place, first["msg"]) from None
+            errors = error.errors(include_url=False, include_input=False)
+            first = errors[0]
+            if first["loc"][:1] == (
+                "segments",
+            ):  # what is wrong in an object, not that it is no number
+                first = max(
+                    (e for e in errors if e["loc"][:2] == first["loc"][:2]),
+                    key=lambda e: len(e["loc"]),
+                )
+            parts = (str(part) for part in first["loc"])
+            place = ".".join(part for part in parts if not part.startswith(_BRANCHES))
+            raise _invalid(place or "body", first["msg"]) from None
 
     def apply(self, transcript: Transcript) -> Transcript:
         """The transcript with the corrections. Raises ApiError `invalid_value` if they do not fit it."""

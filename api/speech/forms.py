@@ -119,10 +119,13 @@ def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        param = str(first["loc"][0])
-        message = "is missing" if first["type"] == "missing" else first["msg"]
-        raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
+        errors = error.errors()
+        param = errors[0]["loc"][0]
+        # What is wrong in an object comes after that it is not "auto".
+        told = max((e for e in errors if e["loc"][0] == param), key=lambda e: len(e["loc"]))
+        place = ".".join(map(str, (param, *told["loc"][2:])))
+        message = "is missing" if told["type"] == "missing" else told["msg"]
+        raise ApiError("invalid_value", f"{place}: {message}", param=str(param)) from error
 
 
 def transcription(form: TranscriptionForm, serving: Serving, settings: Settings) -> Options:

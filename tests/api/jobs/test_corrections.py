@@ -161,6 +161,7 @@ WORD = [" a", 0.0, 0.1]
         {"segments": [{"start": 0.0, "end": 1.0, "text": " a a", "words": [WORD, [" a", 0.5]]}]},
         {"segments": [{"start": 0.0, "end": 1.0, "text": " a", "words": [10**6]}]},
         {"segments": [], "names": {"A": ""}},
+        {"segments": [], "names": {"SPEAKER_00": " "}},
         {"segments": [], "names": {"A": "a" * 201}},
         {"segments": [], "names": {str(n): "a" for n in range(501)}},
         {"segments": [], "merged": {"A": "B", "B": "C"}},
@@ -173,6 +174,21 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(job, body) -> None:
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["code"] == "invalid_value"
     assert client.get(f"{at}/corrections").json()["version"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"start": -1}, "segments.1.start: Input should be greater"),
+        ({"speaker": " "}, "segments.1.speaker: String should match"),
+        ({"words": [0, ["a", 1, "2"]]}, "segments.1.words.1.2: Input should be a valid number"),
+        ({"unknown": 1}, "segments.1.unknown: Extra inputs"),
+    ],
+)
+def test_a_wrong_segment_is_refused_by_its_place(changes, message) -> None:
+    segment = {"start": 0.0, "end": 1.0, "text": "a"} | changes
+    with pytest.raises(ApiError, match=message):
+        Corrections.parse({"segments": [0, segment]})
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,11 @@ def test_what_is_wrong_is_named_as_the_client_knows_it(fields, param) -> None:
     assert refused(*fields).param == param
 
 
+def test_what_is_wrong_in_an_object_is_named() -> None:
+    vad = '{"type": "server_vad", "threshold": 2}'
+    assert "chunking_strategy.threshold: Input" in str(refused(MODEL, ("chunking_strategy", vad)))
+
+
 @pytest.mark.parametrize("name", ["language", "stream", "timestamp_granularities[]", "include"])
 def test_a_translation_has_no_fields_of_a_transcription(name) -> None:
     assert refused(MODEL, (name, "en"), kind=TranslationForm).param == name.removesuffix("[]")
