@@ -28,6 +28,7 @@ export class Editor {
       "aria-label": "Text of this part. " + HELP,
       dir: "auto",
       rows: 1,
+      maxlength: 20000, // what the server takes
       spellcheck: "true",
       oninput: () => this.#fit(),
       onkeydown: (event) => this.#pressed(event),

@@ -67,7 +67,7 @@ export class Edits {
   // The text of a segment; its words keep their times where they stay, others share those that they replace.
   withText(index, text) {
     const segment = this.state.segments[index];
-    const clean = text.replace(/\s+/g, " ").trim();
+    const clean = text.replace(/[\s\0]+/g, " ").trim();
     if (clean === segment.text.replace(/\s+/g, " ").trim()) return null;
     if (!clean) return this.#spliced(index, 1);
     return this.#spliced(index, 1, this.#rewritten(segment, clean));
@@ -128,7 +128,7 @@ export class Edits {
     let count = 0;
     const segments = this.state.segments.flatMap((segment) => {
       const changed = segment.text.replace(pattern, () => (count++, by));
-      const clean = changed.replace(/\s+/g, " ").trim();
+      const clean = changed.replace(/[\s\0]+/g, " ").trim();
       if (changed === segment.text) return [segment];
       return clean ? [this.#rewritten(segment, clean)] : [];
     });

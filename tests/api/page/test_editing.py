@@ -59,7 +59,7 @@ def test_text_is_corrected_in_place_saved_and_in_every_file(browser, tone) -> No
     fake.add()
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
         page.locator(".viewer").wait_for()
-        correct(page, "thanks", f"Good evening, thank you {HOSTILE} all for joining.")
+        correct(page, "thanks", f"Good evening,\0thank you {HOSTILE} all for joining.")
         assert "Good evening, thank you <img" in said(page)
         saved(page)
         before, after = fake.told.segments[0].words, corrected(fake).segments[0].words
