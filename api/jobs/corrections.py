@@ -135,15 +135,13 @@ class Corrections(BaseModel):
             return segment
         words = segment.words
         if words is not None:
-            words = tuple(
-                replace(
-                    word,
-                    speaker=self.name(word.speaker),
-                    others=tuple(self.name(other) or other for other in word.others),
-                )
-                for word in words
-            )
+            words = tuple(map(self._named_word, words))
         return replace(segment, words=words, speaker=self.name(segment.speaker))
+
+    def _named_word(self, word: Word) -> Word:
+        speaker = self.name(word.speaker)
+        others = dict.fromkeys(self.name(other) or other for other in word.others)
+        return replace(word, speaker=speaker, others=tuple(o for o in others if o != speaker))
 
 
 @dataclass(frozen=True)

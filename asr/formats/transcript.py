@@ -107,8 +107,10 @@ class Transcript:
         new.update({speaker: names.get(speaker, speaker) for speaker in self.speakers})
 
         def word(old: Word) -> Word:
-            others = tuple(filter(None, (new.get(other, other) for other in old.others)))
-            return replace(old, speaker=new.get(old.speaker, old.speaker), others=others)
+            speaker = new.get(old.speaker, old.speaker)
+            others = dict.fromkeys(new.get(other, other) for other in old.others)
+            kept = tuple(other for other in others if other and other != speaker)
+            return replace(old, speaker=speaker, others=kept)
 
         segments = tuple(
             replace(s, speaker=new[s.speaker], words=s.words and tuple(map(word, s.words)))

@@ -49,7 +49,8 @@ def test_people_get_names_and_words_are_corrected_in_their_time() -> None:
     named = told.renamed({"B": "Laura"})
     assert named.speakers == ("Laura", "A") and named.segments[0].words is not None
     assert {(w.speaker, w.others) for w in named.words} == {("Laura", ("A",))}
-    assert told.renamed({"B": "A"}).speakers == ("A",), "two are one"
+    one = told.renamed({"B": "A"})
+    assert one.speakers == ("A",) and {w.others for w in one.words} == {()}, "two are one"
     assert told.renamed({"A": None, "B": None}).speakers == ()
     with pytest.raises(UsageError, match="no speaker 'C'.*: B, A"):
         told.renamed({"C": "Laura", None: "Peter"})
