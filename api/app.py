@@ -117,6 +117,7 @@ def create_worker_app(
 
     app = _application(_lifespan((serving,), watchdog, [jobs.start], [jobs.stop], failed))
     app.state.settings, app.state.serving, app.state.jobs = settings, serving, jobs
+    app.state.streams = None
     app.state.readiness = Readiness(settings, serving, TextServing.of(settings), jobs)
     app.add_middleware(RequestId, metrics=serving.metrics)
     errors.install(app)

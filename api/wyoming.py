@@ -60,10 +60,11 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def listening(
-    settings: Settings, streams: Streams, failed: Callable[[Failure], None]
+    settings: Settings, streams: Streams | None, failed: Callable[[Failure], None]
 ) -> AsyncIterator[None]:
-    """Serve at the address of the settings, if there is one. `failed` is called if it cannot be used."""
-    if settings.wyoming is None:
+    """Serve at the address of the settings, if there is one and live streams are served, as a worker of jobs
+    does not. `failed` is called if it cannot be used."""
+    if settings.wyoming is None or streams is None:
         yield
         return
     server = Wyoming(settings, streams)
