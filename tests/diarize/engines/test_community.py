@@ -67,7 +67,7 @@ def test_a_folder_runs_through_the_stock_loader_and_its_result_says_so(folder: P
         assert all(turn.end_sample <= length * RATE for turn in short.regular)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_shared_frames_give_the_vectors_of_pyannote(folder: Path) -> None:
     from forescribe.diarize.engines.pyannote_pipeline import SharedFrameDiarization
     from forescribe.diarize.engines.upstream import (
