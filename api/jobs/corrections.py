@@ -83,14 +83,10 @@ class Corrections(BaseModel):
             return cls.model_validate(data)
         except ValidationError as error:
             errors = error.errors(include_url=False, include_input=False)
-            first = errors[0]
-            if first["loc"][:1] == (
-                "segments",
-            ):  # what is wrong in an object, not that it is no number
-                first = max(
-                    (e for e in errors if e["loc"][:2] == first["loc"][:2]),
-                    key=lambda e: len(e["loc"]),
-                )
+            first, at = errors[0], errors[0]["loc"]
+            if at and at[0] == "segments":  # what is wrong in an object, not that it is no number
+                same = [e for e in errors if e["loc"][:2] == at[:2]]
+                first = max(same, key=lambda e: len(e["loc"]))
             parts = (str(part) for part in first["loc"])
             place = ".".join(part for part in parts if not part.startswith(_BRANCHES))
             raise _invalid(place or "body", first["msg"]) from None
@@ -135,13 +131,8 @@ class Corrections(BaseModel):
             return segment
         words = segment.words
         if words is not None:
-            words = tuple(map(self._named_word, words))
+            words = tuple(word.renamed(self.name) for word in words)
         return replace(segment, words=words, speaker=self.name(segment.speaker))
-
-    def _named_word(self, word: Word) -> Word:
-        speaker = self.name(word.speaker)
-        others = dict.fromkeys(self.name(other) or other for other in word.others)
-        return replace(word, speaker=speaker, others=tuple(o for o in others if o != speaker))
 
 
 @dataclass(frozen=True)

@@ -106,17 +106,18 @@ class Transcript:
         new: dict[str | None, str | None] = {None: None}
         new.update({speaker: names.get(speaker, speaker) for speaker in self.speakers})
 
-        def word(old: Word) -> Word:
-            speaker = new.get(old.speaker, old.speaker)
-            others = dict.fromkeys(new.get(other, other) for other in old.others)
-            kept = tuple(other for other in others if other and other != speaker)
-            return replace(old, speaker=speaker, others=kept)
+        def called(label: str | None) -> str | None:
+            return new.get(label, label)
 
         segments = tuple(
-            replace(s, speaker=new[s.speaker], words=s.words and tuple(map(word, s.words)))
+            replace(
+                s,
+                speaker=new[s.speaker],
+                words=s.words and tuple(word.renamed(called) for word in s.words),
+            )
             for s in self.segments
         )
-        turns = tuple(replace(t, speaker=name) for t in self.turns if (name := new[t.speaker]))
+        turns = tuple(replace(t, speaker=told) for t in self.turns if (told := new[t.speaker]))
         return replace(self, segments=segments, turns=turns)
 
     def corrected(self, wrong: str, right: str) -> Transcript:

@@ -6,7 +6,7 @@ nothing is rounded twice. Knows what a valid part is; nothing of files or of dec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, Protocol
@@ -94,6 +94,12 @@ class Word(_InSeconds):
         unknown = set(self.sources or ()) - set(TOKEN_SOURCES)
         if unknown:
             raise ValueError(f"unknown source {unknown.pop()!r}; known: {', '.join(TOKEN_SOURCES)}")
+
+    def renamed(self, name: Callable[[str | None], str | None]) -> Word:
+        """With the names of its speakers. Where two have one name it is said once."""
+        speaker, others = name(self.speaker), dict.fromkeys(map(name, self.others))
+        kept = tuple(other for other in others if other and other != speaker)
+        return replace(self, speaker=speaker, others=kept)
 
     def __repr__(self) -> str:
         return self._brief(self.text, self.speaker)

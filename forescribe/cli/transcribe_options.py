@@ -138,19 +138,19 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     compression_ratio_threshold: str | None = opt(
         DECODING,
         "--compression-ratio-threshold RATIO",
-        "Text that compresses better repeats; None: off.",
+        "Text that repeats more is retried; None: off.",
         shown="2.4",
     )
     logprob_threshold: str | None = opt(
         DECODING,
         "--logprob-threshold LOGPROB",
-        "Text of a lower mean is improbable; None: off.",
+        "Less probable text is retried; None: off.",
         shown="-1.0",
     )
     no_speech_threshold: str | None = opt(
         DECODING,
         "--no-speech-threshold PROB",
-        "A higher probability is silence; None: off.",
+        "Windows above it are silent; None: off.",
         shown="0.6",
     )
     temperature_increment_on_fallback: str | None = opt(

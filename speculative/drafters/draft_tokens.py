@@ -171,14 +171,15 @@ class DraftTokens:
             raise TypeError("it is no JSON object")
         ids = data["ids"]
         ids = from_bitmap(ids) if isinstance(ids, str) else ids
-        counts = data["counts"] if "occurrences" in data else [0] * len(ids)
+        counted = "counts" in data or "occurrences" in data
+        counts = data["counts"] if counted else [0] * len(ids)
         if not isinstance(ids, list) or not isinstance(counts, list):
             raise TypeError("its ids and counts are no lists")
         return cls(
             tuple(ids),
             tuple(counts),
             data["vocab_size"],
-            data.get("occurrences", 0),
+            data["occurrences"] if counted else 0,
             str(data["source"]),
         )
 
