@@ -18,7 +18,7 @@ from forescribe.asr.live.formats import AudioInput
 
 from ..errors import ApiError
 from ..speech.serving import Serving
-from .session import DIARIZE, PARAM, SessionConfig
+from .session import DIARIZE, PARAM, TRANSCRIPTION, SessionConfig
 
 if TYPE_CHECKING:
     from forescribe.asr.live.events import Event, LiveOptions, LiveStats, Tell
@@ -39,11 +39,13 @@ class SessionAudio:
         """Use this configuration, which means these options, from now on. Raises ApiError if it cannot be
         served; nothing is changed then."""
         speakers = self._speakers if config.diarize else None
-        if config.diarize and speakers is None:
+        if config.diarize and (speakers is None or config.known != self._known):
+            device = self.serving.settings.device
             try:
-                speakers = self.serving.speakers.live(self._tell, self.serving.settings.device)
+                speakers = self.serving.speakers.live(self._tell, device, *config.known)
             except ApiError as error:
-                raise ApiError(error.code, error.message, param=DIARIZE) from error
+                param = f"{PARAM}.{TRANSCRIPTION}.{error.param}" if error.param else DIARIZE
+                raise ApiError(error.code, error.message, param=param) from error
         if self._stream is None:
             self._stream = self.serving.live(options, self._heard)
         else:
@@ -55,6 +57,10 @@ class SessionAudio:
         if self._config is None or config.input.format != self._config.input.format:
             self._input = AudioInput(config.input.format.type, config.input.format.rate)
         self._config = config
+
+    @property
+    def _known(self) -> object:
+        return None if self._config is None else self._config.known
 
     @property
     def bytes_per_s(self) -> int:

@@ -21,7 +21,7 @@ from ..errors import ApiError
 from ..routers.operations import check_model
 from ..settings import NO_DIARIZER, Settings
 from ..speech import forms
-from ..speech.forms import MAX_LISTED, MAX_PROMPT, Entry, TranscriptionForm
+from ..speech.forms import MAX_KNOWN, MAX_LISTED, MAX_PROMPT, Entry, TranscriptionForm
 from ..speech.serving import Serving
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ PARAM = "session"
 TRANSCRIPTION = "audio.input.transcription"
 
 DIARIZE = f"{PARAM}.{TRANSCRIPTION}.diarize"
+
+KNOWN = ("known_speaker_names", "known_speaker_references")
+"""The fields of people who are recognised."""
 
 LOGPROBS = "item.input_audio_transcription.logprobs"
 HYPOTHESES = "forescribe.hypothesis"
@@ -61,8 +64,8 @@ class G711(Frozen):
 
 
 class Transcription(Frozen):
-    """How the audio is transcribed. `model` is any name of the loaded model. `diarize`, not OpenAI's, asks
-    for the speakers of segments."""
+    """How the audio is transcribed. `model` is any name of the loaded model. Not OpenAI's: `diarize` asks for
+    the speakers of segments, known ones by the names and references of an upload."""
 
     model: str
     language: str | None = None
@@ -73,8 +76,10 @@ class Transcription(Frozen):
     keywords: Annotated[tuple[Entry, ...], Field(max_length=MAX_LISTED)] = ()
     delay: Literal["minimal", "low", "medium", "high", "xhigh"] = "medium"
     diarize: bool = False
+    known_speaker_names: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
+    known_speaker_references: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
 
-    @field_validator("keywords", mode="before")
+    @field_validator("keywords", *KNOWN, mode="before")
     @classmethod
     def _none(cls, given: Any) -> Any:
         return () if given is None else given
@@ -176,10 +181,15 @@ class SessionConfig(Frozen):
         """Whether segments are to have speakers."""
         return self.input.transcription.diarize
 
+    @property
+    def known(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names and the references of people who are recognised."""
+        wanted = self.input.transcription
+        return wanted.known_speaker_names, wanted.known_speaker_references
+
     def updated(self, given: Mapping[str, Any], *, started: bool = False) -> Self:
-        """With what a client has given. Format, model and `diarize` cannot change once audio has come
-        (`started`).
-        Raises ApiError `invalid_value` with the place."""
+        """With what a client has given. Format, model and speakers cannot change once audio has come
+        (`started`). Raises ApiError `invalid_value` with the place."""
         state = _merged(self.model_dump(mode="json", exclude_none=True), given)
         try:
             new = type(self).model_validate(state)
@@ -197,6 +207,7 @@ class SessionConfig(Frozen):
                     new.input.transcription.model,
                 ),
                 ("transcription.diarize", self.diarize, new.diarize),
+                (f"transcription.{KNOWN[0]}", self.known, new.known),
             ):
                 if before != after:
                     param = f"{PARAM}.audio.input.{name}"
@@ -210,9 +221,12 @@ class SessionConfig(Frozen):
         from forescribe.asr.live.turns import Turns
 
         wanted, detection = self.input.transcription, self.input.turn_detection
-        fields = wanted.model_dump(exclude={"delay", "diarize"})
+        fields = wanted.model_dump(exclude={"delay", "diarize", *KNOWN})
         try:
             check_model(wanted.model, settings)
+            if any(self.known) and not self.diarize:
+                raise forms.invalid(KNOWN[0], "needs diarize")
+            forms.check_speaker_names(wanted.known_speaker_names)
             options = forms.transcription(TranscriptionForm(**fields), serving, settings)
         except ApiError as error:
             param = f"{PARAM}.{TRANSCRIPTION}.{error.param}"
@@ -233,8 +247,9 @@ class SessionConfig(Frozen):
         return LiveOptions(options, delay=wanted.delay, turns=turns, speech=wanted.diarize)
 
     def to_dict(self) -> dict[str, Any]:
-        """As events show it."""
-        state = self.model_dump(mode="json", exclude_none=True)
+        """As events show it; references, which are long and personal, are left out."""
+        hidden = {"audio": {"input": {"transcription": {KNOWN[1]}}}}
+        state = self.model_dump(mode="json", exclude_none=True, exclude=hidden)
         state["include"] = state["include"] or None
         shown = {"noise_reduction": None, "turn_detection": None, **state["audio"]["input"]}
         return {**state, "audio": {"input": shown}}

@@ -96,10 +96,13 @@ class Speakers:
         with self._lock:
             self._diarizer = self._online = None
 
-    def live(self, tell: Tell, device: str) -> LiveSpeakers:
-        """The speakers of a live stream, labelled A, B, ... Streams share a thread, and do not wait for
-        `diarize`, which may take minutes. The engine is loaded there with the first speech. Raises ApiError
-        if that is known to fail."""
+    def live(
+        self, tell: Tell, device: str, names: Sequence[str] = (), references: Sequence[str] = ()
+    ) -> LiveSpeakers:
+        """The speakers of a live stream, labelled A, B, ..., or by their names where `references` are data
+        URLs of their voices. Streams share a thread, and do not wait for `diarize`, which may take minutes.
+        The engine is loaded there, and waited for only where voices are enrolled. Raises ApiError if that is
+        known to fail, and for a reference that names the field."""
         from forescribe.diarize.engines import registry
         from forescribe.diarize.live_speakers import LiveSpeakers
         from forescribe.speculative.device import keep_to_one_core
@@ -117,25 +120,33 @@ class Speakers:
             elif self._online.done() and (error := self._online.exception()) is not None:
                 self._online = None  # the next session tries it again
                 raise error
-            online = self._online
+            online, worker = self._online, self._worker
+        known: list[KnownSpeaker] = []
+        if names or references:
+            with refused():
+                engine = online.result()
+            known = _in_own_thread(lambda: self._enrolled(engine, names, references))
 
         def load() -> OnlineSpeakers:
             from forescribe.diarize.engines.online import OnlineSpeakers
 
-            return OnlineSpeakers(online.result(), letter)
+            return OnlineSpeakers(online.result(), letter, known)
 
-        return LiveSpeakers(load, tell, self._worker)
+        return LiveSpeakers(load, tell, worker)
 
     async def enrol(self, names: Sequence[str], references: Sequence[str]) -> list[KnownSpeaker]:
         """The voices of known speakers, from data URLs. Raises ApiError that names the field."""
+        return await asyncio.to_thread(lambda: self._enrolled(self, names, references))
+
+    def _enrolled(
+        self, diarizer: Diarizer, names: Sequence[str], references: Sequence[str]
+    ) -> list[KnownSpeaker]:
         if len(names) != len(references):
             text = f"{len(names)} names and {len(references)} references do not pair"
             raise ApiError("invalid_value", text, param="known_speaker_references")
-        return await asyncio.to_thread(
-            lambda: [self._enrol(*pair) for pair in zip(names, references, strict=True)]
-        )
+        return [self._enrol(diarizer, *pair) for pair in zip(names, references, strict=True)]
 
-    def _enrol(self, name: str, reference: str) -> KnownSpeaker:
+    def _enrol(self, diarizer: Diarizer, name: str, reference: str) -> KnownSpeaker:
         from forescribe.asr.audio.reading import read_audio
         from forescribe.diarize.enrolment import extract_voice
         from forescribe.diarize.known_speakers import KnownSpeaker
@@ -150,15 +161,14 @@ class Speakers:
             if not shortest - TOLERANCE_S <= len(samples) / SAMPLE_RATE <= longest + TOLERANCE_S:
                 text = f"a reference is {shortest:g} to {longest:g} s long"
                 raise ApiError("invalid_value", text)
-            voice = extract_voice(self, samples, name)
+            voice = extract_voice(diarizer, samples, name)
         except (ApiError, ForescribeError) as error:
             text = f"the reference of {name!r}: {error}"
             raise ApiError("invalid_value", text, param="known_speaker_references") from error
-        assert voice.vector is not None and self.engine.encoder is not None  # set by extract_voice
+        encoder = diarizer.engine.encoder
+        assert voice.vector is not None and encoder is not None  # set by extract_voice
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return KnownSpeaker(
-            name, self.engine.encoder, voice.vector, voice.samples, clips=1, added=now
-        )
+        return KnownSpeaker(name, encoder, voice.vector, voice.samples, clips=1, added=now)
 
     async def start(
         self, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None

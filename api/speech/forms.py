@@ -38,6 +38,9 @@ MAX_PROMPT = 100_000
 MAX_LISTED, MAX_NAME = 1000, 1000
 """Entries of a list, and characters of one."""
 
+MAX_KNOWN = 4
+"""Speakers who are recognised (OpenAI's contract)."""
+
 MAX_SPEAKER_NAME = 255
 """Characters of a speaker's name, which labels every line of a result."""
 
@@ -94,8 +97,8 @@ class TranscriptionForm(BaseModel):
     timestamp_granularities: tuple[Literal["word", "segment"], ...] | None = None
     stream: bool = False
     chunking_strategy: Literal["auto"] | VadConfig | None = None
-    known_speaker_names: Annotated[tuple[str, ...], Field(max_length=4)] = ()
-    known_speaker_references: Annotated[tuple[str, ...], Field(max_length=4)] = ()
+    known_speaker_names: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
+    known_speaker_references: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
 
     @property
     def diarized(self) -> bool:
@@ -218,10 +221,7 @@ def _check(form: TranscriptionForm) -> None:
     for param in ("known_speaker_names", "known_speaker_references"):
         if getattr(form, param) and not form.diarized:
             raise invalid(param, "needs response_format=diarized_json")
-    for name in form.known_speaker_names:
-        if not name.isprintable() or len(name) > MAX_SPEAKER_NAME:
-            text = f"a name has at most {MAX_SPEAKER_NAME} characters and none that breaks or controls a line"
-            raise invalid("known_speaker_names", text)
+    check_speaker_names(form.known_speaker_names)
     if form.timestamp_granularities and form.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "needs response_format=verbose_json")
     if form.include and form.response_format != "json":
@@ -232,6 +232,14 @@ def _check(form: TranscriptionForm) -> None:
         )
     if form.languages is not None and form.language:
         raise invalid("languages", "give language or languages, not both")
+
+
+def check_speaker_names(names: Iterable[str]) -> None:
+    """Raises ApiError `invalid_value`."""
+    for name in names:
+        if not name.isprintable() or len(name) > MAX_SPEAKER_NAME:
+            text = f"a name has at most {MAX_SPEAKER_NAME} characters and none that breaks or controls a line"
+            raise invalid("known_speaker_names", text)
 
 
 def _language(form: TranscriptionForm, serving: Serving, settings: Settings) -> str | None:

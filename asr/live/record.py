@@ -103,6 +103,12 @@ class LiveRecord:
             coverage=self._coverage(items),
             language=language or None,
             language_probability=min(probabilities, default=None),
+            diarized=any(item.diarized for _, item in items),
+            turns=tuple(
+                replace(t, start_sample=t.start_sample + start, end_sample=t.end_sample + start)
+                for start, item in items
+                for t in item.turns
+            ),
             warnings=tuple(_placed(n, start) for start, item in items for n in item.warnings),
             settings={**(items[0][1].settings if items else {}), **(settings or {})},
             stats=_added([item.stats for _, item in items]),

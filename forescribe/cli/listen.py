@@ -315,8 +315,8 @@ def _speakers(options: ListenOptions, diarizer: Diarizer | None) -> OnlineSpeake
 
 
 def _diarizer(options: ListenOptions) -> Diarizer | None:
-    """That of the files."""
-    if not options.diarize or options.output_dir is None:
+    """That of the files; None where a server has found the speakers."""
+    if not options.diarize or options.output_dir is None or options.server is not None:
         return None
     return options.speakers.engine(options.device, network=not options.local_files_only)
 

@@ -192,8 +192,8 @@ class ListenOptions(LoadOptions, SpeakerChoice):
         """What a server decides cannot be an option here."""
         if self.server is None:
             return
-        here = {f.name for f in fields(LoadOptions)} - {"model"}
-        here |= {"task", "step", "diarize", "word_timestamps"}
+        here = {f.name for f in (*fields(LoadOptions), *fields(SpeakerChoice))} - {"model"}
+        here |= {"task", "step", "word_timestamps"}
         for option in fields(self):
             value = getattr(self, option.name)
             if option.name in here and value != option.default:
@@ -265,5 +265,5 @@ class ListenOptions(LoadOptions, SpeakerChoice):
             turns=None
             if self.turns == "none"
             else Turns(silence_s=self.silence, eagerness=eagerness),  # type: ignore[arg-type]
-            speech=self.labels,
+            speech=self.labels if self.server is None else self.diarize,
         )

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlencode, urlsplit, urlunsplit
@@ -30,6 +30,7 @@ from forescribe.asr.formats.transcript_parts import (
     Json,
     Segment,
     Span,
+    Turn,
     samples_at,
     seconds,
 )
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 SERVER_RATE = 24_000
 """Hz, the only rate that every server takes."""
 
+UNKNOWN = "unknown"
+"""Of segments whose speaker a server does not know."""
+
 ANSWER_S = 60.0
 """After the end of the audio, between two messages of a server."""
 
@@ -67,12 +71,14 @@ HYPOTHESES = {"type": "transcription", "include": ["forescribe.hypothesis"]}
 
 @dataclass
 class _Item:
-    """An item of the server: its number here, where it is in the stream, and its released text."""
+    """An item of the server: its number here, where it is in the stream, its released text, and the segments
+    that were told."""
 
     number: int
     start_s: float
     end_s: float | None = None  # None until its turn has ended
     text: str = ""
+    segments: list[Segment] = field(default_factory=list)
 
 
 class ServerEngine:
@@ -83,7 +89,7 @@ class ServerEngine:
         import soxr
 
         self._url, self._key, self._model = realtime_url(url), key, model or SERVER_MODEL
-        self._session = session_of(options, self._model)
+        self._session, self._diarized = session_of(options, self._model), options.speech
         self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._items: dict[str, _Item] = {}  # that have no transcript yet
         self._count, self._sent = 0, 0  # items, samples
@@ -198,6 +204,9 @@ class ServerEngine:
                 self._commit(self._item(message["item_id"]))
             elif kind == f"{TRANSCRIPT}delta":
                 self._release(self._item(message["item_id"]), message["delta"])
+            elif kind == f"{TRANSCRIPT}segment":
+                item = self._item(message["item_id"])
+                item.segments.append(_segment(len(item.segments), message))
             elif kind == f"{TRANSCRIPT}completed":
                 self._complete(self._item(message["item_id"]), message)
                 del self._items[message["item_id"]]
@@ -257,11 +266,17 @@ class ServerEngine:
         count, text = max(1, samples_at(end_s - item.start_s)), message["transcript"].strip()
         languages = message.get("languages") or [{"code": None}]
         settings: dict[str, Json] = {"model": self._model, "server": self._url}
+        segments = item.segments if _words(item.segments) == text.split() else []
+        if text and not segments:
+            segments = [Segment(0, 0, 0, 0, count, f" {text}")]
+        turns = tuple(Turn(s.start_sample, s.end_sample, s.speaker) for s in segments if s.speaker)
         transcript = Transcript(
-            (Segment(0, 0, 0, 0, count, f" {text}"),) if text else (),
+            tuple(segments),
             count,
             Coverage((Span(0, count, "decoded"),)),
             languages[0]["code"],
+            turns=turns,
+            diarized=self._diarized,
             settings=settings,
         )
         # What the server counts it does not tell.
@@ -279,6 +294,8 @@ def session_of(options: LiveOptions, model: str) -> dict[str, Any]:
         transcription["prompt"] = chosen.initial_prompt
     if options.delay != "medium":
         transcription["delay"] = options.delay
+    if options.speech:  # a forescribe server alone takes it
+        transcription["diarize"] = True
     detection: dict[str, Any] | None = None
     if turns is not None and turns.eagerness is not None:
         detection = {"type": "semantic_vad", "eagerness": turns.eagerness}
@@ -288,6 +305,18 @@ def session_of(options: LiveOptions, model: str) -> dict[str, Any]:
     heard = {"type": "audio/pcm", "rate": SERVER_RATE}
     given = {"format": heard, "transcription": transcription, "turn_detection": detection}
     return {"type": "transcription", "audio": {"input": given}}
+
+
+def _segment(number: int, message: dict[str, Any]) -> Segment:
+    """A segment of an item, as a server tells it."""
+    start, end = samples_at(message["start"]), samples_at(message["end"])
+    speaker = message.get("speaker")
+    named = None if speaker in (None, UNKNOWN) else str(speaker)
+    return Segment(number, 0, 0, start, max(start + 1, end), str(message["text"]), speaker=named)
+
+
+def _words(segments: list[Segment]) -> list[str]:
+    return "".join(segment.text for segment in segments).split()
 
 
 def realtime_url(url: str) -> str:

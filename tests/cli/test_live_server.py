@@ -214,6 +214,34 @@ def test_the_command(run, tmp_path) -> None:  # noqa: F811
     assert (done.status, done.out) == (0, "turn 1.\nturn 2.\nend\n"), done.err
     (file,) = (tmp_path / "out").iterdir()
     assert "00:00:01,200 --> 00:00:02,000\nturn 2." in file.read_text()
-    for option in (["--draft", "none"], ["--step", "2"], ["--diarize", "-o", "out"]):
+    for option in (["--draft", "none"], ["--step", "2"], ["--num-speakers", "2", "--diarize"]):
         refused = run("-", "--server", url, *option)
         assert refused.status == 2 and f"{option[0]} cannot be chosen" in refused.err
+
+
+def test_speakers_of_a_server_begin_lines_and_are_in_the_files(run, tmp_path) -> None:  # noqa: F811
+    def script(send: Any, message: dict[str, Any]) -> None:
+        if message["type"] != "input_audio_buffer.commit":
+            return
+        send(type="input_audio_buffer.committed", item_id="i", previous_item_id=None)
+        for speaker, start, end, text in (
+            ("A", 0.0, 1.0, " Good morning."),
+            ("unknown", 1.0, 1.5, " Hm."),
+            ("Laura", 1.5, 2.0, " Hello."),
+        ):
+            segment = {"id": "s", "start": start, "end": end, "text": text, "speaker": speaker}
+            send(type=f"{TRANSCRIPT}.segment", item_id="i", content_index=0, **segment)
+        whole = "Good morning. Hm. Hello."
+        send(type=f"{TRANSCRIPT}.completed", item_id="i", content_index=0, transcript=whole)
+
+    with serving(script) as (url, received):
+        done: Run = run(
+            "-", "--server", url, "--diarize", "-o", "out", "-f", "srt,rttm", stdin=bytes(64_000)
+        )
+    assert done.status == 0, done.err
+    assert done.out == "A: Good morning.\nunknown: Hm.\nLaura: Hello.\n"
+    asked = [m["session"]["audio"]["input"] for m in received if "audio" in m.get("session", {})]
+    assert [a["transcription"]["diarize"] for a in asked] == [True]
+    files = {path.suffix: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert "00:00:01,500 --> 00:00:02,000\n[Laura]: Hello." in files[".srt"], files
+    assert [line.split()[7] for line in files[".rttm"].splitlines()] == ["A", "Laura"]

@@ -58,7 +58,7 @@ def test_an_items_text_is_that_of_an_upload_of_its_samples(service) -> None:
 class Alternating:
     """The engine of live speakers and the speakers of a stream: the windows are of A and of B in turn."""
 
-    def __init__(self, engine: object, label: Callable[[int], str]) -> None:
+    def __init__(self, engine: object, label: Callable[[int], str], known: object) -> None:
         self.labels = itertools.cycle(map(label, range(2)))
 
     def turns(self, samples: np.ndarray) -> tuple[Turns, Turns]:
@@ -72,6 +72,12 @@ def test_speakers_are_told_with_the_segments_of_an_item(service, monkeypatch) ->
     monkeypatch.setattr(registry, "load_online", lambda *_, **options: options["device"])
     client = service()
     with connected(client) as socket:
+        socket.send("session.update", session={"audio": audio(diarize=True, known_speaker_names="a")})
+        lone = {"diarize": True, "known_speaker_names": ["Laura"]}
+        socket.send("session.update", session={"audio": audio(**lone)})
+        assert [socket.next()["error"]["param"].rpartition(".")[2] for _ in range(2)] == [
+            "known_speaker_names", "known_speaker_references"
+        ]  # fmt: skip
         shown = socket.configure(audio=audio(diarize=True))
         assert shown["audio"]["input"]["transcription"]["diarize"] is True
         for seed in range(2):
@@ -189,6 +195,7 @@ def test_a_session_is_changed_while_it_runs(service) -> None:
                 ("transcription", {"languages": ["en"]}, "transcription.languages", "not both"),
                 ("transcription", {"delay": "never"}, "transcription.delay", "minimal"),
                 ("transcription", {"prompt": "x" * 100_001}, "transcription.prompt", ""),
+                ("transcription", {"known_speaker_names": ["a"]}, "transcription.known_speaker_names", "diarize"),
                 ("format", {"type": "audio/opus"}, "format", "audio/pcm"),
                 ("format", {"type": "audio/pcm", "rate": 44_100}, "format.rate", "16000"),
                 ("format", {"type": "audio/pcmu", "rate": 16_000}, "format.rate", "8000"),
