@@ -221,19 +221,21 @@ def next_piece(
     *,
     after_silence: bool,
     skip_silence: bool = True,
+    fits: bool = False,
 ) -> Piece:
     """The piece that starts at the first of these frames. There must be `lookahead(options)` of them, or
     all that are left.
 
     `probabilities` and `voiced` are [F]. `after_silence`: the previous piece was silent, so its silence
-    continues here.
+    continues here. `fits`: what is left fits into a window, though its last frame may reach over that.
     """
     pad, max_silence = options.pad_frames, options.max_silence_frames
     total = len(voiced)
     last = total < lookahead(options)
+    fits = last and (fits or total <= MAX_FRAMES)
     runs = _speech_runs(voiced, _frames(options.min_speech_s))
     if not skip_silence:
-        if last and total <= MAX_FRAMES:
+        if fits:
             return Piece(total, speech=True)
         ends = [0, *(end for _, end in runs)]
         starts = [*(start for start, _ in runs), total]
@@ -253,7 +255,7 @@ def next_piece(
     for start, end in pauses:
         if start <= MAX_FRAMES and end - start >= max_silence:
             return Piece(min(start + pad, MAX_FRAMES, total), speech=True)
-    if last and total <= MAX_FRAMES:
+    if fits:
         return Piece(total, speech=True)
     return Piece(_cut_at(pauses, probabilities, options), speech=True)
 
@@ -364,9 +366,8 @@ class Cutter:
             self.options,
             after_silence=self.silent_from is not None,
             skip_silence=self.skip_silence,
+            fits=self.samples.count <= MAX_SAMPLES,
         )
-        if not self.skip_silence and len(self.voiced) < view and self.samples.count <= MAX_SAMPLES:
-            piece = Piece(len(self.voiced), speech=True)  # 30 s end within a frame
         voice = self.probabilities[: piece.frames] >= VOICE
         self.probabilities = self.probabilities[piece.frames :]
         self.voiced = self.voiced[piece.frames :]

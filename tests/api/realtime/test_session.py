@@ -72,7 +72,9 @@ def test_speakers_are_told_with_the_segments_of_an_item(service, monkeypatch) ->
     monkeypatch.setattr(registry, "load_online", lambda *_, **options: options["device"])
     client = service()
     with connected(client) as socket:
-        socket.send("session.update", session={"audio": audio(diarize=True, known_speaker_names="a")})
+        socket.send(
+            "session.update", session={"audio": audio(diarize=True, known_speaker_names="a")}
+        )
         lone = {"diarize": True, "known_speaker_names": ["Laura"]}
         socket.send("session.update", session={"audio": audio(**lone)})
         assert [socket.next()["error"]["param"].rpartition(".")[2] for _ in range(2)] == [

@@ -313,10 +313,12 @@ def test_without_skipping_silence_every_sample_is_in_a_window_with_speech() -> N
     assert list(cut([], Track(values), skip_silence=False)) == []
 
 
+@pytest.mark.parametrize("skip_silence", [False, True])
 @pytest.mark.parametrize(("extra", "count"), [(-1, 1), (0, 1), (1, 2)])
-def test_thirty_seconds_are_one_window(extra: int, count: int) -> None:
+def test_thirty_seconds_are_one_window(extra: int, count: int, skip_silence: bool) -> None:
     values = np.full(MAX_SAMPLES // FRAME + 1, 0.9, np.float32)
-    windows = list(cut([counting(MAX_SAMPLES + extra)], Track(values), skip_silence=False))
+    samples = counting(MAX_SAMPLES + extra)
+    windows = list(cut([samples], Track(values), skip_silence=skip_silence))
     assert len(windows) == count and windows[-1].end == MAX_SAMPLES + extra
 
 
