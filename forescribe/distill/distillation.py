@@ -23,7 +23,7 @@ from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
 
 from .draft_lists import DraftVocabulary
 from .files import WorkFolder, put_bytes, writing
-from .labels import CutHead, LabelRow, LabelStore, split
+from .labels import CutHead, LabelRow, LabelStore, repeated_share, split
 from .pair import DraftPair, Hook
 from .pruning import Choice, measured_distances, spaced
 from .report import Prices, figures_of, markdown, measured_prices, speedup, versions
@@ -227,7 +227,11 @@ class Distillation:
             "settings": dict(settings.record),
             "start": str(settings.start or f"layers {work.read('layers')} of the target"),
             "finished": progress.finished,
-            "rows": {"trained": len(rows), "held_out": len(held_out)},
+            "rows": {
+                "trained": len(rows),
+                "held_out": len(held_out),
+                "repeated_share": round(repeated_share(rows, held_out), 3),
+            },
             "tokens": {"trained": sum(r.answered for r in rows)},
             "seconds": {
                 "labels": round(float(work.read("label_seconds") or 0.0), 1),

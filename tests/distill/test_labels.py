@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from forescribe.distill.labels import (
     LabelRow,
     LabelStore,
     collate,
+    repeated_share,
     split,
 )
 from tests.distill.made_rows import made_row, spoken
@@ -161,6 +163,14 @@ def test_whole_recordings_are_held_out_of_every_kind() -> None:
     assert len(both) <= 2  # the last recording of each kind may be divided
     again = split(list(reversed(rows)))[1]
     assert {id(row) for row in again} == {id(row) for row in held_out}
+
+
+def test_text_that_is_learnt_by_heart_is_counted() -> None:
+    rows = [made_row(n, answered=20) for n in range(3)]
+    again = replace(rows[0], source="another channel")
+    assert repeated_share(rows[:2], [again]) == 1.0
+    assert repeated_share(rows[:2], [again, rows[2]]) == 0.5
+    assert repeated_share(rows[1:], [again]) == 0.0
 
 
 def test_too_little_data_is_refused_with_what_is_needed() -> None:

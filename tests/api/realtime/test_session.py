@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from forescribe.api.app import create_app
 from forescribe.api.errors import ApiError
 from forescribe.api.realtime.events import FIELDS, InvalidEvent, client_event
-from forescribe.api.realtime.session import DIARIZE, initial
+from forescribe.api.realtime.session import DIARIZE, KNOWN, initial
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.diarize.engines import registry
@@ -197,7 +197,7 @@ def test_a_session_is_changed_while_it_runs(service) -> None:
                 ("transcription", {"languages": ["en"]}, "transcription.languages", "not both"),
                 ("transcription", {"delay": "never"}, "transcription.delay", "minimal"),
                 ("transcription", {"prompt": "x" * 100_001}, "transcription.prompt", ""),
-                ("transcription", {"known_speaker_names": ["a"]}, "transcription.known_speaker_names", "diarize"),
+                ("transcription", {KNOWN[0]: ["a"]}, f"transcription.{KNOWN[0]}", "needs diarize"),
                 ("format", {"type": "audio/opus"}, "format", "audio/pcm"),
                 ("format", {"type": "audio/pcm", "rate": 44_100}, "format.rate", "16000"),
                 ("format", {"type": "audio/pcmu", "rate": 16_000}, "format.rate", "8000"),
