@@ -54,6 +54,9 @@ hours. The query of the URL takes precedence."""
 _AWAY = frozenset({"25006", "57P01", "57P02", "57P03", "53300"})
 """PostgreSQL's codes: read only, shutting down, crashed, starting, too many connections."""
 
+SWITCH_S = 5.0
+"""Of several processes that open a new database at once."""
+
 _FULL = ("SQLITE_FULL", "53100")
 _UNWRITABLE = ("SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_CANTOPEN")
 
@@ -232,6 +235,8 @@ def _create_tables(engine: sa.Engine) -> None:
     processes may do so at once."""
     with engine.begin() as tx:
         hold(tx, "forescribe_tables")
+        if engine.dialect.name == "sqlite":
+            tx.exec_driver_sql("BEGIN IMMEDIATE")  # as in `transaction`
         META.create_all(tx)
         for table, column, kind in ADDED:
             if column not in {found["name"] for found in sa.inspect(tx).get_columns(table.name)}:
@@ -286,12 +291,25 @@ def _configure_sqlite(connection: Any, record: object) -> None:
     """Write-ahead log, and deleted rows are overwritten. Writers wait for each other."""
     connection.isolation_level = "IMMEDIATE"
     connection.execute("PRAGMA busy_timeout=30000")
-    connection.execute("PRAGMA journal_mode=WAL")
+    _write_ahead(connection)
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute("PRAGMA foreign_keys=ON")
     if sqlite3.sqlite_version_info < (3, 42):
         connection.create_function("unixepoch", -1, _unix_epoch)
+
+
+def _write_ahead(connection: Any) -> None:
+    """Switching a new database to its write-ahead log does not wait for another process that does so."""
+    deadline = time.monotonic() + SWITCH_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def _unix_epoch(*arguments: str) -> float:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -292,6 +293,14 @@ def test_all_connections_to_postgresql_have_these_limits(tmp_path) -> None:
         engine.stop()
         engine.close()
         store.close()
+
+
+def test_several_processes_may_open_a_new_database_at_once(tmp_path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(3):
+            url = f"sqlite:///{tmp_path}/{number}.db"
+            for opened in [pool.submit(Database.open, url) for _ in range(4)]:
+                opened.result().close()
 
 
 def test_sqlite_has_times_in_milliseconds_whatever_its_version(tmp_path):
