@@ -319,6 +319,15 @@ class Settings(BaseSettings):
         home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
         return Path(home) / "forescribe"
 
+    def made_data_folder(self) -> Path:
+        """The folder of jobs, which is made if it is missing. Raises UsageError."""
+        folder = self.data_folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise UsageError(f"data_dir {folder}: {error.strerror}; set another") from error
+        return folder
+
     @classmethod
     def settings_customise_sources(
         cls,

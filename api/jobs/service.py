@@ -143,11 +143,7 @@ class Jobs:
                 f"jobs need {error.name}: {how_to_install('serve')}, or set jobs = false"
             ) from error
 
-        folder = settings.data_folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise UsageError(f"data_dir {folder}: {error.strerror}; set another") from error
+        folder = settings.made_data_folder()
         exclusive = settings.database_url is None
         # Drafts and copies of objects belong to one process, as an SQLite file does.
         lock = _locked(folder) if exclusive or settings.blobs_url is not None else None

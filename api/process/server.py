@@ -282,5 +282,5 @@ def _usage(settings: Settings) -> Usage | None:
     from ..access.usage import Usage
     from ..jobs.database import Database
 
-    url = settings.database_url or f"sqlite:///{settings.data_folder / 'jobs.db'}"
+    url = settings.database_url or f"sqlite:///{settings.made_data_folder() / 'jobs.db'}"
     return Usage(Database.open(url), settings.rights)

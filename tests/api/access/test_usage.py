@@ -13,7 +13,9 @@ from forescribe.api.access.keys import QUOTAS, Rights, digest, new_key
 from forescribe.api.access.usage import Amount, Usage, until
 from forescribe.api.errors import ApiError
 from forescribe.api.jobs.database import Database
+from forescribe.api.process.server import _usage
 from forescribe.api.settings import Settings
+from forescribe.asr.errors import UsageError
 from tests.api.batches.calls import begin, jsonl, line, lines_of, upload
 from tests.api.batches.calls import ended as batch_ended
 from tests.api.conftest import TRANSCRIBE, keyed, sound
@@ -137,6 +139,14 @@ def test_what_is_rolled_back_is_not_counted(database) -> None:
         usage.spend_in(tx, "team", requests=1)
         raise ZeroDivisionError
     assert usage.days("team", date(2026, 11, 1)) == {}
+
+
+def test_the_first_worker_need_not_have_made_the_folder(tmp_path) -> None:
+    usage = _usage(Settings(data_dir=tmp_path / "of" / "jobs"))
+    assert usage is not None and usage.days("team", date(2026, 11, 1)) == {}
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="data_dir"):
+        _usage(Settings(data_dir=tmp_path / "file" / "jobs"))
 
 
 def test_without_a_database_a_key_with_a_quota_is_refused_and_others_are_counted_later(
