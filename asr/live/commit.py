@@ -4,21 +4,23 @@ Each decode of the audio so far writes a hypothesis of all of it, and Whisper re
 that is cut off by the end of the audio, and the punctuation there. A `Committer` releases words in order,
 never takes one back, and counts those that the final text contradicts.
 
-| delay | a word is released when |
-|---|---|
-| minimal | another word follows it |
-| low | two words follow it |
-| medium | two successive hypotheses agree on it and on all words before it |
-| high | as medium, and two words follow it |
-| xhigh | three successive hypotheses agree on it |
+| delay | a word is released when | one that the model doubts, when |
+|---|---|---|
+| minimal | another word follows it | |
+| low | another word follows it | two successive hypotheses agree on it and on all words before it too |
+| medium | two successive hypotheses agree on it and on all words before it | three do |
+| high | as medium, and two words follow it | |
+| xhigh | three successive hypotheses agree on it | |
 
 Agreement of hypotheses is LocalAgreement-n (Liu et al. 2020, https://arxiv.org/abs/2005.11185; Macháček et
-al. 2023, https://arxiv.org/abs/2307.14743). Words are compared without case and punctuation. Knows nothing of
-audio. Import is light.
+al. 2023, https://arxiv.org/abs/2307.14743). Words are compared without case and punctuation. What the final
+text contradicts had a low probability more often than not, so that waiting for doubtful words alone costs
+little (docs/live.md#measured). Knows nothing of audio. Import is light.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -32,17 +34,20 @@ Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 
 
 class Rule(NamedTuple):
-    """`held` words at the end are held back; `agreeing` hypotheses must begin with the released words."""
+    """`held` words at the end are held back; `agreeing` hypotheses must begin with the released words, and
+    `doubtful` ones up to a word whose probability is below `sure`."""
 
     held: int
     agreeing: int
+    sure: float = 0.0
+    doubtful: int = 1
 
 
 RULES: dict[Delay, Rule] = {
     "minimal": Rule(1, 1),
-    "low": Rule(2, 1),
-    "medium": Rule(0, 2),
-    "high": Rule(2, 2),
+    "low": Rule(1, 1, 0.7, 2),
+    "medium": Rule(0, 2, 0.5, 3),
+    "high": Rule(2, 2, 0.5, 3),
     "xhigh": Rule(0, 3),
 }
 
@@ -57,7 +62,12 @@ class LiveWord:
     @property
     def key(self) -> str:
         """What is compared."""
-        return self.text.strip().strip(MARKS).casefold() or self.text.strip()
+        return _bare(self.text).casefold() or self.text.strip()
+
+    @property
+    def probability(self) -> float:
+        """That of its least probable token, punctuation aside; 1 without tokens."""
+        return math.exp(min((t.logprob for t in self.tokens if _bare(t.text)), default=0.0))
 
 
 class Committer:
@@ -83,14 +93,12 @@ class Committer:
             self.place = None
             return []
         behind = keys[place.words :]
-        recent = [*self._before, behind][-self.rule.agreeing :]
-        self._before = recent
-        count = len(behind) - self.rule.held
-        if len(recent) < self.rule.agreeing:
-            count = 0
-        for other in recent[:-1]:
-            count = min(count, _common(other, behind))
-        count = len(behind) if settled else max(0, count)
+        rule = self.rule
+        recent = [*self._before, behind][-max(rule.agreeing, rule.doubtful) :]
+        count, doubtful = (_agreed(recent, n, rule.held) for n in (rule.agreeing, rule.doubtful))
+        probabilities = (word.probability for word in words[place.words :][:count])
+        unsure = (n for n, p in enumerate(probabilities) if n >= doubtful and p < rule.sure)
+        count = len(behind) if settled else next(unsure, count)
         self._before = [other[count:] for other in recent]
         self._open += behind[:count]
         self.released += count
@@ -149,6 +157,19 @@ def aligned(released: Sequence[str], words: Sequence[str]) -> Place:
     ends = ((line[j], -rows, j) for j in range(columns + 1))
     cost, i, j = min([best, *ends], key=lambda end: (end[0], end[1], -end[2]))
     return Place(abs(i), j, cost[1])
+
+
+def _bare(text: str) -> str:
+    return text.strip().strip(MARKS)
+
+
+def _agreed(recent: Sequence[Sequence[str]], number: int, held: int) -> int:
+    """Words on which the last `number` texts agree, but the last `held` ones of the newest."""
+    if len(recent) < number:
+        return 0
+    newest = recent[-1]
+    counts = [_common(other, newest) for other in recent[-number:-1]]
+    return max(0, min([len(newest) - held, *counts]))
 
 
 def _common(left: Sequence[str], right: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.live.commit import Committer, Delay, LiveWord, Place, aligned
+from forescribe.asr.sessions.parts import Token
 
 DELAYS: tuple[Delay, ...] = ("minimal", "low", "medium", "high", "xhigh")
 
@@ -40,7 +41,7 @@ def test_two_texts_are_matched_up_to_the_end_of_one(released: str, heard: str, p
     ("delay", "expected"),
     [
         ("minimal", ["the cat", "sat", "on", ""]),
-        ("low", ["the", "cat", "sat", ""]),
+        ("low", ["the cat", "sat", "on", ""]),
         ("medium", ["", "The cat sat", "on", "the"]),
         ("high", ["", "The cat", "sat", ""]),
         ("xhigh", ["", "", "the cat sat", "on"]),
@@ -50,6 +51,30 @@ def test_each_delay_has_its_rule(delay: Delay, expected: list[str]):
     committer = Committer(delay)
     heard = ["the cat sat", "The cat sat on", "the cat sat on the", "the cat sat on the"]
     assert [text(committer.update(words(one))) for one in heard] == expected
+
+
+@pytest.mark.parametrize(
+    ("delay", "expected"),
+    [
+        ("low", ["the", "cat sat on", "the", ""]),
+        ("medium", ["", "the", "cat sat on the", "mat"]),
+        ("high", ["", "the", "cat sat on", ""]),
+    ],
+)
+def test_a_doubtful_word_waits_for_another_hypothesis(delay: Delay, expected: list[str]):
+    def sure(word: str) -> LiveWord:
+        logprob = -1.0 if word == "cat," else -0.1
+        return LiveWord(f" {word}", (Token(f" {word}", logprob, b""), Token(",", -9.0, b"")))
+
+    committer = Committer(delay)
+    heard = [
+        "the cat, sat on",
+        "the cat, sat on the",
+        "the cat, sat on the mat",
+        "the cat, sat on the mat",
+    ]
+    told = [text(committer.update([sure(w) for w in one.split()])) for one in heard]
+    assert told == [one.replace("cat", "cat,") for one in expected]
 
 
 def test_all_is_released_in_a_pause_and_at_the_end():
