@@ -78,6 +78,11 @@ class LiveRecord:
         """An item that begins at `start_s` of the stream has been completed."""
         self._items.append((samples_at(start_s), transcript))
 
+    @property
+    def seconds(self) -> float:
+        """Of the stream so far."""
+        return seconds(self.sample_count)
+
     def fail(self, start_s: float, end_s: float, error: ForescribeError) -> None:
         """An item has failed."""
         self.failed += 1

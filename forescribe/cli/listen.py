@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
@@ -83,7 +84,7 @@ def listen(**values: Any) -> None:
             with engine:
                 console.status(session.greeting)
                 error = session.run(lockstep=lockstep)
-            if error is not None and not record.sample_count:
+            if error is not None and (isinstance(error, UsageError) or not record.sample_count):
                 raise error
             if outputs is not None:
                 _write(options, console, outputs, record, session.transcript(), diarizer)
@@ -112,6 +113,7 @@ class _Session:
         self.options, self.console, self.arrival = options, console, arrival
         self.engine, self.record, self.text, self.stop = engine, record, text, stop
         self._spans: dict[int, tuple[float, float]] = {}  # of items that are being completed
+        self._ended_s = 0.0  # where the last of them ends
         self._mute = options.replay is None and options.audio is None
 
     @property
@@ -139,12 +141,20 @@ class _Session:
             error = raised
         finally:
             self.arrival.close()
-        self.engine.finish()
-        while not (self.text.closed and self.options.output_dir is None):
-            over = self.engine.wait(BLOCK_S)
+        try:
+            self.engine.finish()
+            while not (self.text.closed and self.options.output_dir is None):
+                over = self.engine.wait(BLOCK_S)
+                self._show()
+                if over:
+                    break
+        except ForescribeError as raised:  # what was told until then is kept
+            error = error or raised
             self._show()
-            if over:
-                break
+            for start_s, end_s in (*self._spans.values(), (self._ended_s, self.record.seconds)):
+                self.record.fail(start_s, end_s, raised)
+            with suppress(BrokenPipeError):
+                self.text.end()
         self.text.erase()
         return error
 
@@ -163,7 +173,7 @@ class _Session:
         for notice in self.arrival.notices:
             self.console.notice(notice.message)
         if not self.options.quiet:
-            turns, audio_s = self.text.turns, self.record.sample_count / 16_000
+            turns, audio_s = self.text.turns, self.record.seconds
             said = f"{turns} turn{'s' * (turns != 1)}" if turns else "no speech"
             self.console.rich.print(
                 f"[bold]{audio_s:.1f} s of audio, {said}{self.text.lateness()}[/]"
@@ -197,16 +207,17 @@ class _Session:
     def _show(self) -> None:
         for event in self.engine.events():
             self._keep(event)
-            try:
+            with suppress(
+                BrokenPipeError
+            ):  # `text.closed` ends the session, once its files are written
                 self.text.show(event)
-            except BrokenPipeError:
-                pass  # `text.closed` ends the session, once its files are written
 
     def _keep(self, event: Event) -> None:
         from forescribe.asr.live.events import Committed, Completed, Failed
 
         if isinstance(event, Committed):
             self._spans[event.item] = (event.start_s, event.end_s)
+            self._ended_s = event.end_s
         elif isinstance(event, Completed):
             self._spans.pop(event.item, None)
             if self.options.output_dir is not None:
@@ -331,7 +342,7 @@ def _write(
 ) -> None:
     """Write the files of the session. Where speakers cannot be found they are written without, and the
     error is raised then."""
-    from forescribe.asr.formats.files import formats, rendered
+    from forescribe.asr.formats.files import RECORDING, formats, rendered
 
     stem = _free(outputs.folder, options.stem, outputs.formats)
     error = None
@@ -349,6 +360,8 @@ def _write(
         )
         (outcome,) = finder.transcribe([record.sound(stem)])
         transcript, error = outcome.transcript or transcript, outcome.error
+    if transcript.diarized:  # what rttm calls it
+        transcript = replace(transcript, settings={**transcript.settings, RECORDING: stem})
     texts = [(f"{stem}.{f.name}", rendered(f, transcript, stem)) for f in formats(outputs.formats)]
     for name, content in texts:
         outputs.store.put(name, content.encode("utf-8", errors="replace"))

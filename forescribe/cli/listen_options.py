@@ -194,6 +194,7 @@ class ListenOptions(LoadOptions, SpeakerChoice):
             return
         here = {f.name for f in (*fields(LoadOptions), *fields(SpeakerChoice))} - {"model"}
         here |= {"task", "step", "word_timestamps"}
+        here |= {"silence"} if self.turns == "sentence" else set()
         for option in fields(self):
             value = getattr(self, option.name)
             if option.name in here and value != option.default:

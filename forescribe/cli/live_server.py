@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import queue
 import threading
 import time
@@ -97,7 +98,8 @@ class ServerEngine:
         self._resampler = soxr.ResampleStream(SAMPLE_RATE, SERVER_RATE, 1, dtype="float32")
         self._finished = self._answered = False  # the last commit
         self._tells_hypotheses = False
-        self._failure: ForescribeError | None = None
+        self._failure: ForescribeError | None = None  # of a session that is over
+        self._ending: ForescribeError | None = None  # why the server takes no more audio
         self._heard_s = time.monotonic()  # when the last message came
         self._changed = threading.Condition()
         self._socket: Any = None
@@ -106,7 +108,7 @@ class ServerEngine:
     def __enter__(self) -> Self:
         self._socket = connected(self._url, self._key)
         self._thread.start()
-        self._send(type="session.update", session=self._session)
+        self._send(type="session.update", event_id="session", session=self._session)
         self._send(type="session.update", event_id="hypotheses", session=HYPOTHESES)
         return self
 
@@ -130,14 +132,17 @@ class ServerEngine:
         self._append(self._resampler.resample_chunk(np.ascontiguousarray(samples, np.float32)))
 
     def finish(self) -> None:
-        self._append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
         self._finished, self._heard_s = True, time.monotonic()
-        self._send(type="input_audio_buffer.commit", event_id="last")
+        if self._ending is None:  # else it ends the last item by itself
+            self._append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+            self._send(type="input_audio_buffer.commit", event_id="last")
 
     def wait(self, timeout_s: float, *, idle: bool = False) -> bool:
         with self._changed:
             over = idle or self._changed.wait_for(self._over, timeout_s)
-        self._check()
+            told = self._answered and not self._items
+        if not told:
+            self._check()
         if not over and self._finished and time.monotonic() - self._heard_s > ANSWER_S:
             raise CapacityError(f"{self._url} has not answered for {ANSWER_S:.0f} s")
         return over
@@ -162,6 +167,8 @@ class ServerEngine:
         from websockets.exceptions import ConnectionClosed
 
         self._check()
+        if self._ending is not None:
+            raise self._ending
         try:
             self._socket.send(json.dumps(message))
         except ConnectionClosed as closed:
@@ -183,7 +190,7 @@ class ServerEngine:
             text = f"{self._url}: no Realtime transcription session ({one_line(repr(error))})"
             failure = UsageError(text)
         with self._changed:
-            self._failure = failure
+            self._failure = self._ending or failure
             self._changed.notify_all()
 
     def _take(self, message: dict[str, Any]) -> ForescribeError | None:
@@ -231,6 +238,8 @@ class ServerEngine:
         return None
 
     def _refused(self, error: dict[str, Any]) -> ForescribeError | None:
+        """The error, if the session ends at once. A server that ends one by itself tells why, then the text
+        of open items."""
         if error.get("event_id") == "hypotheses":
             return None
         if error.get("event_id") == "last" or error.get("code") == (
@@ -239,7 +248,11 @@ class ServerEngine:
             self._answered = True  # nothing was left to commit
             self._changed.notify_all()
             return None
-        return UsageError(f"{self._url}: {error['message']}")
+        text = f"{self._url}: {error['message']}"
+        if error.get("event_id") is not None or not self._count:
+            return UsageError(text)
+        self._ending = CapacityError(text)
+        return None
 
     def _item(self, name: str, start_s: float | None = None) -> _Item:
         if name not in self._items:
@@ -341,10 +354,19 @@ def connected(url: str, key: str | None) -> Any:
     except ModuleNotFoundError as error:
         raise UsageError(f"--server needs {error.name}: {how_to_install('live')}") from error
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    quiet = logging.getLogger("forescribe.live_server")
+    quiet.addHandler(
+        logging.NullHandler()
+    )  # a close that cuts a message is logged with a traceback
     try:
         # A server that is behind does not read, and answers no ping.
         return connect(
-            url, additional_headers=headers, max_size=None, close_timeout=2, ping_interval=None
+            url,
+            additional_headers=headers,
+            max_size=None,
+            close_timeout=2,
+            ping_interval=None,
+            logger=quiet,
         )
     except InvalidStatus as error:
         status, said = error.response.status_code, ""

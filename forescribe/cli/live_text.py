@@ -108,6 +108,12 @@ class LiveText:
         elif not self.words:
             line.text = "\n".join(_lines(event.transcript))
 
+    def end(self) -> None:
+        """Nothing more is told: write what there is. Raises BrokenPipeError."""
+        for line in self._lines.values():
+            line.over = True
+        self._write()
+
     def erase(self) -> None:
         """Remove the line that may change."""
         if self._drawn:

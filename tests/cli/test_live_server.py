@@ -172,6 +172,26 @@ def test_a_server_that_goes_away_is_told() -> None:
         heard(url)
 
 
+def test_a_server_that_ends_the_session_tells_the_last_turn(run, tmp_path) -> None:  # noqa: F811
+    """The files have it too, and no silence in its place where a turn is lost."""
+    turns = Turns2()
+
+    def script(send: Any, message: dict[str, Any]) -> None:
+        turns(send, message)
+        if turns.heard >= 48_000 * 2:
+            error = {"code": "session_expired", "message": "60 minutes", "event_id": None}
+            send(type="error", error=error)
+            turn(send, "i4", 2000, 2500, "last")
+            raise Leave
+
+    with serving(script) as (url, _):
+        command = ("-", "--server", url, "-o", "out", "-f", "json")
+        done: Run = run(*command, stdin=bytes(32_000 * 3))
+    assert (done.status, done.out) == (2, "turn 1.\nturn 2.\nlast.\n") and "60 minutes" in done.err
+    (file,) = (tmp_path / "out").iterdir()
+    assert json.loads(file.read_text())["coverage"]["failed_s"] >= 0.1
+
+
 def test_the_key() -> None:
     with serving(Turns2(), key="right") as (url, _):
         assert heard(url, key="right")
@@ -244,4 +264,5 @@ def test_speakers_of_a_server_begin_lines_and_are_in_the_files(run, tmp_path) ->
     assert [a["transcription"]["diarize"] for a in asked] == [True]
     files = {path.suffix: path.read_text() for path in (tmp_path / "out").iterdir()}
     assert "00:00:01,500 --> 00:00:02,000\n[Laura]: Hello." in files[".srt"], files
-    assert [line.split()[7] for line in files[".rttm"].splitlines()] == ["A", "Laura"]
+    rows = [line.split() for line in files[".rttm"].splitlines()]
+    assert [row[7] for row in rows] == ["A", "Laura"] and rows[0][1].startswith("live-2")
