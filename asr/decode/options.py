@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 from forescribe.speculative.requests import Result
 from forescribe.speculative.stats import Stats
 
-from ..audio.inputs import ARRAY, Input, Sound
+from ..audio.inputs import ARRAY, DecodedFile, Input, Sound
 from ..errors import ForescribeError, UsageError
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Segment, State
@@ -203,6 +203,8 @@ class Outcome:
     @property
     def name(self) -> str:
         """The path as it was given; audio given as bytes or samples has none."""
+        if isinstance(self.source, DecodedFile):
+            return self.source.name
         if isinstance(self.source, bytes):
             return "<bytes>"
         in_memory = isinstance(self.source, Sound | tuple | list | Mapping)

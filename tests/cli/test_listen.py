@@ -179,10 +179,12 @@ def test_lines_begin_with_their_speakers(run, tmp_path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_conversation_is_written_with_its_speakers(run) -> None:
+def test_a_conversation_is_written_with_its_speakers(run, tmp_path) -> None:
     samples = read_audio(ROOT / "samples" / "conversation.flac")[: 20 * RATE]
     pipe = (samples * 32767).astype("<i2").tobytes()
-    done = run("-", "--model", "tiny.en", "--diarize", "-o", "out", stdin=pipe)
+    done = run("-", "--model", "tiny.en", "--diarize", "-o", "out", "-f", "rttm", stdin=pipe)
+    (path,) = (tmp_path / "out").iterdir()
+    assert path.read_text().split()[1] == path.stem
     who = [line.partition(":")[0] for line in done.out.splitlines()]
     assert (
         done.status == 0 and who == [f"SPEAKER_0{n % 2}" for n in range(len(who))] and len(who) >= 5
