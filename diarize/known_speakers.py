@@ -130,11 +130,9 @@ def require_enough_speech(
     if voice.vector is not None and voice.samples >= least_s * SAMPLE_RATE:
         return voice
     amount = f"{voice.samples / SAMPLE_RATE:.1f} s of speech" if voice.samples else "no speech"
-    needed = f"at least {least_s:g} s of speech are needed, " if least_s else ""
-    raise UsageError(
-        f"{amount} found {where}, too little to recognise {voice.speaker!r}: "
-        f"{needed}10 to 30 s of speech are best"
-    )
+    best = f": at least {least_s:g} s of speech are needed, 10 to 30 s of speech are best"
+    needed = best if least_s else ""
+    raise UsageError(f"{amount} found {where}, too little to recognise {voice.speaker!r}{needed}")
 
 
 def default_folder() -> Path:

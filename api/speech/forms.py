@@ -13,7 +13,7 @@ languages.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,6 +24,7 @@ from forescribe.asr.segment.windows import WindowOptions
 from ..errors import ApiError
 from ..http.bodies import loads, text
 from ..settings import Settings
+from .answers import UNKNOWN
 from .serving import Serving
 
 Value = str | list[str] | dict[str, Any]
@@ -234,12 +235,17 @@ def _check(form: TranscriptionForm) -> None:
         raise invalid("languages", "give language or languages, not both")
 
 
-def check_speaker_names(names: Iterable[str]) -> None:
+def check_speaker_names(names: Sequence[str]) -> None:
     """Raises ApiError `invalid_value`."""
     for name in names:
         if not name.isprintable() or len(name) > MAX_SPEAKER_NAME:
             text = f"a name has at most {MAX_SPEAKER_NAME} characters and none that breaks or controls a line"
             raise invalid("known_speaker_names", text)
+        if not name.strip() or name == UNKNOWN:
+            text = f"{name!r} cannot be a name: {UNKNOWN!r} is who is not recognised"
+            raise invalid("known_speaker_names", text)
+    if len(set(names)) < len(names):
+        raise invalid("known_speaker_names", "a name is given twice: each person has one reference")
 
 
 def _language(form: TranscriptionForm, serving: Serving, settings: Settings) -> str | None:

@@ -93,6 +93,8 @@ def test_silence_has_no_speakers(service) -> None:
         (["a\tb"], [url(sound(4))], "known_speaker_names"),
         (["a\u2028b"], [url(sound(4))], "known_speaker_names"),
         (["a" * 256], [url(sound(4))], "known_speaker_names"),
+        (["unknown"], [url(sound(4))], "known_speaker_names"),
+        (["a", "a"], [url(sound(4))] * 2, "known_speaker_names"),
     ],
 )
 def test_a_reference_that_is_none_is_refused(service, names, references, param) -> None:
