@@ -35,6 +35,10 @@ class SessionAudio:
         self._stream: LiveStream | None = None
         self._speakers: LiveSpeakers | None = None
 
+    def enrols(self, config: SessionConfig) -> bool:
+        """Whether `use` has to hear the references of people."""
+        return config.diarize and any(config.known) and config.known != self._known
+
     def use(self, config: SessionConfig, options: LiveOptions) -> None:
         """Use this configuration, which means these options, from now on. Raises ApiError if it cannot be
         served; nothing is changed then."""

@@ -79,8 +79,8 @@ class ClientSecrets:
         if len(value) > MAX_LENGTH or len(plain) > MAX_PLAIN:
             raise ApiError(
                 "invalid_value",
-                "session: does not fit into a client secret; let the browser send prompt and keywords in a "
-                "session.update",
+                "session: does not fit into a client secret; let the browser send prompt, keywords and "
+                "voices in a session.update",
                 param="session",
             )
         return value, expires_at

@@ -11,7 +11,8 @@ A session ends when the client leaves: then everything of it is dropped. In all 
 being spoken is ended, open items have `DRAIN_S` for their text, and the close code says why:
 
     1000  it has lasted `SESSION_S`            1012  the process ends
-    1008  the key has reached a limit          1013  the client does not read what is sent
+    1008  the key has reached a limit, or      1013  the client does not read what is sent
+          its secret cannot be served
     4000  the client speaks the beta shape     1011  a fault of the server, which the log has
 
 Does not know how a socket is opened.
@@ -25,6 +26,7 @@ import binascii
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -161,8 +163,10 @@ class Connection:
                     return End(1012) if message.get("code") == 1012 else None
                 if (end := await self._handle(message.get("text"))) is not None:
                     return end
-        except ApiError as error:  # no work is admitted any more
-            return End(1012, error)
+        except (
+            ApiError
+        ) as error:  # no work is admitted any more, or a secret's configuration is wrong
+            return End(1012 if error.code == "not_ready" else 1008, error)
         except Exception as error:
             return _fault(error)
 
@@ -210,7 +214,9 @@ class Connection:
     async def _use(self, config: SessionConfig) -> None:
         """Raises ApiError for a configuration that cannot be served; nothing is changed then."""
         options = config.options(self.serving, self.settings)
-        await self._in_thread(lambda: self.audio.use(config, options))
+        enrols = self.audio.enrols(config)
+        threads = self.streams.enrolments if enrols else self.streams.threads
+        await self._in_thread(lambda: self.audio.use(config, options), threads)
         self.config = config
         self.items.logprobs = LOGPROBS in config.include
         self.items.hypotheses = HYPOTHESES in config.include
@@ -337,9 +343,9 @@ class Connection:
             **({} if stats is None else asdict(stats)),
         )
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T], threads: Executor | None = None) -> T:
         """The result of `work`. It goes on if this task is cancelled, and `_stop` waits for it."""
-        busy = self._loop.run_in_executor(self.streams.threads, work)
+        busy = self._loop.run_in_executor(threads or self.streams.threads, work)
         self._busy = busy
         return await asyncio.shield(busy)
 

@@ -21,6 +21,7 @@ from ..errors import ApiError
 from ..routers.operations import check_model
 from ..settings import NO_DIARIZER, Settings
 from ..speech import forms
+from ..speech.diarization import check_pairs
 from ..speech.forms import MAX_KNOWN, MAX_LISTED, MAX_PROMPT, Entry, TranscriptionForm
 from ..speech.serving import Serving
 
@@ -227,6 +228,7 @@ class SessionConfig(Frozen):
             if any(self.known) and not self.diarize:
                 raise forms.invalid(KNOWN[0], "needs diarize")
             forms.check_speaker_names(wanted.known_speaker_names)
+            check_pairs(*self.known)
             options = forms.transcription(TranscriptionForm(**fields), serving, settings)
         except ApiError as error:
             param = f"{PARAM}.{TRANSCRIPTION}.{error.param}"

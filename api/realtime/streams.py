@@ -50,6 +50,8 @@ class Streams:
         self.settings, self.serving = settings, serving
         self.secrets = ClientSecrets(key)
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="live")
+        # Enrolment takes seconds, which the audio of other sessions does not wait for.
+        self.enrolments = ThreadPoolExecutor(1, thread_name_prefix="enrolment")
         self._lock = threading.Lock()
         self._clients: Counter[str] = Counter()  # by the names of clients
         self._places: set[Place] = set()

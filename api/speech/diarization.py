@@ -141,9 +141,7 @@ class Speakers:
     def _enrolled(
         self, diarizer: Diarizer, names: Sequence[str], references: Sequence[str]
     ) -> list[KnownSpeaker]:
-        if len(names) != len(references):
-            text = f"{len(names)} names and {len(references)} references do not pair"
-            raise ApiError("invalid_value", text, param="known_speaker_references")
+        check_pairs(names, references)
         return [self._enrol(diarizer, *pair) for pair in zip(names, references, strict=True)]
 
     def _enrol(self, diarizer: Diarizer, name: str, reference: str) -> KnownSpeaker:
@@ -224,6 +222,13 @@ class RecordingDiarization:
         """Drop what has not begun, without waiting for the block in progress."""
         self._task.cancel()
         threading.Thread(target=self._background.close, daemon=True).start()
+
+
+def check_pairs(names: Sequence[str], references: Sequence[str]) -> None:
+    """Raises ApiError `invalid_value` where there is not a reference for each name."""
+    if len(names) != len(references):
+        text = f"{len(names)} names and {len(references)} references do not pair"
+        raise ApiError("invalid_value", text, param="known_speaker_references")
 
 
 @contextmanager

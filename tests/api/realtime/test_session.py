@@ -93,6 +93,12 @@ def test_speakers_are_told_with_the_segments_of_an_item(service, monkeypatch) ->
         assert told == [{"A"}, {"B"}]
         socket.send("session.update", session={"audio": audio(diarize=None)})
         assert socket.next()["error"]["param"] == DIARIZE  # audio has come
+    wrong = {**lone, "known_speaker_references": ["no data URL"]}
+    body = {"session": {"audio": {"input": {"transcription": wrong}}}}
+    secret = client.post("/v1/realtime/client_secrets", json=body).json()["value"]
+    with client.websocket_connect(PATH, headers={"Authorization": f"Bearer {secret}"}) as raw:
+        assert raw.receive_json()["error"]["param"].endswith("known_speaker_references")
+        assert raw.receive()["code"] == 1008  # the next session would end likewise
     with connected(client) as socket:  # labels are those of a session, and cost nothing unasked
         socket.append(noise(1))
         socket.commit()
