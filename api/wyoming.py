@@ -323,12 +323,11 @@ class Request:
         limit_s = self.connection.settings.timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                while not isinstance(event := await self._told.get(), Completed | Failed):
+                while not isinstance(event := await self._told.get(), Completed):
                     await self._send(event)
         except TimeoutError as error:
             raise ApiError("inference_timeout", f"not done within {limit_s:g} s") from error
-        if isinstance(event, Failed):
-            raise ApiError.of(event.error)
+        assert isinstance(event, Completed)
         transcript = event.transcript
         known = {"language": transcript.language} if transcript.language else {}
         await self.connection.send("transcript", text=transcript.text, **known)
@@ -351,6 +350,9 @@ class Request:
         self._told.put_nowait(event)
 
     async def _send(self, event: Event) -> None:
+        """Raises ApiError for a failure, also of audio that is still arriving."""
+        if isinstance(event, Failed):
+            raise ApiError.of(event.error)
         if not isinstance(event, Delta):
             return
         if not self._streamed:
