@@ -163,9 +163,8 @@ class Connection:
                     return End(1012) if message.get("code") == 1012 else None
                 if (end := await self._handle(message.get("text"))) is not None:
                     return end
-        except (
-            ApiError
-        ) as error:  # no work is admitted any more, or a secret's configuration is wrong
+        except ApiError as error:
+            # No work is admitted any more, or the configuration of a client secret is wrong.
             return End(1012 if error.code == "not_ready" else 1008, error)
         except Exception as error:
             return _fault(error)

@@ -207,9 +207,7 @@ class _Session:
     def _show(self) -> None:
         for event in self.engine.events():
             self._keep(event)
-            with suppress(
-                BrokenPipeError
-            ):  # `text.closed` ends the session, once its files are written
+            with suppress(BrokenPipeError):  # `text.closed` ends the session, with its files
                 self.text.show(event)
 
     def _keep(self, event: Event) -> None:

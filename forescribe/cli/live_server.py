@@ -355,9 +355,8 @@ def connected(url: str, key: str | None) -> Any:
         raise UsageError(f"--server needs {error.name}: {how_to_install('live')}") from error
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     quiet = logging.getLogger("forescribe.live_server")
-    quiet.addHandler(
-        logging.NullHandler()
-    )  # a close that cuts a message is logged with a traceback
+    # A close that cuts a message would be logged with a traceback.
+    quiet.addHandler(logging.NullHandler())
     try:
         # A server that is behind does not read, and answers no ping.
         return connect(
