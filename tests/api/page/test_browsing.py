@@ -391,6 +391,7 @@ def test_names_of_files_are_kept_in_downloads_as_far_as_file_systems_take_them(
         assert Path(waiting.value.path()).read_bytes() == tone.read_bytes()
 
 
+@pytest.mark.nightly
 def test_a_service_that_is_killed_at_work_ends_the_job_before_the_readers_eyes(
     browser, tmp_path
 ) -> None:

@@ -38,7 +38,7 @@ def test_other_number_formats_write_as_few_wrong_words(stored) -> None:
 @pytest.mark.parametrize(
     ("target", "draft", "gamma", "batch", "engine", "names"),
     [
-        (BASE, TINY, 5, 1, "auto", READ[1:]),
+        pytest.param(BASE, TINY, 5, 1, "auto", READ[1:], marks=pytest.mark.nightly),
         pytest.param(BASE, TINY, 5, 8, "lean", READ[1:], marks=pytest.mark.nightly),
         (BASE, TINY, None, 8, "auto", READ),
         pytest.param(BASE, TINY, 5, 8, "modules", READ[1:], marks=pytest.mark.nightly),
