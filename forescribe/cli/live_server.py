@@ -48,15 +48,13 @@ from forescribe.asr.live.events import (
     SpeechStarted,
     SpeechStopped,
 )
+from forescribe.diarize.turns import UNKNOWN
 
 if TYPE_CHECKING:
     from forescribe.asr.segment.windows import Samples
 
 SERVER_RATE = 24_000
 """Hz, the only rate that every server takes."""
-
-UNKNOWN = "unknown"
-"""Of segments whose speaker a server does not know."""
 
 ANSWER_S = 60.0
 """After the end of the audio, between two messages of a server."""

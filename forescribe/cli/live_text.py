@@ -30,6 +30,7 @@ from forescribe.asr.live.events import (
     Failed,
     Hypothesis,
 )
+from forescribe.diarize.turns import UNKNOWN
 
 from .console import tail
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from forescribe.asr.formats.transcript import Transcript
 
     from .console import Console
-
-UNKNOWN = "unknown"
 
 LATE_S = 5.0
 """A text that is later than this after its sound is told; so is each time that it is twice as late."""

@@ -2,13 +2,10 @@
 
     python -m training.domain.make_recordings out/synthetic
     python -m training.domain.make_recordings out/people --people ../speakers --channels 4
-    python -m training.domain.make_recordings out/long --people out/people --join
 
 Without `--people`: the clips of `training.speech.synthesize`, which are joined to recordings of one to two
 minutes with pauses. With it: every recording of a folder but the held-out ones, as it is and in other
 channels (speed, telephone, noise, room). Every fifth recording by name is held out. What is there is kept.
-With `--join` the recordings of a folder are joined instead: a draft has to see windows of half a minute, as
-it knows no position that it was not trained on.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -38,22 +35,18 @@ def held_out(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.flac"))[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
 
 
-def clips_of(shard: Path) -> list[np.ndarray]:
-    """The clips of a shard, int16."""
+def joined(shard: Path, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """The clips of a shard in random order, in recordings [N] float32."""
     audio = np.load(shard, mmap_mode="r")
     lines = [json.loads(line) for line in shard.with_suffix(".jsonl").read_text().splitlines()]
-    return [audio[line["start"] : line["start"] + line["length"]] for line in lines]
-
-
-def joined(clips: Sequence[np.ndarray], rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """The clips (int16) in random order, in recordings [N] float32."""
     parts: list[np.ndarray] = []
     length, wanted = 0, rng.integers(LEAST, MOST)
-    for index in rng.permutation(len(clips)):
+    for index in rng.permutation(len(lines)):
+        start, count = lines[index]["start"], lines[index]["length"]
         pause = np.zeros(int(rng.uniform(0.1, 1.2) * RATE), np.float32)
         level = 10 ** (rng.uniform(-14, 0) / 20)
-        parts += [level * clips[index].astype(np.float32) / 32768, pause]
-        length += len(clips[index]) + len(pause)
+        parts += [level * audio[start : start + count].astype(np.float32) / 32768, pause]
+        length += count + len(pause)
         if length > wanted:
             yield np.concatenate(parts)
             parts, length, wanted = [], 0, rng.integers(LEAST, MOST)
@@ -72,7 +65,7 @@ def of_shard(job: tuple[Path, Path]) -> str:
     if (out / f"{shard.stem}-done").exists():
         return f"{shard.stem}: kept"
     rng, seconds = np.random.default_rng(random.Random(shard.stem).getrandbits(32)), 0.0
-    for number, audio in enumerate(joined(clips_of(shard), rng)):
+    for number, audio in enumerate(joined(shard, rng)):
         soundfile.write(out / f"{shard.stem}-{number:02d}.flac", in_a_channel(audio, rng), RATE)
         seconds += len(audio) / RATE
     (out / f"{shard.stem}-done").touch()
@@ -100,17 +93,9 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder for the recordings")
     parser.add_argument("--people", type=Path, help="folder of FLAC files, 16 kHz")
     parser.add_argument("--channels", type=int, default=4, help="of each recording of a person")
-    parser.add_argument("--join", action="store_true", help="those of --people as they are, joined")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.join:
-        clips = [
-            soundfile.read(path, dtype="int16")[0] for path in sorted(options.people.glob("*.flac"))
-        ]
-        for number, audio in enumerate(joined(clips, np.random.default_rng(0))):
-            soundfile.write(options.out / f"joined-{number:03d}.flac", audio, RATE)
-        return
     with Pool(options.workers) as pool:
         if options.people is None:
             shards = [(path, options.out) for path in sorted(CLIPS.glob("*[0-9].npy"))]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import string
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,9 +24,10 @@ from forescribe.api.realtime.session import DIARIZE, KNOWN, initial
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.diarize.engines import registry
+from forescribe.diarize.known_speakers import KnownSpeaker
 from forescribe.diarize.turns import Turns
 from forescribe.speculative.models import hub
-from tests.api.conftest import FORM, RATE, TRANSCRIBE, Halves, until, wav
+from tests.api.conftest import FORM, RATE, TRANSCRIBE, Halves, sound, until, wav
 from tests.api.realtime.sockets import (
     PATH,
     Socket,
@@ -56,20 +58,34 @@ def test_an_items_text_is_that_of_an_upload_of_its_samples(service) -> None:
 
 
 class Alternating:
-    """The engine of live speakers and the speakers of a stream: the windows are of A and of B in turn."""
+    """The speakers of a stream: the windows are of two in turn, the first one the known person, if any."""
 
-    def __init__(self, engine: object, label: Callable[[int], str], known: object) -> None:
-        self.labels = itertools.cycle(map(label, range(2)))
+    def __init__(
+        self, engine: object, label: Callable[[int], str], known: Sequence[KnownSpeaker]
+    ) -> None:
+        names = [*(person.name for person in known), *map(label, range(2))]
+        self.labels = itertools.cycle(names[:2])
 
     def turns(self, samples: np.ndarray) -> tuple[Turns, Turns]:
         found = Turns.of([(0, len(samples), next(self.labels))])
         return found, found
 
 
+def speakers_of_two_items(socket: Socket) -> list[set[str]]:
+    for seed in range(2):
+        socket.append(noise(1, seed))
+        socket.commit()
+        socket.until("completed")
+    return [
+        {e["speaker"] for e in socket.of("segment") if e["item_id"] == done["item_id"]}
+        for done in socket.of("completed")
+    ]
+
+
 def test_speakers_are_told_with_the_segments_of_an_item(service, monkeypatch) -> None:
     fake = SimpleNamespace(OnlineSpeakers=Alternating)
     monkeypatch.setitem(sys.modules, "forescribe.diarize.engines.online", fake)  # it takes seconds
-    monkeypatch.setattr(registry, "load_online", lambda *_, **options: options["device"])
+    monkeypatch.setattr(registry, "load_online", lambda *_, **options: Halves())
     client = service()
     with connected(client) as socket:
         socket.send(
@@ -82,17 +98,14 @@ def test_speakers_are_told_with_the_segments_of_an_item(service, monkeypatch) ->
         ]  # fmt: skip
         shown = socket.configure(audio=audio(diarize=True))
         assert shown["audio"]["input"]["transcription"]["diarize"] is True
-        for seed in range(2):
-            socket.append(noise(1, seed))
-            socket.commit()
-            socket.until("completed")
-        told = [
-            {e["speaker"] for e in socket.of("segment") if e["item_id"] == done["item_id"]}
-            for done in socket.of("completed")
-        ]
-        assert told == [{"A"}, {"B"}]
+        assert speakers_of_two_items(socket) == [{"A"}, {"B"}]
         socket.send("session.update", session={"audio": audio(diarize=None)})
         assert socket.next()["error"]["param"] == DIARIZE  # audio has come
+    voice = f"data:audio/wav;base64,{base64.b64encode(sound(4)).decode()}"
+    with connected(client) as socket:
+        shown = socket.configure(audio=audio(**lone, known_speaker_references=[voice]))
+        assert "known_speaker_references" not in shown["audio"]["input"]["transcription"]
+        assert speakers_of_two_items(socket) == [{"Laura"}, {"A"}]
     wrong = {**lone, "known_speaker_references": ["no data URL"]}
     body = {"session": {"audio": {"input": {"transcription": wrong}}}}
     secret = client.post("/v1/realtime/client_secrets", json=body).json()["value"]
