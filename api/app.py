@@ -32,7 +32,7 @@ from .http.pace import Pace
 from .process.lifecycle import Engine, Watchdog, exit_failed, exit_hung
 from .process.models import Failure, log_unexpected
 from .realtime.streams import Streams
-from .routers import audio, endpoints, operations, page, realtime, text
+from .routers import audio, endpoints, gone, operations, page, realtime, text
 from .routers.operations import Readiness
 from .settings import Settings
 from .speech.serving import FrontEnd, Serving, refuse_without_model
@@ -160,6 +160,7 @@ def _include_routes(app: FastAPI, settings: Settings, batches: Batches | None) -
             private.include_router(module.router)
     private.include_router(operations.usage_router)
     app.include_router(private)
+    app.include_router(gone.routes())
     app.include_router(realtime.socket_router)  # it checks keys itself
 
 

@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
@@ -54,6 +55,9 @@ OPENAI_NAMES = (
     "gpt-4o-transcribe-diarize",
 )
 """Names that unmodified clients send; they all mean the loaded model."""
+
+GONE: Mapping[str, str] = MappingProxyType({})
+"""Settings that are gone, and for one version one sentence each what to use instead."""
 
 NO_DIARIZER = "none"
 
@@ -380,6 +384,9 @@ def loopback(host: str) -> bool:
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     for name in environment:
+        setting = name.removeprefix(PREFIX).lower()
+        if name.startswith(PREFIX) and setting in GONE:
+            raise UsageError(f"{name} is gone: {GONE[setting]}")
         if name.startswith(PREFIX) and name not in known and not name.startswith(OTHER_PREFIXES):
             raise UsageError(f"{name} is not a setting; known: {', '.join(sorted(known))}")
 
@@ -397,6 +404,9 @@ def _with(file: Path) -> type[Settings]:
 
 def _line(error: Any) -> str:
     place = ".".join(str(part) for part in error["loc"])
+    name = str(error["loc"][-1]) if error["loc"] else ""
+    if error["type"] == "extra_forbidden" and name in GONE:
+        return f"{place} is gone: {GONE[name]}"
     message = error["msg"].removeprefix("Value error, ")
     return f"{place}: {message}" if place else message
 

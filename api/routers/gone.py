@@ -1,0 +1,27 @@
+"""Routes that are gone: for one version each answers 410 with what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from fastapi import APIRouter, Request
+
+from ..errors import ApiError
+from ..http.errors import METHODS
+
+GONE: Mapping[str, str] = MappingProxyType({})
+"""One sentence what to use instead, by the route's path. It may end with `{rest:path}`."""
+
+
+async def gone(request: Request) -> None:
+    path = request.scope["route"].path
+    raise ApiError("gone", f"{path} is gone: {GONE[path]}")
+
+
+def routes() -> APIRouter:
+    """The routes of `GONE`, for every method and without a key."""
+    router = APIRouter(include_in_schema=False, tags=["gone"])
+    for path in GONE:
+        router.add_api_route(path, gone, methods=list(METHODS))
+    return router
