@@ -70,9 +70,7 @@ class Attribution:
 
 NO_SPEAKER = Attribution(None, None, False)
 
-SPEAKER_WARNINGS = frozenset(
-    {"speaker_count", "doubtful_speakers", "speaker_suggestion", "speaker_link"}
-)
+SPEAKER_WARNINGS = frozenset({"speaker_count", "doubtful_speakers", "speaker_suggestion"})
 """That of a word without turns near it."""
 
 

@@ -123,20 +123,9 @@ def link_voices(
     are more than `most` persons, but never below `least`. Two voices of one place, which is a block,
     are never joined; therefore the bounds may be missed.
     """
-    return link_known([({place}, voice) for place, voice in voices], alike, least=least, most=most)
-
-
-def link_known(
-    voices: Sequence[tuple[Iterable[Hashable], Voice]],
-    alike: float,
-    *,
-    least: int = 1,
-    most: int = MOST_SPEAKERS,
-) -> list[int]:
-    """As `link_voices`, for voices of speakers who are each known in several places."""
     people = [
-        _Person([n], _direction(voice) * max(1, voice.samples), set(places))
-        for n, (places, voice) in enumerate(voices)
+        _Person([n], _direction(voice) * max(1, voice.samples), {place})
+        for n, (place, voice) in enumerate(voices)
         if voice.vector is not None
     ]
     alone = [n for n, (_, voice) in enumerate(voices) if voice.vector is None]

@@ -47,7 +47,6 @@ from .attribution import attribute_speakers, without_speakers
 from .blocks import BLOCK, SLACK, diarize_blocks, join_blocks, split_into_blocks
 from .diarizer import Bounds, Diarization, Diarizer, Samples, StageHook, ignore_progress
 from .known_speakers import KnownSpeaker, Match, name_known_speakers
-from .linked_speakers import LinkedSpeakers
 
 SAMPLE_BYTES = np.dtype(np.float32).itemsize
 """Bytes of a sample."""
@@ -74,7 +73,7 @@ class SupportsTranscribe(Protocol):
 
 class DiarizingTranscriber:
     """Adds speakers to transcripts. `known` speakers get their names where they are recognised with
-    certainty; with `linked`, the others have the same label in all recordings."""
+    certainty."""
 
     def __init__(
         self,
@@ -82,10 +81,9 @@ class DiarizingTranscriber:
         diarizer: Diarizer,
         bounds: Bounds | None = None,
         known: Sequence[KnownSpeaker] = (),
-        linked: LinkedSpeakers | None = None,
     ) -> None:
         self.transcriber, self.diarizer = transcriber, diarizer
-        self.bounds, self.known, self.linked = bounds or Bounds(), tuple(known), linked
+        self.bounds, self.known = bounds or Bounds(), tuple(known)
 
     def transcribe(
         self,
@@ -140,7 +138,6 @@ class DiarizingTranscriber:
                 outcome.transcript,
                 pending.diarization.result(),
                 self.known,
-                self.linked,
                 source=outcome.name,
             )
         except ForescribeError as error:
@@ -156,8 +153,8 @@ class DiarizingTranscriber:
 
 
 class SpeakerOnlyTranscriber:
-    """Diarizes recordings. `known` speakers get their names where they are recognised with certainty;
-    with `linked`, the others have the same label in all recordings. With `transcript`, which is that of the
+    """Diarizes recordings. `known` speakers get their names where they are recognised with certainty.
+    With `transcript`, which is that of the
     recordings, speakers are put on its words."""
 
     def __init__(
@@ -165,11 +162,10 @@ class SpeakerOnlyTranscriber:
         diarizer: Diarizer,
         bounds: Bounds | None = None,
         known: Sequence[KnownSpeaker] = (),
-        linked: LinkedSpeakers | None = None,
         transcript: Transcript | None = None,
     ) -> None:
         self.diarizer, self.bounds = diarizer, bounds or Bounds()
-        self.known, self.linked = tuple(known), linked
+        self.known = tuple(known)
         self.transcript = None if transcript is None else without_speakers(transcript)
 
     def transcribe(
@@ -219,7 +215,6 @@ class SpeakerOnlyTranscriber:
             self.transcript or empty,
             diarization,
             self.known,
-            self.linked,
             source=Outcome(source).name,
         )
 
@@ -228,21 +223,14 @@ def add_speakers(
     transcript: Transcript,
     diarization: Diarization,
     known: Sequence[KnownSpeaker] = (),
-    linked: LinkedSpeakers | None = None,
     *,
     source: str = RECORDING,
 ) -> Transcript:
     """Add the diarization's speakers to every word, with warnings for uncertain matches.
 
-    `source` is the recording's path. Raises OutputError where `linked` cannot be stored.
+    `source` is the recording's path.
     """
     diarization, matches = name_known_speakers(diarization, known)
-    links = list[Match]()
-    if linked is not None:
-        before = diarization.speakers
-        diarization, links = linked.relabel(source, diarization)
-        labels = dict(zip(before, diarization.speakers, strict=True))
-        matches = [replace(m, speaker=labels.get(m.speaker, m.speaker)) for m in matches]
     end = transcript.sample_count  # a transcript that is read may be a little shorter
     regular, exclusive = (t.clipped(end) for t in (diarization.regular, diarization.exclusive))
     attributed = attribute_speakers(transcript, regular, exclusive)
@@ -250,9 +238,7 @@ def add_speakers(
         **diarization.engine.to_dict(),
         "matches": [_match(m) for m in matches],
     }
-    if linked is not None:
-        details["links"] = [_match(m) for m in links]
-    doubts = [*map(_suggestion, _uncertain(matches)), *map(_link, _uncertain(links))]
+    doubts = [_suggestion(match) for match in matches if not match.sure]
     return replace(
         attributed,
         warnings=(*attributed.warnings, *diarization.warnings, *doubts),
@@ -411,21 +397,9 @@ def _match(match: Match) -> Json:
     return {"speaker": match.speaker, "name": match.name, "score": score, "sure": match.sure}
 
 
-def _uncertain(matches: Iterable[Match]) -> list[Match]:
-    return [match for match in matches if not match.sure]
-
-
 def _suggestion(match: Match) -> Notice:
     text = f"{match.speaker} may be {match.name} (similarity {match.score:.2f}); not renamed"
     return Notice("speaker_suggestion", text)
-
-
-def _link(match: Match) -> Notice:
-    text = (
-        f"{match.speaker} may be {match.name} of another recording (similarity {match.score:.2f}); "
-        "not linked"
-    )
-    return Notice("speaker_link", text)
 
 
 def _read(descriptor: int, start: int, count: int) -> Samples:

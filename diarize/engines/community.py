@@ -115,7 +115,7 @@ def checked(folder: Path) -> Path:
     if not is_pipeline(folder):
         raise ModelError(
             f"{str(folder)!r} is not a diarization pipeline: it needs {CONFIG}, segmentation/, "
-            f"embedding/ and plda/, as in https://hf.co/{REPOSITORY}; or the files of a Nemotron 3"
+            f"embedding/ and plda/, as in https://hf.co/{REPOSITORY}"
         )
     return folder
 

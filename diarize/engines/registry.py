@@ -16,7 +16,7 @@ from forescribe.speculative.models import hub
 from forescribe.speculative.models.checkpoint import loading
 
 from ..diarizer import Diarizer
-from . import community, nemotron
+from . import community
 
 if TYPE_CHECKING:
     from .embedded import EmbeddedDiarizer
@@ -30,27 +30,25 @@ Factory = Callable[[str], Diarizer]
 
 def names() -> list[str]:
     """The names that --diarizer accepts, besides folders."""
-    return [AUTO, community.NAME, nemotron.NAME, EMBEDDED, *sorted(_entry_points())]
+    return [AUTO, community.NAME, EMBEDDED, *sorted(_entry_points())]
 
 
 def resolve(name: str, *, network: bool = True) -> str | Path:
     """Resolve `name` to an engine's name or a folder, without loading it.
 
     `auto` is community-1 if it is on this machine, else the embedded engine; it never downloads.
-    `community-1` and `nemotron`, also by the names of their repositories, are downloaded if necessary and
-    `network` allows it. Raises UsageError for an unknown name and ModelError if they are not available.
+    `community-1`, also by the name of its repository, is downloaded if necessary and `network` allows it.
+    Raises UsageError for an unknown name and ModelError if it is not available.
     """
     if name == AUTO:
         return community.find() or EMBEDDED
     if name in (community.NAME, community.REPOSITORY):
         return community.locate(network=network)
-    if name in (nemotron.NAME, nemotron.REPOSITORY):
-        return nemotron.locate(network=network)
     if name == EMBEDDED or name in _entry_points():
         return name
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return nemotron.locate(folder) if nemotron.describes(folder) else community.checked(folder)
+        return community.checked(folder)
     raise UsageError(
         f"--diarizer {name} is neither an engine nor a folder; known: {', '.join(names())}"
     )
@@ -62,9 +60,6 @@ def load(name: str = AUTO, *, device: str = "auto", network: bool = True) -> Dia
     cannot be loaded."""
     chosen = resolve(name, network=network)
     place = _device(device)
-    if isinstance(chosen, Path) and nemotron.describes(chosen):
-        title = nemotron.NAME if name in (nemotron.NAME, nemotron.REPOSITORY) else str(chosen)
-        return nemotron.load(chosen, device=place, name=title)
     if isinstance(chosen, Path):
         title = (
             community.NAME if name in (AUTO, community.NAME, community.REPOSITORY) else str(chosen)

@@ -22,7 +22,6 @@ from .options import (
     PerformanceOptions,
     RunOptions,
     SpeakerChoice,
-    refuse_links,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
             )
         _ = self.words
         _ = self.spool_limit
-        refuse_links(self.link_speakers, self.output_dir)
         _ = self.speakers
 
     @property
@@ -98,7 +96,7 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
         """The options for speakers."""
         from .speaker_options import SpeakerOptions
 
-        return SpeakerOptions(self.diarizer, self.bounds, self.known, link=self.link_speakers)
+        return SpeakerOptions(self.diarizer, self.bounds, self.known)
 
 
 @takes(DiarizeOptions)
@@ -186,9 +184,8 @@ def _load(options: DiarizeOptions, batch: Batch, stop: Stop, console: Console) -
 
         speakers = options.speakers
         engine = speakers.engine(options.device, network=not options.local_files_only)
-        people = speakers.people(batch.outputs.folder)
         diarizer = SpeakerOnlyTranscriber(
-            engine, speakers.bounds, speakers.known_people(), people, options.words
+            engine, speakers.bounds, speakers.known_people(), options.words
         )
     return lambda size: diarizer
 

@@ -276,9 +276,8 @@ def _outputs(options: ListenOptions, console: Console) -> Outputs | None:
 
     stores = Stores(telling(console.notice))
     outputs = Outputs.plan((), options.output_dir, options.formats, stores=stores)
-    if outputs.folder is None and (options.keep_audio or options.link_speakers):
-        named = "--keep-audio" if options.keep_audio else "--link-speakers"
-        raise UsageError(f"{named} needs a folder of this machine: name one with -o")
+    if outputs.folder is None and options.keep_audio:
+        raise UsageError("--keep-audio needs a folder of this machine: name one with -o")
     return outputs
 
 
@@ -353,7 +352,6 @@ def _write(
             diarizer,
             speakers.bounds,
             speakers.known_people(),
-            speakers.people(outputs.folder),
             transcript,
         )
         (outcome,) = finder.transcribe([record.sound(stem)])

@@ -182,7 +182,6 @@ class ListenOptions(LoadOptions, SpeakerChoice):
         other = self.diarizer not in (AUTO, EMBEDDED)
         for named, given in (
             ("--keep-audio", self.keep_audio),
-            ("--link-speakers", self.link_speakers),
             (f"--diarizer {self.diarizer}", self.diarize and other),
         ):
             if given:
@@ -221,7 +220,6 @@ class ListenOptions(LoadOptions, SpeakerChoice):
             self.diarizer if self.diarize else None,
             self.bounds,
             self.known,
-            link=self.link_speakers,
         )
 
     @property

@@ -137,7 +137,7 @@ class SpeakerChoice:
     diarizer: str = opt(
         SPEAKERS,
         "--diarizer ENGINE",
-        "community-1, nemotron, embedded, another package's engine or a folder. auto: community-1 if it is "
+        "community-1, embedded, another package's engine or a folder. auto: community-1 if it is "
         "downloaded, else embedded.",
         AUTO,
     )
@@ -154,13 +154,6 @@ class SpeakerChoice:
         SPEAKERS,
         "--known/--no-known",
         "Name the people who were enrolled with `forescribe speakers add`.",
-        False,
-    )
-    link_speakers: bool = opt(
-        SPEAKERS,
-        "--link-speakers/--no-link-speakers",
-        "Give the same person the same label in all recordings; stores voices in speakers.jsonl in the "
-        "output folder.",
         False,
     )
 
@@ -260,16 +253,6 @@ def parse_bytes(option: str, text: str | None) -> int | None:
     if number < 1:
         raise UsageError(f"{option} {text}: not a size; write it as 500MB or 20GB")
     return int(number)
-
-
-def refuse_links(link_speakers: bool, output: str) -> None:
-    """Raises UsageError where voices would have to be kept in object storage."""
-    from forescribe.asr.storage.locations import is_url
-
-    if link_speakers and is_url(output):
-        raise UsageError(
-            "--link-speakers keeps voices in the output folder: name a folder of this machine with -o"
-        )
 
 
 def shown_url(text: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import UsageError
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from forescribe.asr.batch.batch import BatchTranscriber
     from forescribe.asr.decode.options import Guards
     from forescribe.diarize.diarizer import Diarizer
-    from forescribe.diarize.linked_speakers import LinkedSpeakers
     from forescribe.diarize.transcribers import SupportsTranscribe
 
 MIX, SPLIT = "mix", "split"
@@ -32,8 +30,7 @@ class SpeakerOptions:
     """How speakers are found and named.
 
     `diarizer` names the engine, None for no diarization. `channels` is `mix`, or `split` where each
-    channel is one speaker. `known` uses the enrolled voices. `link` gives a person the same label
-    in all recordings.
+    channel is one speaker. `known` uses the enrolled voices.
 
     Raises UsageError for options that contradict each other, and for `known` without enrolled voices.
     """
@@ -42,7 +39,6 @@ class SpeakerOptions:
     bounds: Bounds = field(default_factory=Bounds)
     known: bool = False
     channels: str = MIX
-    link: bool = False
 
     def __post_init__(self) -> None:
         if self.channels not in (MIX, SPLIT):
@@ -51,8 +47,8 @@ class SpeakerOptions:
             raise UsageError(
                 "--channels split: each channel is a speaker already; leave out --diarize"
             )
-        if self.diarizer is None and (self.known or self.link or self.bounds != Bounds()):
-            raise UsageError("a number of speakers, --known and --link-speakers need --diarize")
+        if self.diarizer is None and (self.known or self.bounds != Bounds()):
+            raise UsageError("a number of speakers and --known need --diarize")
         if self.known and not KnownSpeakers().list():
             raise UsageError(
                 "--known: no speaker is enrolled; enrol one with `forescribe speakers add`"
@@ -76,16 +72,13 @@ class SpeakerOptions:
                 "speakers": [bounds.exactly, bounds.at_least, bounds.at_most],
                 "known": [[k.name, k.encoder, k.samples] for k in self.known_people()],
             }
-            if self.link:  # only then, so that older results keep their fingerprints
-                values["link"] = True
         return values
 
     def load(
-        self, *, device: str = "auto", network: bool = True, folder: Path | None = None
+        self, *, device: str = "auto", network: bool = True
     ) -> Callable[[SupportsTranscribe], BatchTranscriber]:
         """Load what adds speakers to a transcriber; the result returns a transcriber unchanged if no
-        speakers are requested. `folder` is that of the results. Raises what `engine` and `people`
-        raise."""
+        speakers are requested. Raises what `engine` raises."""
         if self.channels == SPLIT:
             from forescribe.diarize.channels import ChannelTranscriber
 
@@ -93,24 +86,18 @@ class SpeakerOptions:
         if self.diarizer is None:
             return lambda transcriber: transcriber
         engine, bounds = self.engine(device, network), self.bounds
-        known, people = self.known_people(), self.people(folder)
+        known = self.known_people()
         from forescribe.diarize.transcribers import DiarizingTranscriber
 
-        return lambda transcriber: DiarizingTranscriber(transcriber, engine, bounds, known, people)
+        return lambda transcriber: DiarizingTranscriber(transcriber, engine, bounds, known)
 
     def engine(self, device: str, network: bool) -> Diarizer:
         """Load the diarizer. Raises what `registry.load` raises, and UsageError if voices are to be
-        linked or known and the engine has no voice vectors, or none of the enrolled people has one of
-        this engine."""
+        known and none of the enrolled people has one of this engine."""
         from forescribe.diarize.engines.registry import load
 
         assert self.diarizer is not None
         diarizer = load(self.diarizer, device=device, network=network)
-        if self.link and diarizer.engine.encoder is None:
-            raise UsageError(
-                f"--link-speakers: the engine {diarizer.engine.name} keeps no voices; choose another "
-                "--diarizer"
-            )
         if self.known and all(k.encoder != diarizer.engine.encoder for k in self.known_people()):
             raise UsageError(
                 f"--known: no speaker was enrolled with the engine {diarizer.engine.name} "
@@ -118,14 +105,6 @@ class SpeakerOptions:
                 "versions cannot be compared: enrol with it by `forescribe speakers add`"
             )
         return diarizer
-
-    def people(self, folder: Path | None) -> LinkedSpeakers | None:
-        """The people of earlier recordings, by the folder of the results; None without `link`."""
-        if not self.link:
-            return None
-        from forescribe.diarize.linked_speakers import LinkedSpeakers
-
-        return LinkedSpeakers(folder)
 
     def known_people(self) -> Sequence[KnownSpeaker]:
         """The enrolled people whose names may be used."""

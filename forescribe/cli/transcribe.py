@@ -222,7 +222,7 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
 
     with stop.interruptible():
         with_speakers = options.speakers.load(
-            device=options.device, network=not options.local_files_only, folder=batch.outputs.folder
+            device=options.device, network=not options.local_files_only
         )
     factory = TranscriberFactory(load)
 

@@ -19,7 +19,6 @@ from .options import (
     LoadOptions,
     RunOptions,
     SpeakerChoice,
-    refuse_links,
     shown_url,
 )
 
@@ -52,7 +51,6 @@ NOT_IN_RESULTS = frozenset(
     "min_speakers",
     "max_speakers",
     "known",
-    "link_speakers",
     "channels",
 }
 """Options that change no word: every other option is part of a result's fingerprint. A draft model or
@@ -271,7 +269,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
                 f"-o {shown_url(self.output_dir)}: what is in memory ends with this command; name a folder, "
                 "s3://, gs:// or az://"
             )
-        refuse_links(self.link_speakers, self.output_dir)
 
     def _check_words(self) -> None:
         if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):
@@ -303,11 +300,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         if "-" in self.audio:
             raise UsageError(
                 "--cluster: other machines cannot read stdin; write it to a file first"
-            )
-        if self.link_speakers:
-            raise UsageError(
-                "--link-speakers compares each recording with all before it, which --cluster transcribes "
-                "at the same time; leave out one of them"
             )
         if self.known:
             raise UsageError(
@@ -342,7 +334,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
             self.bounds,
             self.known,
             self.channels,
-            self.link_speakers,
         )
 
     @cached_property

@@ -322,7 +322,6 @@ def test_what_is_no_audio_is_told_before_a_model_is_loaded(run, monkeypatch, std
         (["-", "--turns", "none"], "--words"),
         (["-", "-o", "-"], "name a folder"),
         (["-", "--diarize", "--words"], "-o FOLDER"),
-        (["-", "--diarize", "--link-speakers"], "-o FOLDER"),
         (["-", "--keep-audio"], "-o FOLDER"),
         (["-", "--max-minutes", "0"], "above 0"),
         (["-", "--num-speakers", "2"], "--diarize"),

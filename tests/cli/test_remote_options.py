@@ -47,10 +47,3 @@ def test_reports_are_of_files_and_say_so_without_secrets() -> None:
     with pytest.raises(UsageError, match="--report"):
         TranscribeOptions(audio=["a.mp3"], output_dir="s3://out", report="r")
     assert shown_url("weird://user:pw@x?secret") == "weird://..."
-
-
-def test_voices_are_kept_on_this_machine() -> None:
-    for options in (TranscribeOptions, DiarizeOptions):
-        more = {"diarize": True} if options is TranscribeOptions else {}
-        with pytest.raises(UsageError, match="--link-speakers"):
-            options(audio=["a.mp3"], output_dir="s3://out", link_speakers=True, **more)

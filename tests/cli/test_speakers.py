@@ -16,7 +16,6 @@ from forescribe.diarize.channels import ChannelTranscriber
 from forescribe.diarize.diarizer import Bounds, Engine
 from forescribe.diarize.engines import registry
 from forescribe.diarize.transcribers import DiarizingTranscriber
-from forescribe.diarize.turns import read_rttm
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound
 from tests.diarize.transcripts.test_diarizing_transcriber import Typist
 
@@ -64,8 +63,6 @@ def test_what_contradicts_itself_is_refused_before_anything_is_loaded() -> None:
         SpeakerOptions("auto", known=True)
     with pytest.raises(UsageError, match="need --diarize"):
         SpeakerOptions(None, Bounds(exactly=2))
-    with pytest.raises(UsageError, match="--link-speakers need --diarize"):
-        SpeakerOptions(None, link=True)
     with pytest.raises(UsageError, match="stereo is neither mix nor split"):
         SpeakerOptions(None, channels="stereo")
     with pytest.raises(UsageError, match="already"):
@@ -94,38 +91,6 @@ def test_a_transcriber_is_left_alone_where_nobody_asked() -> None:
 
 def diarized(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["diarize", *arguments], catch_exceptions=False)
-
-
-def test_one_person_has_one_label_in_all_recordings(tmp_path: Path) -> None:
-    talk = sound((4, 0.5), (4, 0.1))
-    soundfile.write(tmp_path / "a.wav", talk, RATE)
-    soundfile.write(tmp_path / "b.wav", talk[::-1][: 7 * RATE], RATE)
-    names = [str(tmp_path / "a.wav"), str(tmp_path / "b.wav")]
-
-    def first(folder: str, *more: str) -> list[str]:
-        """Who begins each recording."""
-        out = tmp_path / folder
-        assert diarized(*names, "-o", str(out), *more).exit_code == 0
-        found = [read_rttm((out / f"{name}.rttm").read_text())[name] for name in "ab"]
-        return [turns.speakers[0] for turns in found]
-
-    assert first("apart") == ["SPEAKER_00", "SPEAKER_00"]
-    assert first("linked", "--link-speakers") == ["SPEAKER_00", "SPEAKER_01"]
-    assert not (tmp_path / "apart" / "speakers.jsonl").exists()
-    told = (tmp_path / "linked" / "speakers.jsonl").read_text()
-    assert first("linked", "--link-speakers") == ["SPEAKER_00", "SPEAKER_01"]  # all done already
-    assert (tmp_path / "linked" / "speakers.jsonl").read_text() == told
-
-
-def test_an_engine_without_voices_cannot_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Deaf(LevelDiarizer):
-        engine = Engine("deaf")
-
-    monkeypatch.setattr(registry, "load", lambda name, **options: Deaf())
-    with pytest.raises(UsageError, match="the engine deaf keeps no voices"):
-        diarized(clip(tmp_path, "a.wav", 0.5), "-o", str(tmp_path), "--link-speakers")
 
 
 def test_voices_of_another_encoder_are_not_ignored_in_silence(

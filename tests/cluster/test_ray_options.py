@@ -26,7 +26,6 @@ MEMO = str(Path(__file__).parents[2] / "samples" / "memo.flac")
         ({"workers": 2}, "--workers needs --cluster"),
         ({"cluster": ""}, "--cluster needs an address"),
         ({"cluster": "auto", "audio": ["-"]}, "cannot read stdin"),
-        ({"cluster": "auto", "diarize": True, "link_speakers": True}, "--link-speakers"),
         ({"cluster": "auto", "device": "cuda:1"}, "Ray chooses the devices"),
         ({"cluster": "auto", "device": "mps"}, "Ray chooses the devices"),
     ],

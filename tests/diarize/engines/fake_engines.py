@@ -163,35 +163,3 @@ params:
   segmentation:
     min_duration_off: 0.0
 """
-
-
-def nemotron_folder(folder: Path) -> Path:
-    """A folder like Nemotron 3's as transformers saves it, small and with random weights, whose speakers
-    follow the sound."""
-    import torch
-    from transformers import (
-        Nemotron3DiarizationConfig,
-        Nemotron3DiarizationForAudioFrameClassification,
-        Nemotron3DiarizationProcessor,
-    )
-    from transformers.models.nemotron_asr_streaming import NemotronAsrStreamingFeatureExtractor
-
-    torch.manual_seed(0)
-    audio = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_mel_bins": 16,
-    }
-    head = {"hidden_size": 16, "audio_hidden_size": 32}
-    config = Nemotron3DiarizationConfig(
-        audio_config=audio, head_config=head, chunk_length=60, chunk_right_context=10
-    )
-    model = Nemotron3DiarizationForAudioFrameClassification(config)
-    with torch.no_grad():
-        model.classifier.out_proj.weight.mul_(400)
-    model.save_pretrained(folder)
-    features = NemotronAsrStreamingFeatureExtractor(feature_size=16)
-    Nemotron3DiarizationProcessor(features).save_pretrained(folder)
-    return folder

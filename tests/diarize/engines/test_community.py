@@ -205,7 +205,7 @@ def test_another_packages_engine_is_found_by_its_entry_point(
     monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
     assert "level" in registry.names()
     assert registry.load("level", device="cpu").engine.name == "level"
-    with pytest.raises(UsageError, match="known: auto, community-1, nemotron, embedded, level"):
+    with pytest.raises(UsageError, match="known: auto, community-1, embedded, level"):
         registry.load("lvel")
 
 
