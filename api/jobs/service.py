@@ -67,7 +67,7 @@ RETENTION_TICK_S = 60.0
 
 @dataclass(frozen=True)
 class Components:
-    """The classes that do the work. Fault tests replace some of them (`benchmarks/faults`)."""
+    """The classes that do the work. Fault tests replace some of them (`tests/faults`)."""
 
     active: type[ActiveJobs] = ActiveJobs
     files: type[JobFiles] = JobFiles

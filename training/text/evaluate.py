@@ -3,8 +3,7 @@
     python -m training.text.evaluate               # writes bundled/text/evaluation.json
 
 Runs `forescribe.speculative.Engine` in float32, with the forward that `auto` chooses: the acceptance for
-every draft length and temperature, and at temperature 0 the equality with gamma 0. For times see
-benchmarks/speed/when_it_pays.py.
+every draft length and temperature, and at temperature 0 the equality with gamma 0.
 """
 
 from __future__ import annotations

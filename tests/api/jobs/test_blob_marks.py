@@ -19,14 +19,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from benchmarks.faults.harness import NotRun
-from benchmarks.faults.storage import database
 from forescribe.api.jobs.database import Database
 from forescribe.api.jobs.references import BlobMarks
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import BLOBS, JOBS, REFERENCES, NewJob
 from forescribe.asr.errors import OutputError
 from tests.api.jobs.test_object_blobs import blobs_in
+from tests.faults.harness import NotRun
+from tests.faults.storage import database
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""The most important faults in short: real processes, SIGKILL. All of them: `python -m benchmarks.faults`."""
+"""The most important faults in short: real processes, SIGKILL."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.faults.catalogue import run
+from tests.faults.catalogue import run
 
 
 @pytest.mark.nightly
@@ -16,7 +16,7 @@ def test_jobs_survive(name) -> None:
 
 @pytest.mark.nightly
 def test_replicas_and_workers_survive() -> None:
-    """On PostgreSQL and objects; the long form, with twenty kills, is `benchmarks.faults --long F21`."""
+    """On PostgreSQL and objects."""
     row = run("F21", long=False, seed=0)
     if row.held == "not run":
         pytest.skip(row.what)

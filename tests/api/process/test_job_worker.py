@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from benchmarks.faults.harness import NotRun, Server, right, until
-from benchmarks.faults.storage import database
 from forescribe.api.process.server import EndWhenIdle
+from tests.faults.harness import NotRun, Server, right, until
+from tests.faults.storage import database
 
 
 def idle(open_jobs, serving=None):

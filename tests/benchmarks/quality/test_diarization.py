@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 
 from benchmarks.provenance import ROOT
-from benchmarks.quality import diarization
 from benchmarks.quality.diarization import attributed_errors, samples, spread, wrong_written_words
 from forescribe.asr.formats.transcript_parts import Word
-from forescribe.diarize.diarizer import Bounds
 from forescribe.diarize.turns import Turns
 from training.speakers.mixtures import mixtures, speech
 from training.speakers.turn_errors import (
@@ -131,31 +123,3 @@ def test_mixtures_have_two_to_five_speakers_overlap_and_a_reference_that_fits() 
             assert turn.end_sample <= len(mixture.samples)
             silent[turn.start_sample : turn.end_sample] = False
         assert np.abs(mixture.samples[silent]).max() < 1e-3
-
-
-def test_senko_is_scored_like_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A double of the package: it returns the first two turns of the reference, as its own segments."""
-
-    class Fake:
-        def __init__(self, **options: Any) -> None:
-            assert options["device"] == "cpu"
-
-        def diarize(self, path: str, **options: Any) -> dict[str, Any] | None:
-            read, rate = soundfile.read(path)
-            assert rate == 16_000
-            if not read.any():
-                return None
-            return {"merged_segments": [{"start": 0.5, "end": 3.0, "speaker": "SPEAKER_01"}]}
-
-    package = ModuleType("senko")
-    package.Diarizer = Fake  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "senko", package)
-    monkeypatch.setattr("benchmarks.systems.senko.version", lambda name: "0.2.2")
-    record = tmp_path / "record.json"
-    arguments = ["samples", "--diarizer", "senko", "--json", str(record)]
-    assert diarization.main(arguments) == 0
-    (found,) = json.loads(record.read_text())["engines"]
-    assert found["engine"]["name"] == "senko"
-    assert found["scores"]["samples"]["recordings"] == 4
-    with pytest.raises(ValueError, match="takes no number of speakers"):
-        diarization.made("senko", "cpu").diarize(np.zeros(16_000, np.float32), Bounds(exactly=2))

@@ -1,6 +1,6 @@
 """The service under load, compared with the batch command on the same recordings and weights.
 
-    python -m benchmarks.speed.service_load --model tiny.en --clients 1 8 32 --json load.json
+    python -m benchmarks.service --model tiny.en --clients 1 8 32 --json load.json
 
 Starts a server process and sends recordings of 2 to 60 s, cut from the samples, over the loopback network.
 Each of the concurrent clients sends its next recording after the answer to the last one. The batch
@@ -341,7 +341,7 @@ def table(rows: Sequence[Row], batch_s: float) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.service_load",
+        prog="python -m benchmarks.service",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -412,7 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.json:
         shown = [{**asdict(row), "p50_s": row.at(0.5), "p95_s": row.at(0.95)} for row in rows]
         record = {
-            **provenance.record("benchmarks.speed.service_load"),
+            **provenance.record("benchmarks.service"),
             "batch_s": [run[0] for run in runs],
             "audio_s": rows[0].audio_s,
             "mean_length_s": statistics.fmean(clip.seconds for clip in work),

@@ -29,8 +29,6 @@ from typing import Any
 
 import httpx
 
-from benchmarks import provenance
-
 START_S = 180.0
 PATIENCE_S = 240.0
 
@@ -78,13 +76,13 @@ class Server:
         command = [
             sys.executable,
             "-m",
-            "benchmarks.faults.server",
+            "tests.faults.server",
             str(self.folder),
             str(self.port),
         ]
         self.process = subprocess.Popen(
             [*command, *self.options, *options],
-            cwd=provenance.ROOT,
+            cwd=Path(__file__).parents[2],
             env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
         )
         if alive:

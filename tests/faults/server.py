@@ -1,11 +1,10 @@
 """The server of the fault tests: everything is real except the model.
 
-    python -m benchmarks.faults.server FOLDER PORT [--die-at blob|commit] [--database URL] [--version NAME]
-    python -m benchmarks.faults.server FOLDER PORT --database URL --blobs URL [--worker | --front-end]
+    python -m tests.faults.server FOLDER PORT [--die-at blob|commit] [--database URL]
+    python -m tests.faults.server FOLDER PORT --database URL --blobs URL [--worker | --front-end]
 
 A recording is JSON with the number of groups, the time per group and the text, so that the result is known.
-Every group is logged to FOLDER/log, opened with O_APPEND, so that a kill loses no line. Does not need torch,
-except with `--real`.
+Every group is logged to FOLDER/log, opened with O_APPEND, so that a kill loses no line. Does not need torch.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from typing import Any, BinaryIO, ClassVar
 
 import uvicorn
 
-from benchmarks.faults.recordings import GROUP_S, FakeGroups, Script, group_alone
 from forescribe.api.access.addresses import networks
 from forescribe.api.app import create_app, create_worker_app
 from forescribe.api.jobs import dbos_engine, service
@@ -38,10 +36,10 @@ from forescribe.api.jobs.dbos_engine import DbosEngine
 from forescribe.api.jobs.recovery import join, open_store
 from forescribe.api.jobs.steps import DiarizationStep, JobFiles, Steps, TranscriptionSteps
 from forescribe.api.jobs.submissions import Submissions
-from forescribe.api.jobs.workflows import WORKFLOWS, CallStep
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving, TranscriptionStream, TranscriptionTask
 from forescribe.asr.formats.transcript import Transcript
+from tests.faults.recordings import GROUP_S, FakeGroups, Script, group_alone
 
 
 @dataclass(frozen=True)
@@ -86,10 +84,6 @@ class Seams:
 class FakeSteps(Steps):
     """The steps, with a trap before and after some of them."""
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._steps = {**self._steps, "greet": self._greet}
-
     def __call__(self, step: str, job: str, run: int, *args: int) -> Any:
         phase = {"prepare": "queued", "deliver": "callback"}.get(step)
         if phase is not None:
@@ -99,11 +93,6 @@ class FakeSteps(Steps):
         if phase is not None:
             Seams.trap(phase)
         return answer
-
-    def _greet(self, job: str, run: int) -> bool:
-        """A step that only workflows of another version have."""
-        Seams.log(f"greet {job} {run}")
-        return True
 
 
 class FakeActive(ActiveJobs):
@@ -231,47 +220,6 @@ class FakeServing(Serving):
             self._gone.discard(following)
 
 
-GREEDY = 0.9
-"""The temperature of a request for which the engine runs out of memory."""
-
-
-def break_engine(serving: Serving, folder: Path, log: Callable[[str], None]) -> None:
-    """Make a real engine run out of memory at every request of one temperature, and hang while
-    FOLDER/hang exists."""
-    load, hang = serving._load, folder / "hang"
-
-    def broken() -> Any:
-        made = load()
-        enter, step = made.engine.submit, made.engine.step
-
-        def submit(request: Any) -> None:
-            if request.temperature == GREEDY:
-                log("memory - -")
-                raise MemoryError
-            enter(request)
-
-        def hanging() -> Any:
-            while hang.exists():
-                time.sleep(0.05)
-            return step()
-
-        made.engine.submit, made.engine.step = submit, hanging  # type: ignore[method-assign, assignment]
-        return made
-
-    serving._load = broken
-
-
-def deploy(version: str) -> None:
-    """Makes this the process of another version of the workflows: with a step more, at the beginning."""
-
-    def transcribe(call: CallStep, job: str, run: int) -> None:
-        call("greet", job, run)
-        WORKFLOWS["transcribe"](call, job, run)
-
-    dbos_engine.VERSION = version
-    service.WORKFLOWS = {**WORKFLOWS, "transcribe": transcribe}  # type: ignore[attr-defined]
-
-
 def _nothing() -> Any:
     raise AssertionError("there is no model here")
 
@@ -304,8 +252,6 @@ def main() -> None:
     parser.add_argument("--worker", action="store_true", help="no routes for clients")
     parser.add_argument("--front-end", action="store_true", help="no jobs of its own")
     parser.add_argument("--log", type=Path, help="instead of FOLDER/log")
-    parser.add_argument("--real", metavar="MODEL", help="a real engine, that can be broken")
-    parser.add_argument("--version", help="of the workflows: another one, with other steps")
     parser.add_argument("--load-s", type=float, default=0.0, help="for the fake model")
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--schedule", type=float, nargs="+", default=[0, 1, 1, 1])
@@ -315,8 +261,7 @@ def main() -> None:
         name: json.loads(value) for name, _, value in (s.partition("=") for s in asked.setting)
     }
     settings = Settings(
-        model=asked.real or "fake",
-        device="cpu" if asked.real else "auto",
+        model="fake",
         port=asked.port,
         data_dir=asked.folder,
         database_url=asked.database,
@@ -330,12 +275,8 @@ def main() -> None:
     def log(line: str) -> None:
         os.write(descriptor, f"{os.getpid()} {line}\n".encode())
 
-    if asked.real:
-        serving = Serving.of(settings)
-        break_engine(serving, asked.folder, log)
-    else:
-        serving = FakeServing(settings, _nothing, _nothing)
-        FakeServing.trap, FakeServing.load_s = Trap(asked.folder), asked.load_s
+    serving = FakeServing(settings, _nothing, _nothing)
+    FakeServing.trap, FakeServing.load_s = Trap(asked.folder), asked.load_s
     store = open_store(settings, asked.folder)
     queues = dbos_engine.WEBHOOKS if asked.front_end else dbos_engine.ALL_QUEUES
     engine = DbosEngine(store.database.engine, concurrency=asked.concurrency, queues=queues)
@@ -349,7 +290,6 @@ def main() -> None:
     )
     Seams.log, Seams.trap = log, Trap(asked.folder)
     Seams.file = os.fdopen(descriptor, "wb", buffering=0)
-    components = service.Components() if asked.real else FAKES
     jobs = service.Jobs(
         settings,
         serving,
@@ -357,10 +297,8 @@ def main() -> None:
         engine,
         exclusive=exclusive,
         webhooks=allowed,
-        components=components,
+        components=FAKES,
     )
-    if asked.version:
-        deploy(asked.version)
     if asked.die_at:
         die_at(asked.die_at)
     create = create_worker_app if asked.worker else create_app

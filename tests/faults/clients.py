@@ -1,4 +1,4 @@
-"""F9, F10, F11: cancelled jobs, failing webhook receivers and interrupted uploads."""
+"""F9, F11: cancelled jobs and interrupted uploads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any
 
 import httpx
 
-from benchmarks.faults.harness import (
+from tests.faults.harness import (
     PATIENCE_S,
     Wrong,
     holds,
     server,
     until,
 )
-from benchmarks.faults.receiver import SECRET, Receiver
 
 
 def cancel_jobs(long: bool, rng: random.Random) -> str:
@@ -48,48 +47,6 @@ def cancel_jobs(long: bool, rng: random.Random) -> str:
         holds(not lines, "a queued job was begun after its cancel")
     holds(slowest < 2, f"it took {slowest:.1f} s")
     return f"queued and in the lane: cancelled within {slowest:.2f} s, place freed, no later write"
-
-
-def call_failing_receivers(long: bool, rng: random.Random) -> str:
-    """Webhook receivers that fail, hang, redirect or are gone; the server restarts between tries."""
-    inside, said = Receiver([200]), []
-    plans: list[tuple[str, list[int | str], str, int]] = [
-        ("500, hang, then 204", [500, "hang", 204], "delivered", 3),
-        ("a redirect inside", [inside.url], "failed", 4),
-        ("410", [410], "gone", 1),
-    ]
-    try:
-        for name, answers, state, tries in plans:
-            receiver = Receiver(answers)
-            with server("--schedule", "0", "3", "3", "3") as s:
-                s.start()
-                hook = {"webhook_url": receiver.url, "webhook_secret": SECRET}
-                id = s.submit("call", 1, 0.01, None, **hook).json()["id"]
-                s.ended(id)
-                if tries == 3:
-                    until(lambda: len(receiver.seen) == 1, PATIENCE_S, "no webhook call")  # noqa: B023
-                    s.kill()
-                    s.start()
-                until(lambda: s.job(id)["webhook"]["state"] != "pending", PATIENCE_S, "no end")  # noqa: B023
-                told = s.job(id)["webhook"]
-                holds(told["state"] == state, f"{name}: {told}")
-                holds(len(receiver.seen) >= tries, f"{name}: {len(receiver.seen)} tries")
-                holds(len({h["webhook-id"] for h, _ in receiver.seen}) == 1, f"{name}: ids differ")
-                holds(receiver.signed(), f"{name}: a signature is wrong")
-                said.append(f"{name}: {state}")
-            receiver.close()
-        holds(not inside.seen, "a redirect was followed")
-        with server("--setting", "webhook_networks=[]") as s:
-            s.start()
-            private = {"webhook_url": inside.url, "webhook_secret": SECRET}
-            id = s.submit("call", 1, 0.01, None, **private).json()["id"]
-            s.ended(id)
-            until(lambda: s.job(id)["webhook"]["state"] == "failed", PATIENCE_S, "no end")
-            holds(not inside.seen, "a private address was called")
-            said.append("private address: not called")
-    finally:
-        inside.close()
-    return "; ".join(said)
 
 
 def interrupt_uploads(long: bool, rng: random.Random) -> str:

@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from benchmarks import provenance
-from benchmarks.speed import service_load
+from benchmarks import provenance, service
 from forescribe.asr.audio.reading import read_audio
 
 SAMPLES = provenance.ROOT / "samples"
@@ -57,19 +56,17 @@ def address():
 
 
 def test_clips_have_their_lengths_and_differ() -> None:
-    made = service_load.clips([SAMPLES / "memo.flac"], 6, (1.0, 2.5))
+    made = service.clips([SAMPLES / "memo.flac"], 6, (1.0, 2.5))
     assert [clip.seconds for clip in made] == [1.0, 2.5] * 3
     assert [len(read_audio(clip.data)) / 16_000 for clip in made] == [1.0, 2.5] * 3
     assert len({clip.data for clip in made}) == 6
-    around = service_load.clips(
-        [SAMPLES / "memo.flac"], 3, (40.0,)
-    )  # of 63 s: from the start again
+    around = service.clips([SAMPLES / "memo.flac"], 3, (40.0,))  # of 63 s: from the start again
     assert [len(read_audio(clip.data)) for clip in around] == [640_000] * 3
 
 
 def test_every_clip_is_sent_once_by_so_many_clients(address) -> None:
-    work = [service_load.Clip(f"{i:03}", b"fLaC", 1.0) for i in range(12)]
-    wall_s, answers = service_load.load(address, work, 4, {"model": "load"})
+    work = [service.Clip(f"{i:03}", b"fLaC", 1.0) for i in range(12)]
+    wall_s, answers = service.load(address, work, 4, {"model": "load"})
     assert sorted(answer.clip.name for answer in answers) == [clip.name for clip in work]
     assert Service.most <= 4 and {answer.text for answer in answers} == {"True"}
     away = [status for answer in answers for status in answer.refusals]
@@ -78,9 +75,9 @@ def test_every_clip_is_sent_once_by_so_many_clients(address) -> None:
 
 
 def test_an_unexpected_status_ends_the_benchmark(address) -> None:
-    work = [service_load.Clip(f"{i}", b"broken" if i == 3 else b"fLaC", 1.0) for i in range(9)]
-    with pytest.raises(service_load.ServerError, match="500"):
-        service_load.load(address, work, 2, {})
+    work = [service.Clip(f"{i}", b"broken" if i == 3 else b"fLaC", 1.0) for i in range(9)]
+    with pytest.raises(service.ServerError, match="500"):
+        service.load(address, work, 2, {})
 
 
 def test_figures_are_differences_of_two_polls() -> None:
@@ -92,10 +89,10 @@ def test_figures_are_differences_of_two_polls() -> None:
         'forescribe_step_seconds_count{step="upload"}': 0.0,
         'forescribe_engine_seconds_total{stage="encode"}': 1.5,
     }
-    assert service_load.between(before, after) == ({"decode": 0.5}, {"encode": 1.5})
+    assert service.between(before, after) == ({"decode": 0.5}, {"encode": 1.5})
 
 
-def row(**given) -> service_load.Row:
+def row(**given) -> service.Row:
     latencies = tuple(float(i) for i in range(1, 101))
     facts = dict(
         clients=8, wall_s=10.0, audio_s=200.0, share=0.9, latencies_s=latencies, refusals={503: 2}
@@ -103,19 +100,19 @@ def row(**given) -> service_load.Row:
     more = dict(
         equal=99, of=100, peak_bytes=5_000_000, steps_s={"wait": 0.5}, engine_s={"score": 7}
     )
-    return service_load.Row(**{**facts, **more, **given})
+    return service.Row(**{**facts, **more, **given})
 
 
 def test_a_row_says_what_was_measured() -> None:
     made = row()
     assert (made.at(0.5), made.at(0.95), made.at(0.99)) == (51.0, 96.0, 100.0)
-    cells = dict(zip(service_load.HEAD, made.cells(), strict=True))
+    cells = dict(zip(service.HEAD, made.cells(), strict=True))
     assert cells["x real time"] == "20.0" and cells["of batch"] == "90%"
     assert cells["turned away"] == "2 x 503" and cells["equal"] == "99 of 100"
-    text = service_load.table([made], 9.0)
+    text = service.table([made], 9.0)
     assert "wait 0.500" in text and "other or idle 3.00" in text and "22.2 x real time" in text
 
 
 def test_memory_is_of_the_process_and_its_children() -> None:
-    assert service_load.peak_bytes(os.getpid()) > 10_000_000
-    assert service_load.peak_bytes(1 << 30) == 0
+    assert service.peak_bytes(os.getpid()) > 10_000_000
+    assert service.peak_bytes(1 << 30) == 0

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 import httpx
 
-from benchmarks.faults.harness import PATIENCE_S, START_S, Server, holds, right, server, until
-from benchmarks.faults.receiver import SECRET, Receiver
+from tests.faults.harness import PATIENCE_S, START_S, Server, holds, right, server, until
+from tests.faults.receiver import SECRET, Receiver
 
 PHASES = (
     "loading",

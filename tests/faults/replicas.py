@@ -26,9 +26,9 @@ from typing import Any
 
 import httpx
 
-from benchmarks.faults.harness import PATIENCE_S, Inconclusive, Server, Wrong, holds, right, until
-from benchmarks.faults.receiver import SECRET, Receiver
-from benchmarks.faults.storage import database
+from tests.faults.harness import PATIENCE_S, Inconclusive, Server, Wrong, holds, right, until
+from tests.faults.receiver import SECRET, Receiver
+from tests.faults.storage import database
 
 CONCURRENCY = 2
 """Jobs of each process that does jobs."""

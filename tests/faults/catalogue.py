@@ -1,0 +1,38 @@
+"""The faults that tests put in, by name, and the function that runs one."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+
+from tests.faults.clients import cancel_jobs, interrupt_uploads
+from tests.faults.harness import Inconclusive, NotRun, Row, Wrong
+from tests.faults.kills import kill_at_random_times, kill_during_acceptance
+from tests.faults.phases import kill_in_every_phase, poison_job
+from tests.faults.replicas import kill_replicas_and_workers
+from tests.faults.storage import delete_in_every_state
+
+FAULTS: Mapping[str, Callable[[bool, random.Random], str]] = {
+    "F1": kill_at_random_times,
+    "F4": kill_during_acceptance,
+    "F9": cancel_jobs,
+    "F11": interrupt_uploads,
+    "F14": delete_in_every_state,
+    "F19": kill_in_every_phase,
+    "F20": poison_job,
+    "F21": kill_replicas_and_workers,
+}
+
+
+def run(name: str, long: bool, seed: int) -> Row:
+    fault, began = FAULTS[name], time.monotonic()
+    try:
+        what, held = fault(long, random.Random(seed)), "yes"
+    except Wrong as error:
+        what, held = str(error), "no"
+    except Inconclusive as error:
+        what, held = str(error), "inconclusive"
+    except NotRun as error:
+        what, held = str(error), "not run"
+    return Row(name, held, what, round(time.monotonic() - began, 1))
