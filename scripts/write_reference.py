@@ -15,7 +15,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -132,53 +132,18 @@ def _default(option: Any) -> str:
 
 
 def flags() -> str:
-    """The page of other programs' flags: what is accepted, what is refused, and what to use instead."""
-    from forescribe.cli.foreign_flags import FOREIGN, SHORT
+    """The page of flags that are gone, and of those of other programs that have no meaning here."""
+    from forescribe.cli.foreign_flags import FOREIGN, GONE
 
     page = [
-        "# Flags of other programs",
+        "# Flags that are gone, and flags of other programs",
         MADE,
-        "Flags of openai/whisper, whisperX, faster-whisper's command and whisper.cpp that "
-        "`forescribe transcribe` does not have under the same name. They may be written with `_` or `-`; "
-        "a switch without a value is True. Values in front of the slash are accepted: those without an "
-        "option behind them ask for what is done anyway. All others are refused, with the reason and the "
-        "alternative.",
+        "Other programs' names for what `forescribe` has, such as `--lang`, are listed "
+        "[with its options](cli.md), and a switch may be followed by True or False. These are refused in one "
+        "line that says what to use:",
+        "\n".join(f"- `{name}`: {instead}" for name, instead in (*GONE.items(), *FOREIGN.items())),
     ]
-    answers: dict[tuple[str, ...], list[str]] = {}
-    for name, flag in FOREIGN.items():
-        accepted = "; ".join(_meanings(flag.means))
-        every = ANY in flag.means or (flag.switch and len(flag.means) == 2)
-        refusal = ("", "") if every else (flag.why, flag.instead)
-        answers.setdefault((accepted, *refusal), []).append(f"`--{name[2:].replace('-', '_')}`")
-    rows = []
-    for (accepted, why, instead), names in answers.items():
-        refused = f"{why}; {instead}" if why else ""
-        rows.append(f"- {', '.join(names)}: {' / '.join(filter(None, (accepted, refused)))}")
-    page += ["\n".join(rows), "## Words after one dash", "whisper.cpp's options; all are refused."]
-    answers = {}
-    for name, instead in SHORT.items():
-        answers.setdefault((instead,), []).append(f"`{name}`")
-    rows = [f"- {', '.join(names)}: {instead}" for (instead,), names in answers.items()]
-    return "\n\n".join([*page, "\n".join(rows)]) + "\n"
-
-
-ANY = "*"  # foreign_flags.ANY, without importing the command
-
-
-def _meanings(means: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Values that are accepted, and our options for them."""
-    by_option: dict[tuple[str, ...], list[str]] = {}
-    for value, ours in means.items():
-        by_option.setdefault(ours, []).append(value)
-    for ours, values in by_option.items():
-        typed = ", ".join(map(_typed, values))
-        yield f"{typed}: `{' '.join(ours).replace('{}', 'VALUE')}`" if ours else typed
-
-
-def _typed(value: str) -> str:
-    if value == ANY:
-        return "any value"
-    return f"`{value.capitalize() if value in ('true', 'false', 'none') else value}`"
+    return "\n\n".join(page) + "\n"
 
 
 def settings() -> str:

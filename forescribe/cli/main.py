@@ -27,19 +27,16 @@ from .audit import audit
 from .diarize import diarize
 from .distill import distill
 from .drafts import draft_head, prune
+from .foreign_flags import GONE
 from .generate import generate
 from .listen import listen
-from .option_records import DIAGNOSTICS, ForeignFlagsCommand, SectionedCommand, arg, opt, takes
+from .option_records import DIAGNOSTICS, SectionedCommand, arg, opt, takes
 from .service import key, serve, worker
 from .speakers import speakers
 from .status import status
 from .transcribe import transcribe
 
 SPIN_COUNT = "3000"
-
-BENCHMARKS = (
-    "bench is a program of the repository: python -m benchmarks.transcribe, .text or .drafts"
-)
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -97,15 +94,15 @@ def models(**values: Any) -> None:
     _print(_all_models(), _lists, as_json=options.json)
 
 
-app.command(cls=ForeignFlagsCommand)(transcribe)
+app.command(cls=SectionedCommand)(transcribe)
 app.command(cls=SectionedCommand)(listen)
 app.command(cls=SectionedCommand)(status)
-app.command(cls=ForeignFlagsCommand)(audit)
+app.command(cls=SectionedCommand)(audit)
 app.command(cls=SectionedCommand)(models)
 app.command(cls=SectionedCommand)(draft_head)
 app.command(cls=SectionedCommand)(distill)
 app.command(cls=SectionedCommand)(prune)
-app.command(cls=ForeignFlagsCommand)(diarize)
+app.command(cls=SectionedCommand)(diarize)
 app.add_typer(speakers)
 app.command(cls=SectionedCommand)(generate)
 app.command(cls=SectionedCommand)(serve)
@@ -155,8 +152,8 @@ def with_command(arguments: list[str]) -> list[str]:
         return arguments
     if os.sep in arguments[0] or os.path.lexists(arguments[0]):
         return ["transcribe", *arguments]
-    if arguments[0] == "bench":
-        raise UsageError(BENCHMARKS)
+    if arguments[0] in GONE:
+        raise UsageError(f"{arguments[0]} is gone: {GONE[arguments[0]]}")
     meant = get_close_matches(arguments[0].lower(), commands, n=1, cutoff=0.7)
     if meant:
         raise UsageError(

@@ -137,10 +137,24 @@ def takes(record: type) -> Callable[[Command], Command]:
 
 
 class SectionedCommand(TyperCommand):
-    """A command whose help groups the options under the headings of `SECTIONS`.
+    """A command whose help groups the options under the headings of `SECTIONS`, and that
+    answers flags which it does not have any more.
 
     Plain text: typer groups options too, but only in its boxes drawn by rich.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse flags that are gone or of other programs, see `foreign_flags`. Raises UsageError."""
+        valued: set[str] = set()
+        switches: dict[str, str | None] = {}
+        for option in (p for p in self.get_params(ctx) if p.param_type_name == "option"):
+            if not getattr(option, "is_flag", False):
+                valued.update(option.opts)
+                continue
+            off = next(iter(option.secondary_opts), None)
+            switches |= dict.fromkeys((name for name in option.opts if len(name) > 2), off)
+            switches |= dict.fromkeys(option.secondary_opts, option.opts[0])
+        return super().parse_args(ctx, foreign_flags.checked(args, valued, switches))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`[OPTIONS] AUDIO...`: arguments by their metavar."""
@@ -160,29 +174,14 @@ class SectionedCommand(TyperCommand):
             row = parameter.get_help_record(ctx)
             if row is not None:
                 section = getattr(parameter, "rich_help_panel", None) or "Other"
-                names = re.sub(r"--([\w-]+) / --no-\1\b", r"--[no-]\1", row[0])
+                # Other programs' names for an option stand in the reference alone.
+                names = re.sub(r"(--[\w-]+)(?:, --[\w-]+)+", r"\1", row[0])
+                names = re.sub(r"--([\w-]+) / --no-\1\b", r"--[no-]\1", names)
                 rows.setdefault(section, []).append((names, row[1]))
         for section, lines in rows.items():
             if lines:
                 with formatter.section(section):
                     formatter.write_dl(lines)
-
-
-class ForeignFlagsCommand(SectionedCommand):
-    """A command that also accepts the flags of other programs, see `foreign_flags`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Translate the command line before it is parsed. Raises UsageError."""
-        options = [p for p in self.get_params(ctx) if p.param_type_name == "option"]
-        switches: dict[str, str | None] = {}
-        for switch in (o for o in options if getattr(o, "is_flag", False)):
-            off = next(iter(switch.secondary_opts), None)
-            switches |= dict.fromkeys((name for name in switch.opts if len(name) > 2), off)
-            switches |= dict.fromkeys(switch.secondary_opts, switch.opts[0])
-        named = [o for o in options if not getattr(o, "is_flag", False)]
-        valued = frozenset(name for option in named for name in option.opts)
-        known = foreign_flags.KnownOptions(valued, switches)
-        return super().parse_args(ctx, foreign_flags.translate(args, known))
 
 
 def _metavar(parameter: Any) -> str:

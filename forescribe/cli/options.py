@@ -91,7 +91,7 @@ class ModelOptions:
 
     model: str | None = opt(
         MODEL,
-        "--model -m MODEL",
+        "--model --whisper-model -m MODEL",
         "Preset (see `forescribe models`), Hugging Face id or local folder.",
         shown="large",
     )
@@ -115,7 +115,7 @@ class DecodingOptions:
 
     language: str | None = opt(
         DECODING,
-        "--language -l LANG",
+        "--language --lang -l LANG",
         "Spoken language: code or English name; of several, as de,en, the one that is heard.",
         shown="auto",
     )
@@ -124,7 +124,7 @@ class DecodingOptions:
     )
     vad: bool | None = opt(
         DECODING,
-        "--vad/--no-vad",
+        "--vad/--no-vad --vad-filter",
         "Skip long silence, or decode it too.",
         shown="vad",
     )

@@ -107,7 +107,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     )
     # Decoding
     initial_prompt: str | None = opt(
-        DECODING, "--initial-prompt TEXT", "Text with names and spellings to expect."
+        DECODING, "--initial-prompt --prompt TEXT", "Text with names and spellings to expect."
     )
     reference_text: str | None = opt(
         DECODING,
@@ -141,7 +141,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     )
     logprob_threshold: str | None = opt(
         DECODING,
-        "--logprob-threshold LOGPROB",
+        "--logprob-threshold --log-prob-threshold LOGPROB",
         "Less probable text is retried; None: off.",
         shown="-1.0",
     )

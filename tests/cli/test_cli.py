@@ -279,7 +279,6 @@ def test_a_single_recording_is_done_once_too(forescribe, pair, here) -> None:
     assert (here / "a.txt").stat().st_mtime_ns == written
     for other in (
         ["--overwrite"],
-        ["--no_resume"],
         ["--language", "de"],
         ["--initial-prompt", "Ann"],
     ):
@@ -467,7 +466,7 @@ USAGE = {
     "--draft ./b.wav": "--draft ./b.wav is a file: give the folder",
     f"--model {'x' * 300}": "neither a local folder, nor a hub id",
     "--model ~nobody/x": "neither a local folder, nor a preset",
-    "-f b.wav": "-f names formats of results here",
+    "-f b.wav": "unknown output format 'b.wav'",
     "--verbose --quiet": "exclude each other",
     "a.wav": "a.wav was given twice",
     "*.mp3": "no recording matches '*.mp3'",
@@ -477,7 +476,7 @@ USAGE = {
     "--max_line_width 9 -f txt,json": "add srt or vtt",
     "--highlight_words True -f json": "add srt or vtt",
     "--no-guards --no_speech_threshold 0.6": "contradict",
-    "--beam_size 5": "--beam_size 5 is not supported: the text is the model's own greedy",
+    "--beam_size 5": "--beam_size is not supported: leave it out: the text is the model's own greedy",
     "--hf_token hf_abc": "set HF_TOKEN",
     "--long-form other": "neither windows nor sequential",
     "--condition_on_previous_text True": "--long-form sequential",

@@ -41,6 +41,6 @@ def test_every_command_and_option_is_described(writer: ModuleType) -> None:
         "## forescribe speakers add",
         "As for [forescribe transcribe](#forescribe-transcribe): `--model`, `--draft`, ",
         "- `--batch-size N` (default `8`): Windows decoded together.",
-        "- `--model MODEL`, `-m` (default large): ",
+        "- `--model MODEL`, `--whisper-model`, `-m` (default large): ",
     ):
         assert said in page
