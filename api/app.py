@@ -132,10 +132,6 @@ def use_settings(app: FastAPI) -> None:
     settings: Settings = app.state.settings
     app.state.keyring = Keyring(settings.api_keys)
     app.state.serving.admission.use_limits()
-    if app.state.jobs is not None:
-        from .uploads.tus import UploadLimits
-
-        app.state.jobs.uploads.limits = UploadLimits.of(settings)
 
 
 def _include_routes(app: FastAPI, settings: Settings, batches: Batches | None) -> None:

@@ -8,12 +8,14 @@ no model folder and no cause: those are logged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 from starlette.responses import JSONResponse, Response
 
-from forescribe.asr.errors import ForescribeError
+from forescribe.asr.errors import ForescribeError, OutputError
 
 STATUS: Mapping[str, int] = MappingProxyType(
     {
@@ -44,7 +46,6 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "file_not_found": 404,
         "batch_not_found": 404,
         "too_many_files": 400,  # passes only when the client deletes some
-        "storage_quota_exceeded": 400,  # likewise
         "audio_unreachable": 400,  # of a line of a batch: its URL
         "beta_api_shape_disabled": 400,  # of live sessions, as the next two
         "input_audio_buffer_commit_empty": 400,
@@ -158,6 +159,19 @@ def refusal(path: str, error: ApiError) -> Response:
     if path in HUGGINGFACE_PATHS:
         return JSONResponse({"detail": error.message}, error.status, error.headers())
     return error.response()
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raise OSError as OutputError with code `storage_full` or `unwritable_output`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        text = f"the job store cannot be written ({error.strerror}): free some space, or check its disk"
+        raise OutputError(text, code="storage_full" if full else "unwritable_output") from error
 
 
 def printable(text: str) -> str:

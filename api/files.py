@@ -25,7 +25,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from .errors import ApiError
 from .jobs.blobs import BlobDraft
 from .jobs.database import Place, Tx, one_page
-from .jobs.shares import StorageShares
 from .jobs.store import Store
 from .jobs.tables import META
 from .settings import Settings
@@ -64,15 +63,12 @@ class Files:
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self.settings, self.store = settings, store
-        self.shares = StorageShares(settings, store)
 
     def check_count(self, owner: str) -> None:
-        """Raises ApiError if the owner may have no further file: `too_many_files`,
-        `storage_quota_exceeded`."""
+        """Raises ApiError `too_many_files` if the owner may have no further file."""
         if self.count(owner) >= self.settings.max_files_per_key:
             text = f"there are {self.settings.max_files_per_key} files already, the maximum; delete some"
             raise ApiError("too_many_files", text)
-        self.shares.check(owner)
 
     def count(self, owner: str) -> int:
         """How many files the owner has, those of the server included."""
@@ -88,8 +84,7 @@ class Files:
         content: BlobDraft,
         expires_after_s: float | None = None,
     ) -> StoredFile:
-        """Keep a file, for `file_retention_s` unless told otherwise. Raises ApiError
-        `storage_quota_exceeded`, OutputError."""
+        """Keep a file, for `file_retention_s` unless told otherwise. Raises OutputError."""
         now = self.store.now()
         kept_s = self.settings.file_retention_s if expires_after_s is None else expires_after_s
         file = StoredFile(new_id(), owner, purpose, filename, content.size, now, now + kept_s)
@@ -98,7 +93,7 @@ class Files:
         try:
             with self.store.blobs.shared_lock():
                 blob = content.commit()
-                with self.store.transaction() as tx, self.shares.counted(tx, owner):
+                with self.store.transaction() as tx:
                     self.insert(tx, file, blob)
         except ApiError:
             if blob is not None:
@@ -109,7 +104,7 @@ class Files:
     def insert(self, tx: Tx, file: StoredFile, blob: str) -> None:
         """Insert a file whose content is committed. Raises IntegrityError if it exists."""
         tx.execute(sa.insert(FILES).values(**asdict(file)))
-        self.store.references.put(tx, file.id, ROLE, blob, owner=file.owner, size=file.size)
+        self.store.references.put(tx, file.id, ROLE, blob)
 
     def get(self, id: str, owner: str) -> StoredFile:
         """Raises ApiError `file_not_found`."""

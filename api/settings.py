@@ -157,13 +157,11 @@ class Settings(BaseSettings):
     job_concurrency: Count = 4  # jobs at a time; their windows share the model's slots
     max_queued_jobs_s: Seconds = 500 * 3600.0  # audio of all unfinished jobs; more is 503
     max_jobs_per_key: Count = 1000  # unfinished jobs of one key; more are 429
-    max_stored_bytes_per_key: Count | None = None  # of one key; unset: its part of the disk
     min_free_bytes: int = Field(512 << 20, ge=0)  # with less, new jobs and files are 507
     audio_retention_s: Seconds = 24 * 3600.0  # how long audio is kept after success
     result_retention_s: Seconds = 30 * 24 * 3600.0  # how long a job is kept after its end
     upload_retention_s: Seconds = 24 * 3600.0  # how long an unfinished upload is kept
-    max_open_uploads_per_key: Count = 100  # resumable uploads that are not a job yet, of one key
-    max_open_bytes_per_key: Count = 20 << 30  # of these together, as declared; else of an address
+    max_open_uploads_per_key: Count = 100  # uploads that are not a job yet, of a key or an address
     idempotency_retention_s: Seconds = 7 * 24 * 3600.0  # how long an Idempotency-Key is remembered
     webhook_secret: str | None = Field(None, repr=False)  # whsec_..., for jobs without their own
     webhook_networks: tuple[str, ...] = ()  # private networks that webhooks may call

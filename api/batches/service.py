@@ -140,9 +140,7 @@ class Batches:
                         self.store.keys.insert(tx, owner, key.text, key.fingerprint, batch.id)
                     self.table.insert(tx, batch)
                     self.jobs.traces.keep(tx, batch.id, now)
-                    self.store.references.put(
-                        tx, batch.id, INPUT, blob, owner=owner, size=file.size
-                    )
+                    self.store.references.put(tx, batch.id, INPUT, blob)
         except IntegrityError:
             before = None if key is None else self._created_by(owner, key)
             if before is None:

@@ -18,7 +18,6 @@ know which rows refer to a blob.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -32,7 +31,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
-from forescribe.asr.errors import OutputError
+from ..errors import disk_errors
 
 NAME = re.compile(r"[0-9a-f]{64}")
 
@@ -274,19 +273,6 @@ class Draft(BlobDraft):
             self._file.close()
             move_durably(self.path, self.blobs.path(self.name))
         return self.name
-
-
-@contextmanager
-def disk_errors() -> Iterator[None]:
-    """Raise OSError as OutputError with code `storage_full` or `unwritable_output`."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, OutputError):
-            raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        text = f"the job store cannot be written ({error.strerror}): free some space, or check its disk"
-        raise OutputError(text, code="storage_full" if full else "unwritable_output") from error
 
 
 def move_durably(source: Path, target: Path) -> None:

@@ -25,7 +25,6 @@ from forescribe.asr.formats.transcript_parts import Segment, Word, samples_at
 
 from ..errors import ApiError
 from ..http.bodies import label
-from .shares import StorageShares
 from .steps import JobFiles
 from .store import Store
 from .tables import Job
@@ -241,11 +240,10 @@ class CorrectedJobs:
         self,
         store: Store,
         files: JobFiles,
-        shares: StorageShares,
         get: Callable[[str, str], Job],
         original: Callable[[str, str], Transcript],
     ) -> None:
-        self.store, self.files, self.shares = store, files, shares
+        self.store, self.files = store, files
         self._get, self._original = get, original
 
     def transcript(self, id: str, owner: str) -> Transcript:
@@ -271,7 +269,7 @@ class CorrectedJobs:
     def put(self, id: str, owner: str, corrections: Corrections, etag: str) -> Version:
         """Save a new version, if `etag` is that of the latest. Raises ApiError: `version_conflict` if it is
         not, `conflict` unless the job has succeeded, `invalid_value` for corrections that do not fit,
-        `storage_quota_exceeded`, and as `get` does."""
+        and as `get` does."""
         job = self._get(id, owner)
         transcript, before = self._original(id, owner), self._current(id)
         if before.etag != etag:
@@ -279,9 +277,8 @@ class CorrectedJobs:
         corrections.apply(transcript)
         saved = self._next(before, corrections)
         text, number = json.dumps(saved, ensure_ascii=False), before.number + 1
-        size = len(text.encode())
         with self.files.new_blob(text) as blob:
-            with self.store.transaction() as tx, self.shares.counted(tx, owner):
+            with self.store.transaction() as tx:
                 row = self.store.jobs.locked(tx, id)
                 _check_succeeded(row or job)
                 references = self.store.references
@@ -292,7 +289,7 @@ class CorrectedJobs:
                     raise _stale()
                 if references.get_in(tx, id, "result") != saved["base"]:
                     raise _stale()
-                references.put(tx, id, ROLE, blob, number, owner=owner, size=size)
+                references.put(tx, id, ROLE, blob, number)
         if number > MAX_VERSIONS:
             self.store.references.drop_up_to(id, ROLE, number - MAX_VERSIONS)
         return Version(number, blob, saved)

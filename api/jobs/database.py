@@ -27,7 +27,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
 
-from .tables import ADDED, KEYS, META, REFERENCES, TURNS
+from .tables import ADDED, KEYS, META, TURNS
 
 Tx = sa.Connection
 
@@ -219,7 +219,7 @@ def hold(tx: Tx, *names: str) -> None:
 
 @contextmanager
 def database_disk_errors() -> Iterator[None]:
-    """Raise disk errors of the database as OutputError, as `api.jobs.blobs.disk_errors` does for files."""
+    """Raise disk errors of the database as OutputError, as `api.errors.disk_errors` does for files."""
     try:
         yield
     except sa.exc.DBAPIError as error:
@@ -241,8 +241,6 @@ def _create_tables(engine: sa.Engine) -> None:
         for table, column, kind in ADDED:
             if column not in {found["name"] for found in sa.inspect(tx).get_columns(table.name)}:
                 tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")
-        for index in REFERENCES.indexes:  # of an added column
-            index.create(tx, checkfirst=True)
 
 
 def _disk_error(error: sa.exc.DBAPIError) -> Code | None:

@@ -30,7 +30,8 @@ from uuid import uuid4
 
 from forescribe.asr.errors import StorageError
 
-from .blobs import BlobDraft, BlobStore, disk_errors
+from ..errors import disk_errors
+from .blobs import BlobDraft, BlobStore
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -72,39 +72,18 @@ class References:
         with self._database.engine.connect() as tx:
             return list(tx.execute(query.order_by(REFERENCES.c.k)).scalars())
 
-    def put(
-        self,
-        tx: Tx,
-        job: str,
-        role: str,
-        blob: str,
-        k: int = 0,
-        *,
-        owner: str | None = None,
-        size: int | None = None,
-    ) -> str | None:
-        """Refer to a blob. Returns the blob that this reference named before, if it was another. The blob's
-        `size` in bytes counts for the `owner`, if both are given, until the reference is removed. Raises
+    def put(self, tx: Tx, job: str, role: str, blob: str, k: int = 0) -> str | None:
+        """Refer to a blob. Returns the blob that this reference named before, if it was another. Raises
         OutputError if the blob is being deleted; the caller stores it again."""
         if self._marks is not None:
             self._marks.keep(tx, blob)
-        old, row = self.get_in(tx, job, role, k), {"blob": blob, "tenant": owner, "size": size}
+        old = self.get_in(tx, job, role, k)
         if old is None:
-            tx.execute(sa.insert(REFERENCES).values(job=job, role=role, k=k, **row))
+            tx.execute(sa.insert(REFERENCES).values(job=job, role=role, k=k, blob=blob))
         elif old != blob:
-            tx.execute(sa.update(REFERENCES).where(_is(job, role, k)).values(**row))
+            tx.execute(sa.update(REFERENCES).where(_is(job, role, k)).values(blob=blob))
             return old
         return None
-
-    def stored_bytes(self, tx: Tx, owner: str | None = None) -> int:
-        """Bytes of the blobs that count for an owner, each once; or for all owners together."""
-        counted: sa.ColumnElement[bool] = REFERENCES.c.tenant.is_not(None)
-        if owner is not None:
-            counted = REFERENCES.c.tenant == owner
-        columns = (REFERENCES.c.tenant, REFERENCES.c.blob)
-        each = sa.select(sa.func.max(REFERENCES.c.size).label("size")).where(counted)
-        query = sa.select(sa.func.sum(each.group_by(*columns).subquery().c.size))
-        return int(tx.execute(query).scalar_one() or 0)
 
     def drop(self, job: str, role: str) -> None:
         """Remove the references of a role, and blobs that no row refers to any more."""

@@ -31,8 +31,7 @@ from ..metrics import WHOLE_DATABASE
 from ..settings import Settings
 from ..speech.serving import Serving
 from ..telemetry.traces import JobTraces
-from ..uploads.shared import SharedUploads
-from ..uploads.tus import UploadLimits, Uploads, UploadStore
+from ..uploads.tus import Uploads
 from .active import ActiveJobs, Outages, report_fault
 from .completion import Completion, JobMetrics, Webhooks
 from .corrections import ROLE as CORRECTIONS
@@ -95,7 +94,7 @@ class Jobs:
         self.store, self.engine = store, engine
         self.metrics = JobMetrics(serving.metrics)
         self.webhooks = webhooks or Webhooks(allowed=networks(settings.webhook_networks))
-        self.uploads = _uploads(settings, store, engine)
+        self.uploads = Uploads(settings.data_folder / "uploads", settings, store.now)
         self.traces = JobTraces(store.database, serving.tracing)
         files = components.files(store)
         self.active = components.active(serving, store, engine.executor)
@@ -121,7 +120,6 @@ class Jobs:
         self.corrected = CorrectedJobs(
             store,
             files,
-            self.submissions.shares,
             self.operations.get,
             self.operations.transcript,
         )
@@ -159,7 +157,7 @@ class Jobs:
 
     def start(self) -> None:
         """Resume unfinished work, and begin to work on new jobs."""
-        self.store.heartbeats.beat(self.engine.executor, ())  # locks of uploads need it
+        self.store.heartbeats.beat(self.engine.executor, ())
         if not self.store.blobs.marked:
             self.store.references.sweep()
         self.uploads.recover()
@@ -361,7 +359,7 @@ class Retention:
         store: Store,
         engine: JobEngine,
         active: ActiveJobs,
-        uploads: UploadStore,
+        uploads: Uploads,
         *,
         exclusive: bool = True,
     ) -> None:
@@ -402,13 +400,6 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
-
-
-def _uploads(settings: Settings, store: Store, engine: JobEngine) -> UploadStore:
-    """Uploads in a folder, or in the database where blobs are objects: then any replica continues one."""
-    if store.blobs.marked:
-        return SharedUploads(store, engine.executor, UploadLimits.of(settings))
-    return Uploads(settings.data_folder / "uploads", UploadLimits.of(settings), store.now)
 
 
 def _locked(folder: Path) -> BinaryIO:

@@ -397,7 +397,7 @@ class JobFiles:
         """Store data as the blob of a role, and return its name."""
         text = json.dumps(data)
         with self.new_blob(text) as name:
-            return self.refer(job, run, role, name, data, size=len(text))
+            return self.refer(job, run, role, name, data)
 
     @contextmanager
     def new_blob(self, text: str) -> Iterator[str]:
@@ -422,16 +422,14 @@ class JobFiles:
         role: str,
         name: str,
         data: Mapping[str, Any] | None = None,
-        size: int | None = None,
     ) -> str:
-        """Refer to a blob. `data` is its content, if it is new: a transcript's warnings go to the row, and
-        its `size` in bytes counts for the job's owner."""
+        """Refer to a blob. `data` is its content, if it is new: a transcript's warnings go to the
+        row."""
         with self.store.transaction() as tx:
             row = self.store.jobs.current(tx, job, run)
             if row is None:
                 raise RunReplaced
-            owner = row.owner if role in TRANSCRIPTS else None
-            self.store.references.put(tx, job, role, name, owner=owner, size=size)
+            self.store.references.put(tx, job, role, name)
             self.store.crashes.clear(tx, job)
             if data is not None and role in TRANSCRIPTS:
                 self.store.jobs.set_warnings(tx, job, data["warnings"])

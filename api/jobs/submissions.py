@@ -32,7 +32,6 @@ from ..speech.forms import TranscriptionForm, invalid
 from ..speech.serving import Serving
 from ..telemetry.traces import JobTraces
 from .completion import check_secret
-from .shares import StorageShares
 from .store import Store
 from .tables import Callback, Job, NewJob, run_item
 from .workflows import JobEngine
@@ -68,7 +67,7 @@ class Submissions:
         traces: JobTraces,
     ) -> None:
         self.settings, self.serving, self.store, self.engine = settings, serving, store, engine
-        self.traces, self.shares = traces, StorageShares(settings, store)
+        self.traces = traces
         self.receiving: set[tuple[str, str]] = set()  # keys whose request is still being received
 
     # -- before the audio is received -------------------------------------------------------------
@@ -77,7 +76,6 @@ class Submissions:
         """Raises ApiError if no further job can be accepted from this owner now."""
         settings = self.settings
         self.check_room()
-        self.shares.check(owner)
         count, seconds = self.store.jobs.backlog()
         if seconds >= settings.max_queued_jobs_s:
             raise ApiError("overloaded", "the queue of jobs is full", retry_after=60)
@@ -148,7 +146,7 @@ class Submissions:
     def submit(self, new: NewJob, audio: Audio, key: IdempotencyKey | None = None) -> Job:
         """Insert and queue a job, once everything is on disk; or return the earlier job of the same key.
 
-        Raises ApiError: `idempotency_key_reused`, `insufficient_quota`, `storage_quota_exceeded`, and what
+        Raises ApiError: `idempotency_key_reused`, and what
         `Admission.charge` raises; OutputError if the disk is full; IntegrityError if there is a job with
         this id.
         """
@@ -161,7 +159,6 @@ class Submissions:
             raise
 
     def _insert(self, new: NewJob, audio: Audio, key: IdempotencyKey | None) -> Job:
-        usage = self.serving.usage
         store, text = self.store, json.dumps(dict(new.form)).encode()
         audio.flush()
         blobs: list[str] = []
@@ -169,17 +166,13 @@ class Submissions:
             with store.blobs.shared_lock():
                 blobs += [audio.commit(), store.blobs.put(text)]
                 audio_blob, form_blob = blobs
-                with store.transaction() as tx, self.shares.counted(tx, new.owner):
+                with store.transaction() as tx:
                     if key is not None:
                         store.keys.insert(tx, new.owner, key.text, key.fingerprint, new.id)
                     job = store.jobs.insert(tx, new)
                     self.traces.keep(tx, new.id, store.now())
-                    usage.spend_in(tx, new.owner, requests=1, audio_s=new.total_s)
-                    for role, blob, size in (
-                        ("audio", audio_blob, audio.size),
-                        ("form", form_blob, len(text)),
-                    ):
-                        store.references.put(tx, job.id, role, blob, owner=new.owner, size=size)
+                    store.references.put(tx, job.id, "audio", audio_blob)
+                    store.references.put(tx, job.id, "form", form_blob)
                     self.engine.enqueue(tx, run_item(job.id, job.run, job.kind))
             return job
         except ApiError:

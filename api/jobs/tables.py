@@ -71,9 +71,6 @@ REFERENCES = sa.Table(
     ),  # audio, form, plan, group, spoken, result, corrections
     sa.Column("k", sa.Integer, primary_key=True),
     sa.Column("blob", sa.String, nullable=False, index=True),
-    sa.Column("tenant", sa.String),  # the owner for whom it counts; NULL: it is not counted
-    sa.Column("size", sa.BigInteger),  # of the blob in bytes
-    sa.Index("forescribe_refs_of", "tenant", "blob", "size"),
 )
 
 ENTRIES = sa.Table(
@@ -122,22 +119,6 @@ BLOBS = sa.Table(
 )
 """Blobs in object storage (`api.jobs.references`)."""
 
-UPLOADS = sa.Table(
-    "forescribe_uploads",
-    META,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("tenant", sa.String, nullable=False),
-    sa.Column("length", sa.BigInteger, nullable=False),
-    sa.Column("label", sa.String),
-    sa.Column("offset", sa.BigInteger, nullable=False),
-    sa.Column("pieces", sa.Integer, nullable=False),  # references of role `piece`
-    sa.Column("executor", sa.String),  # the process that writes to it
-    sa.Column("token", sa.String),  # of the request that writes to it
-    sa.Column("touched_at", sa.Float, nullable=False),
-    sa.Column("client", sa.String),  # for whom it counts; NULL: an earlier version, the owner
-)
-"""Resumable uploads to object storage (`api.uploads.shared`)."""
-
 TURNS = sa.Table(
     "forescribe_turns",
     META,
@@ -149,9 +130,6 @@ TURNS = sa.Table(
 ADDED = (
     (JOBS, "warnings", "TEXT"),
     (WORKERS, "place", "VARCHAR"),
-    (UPLOADS, "client", "VARCHAR"),
-    (REFERENCES, "tenant", "VARCHAR"),
-    (REFERENCES, "size", "BIGINT"),
 )
 """Columns that earlier versions lack. All may be NULL, so that an earlier version can go on using the
 database."""

@@ -100,7 +100,6 @@ async def submit(
     key, submissions = idempotency_key(request), jobs.submissions
     caller = client.owner
     await asyncio.to_thread(submissions.check_capacity, caller, keyed=client.keyed)
-    await asyncio.to_thread(serving.usage.check, caller)
     reservation = reserve(request, client)
     try:
         with submissions.reserved(caller, key):

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from ..dependencies import Caller, ClientDep, reserve
 from ..errors import ApiError
 from ..http.bodies import in_thread, label, whole
-from ..uploads.tus import Upload, UploadStore
+from ..uploads.tus import Upload, Uploads
 from .jobs import JobsDep
 
 VERSION = "1.0.0"
@@ -39,7 +39,7 @@ async def options(jobs: JobsDep) -> Response:
     headers = {
         "Tus-Version": VERSION,
         "Tus-Extension": "creation,termination",
-        "Tus-Max-Size": str(jobs.uploads.limits.longest),
+        "Tus-Max-Size": str(jobs.settings.max_upload_bytes),
     }
     return Response(status_code=204, headers={**TUS, **headers})
 
@@ -90,7 +90,7 @@ async def append(id: str, request: Request, jobs: JobsDep, client: ClientDep) ->
     return Response(status_code=204, headers=_headers(upload))
 
 
-async def _append(uploads: UploadStore, id: str, caller: str, start: int, request: Request) -> None:
+async def _append(uploads: Uploads, id: str, caller: str, start: int, request: Request) -> None:
     async with in_thread(uploads.appending(id, caller, start)) as part:
         if whole(request.headers.get("content-length", "0"), part.length - start) is None:
             raise ApiError(

@@ -5,14 +5,14 @@
         part.write(b"...")
     with uploads.whole(upload.id, "team") as file: ...
 
-`UploadStore` has the rules: `Uploads` keeps them in a folder, `api.uploads.shared` for all replicas. In a
-folder the offset is the size of the part file and is not stored elsewhere. The length that is known to be on
-disk is recorded as it grows; bytes beyond it are cut off at the next start, because a failing disk or power
-loss may have lost them.
+In the folder, `<id>.part` holds the bytes, `<id>.json` their description, `<id>.synced` the number of bytes
+that are known to be on disk. The offset is the size of the part file and is not stored elsewhere; bytes
+beyond the known ones are cut off at the next start, because a failing disk or power loss may have lost them.
+Several processes may use the folder; replicas with folders of their own need a proxy that sends a client to
+the same one each time.
 
-An upload is open from its creation until it becomes a job, is deleted or expires: so long it holds a file or
-a row, and its client may fill it to its length. Therefore `UploadLimits` bounds what a client has open. Does
-not know HTTP, so other protocols can use it.
+An upload is open from its creation until it becomes a job, is deleted or expires: so long it holds a file
+that its client may fill to its length. Therefore the open uploads of a client are bounded.
 """
 
 from __future__ import annotations
@@ -24,21 +24,16 @@ import os
 import re
 import secrets
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from ..errors import ApiError
-from ..jobs.blobs import disk_errors
+from ..errors import ApiError, disk_errors
 from ..settings import Settings
 
 ID = re.compile(r"up_[0-9a-f]{32}")
-
-PIECE = 1 << 20
-"""Bytes that are read at a time."""
 
 SYNC_BYTES = 16 << 20
 """At most so many bytes are lost in a power failure."""
@@ -47,123 +42,36 @@ RETRY_S = 60
 """When a client with too many uploads had better try again: others of its uploads may be jobs by then."""
 
 
-class UploadStore(ABC):
-    """Uploads by id and owner. The methods raise ApiError `not_found` for uploads of others too, `locked`
-    while another request uses the upload, `conflict` for a wrong offset or an incomplete one."""
+class Uploads:
+    """The uploads in a folder, by id and owner. The methods raise ApiError `not_found`, also for uploads of
+    others; `locked` while another request uses the upload; `conflict` for a wrong offset or an incomplete
+    one."""
 
-    limits: UploadLimits
+    def __init__(
+        self, folder: Path, settings: Settings, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.folder, self.settings, self.clock = folder, settings, clock
 
     def create(
         self, owner: str, length: int, label: str | None = None, *, client: str = ""
     ) -> Upload:
         """Create an empty upload, which counts for the client, by default for the owner. Raises ApiError
         `empty_file`, `file_too_large`, `rate_limited` if the client has too many; OutputError."""
-        self.limits.check_length(length)
+        if not length:
+            raise ApiError("empty_file", "Upload-Length: the file is empty", param="Upload-Length")
+        if length > self.settings.max_upload_bytes:
+            text = f"the upload is larger than {self.settings.max_upload_bytes} bytes"
+            raise ApiError("file_too_large", text)
         client = "" if client == owner else client
         upload = Upload(f"up_{secrets.token_hex(16)}", owner, length, label, 0, client)
-        self._insert(upload)
+        record = {k: v for k, v in asdict(upload).items() if k not in ("id", "offset")}
+        with disk_errors(), self._creating():
+            self._check_open(client or owner)
+            self._part(upload.id).touch(0o600)
+            path = self._description(upload.id)
+            path.with_suffix(".new").write_text(json.dumps(record))
+            os.replace(path.with_suffix(".new"), path)  # from here on it exists
         return upload
-
-    @contextmanager
-    def appending(self, id: str, owner: str, offset: int) -> Iterator[UploadPart]:
-        """Continue an upload at its offset. Everything written is kept at the end of the block, also if it
-        raises. Raises OutputError, StorageError."""
-        with self._locked(id, owner) as lock:
-            upload = self.get(id, owner)
-            if offset != upload.offset:
-                raise ApiError("conflict", f"the upload is at {upload.offset}, not at {offset}")
-            part = self._writer(upload, lock)
-            try:
-                yield part
-            finally:
-                part.close()
-
-    @contextmanager
-    def whole(self, id: str, owner: str) -> Iterator[BinaryIO]:
-        """The bytes of a complete upload, locked."""
-        with self._locked(id, owner) as lock:
-            upload = self.get(id, owner)
-            if not upload.complete:
-                text = f"the upload has {upload.offset} of {upload.length} bytes"
-                raise ApiError("conflict", text)
-            with self._reader(id, lock) as file:
-                yield file
-
-    def digest(self, id: str, owner: str) -> bytes:
-        """SHA-256 of a complete upload, of the bytes that are stored."""
-        with self.whole(id, owner) as file:
-            sha256 = hashlib.sha256()
-            while piece := file.read(PIECE):
-                sha256.update(piece)
-            return sha256.digest()
-
-    def delete(self, id: str, owner: str) -> None:
-        with self._locked(id, owner):
-            self._remove(id)
-
-    @abstractmethod
-    def get(self, id: str, owner: str) -> Upload: ...
-
-    @abstractmethod
-    def recover(self) -> None:
-        """Make the uploads consistent at the start of a process."""
-
-    @abstractmethod
-    def expire(self, older_s: float) -> None:
-        """Remove uploads that were not written to for `older_s` seconds."""
-
-    @abstractmethod
-    def _insert(self, upload: Upload) -> None:
-        """Keep a new upload, unless its client has too many."""
-
-    @abstractmethod
-    def _locked(self, id: str, owner: str) -> AbstractContextManager[Any]:
-        """Lock an upload for a block; yields what `_writer` and `_reader` need of it."""
-
-    @abstractmethod
-    def _writer(self, upload: Upload, lock: Any) -> UploadPart: ...
-
-    @abstractmethod
-    def _reader(self, id: str, lock: Any) -> AbstractContextManager[BinaryIO]: ...
-
-    @abstractmethod
-    def _remove(self, id: str) -> None: ...
-
-
-class UploadPart(ABC):
-    """An upload while it is written; `length` is that of the whole upload."""
-
-    def __init__(self, upload: Upload) -> None:
-        self.offset, self.length = upload.offset, upload.length
-
-    def write(self, data: bytes) -> None:
-        """Append bytes. Raises ApiError `file_too_large` for data beyond the declared length, none of which
-        is kept; OutputError, StorageError."""
-        if self.offset + len(data) > self.length:
-            text = f"the body goes beyond the {self.length} bytes declared"
-            raise ApiError("file_too_large", text)
-        self._append(memoryview(data))
-
-    @abstractmethod
-    def sync(self) -> None:
-        """Make durable what was written, and record it. Raises OutputError, StorageError."""
-
-    def close(self) -> None:
-        """After the last byte of a request."""
-        self.sync()
-
-    @abstractmethod
-    def _append(self, rest: memoryview) -> None: ...
-
-
-class Uploads(UploadStore):
-    """The uploads in a folder: `<id>.part` holds the bytes, `<id>.json` their description, `<id>.synced`
-    the number of bytes that are known to be on disk. Several processes may use the folder."""
-
-    def __init__(
-        self, folder: Path, limits: UploadLimits, clock: Callable[[], float] = time.time
-    ) -> None:
-        self.folder, self.limits, self.clock = folder, limits, clock
 
     def get(self, id: str, owner: str) -> Upload:
         if ID.fullmatch(id):
@@ -172,6 +80,39 @@ class Uploads(UploadStore):
                 if record["tenant"] == owner:
                     return Upload(id=id, offset=self._part(id).stat().st_size, **record)
         raise ApiError("not_found", "there is no such upload")
+
+    @contextmanager
+    def appending(self, id: str, owner: str, offset: int) -> Iterator[UploadPart]:
+        """Continue an upload at its offset. Everything written is kept at the end of the block, also if it
+        raises. Raises OutputError."""
+        with self._locked(id, owner) as file:
+            upload = self.get(id, owner)
+            if offset != upload.offset:
+                raise ApiError("conflict", f"the upload is at {upload.offset}, not at {offset}")
+            part = UploadPart(upload, file, self._synced(id))
+            try:
+                yield part
+            finally:
+                part.sync()
+
+    @contextmanager
+    def whole(self, id: str, owner: str) -> Iterator[BinaryIO]:
+        """The bytes of a complete upload, locked."""
+        with self._locked(id, owner) as file:
+            upload = self.get(id, owner)
+            if not upload.complete:
+                text = f"the upload has {upload.offset} of {upload.length} bytes"
+                raise ApiError("conflict", text)
+            yield file
+
+    def digest(self, id: str, owner: str) -> bytes:
+        """SHA-256 of a complete upload, of the bytes that are stored."""
+        with self.whole(id, owner) as file:
+            return hashlib.file_digest(file, "sha256").digest()
+
+    def delete(self, id: str, owner: str) -> None:
+        with self._locked(id, owner):
+            self._remove(id)
 
     def recover(self) -> None:
         """Cut off bytes that may not be on disk. Call it once at the start."""
@@ -196,38 +137,30 @@ class Uploads(UploadStore):
                 if orphan and part.stat().st_mtime < oldest:
                     part.unlink()
 
-    def _insert(self, upload: Upload) -> None:
-        record = {k: v for k, v in asdict(upload).items() if k not in ("id", "offset")}
-        with disk_errors():
-            self.folder.mkdir(parents=True, exist_ok=True)
-        with self._creating():
-            self.limits.check_open(self._open_of(upload.counted_for), upload.length)
-            with disk_errors():
-                self._part(upload.id).touch(0o600)
-                path = self._description(upload.id)
-                path.with_suffix(".new").write_text(json.dumps(record))
-                os.replace(path.with_suffix(".new"), path)  # from here on it exists
-
     @contextmanager
     def _creating(self) -> Iterator[None]:
         """One creation at a time, in all processes: each counts the uploads of those before."""
-        with disk_errors():
-            folder = os.open(self.folder, os.O_RDONLY)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
             yield
         finally:
             os.close(folder)
 
-    def _open_of(self, client: str) -> OpenUploads:
+    def _check_open(self, client: str) -> None:
         """Read from the files: a counter in memory would differ between processes. 20 us for each."""
-        lengths = []
+        count = 0
         for path in self._all():
             with suppress(FileNotFoundError):  # removed in between
                 record = json.loads(path.read_text())
-                if (record.get("client") or record["tenant"]) == client:
-                    lengths.append(record["length"])
-        return OpenUploads(len(lengths), sum(lengths))
+                count += (record.get("client") or record["tenant"]) == client
+        if count >= self.settings.max_open_uploads_per_key:
+            text = (
+                f"there are {count} unfinished uploads already, the maximum: finish some and make them "
+                "jobs, or delete them"
+            )
+            raise ApiError("rate_limited", text, retry_after=RETRY_S)
 
     def _all(self) -> list[Path]:
         return [path for path in self.folder.glob("up_*.json") if ID.fullmatch(path.stem)]
@@ -255,12 +188,6 @@ class Uploads(UploadStore):
                 raise ApiError("locked", "another request is writing to this upload") from error
             yield file
 
-    def _writer(self, upload: Upload, lock: BinaryIO) -> UploadPart:
-        return _FilePart(upload, lock, self._synced(upload.id))
-
-    def _reader(self, id: str, lock: BinaryIO) -> AbstractContextManager[BinaryIO]:
-        return nullcontext(lock)
-
     def _part(self, id: str) -> Path:
         return self.folder / f"{id}.part"
 
@@ -271,13 +198,20 @@ class Uploads(UploadStore):
         return self.folder / f"{id}.synced"
 
 
-class _FilePart(UploadPart):
+class UploadPart:
+    """An upload while it is written; `length` is that of the whole upload."""
+
     def __init__(self, upload: Upload, file: BinaryIO, synced: Path) -> None:
-        super().__init__(upload)
+        self.offset, self.length = upload.offset, upload.length
         self._file, self._synced, self._durable = file, synced, upload.offset
 
-    def _append(self, rest: memoryview) -> None:
-        at = self.offset
+    def write(self, data: bytes) -> None:
+        """Append bytes. Raises ApiError `file_too_large` for data beyond the declared length, none of which
+        is kept; OutputError."""
+        if self.offset + len(data) > self.length:
+            text = f"the body goes beyond the {self.length} bytes declared"
+            raise ApiError("file_too_large", text)
+        at, rest = self.offset, memoryview(data)
         with disk_errors():
             while rest:
                 count = os.pwrite(self._file.fileno(), rest, at)
@@ -287,6 +221,7 @@ class _FilePart(UploadPart):
             self.sync()
 
     def sync(self) -> None:
+        """Make durable what was written, and record it. Raises OutputError."""
         if self.offset == self._durable and self._synced.is_file():
             return
         with disk_errors():
@@ -309,66 +244,5 @@ class Upload:
     client: str = ""  # for whom it counts; empty: the owner
 
     @property
-    def counted_for(self) -> str:
-        """The client whose limits it counts against."""
-        return self.client or self.tenant
-
-    @property
     def complete(self) -> bool:
         return self.offset == self.length
-
-
-@dataclass(frozen=True)
-class UploadLimits:
-    """`max_bytes` of one upload; `max_open` and `max_open_bytes` of all open uploads of one client.
-
-    limits = UploadLimits.of(settings)
-    limits.check_length(length)
-    limits.check_open(OpenUploads(count=3, bytes=5 << 30), length)
-    """
-
-    max_bytes: int
-    max_open: int
-    max_open_bytes: int
-
-    @classmethod
-    def of(cls, settings: Settings) -> UploadLimits:
-        return cls(
-            settings.max_upload_bytes,
-            settings.max_open_uploads_per_key,
-            settings.max_open_bytes_per_key,
-        )
-
-    @property
-    def longest(self) -> int:
-        """Bytes of the longest upload that can be created."""
-        return min(self.max_bytes, self.max_open_bytes)
-
-    def check_length(self, length: int) -> None:
-        """Raises ApiError `empty_file`, `file_too_large`."""
-        if not length:
-            raise ApiError("empty_file", "Upload-Length: the file is empty", param="Upload-Length")
-        if length > self.longest:
-            raise ApiError("file_too_large", f"the upload is larger than {self.longest} bytes")
-
-    def check_open(self, before: OpenUploads, length: int) -> None:
-        """Raises ApiError `rate_limited` if a client with these uploads may not open another."""
-        if before.count >= self.max_open:
-            text = f"there are {before.count} unfinished uploads already, the maximum"
-        elif before.bytes + length > self.max_open_bytes:
-            text = (
-                f"unfinished uploads reserve {before.bytes} bytes already, and {self.max_open_bytes} "
-                "is the maximum"
-            )
-        else:
-            return
-        advice = "finish some and make them jobs, or delete them"
-        raise ApiError("rate_limited", f"{text}: {advice}", retry_after=RETRY_S)
-
-
-@dataclass(frozen=True)
-class OpenUploads:
-    """The open uploads of one client; `bytes` as declared at their creation."""
-
-    count: int
-    bytes: int

@@ -11,8 +11,6 @@ import sqlalchemy as sa
 from forescribe.api.jobs.recovery import open_objects
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import REFERENCES
-from forescribe.api.uploads.shared import SharedUploads
-from forescribe.api.uploads.tus import UploadLimits
 from forescribe.asr.errors import UsageError
 from tests.asr.storage.emulator import moto_environment, running
 
@@ -32,7 +30,7 @@ def credentials(s3, monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-def test_blobs_and_uploads_live_in_s3(tmp_path) -> None:
+def test_blobs_live_in_s3(tmp_path) -> None:
     made = [open_objects("s3://service/here", tmp_path / name, 1 << 30) for name in ("a", "b")]
     first, second = made
     elsewhere = open_objects("s3://service/there", tmp_path / "c", 1 << 30)
@@ -49,17 +47,6 @@ def test_blobs_and_uploads_live_in_s3(tmp_path) -> None:
         second.read(name)
 
     stores = [Store.open(tmp_path, f"sqlite:///{tmp_path / 'jobs.db'}", blobs) for blobs in made]
-    uploads = []
-    for n, store in enumerate(stores):
-        store.heartbeats.beat(f"process {n}", ())
-        uploads.append(SharedUploads(store, f"process {n}", UploadLimits(1 << 30, 100, 1 << 40)))
-    id = uploads[0].create("", len(data)).id
-    for n, at in enumerate(range(0, len(data), 7 << 20)):
-        with uploads[n % 2].appending(id, "", at) as part:
-            part.write(data[at : at + (7 << 20)])
-    with uploads[1].whole(id, "") as file:
-        assert file.read() == data
-    uploads[1].delete(id, "")
     assert stores[0].references.sweep_objects(-60.0) == 1  # `small`, which no row refers to
     assert list(first.names()) == []
     with stores[0].database.engine.connect() as tx:

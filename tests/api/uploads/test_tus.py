@@ -8,6 +8,7 @@ import hashlib
 import os
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.access.limits import Client
 from forescribe.api.errors import ApiError
-from forescribe.api.uploads.tus import UploadLimits, Uploads
+from forescribe.api.settings import Settings
+from forescribe.api.uploads.tus import Uploads
 from tests.api.conftest import memo, until
 from tests.api.http import raw
 from tests.api.jobs.application import FORM, JOBS, application, ended, ready
@@ -24,7 +26,7 @@ from tests.api.jobs.application import FORM, JOBS, application, ended, ready
 TUS = {"Tus-Resumable": "1.0.0"}
 BODY = {**TUS, "Content-Type": "application/offset+octet-stream"}
 PLACE = "/v1/uploads"
-LIMITS = UploadLimits(max_bytes=1000, max_open=100, max_open_bytes=1 << 30)
+LIMITS = Settings(model="random", max_upload_bytes=1000, max_open_uploads_per_key=3)
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +225,7 @@ def test_whatever_breaks_the_file_is_what_was_sent_up_to_its_offset(tmp_path, pi
         with uploads.appending(id, "", at) as part:
             part.write(piece)
     assert uploads.digest(id, "") == hashlib.sha256(whole).digest()
+    uploads.delete(id, "")
 
 
 def test_an_upload_that_nobody_goes_on_with_expires(tmp_path) -> None:
@@ -251,3 +254,125 @@ def test_bytes_whose_description_is_lost_expire_too(tmp_path) -> None:
     now[0] += 40.0
     uploads.expire(60.0)
     assert {p.stem for p in (tmp_path / "uploads").glob("*.part")} == {kept.id}
+
+
+def refused(act: Callable[[], object]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        act()
+    return caught.value
+
+
+def test_one_writer_at_a_time_wherever_it_is(tmp_path) -> None:
+    stores = [Uploads(tmp_path, LIMITS) for _ in range(2)]
+    id = stores[0].create("team", 20).id
+    with stores[0].appending(id, "team", 0) as part:
+        part.write(b"12345")
+        for store in stores:
+            for act in (
+                lambda: store.appending(id, "team", 5).__enter__(),  # noqa: B023
+                lambda: store.whole(id, "team").__enter__(),  # noqa: B023
+                lambda: store.delete(id, "team"),  # noqa: B023
+            ):
+                assert refused(act).status == 423
+    assert stores[1].get(id, "team").offset == 5
+    stores[1].delete(id, "team")
+
+
+def test_nothing_is_kept_beyond_the_length_or_at_another_offset(tmp_path) -> None:
+    one, two = Uploads(tmp_path, LIMITS), Uploads(tmp_path, LIMITS)
+    id = one.create("team", 20).id
+    with one.appending(id, "team", 0) as part:
+        part.write(b"12345")
+        assert refused(lambda: part.write(b"x" * 16)).status == 413 and part.offset == 5
+    assert refused(lambda: two.appending(id, "team", 3).__enter__()).status == 409
+    assert refused(lambda: two.whole(id, "team").__enter__()).status == 409
+    assert two.get(id, "team").offset == 5
+
+
+@pytest.mark.parametrize(("id", "owner"), [("", "press"), ("up_../../x", "team")])
+def test_an_upload_is_there_for_its_owner_only(tmp_path, id, owner) -> None:
+    store = Uploads(tmp_path, LIMITS)
+    id = id or store.create("team", 20).id
+    for act in (
+        lambda: store.get(id, owner),
+        lambda: store.appending(id, owner, 0).__enter__(),
+        lambda: store.whole(id, owner).__enter__(),
+        lambda: store.digest(id, owner),
+        lambda: store.delete(id, owner),
+    ):
+        assert refused(act).status == 404
+
+
+def test_a_client_has_so_many_open_uploads_in_all_processes(tmp_path) -> None:
+    one, two = Uploads(tmp_path, LIMITS), Uploads(tmp_path, LIMITS)
+    ids = [store.create("team", 10).id for store in (one, two, one)]
+    error = refused(lambda: two.create("team", 10))
+    assert (error.code, error.status) == ("rate_limited", 429) and error.retry_after >= 1
+    two.create("press", 10)  # another key's
+    one.delete(ids[0], "team")
+    two.create("team", 10)
+    assert refused(lambda: one.create("team", 10)).code == "rate_limited"
+
+
+def test_clients_without_keys_are_told_apart_by_their_addresses(tmp_path) -> None:
+    store = Uploads(tmp_path, LIMITS)
+    for _ in range(3):
+        store.create("", 10, client="203.0.113.9")
+    assert refused(lambda: store.create("", 10, client="203.0.113.9")).code == "rate_limited"
+    id = store.create("", 10, client="203.0.113.10").id
+    with Uploads(tmp_path, LIMITS).appending(
+        id, "", 0
+    ) as part:  # its next piece may come from elsewhere
+        part.write(b"0123456789")
+    assert Uploads(tmp_path, LIMITS).get(id, "").complete
+
+
+def test_creations_at_the_same_time_are_counted_one_after_the_other(tmp_path) -> None:
+    stores, start, made = [Uploads(tmp_path, LIMITS) for _ in range(8)], threading.Barrier(8), []
+
+    def work(store: Uploads) -> None:
+        start.wait()
+        try:
+            made.append(store.create("team", 1).id)
+        except ApiError as error:
+            made.append(error.code)
+
+    threads = [threading.Thread(target=work, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made.count("rate_limited") == 5 and len(made) == 8
+
+
+@pytest.mark.parametrize(("length", "code"), [(0, "empty_file"), (1001, "file_too_large")])
+def test_lengths_that_can_never_be_taken(tmp_path, length, code) -> None:
+    error = refused(lambda: Uploads(tmp_path, LIMITS).create("team", length))
+    assert error.code == code and 400 <= error.status < 500 and error.retry_after is None
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_the_service_counts_by_key_or_address(tmp_path, transcriber, decoders, keyed) -> None:
+    keys = {name: new_key() for name in ("team", "press")} if keyed else {}
+    limits = {"max_open_uploads_per_key": 2, "api_keys": {n: digest(k) for n, k in keys.items()}}
+    with application(tmp_path, transcriber, decoders, **limits) as client:
+        bearer = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
+        own = bearer.get("team", {})
+        empty = create(ready(client), 0, **own)
+        assert (empty.status_code, empty.json()["error"]["code"]) == (400, "empty_file")
+        assert empty.json()["error"]["param"] == "Upload-Length"
+        audio = memo(1)
+        first, _ = (create(client, len(audio), **own) for _ in range(2))
+        more = create(client, 5, **own)
+        assert (more.status_code, more.json()["error"]["code"]) == (429, "rate_limited")
+        assert int(more.headers["retry-after"]) >= 1
+        if keyed:
+            assert create(client, 5, **bearer["press"]).status_code == 201
+        place = first.headers["location"]
+        assert patch(client, place, 0, audio, **own).status_code == 204
+        assert create(client, 5, **own).status_code == 429
+        fields = {k: (None, v) for k, v in {**FORM, "upload_id": place[-35:]}.items()}
+        assert client.post(JOBS, files=fields, headers=own).status_code == 202
+        assert create(client, 5, **own).status_code == 201
+        longest = client.options(PLACE, headers={**TUS, **own}).headers["tus-max-size"]
+        assert int(longest) == client.app.state.settings.max_upload_bytes
