@@ -14,6 +14,8 @@ from forescribe.asr.errors import UsageError
 GONE: Mapping[str, str] = {
     # For one version: a flag, or a command, and what to use instead.
     "bench": "use python -m benchmarks.transcribe, .text or .drafts in the repository",
+    "status": "a run says how much is done when it begins: repeat it with --dry-run; a cluster is shown by "
+    "Ray's dashboard",
 }
 """Flags and commands of the version before."""
 

@@ -33,7 +33,6 @@ from .listen import listen
 from .option_records import DIAGNOSTICS, SectionedCommand, arg, opt, takes
 from .service import key, serve, worker
 from .speakers import speakers
-from .status import status
 from .transcribe import transcribe
 
 SPIN_COUNT = "3000"
@@ -96,7 +95,6 @@ def models(**values: Any) -> None:
 
 app.command(cls=SectionedCommand)(transcribe)
 app.command(cls=SectionedCommand)(listen)
-app.command(cls=SectionedCommand)(status)
 app.command(cls=SectionedCommand)(audit)
 app.command(cls=SectionedCommand)(models)
 app.command(cls=SectionedCommand)(draft_head)

@@ -103,7 +103,7 @@ class RunResults:
         return {path: count for path, count in counts.items() if count}
 
     def count_crash(self, path: str) -> None:
-        """Leave a mark, for the next run and for `forescribe status`."""
+        """Leave a mark, for the next run."""
         with suppress(ForescribeError):  # it is counted here, too
             self.ledger.records.count_crash(identity(path))
 

@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from forescribe.asr.batch.manifest import Record
 from forescribe.asr.errors import StorageError, UsageError
 from forescribe.asr.records.record_store import MAX_CRASHES, RecordLedger, RecordStore
-from forescribe.asr.records.status import StatusReader
 from forescribe.asr.storage.stores import open_store
 from tests.asr.storage.faults import LAGS, LOST, OK, REPLY_LOST, faulty_store, memory
 
@@ -146,15 +145,8 @@ def test_a_record_with_values_of_other_kinds_is_no_record(tmp_path: Path, url, w
     store.create(record("a"))
     (path,) = (tmp_path / "_forescribe/records").iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
-    status = StatusReader(url).read()
-    assert (status.succeeded, status.failed) == (0, 0)
+    assert RecordStore.open(url).load() == {}
     assert begun(RecordStore.open(url)).create(record("a"))
-
-
-def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="no run has written there"):
-        StatusReader(str(tmp_path / "file")).read()
 
 
 def test_an_output_that_can_only_be_read_is_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.batch.spool import Fetching, Spool
 from forescribe.asr.records.record_store import RecordStore
-from forescribe.asr.records.status import StatusReader
 from forescribe.asr.storage.errors import DeniedError
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores, open_store
@@ -91,17 +89,6 @@ def test_a_record_comes_after_its_files_and_once(calls, out) -> None:
         assert set(stored.record.outputs) <= set(files(out))
         assert list(map(str, result.files)) == [f"{out}/{name}" for name in stored.record.outputs]
     assert sorted(line["path"] for line in merged(out)) == [f"{calls}/{n:02}.wav" for n in range(3)]
-
-
-def test_the_status_counts_the_workers_of_a_fleet_and_not_the_process_that_writes(
-    calls, out
-) -> None:
-    class Fleet(CopyTypist):
-        def _typed(self, source):
-            return replace(super()._typed(source), worker=str(len(self.typed) % 2))
-
-    run([str(calls)], out, Fleet())
-    assert StatusReader(out).read().workers == 2
 
 
 def test_the_largest_goes_first(calls, out) -> None:
@@ -279,20 +266,8 @@ def test_a_second_worker_adds_no_record(calls, out) -> None:
     first, second = batch([str(calls)], out), batch([str(calls)], out)
     assert statuses(first.run(lambda size: CopyTypist(), size=4)) == {"succeeded": 3}
     assert statuses(second.run(lambda size: CopyTypist(), size=4)) == {"succeeded": 3}
-    assert StatusReader(out).read().doubled == 3 and len(merged(out)) == 3
+    assert len(merged(out)) == 3
     assert {s.generation for s in RecordStore.open(out).load().values()} == {1}
-
-
-def test_a_run_knows_the_recordings_of_all_its_commands(calls, out) -> None:
-    """Commands that write to one output one after the other: the status counts all of their inputs."""
-    run([str(calls / "00.wav"), str(calls / "01.wav")], out)
-    run([str(calls / "02.wav")], out)
-    run([str(calls / "02.wav")], out)
-    reader = StatusReader(out)
-    status = reader.read()
-    assert (status.total, status.succeeded, status.left) == (3, 3, 0)
-    assert reader.records.run.number == 2
-    assert reader.records.run.total_bytes == sum(entry.size for entry in open_store(calls).list())
 
 
 def test_readers_do_not_wait_for_what_is_still_fetched(calls, out, monkeypatch) -> None:
