@@ -12,7 +12,6 @@ opened unless it is asked for.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -51,15 +50,13 @@ def create_app(
     jobs: Jobs | None = None,
     *,
     usage: Usage | None = None,
-    signing_key: bytes | None = None,
     hung: Callable[[], None] = exit_hung,
     failed: Callable[[Failure], None] = exit_failed,
 ) -> FastAPI:
     """Create the service.
 
     Models are loaded in their own threads once the application has started. Without `jobs` there are no
-    job routes; `usage` may count the use of keys then. `signing_key` signs client secrets: processes behind
-    one address share it. `hung` is called if a model's round does not end,
+    job routes; `usage` may count the use of keys then. `hung` is called if a model's round does not end,
     `failed` if a model cannot be loaded; both end the process, which its supervisor restarts.
     """
     engine = serving or (FrontEnd if settings.front_end else Serving).of(settings)
@@ -89,7 +86,7 @@ def create_app(
     app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
     app.state.keyring = Keyring(settings.api_keys)
     app.state.text_serving = text_serving
-    streams = Streams(settings, engine, signing_key or secrets.token_bytes(32))
+    streams = Streams(settings, engine)
     app.state.streams = streams
     engine.closing.append(streams.drain)
     app.state.readiness = Readiness(settings, engine, text_serving, jobs)
@@ -125,13 +122,6 @@ def create_worker_app(
     app.include_router(operations.health_router)
     app.include_router(operations.metrics_router)
     return app
-
-
-def use_settings(app: FastAPI) -> None:
-    """Use what has changed in the settings of a running application (`api.settings_reload`)."""
-    settings: Settings = app.state.settings
-    app.state.keyring = Keyring(settings.api_keys)
-    app.state.serving.admission.use_limits()
 
 
 def _include_routes(app: FastAPI, settings: Settings, batches: Batches | None) -> None:

@@ -13,12 +13,11 @@ import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -56,31 +55,16 @@ OPENAI_NAMES = (
 )
 """Names that unmodified clients send; they all mean the loaded model."""
 
-GONE: Mapping[str, str] = MappingProxyType({})
+GONE: Mapping[str, str] = MappingProxyType(
+    {
+        "watch_settings_s": "start the service again after a change; it drains first",
+    }
+)
 """Settings that are gone, and for one version one sentence each what to use instead."""
 
 NO_DIARIZER = "none"
 
 Rate = Annotated[float, Field(gt=0)]
-
-
-@dataclass(frozen=True)
-class SettingsSource:
-    """The file and the options that settings were read from, together with the environment."""
-
-    file: Path | None
-    given: Mapping[str, Any]
-
-    def load(self) -> Settings:
-        """Read the settings. Raises UsageError."""
-        _refuse_unknown(os.environ)
-        kind = Settings if self.file is None else _with(self.file)
-        try:
-            return kind(**{name: value for name, value in self.given.items() if value is not None})
-        except ValidationError as error:
-            raise UsageError("; ".join(_line(item) for item in error.errors())) from error
-        except (SettingsError, tomllib.TOMLDecodeError) as error:
-            raise UsageError(f"settings cannot be read: {error}") from error
 
 
 class Settings(BaseSettings):
@@ -144,9 +128,6 @@ class Settings(BaseSettings):
     stall_s: Seconds = 1800.0  # longest round of a model; then the process ends with status 70
     readers: Count = 2  # uploads decoded at a time, and threads that cut them into windows
 
-    # Reload
-    watch_settings_s: float = Field(0.0, ge=0)  # between looks at the settings file; 0: SIGHUP
-
     # Traces
     traces: bool = False  # send traces by OpenTelemetry; its own variables (OTEL_*) do so too
 
@@ -182,8 +163,6 @@ class Settings(BaseSettings):
     blob_cache_bytes: Count = 4 << 30  # local copies of recordings; at least max_upload_bytes
     front_end: bool = False  # load no model: `forescribe worker` does the jobs
 
-    _source: SettingsSource | None = PrivateAttr(None)
-
     @field_validator("webhook_networks", "audio_url_networks")
     @classmethod
     def _networks(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -207,11 +186,6 @@ class Settings(BaseSettings):
     @classmethod
     def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         return checked_origins(origins)
-
-    @model_validator(mode="after")
-    def _check_all(self) -> Self:
-        self.check_together()
-        return self
 
     def _check_origins(self) -> None:
         if "*" in self.allowed_origins and not self.api_keys:
@@ -271,26 +245,18 @@ class Settings(BaseSettings):
         if self.front_end:
             raise ValueError("idle_unload_s: front_end loads no model; set it for the workers")
 
-    def check_together(self) -> None:
-        """Check what concerns several settings. Raises ValueError."""
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
         self._check_origins()
         self._check_quotas()
         self._check_open()
         self._check_machines()
         self._check_idle()
+        return self
 
     def rights(self, key: str) -> Rights | None:
         """What the key of a name permits; None if there is none."""
         return self.api_keys.get(key)
-
-    @property
-    def source(self) -> SettingsSource | None:
-        """Where the settings can be read again; None for settings made by a program."""
-        return self._source
-
-    def read_from(self, source: SettingsSource) -> None:
-        """Note where the settings were read."""
-        self._source = source
 
     def load_arguments(self) -> dict[str, Any]:
         """What `Transcriber.load` and `TextGenerator.load` take alike."""
@@ -345,10 +311,14 @@ class Settings(BaseSettings):
 def load(file: str | Path | None = None, **given: Any) -> Settings:
     """Read the settings. `given` takes precedence over everything; None there means not given. Raises
     UsageError with one line that names the wrong setting."""
-    source = SettingsSource(None if file is None else Path(file), given)
-    settings = source.load()
-    settings.read_from(source)
-    return settings
+    _refuse_unknown(os.environ)
+    kind = Settings if file is None else _with(Path(file))
+    try:
+        return kind(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise UsageError("; ".join(_line(item) for item in error.errors())) from error
+    except (SettingsError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"settings cannot be read: {error}") from error
 
 
 def public_name(model: str) -> str:

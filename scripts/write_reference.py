@@ -149,7 +149,6 @@ def flags() -> str:
 def settings() -> str:
     """The page of all settings, in the order and under the headings of the source."""
     from forescribe.api.settings import PREFIX, Settings
-    from forescribe.api.settings_reload import RELOADABLE
 
     page = [
         "# Settings of the service",
@@ -158,8 +157,7 @@ def settings() -> str:
         f"variables with the prefix `{PREFIX}`: `max_audio_s` is `{PREFIX}MAX_AUDIO_S`. Options of the "
         "command override the environment, which overrides the file; an unknown name is an error. In the "
         "environment, lists and tables are JSON. Unless noted, counts and bytes are at least 1, and times "
-        "(`_s`, in seconds) and rates above 0. Settings with an R can be changed [without a "
-        "restart](../serve.md#reload). How to use them: [the service](../serve.md).",
+        "(`_s`, in seconds) and rates above 0. How to use them: [the service](../serve.md).",
     ]
     for heading, fields in _sections(inspect.getsource(Settings)):
         page.append(f"## {heading}")
@@ -168,10 +166,10 @@ def settings() -> str:
             if name.startswith("_"):
                 continue
             field = Settings.model_fields[name]
-            given, again = _given(name, field), " R" * (name in RELOADABLE)
+            given = _given(name, field)
             text = "; ".join(filter(None, (comment, _bounds(field))))
             stated = f" ({given})" if given else ""
-            rows.append(f"- `{name}`{again}{stated}" + (f": {text}" if text else ""))
+            rows.append(f"- `{name}`{stated}" + (f": {text}" if text else ""))
         page.append("\n".join(rows))
     return "\n\n".join(page) + "\n"
 

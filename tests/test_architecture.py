@@ -51,7 +51,7 @@ LIGHT = (
     "asr.records.sources",
     "asr.storage.locations",
     "api.jobs.workflows",
-    "api.process.listening_socket",
+    "api.process.workers",
     "api.settings",
     "api.speech.huggingface_contract",
     "diarize.engines.community",

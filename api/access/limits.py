@@ -83,14 +83,6 @@ class Admission:
         self._seconds = 0.0
         self._speed = 1.0  # seconds of audio per second, over the last recordings
 
-    def use_limits(self) -> None:
-        """Use the limits of keys that the settings have now; what was used already still counts."""
-        with self._lock:
-            self._limits = {
-                name: _KeyLimits.of(rights).continuing(self._limits.get(name))
-                for name, rights in self.settings.api_keys.items()
-            }
-
     @property
     def requests(self) -> int:
         return self._requests.total()
@@ -383,10 +375,6 @@ class RateLimit:
             return 0.0
         return max(0.0, (self._steps[-1][0] + STEPS + 1) * self.window_s / STEPS - now)
 
-    def take_over(self, other: RateLimit) -> None:
-        """Count what was used of another limit with the same window."""
-        self._steps, self._used = deque(list(step) for step in other._steps), other._used
-
     def add(self, amount: float, now: float) -> None:
         step = self._step(now)
         if self._steps and self._steps[-1][0] == step:
@@ -466,17 +454,6 @@ class _KeyLimits:
     @classmethod
     def of(cls, rights: Rights) -> _KeyLimits:
         return cls(*(_rate_limits(rights, unit) for unit in ("requests", "audio_s", "tokens")))
-
-    def continuing(self, before: _KeyLimits | None) -> _KeyLimits:
-        """These limits, with what was used of those before."""
-        if before is not None:
-            pairs = ((self.requests, before.requests), (self.audio, before.audio))
-            for now, then in (*pairs, (self.tokens, before.tokens)):
-                used = {limit.window_s: limit for limit in then}
-                for limit in now:
-                    if limit.window_s in used:
-                        limit.take_over(used[limit.window_s])
-        return self
 
 
 def _rate_limits(rights: Rights, unit: str) -> tuple[RateLimit, ...]:

@@ -1,6 +1,6 @@
 """One process: uvicorn over one engine with the handling of signals, as a service or as a worker of jobs.
 
-    serve(settings)                            # until SIGINT or SIGTERM
+    serve(settings, [listening])               # until SIGINT or SIGTERM
     run_worker(settings)                       # takes jobs from the queue; has no clients
     run_worker(settings, listening)            # with /health, /ready and /metrics on a bound socket
 
@@ -29,12 +29,11 @@ from sqlalchemy.exc import DBAPIError
 from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.installing import how_to_install
 
-from ..app import create_app, create_worker_app, use_settings
+from ..app import create_app, create_worker_app
 from ..http.pace import HttpProtocol
 from ..http.sockets import PING_S, PONG_S, SocketProtocol
 from ..realtime.connection import MAX_MESSAGE
 from ..settings import Settings
-from ..settings_reload import Reloader
 from ..speech.serving import FrontEnd, Serving
 from .lifecycle import Lifecycle
 from .models import Failure
@@ -42,13 +41,8 @@ from .models import Failure
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from ..access.usage import Usage
     from ..jobs.service import Jobs
-    from .forward import WorkerAddress
 
-
-BY_SUPERVISOR = ("device", "workers", "wyoming")
-"""Settings that a worker is given by its supervisor."""
 
 GRACE_S = 5
 """Seconds for the last answers after decoding has ended."""
@@ -57,36 +51,14 @@ POLL_S = 1.0
 """How often a worker looks whether jobs are open, if it is to end without any."""
 
 
-def serve(
-    settings: Settings,
-    sockets: list[socket.socket] | None = None,
-    worker: WorkerAddress | None = None,
-) -> None:
-    """Run one process with one engine, on bound sockets or the address of the settings."""
+def serve(settings: Settings, sockets: list[socket.socket]) -> None:
+    """Run one process with one engine, on bound sockets."""
     configure_logs()
     serving = FrontEnd.of(settings) if settings.front_end else Serving.of(settings)
-    first = worker is None or worker.index == 0
-    jobs = _jobs(settings, serving) if first else None
-    usage = None if first else _usage(settings)
-    app = create_app(
-        settings,
-        serving,
-        jobs,
-        usage=usage,
-        signing_key=None if worker is None else worker.signing_key,
-        failed=lambda failure: server.fail(failure),
-    )
+    jobs = _jobs(settings, serving)
+    app = create_app(settings, serving, jobs, failed=lambda failure: server.fail(failure))
     server = Server(_config(settings, app), serving)
-    if worker is not None:
-        from .forward import Forward
-
-        app.add_middleware(Forward, worker=worker, jobs=settings.jobs)
-    reloader = Reloader(settings, lambda: use_settings(app), BY_SUPERVISOR if worker else ())
-    if worker is not None and settings.source is not None:
-        reloader.reload()  # this process may be younger than the last reload
-    reloader.install()
     _run(server, sockets)
-    reloader.stop()
 
 
 def run_worker(
@@ -245,9 +217,8 @@ def _config(settings: Settings, app: FastAPI) -> uvicorn.Config:
     )
 
 
-def _run(server: Server, sockets: list[socket.socket] | None) -> None:
-    """Serve on bound sockets or the address of the settings, until a signal or a failure ends it; on nothing,
-    if there are no sockets."""
+def _run(server: Server, sockets: list[socket.socket]) -> None:
+    """Serve on bound sockets until a signal or a failure ends it; on nothing, if there are no sockets."""
     server.run(sockets)
     if server.failure is not None:
         _end(server.failure)
@@ -273,14 +244,3 @@ def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
 def _end(failure: Failure) -> NoReturn:
     sys.stderr.write(f"forescribe: {failure.line}\n")
     sys.exit(failure.status)
-
-
-def _usage(settings: Settings) -> Usage | None:
-    """The usage of keys, for a worker without jobs: counted in the same database."""
-    if not settings.jobs:
-        return None
-    from ..access.usage import Usage
-    from ..jobs.database import Database
-
-    url = settings.database_url or f"sqlite:///{settings.made_data_folder() / 'jobs.db'}"
-    return Usage(Database.open(url), settings.rights)

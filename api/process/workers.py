@@ -1,256 +1,177 @@
-"""Start the service: in this process, or as several workers behind one address that this process supervises.
+"""Start the service: in this process, or as several workers on one port that this process supervises.
 
     forescribe serve --workers 2            # cuda:0 and cuda:1
     run(settings)                           # returns at SIGINT or SIGTERM, once the work under way is done
 
-A supervisor binds the address, starts the processes (`api.process.server`), one for each device, with the
-socket, and restarts a process that has died, later each time it dies young. The socket is shared, so
-connections that wait to be accepted survive a worker. Worker 0 has the jobs: the others forward such requests
-to it (`api.process.forward`). Limits per key and minute, and the bounds of the queue, are separate for each
-worker. A supervisor holds no model and no thread. Does not know routes.
+A supervisor binds the address and starts the processes (`api.process.server`), one for each device, with the
+socket: connections that wait to be accepted survive a worker. A process that has died is started again. Each
+worker is a whole service; the workers share the data folder and the database of jobs, as replicas do. Worker
+k also answers on the port k + 1 above, where each can be asked for its own metrics. Import is light, because
+the port is bound before what takes seconds to import: a port in use is reported at once.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
-import secrets
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import wait as wait_for_any
+from contextlib import ExitStack
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import ForescribeError, UsageError
 
-from ..settings import Settings, SettingsSource
-from .forward import WorkerAddress
-from .listening_socket import BACKLOG, bound
 from .models import LASTING
-from .server import GRACE_S, configure_logs, serve
+
+if TYPE_CHECKING:
+    from ..settings import Settings
 
 log = logging.getLogger("forescribe.api")
 
+BACKLOG = 2048
+
 POLL_S = 0.5
-"""How often the supervisor checks whether it is to stop."""
+"""How often the supervisor looks whether it is to stop."""
 
-MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
-"""Before a worker that died young is restarted; the wait doubles each time."""
-
-STABLE_AFTER_S = 60.0
-"""A worker that ran for so long did not die because of its start."""
+RESTART_S = 3.0
+"""Between two starts of a worker, at least."""
 
 
-def run(settings: Settings, listening: socket.socket | None = None) -> None:
-    """Serve until SIGINT or SIGTERM, on a bound socket or on the address of the settings.
+def bound(settings: Settings, port: int | None = None) -> socket.socket:
+    """Bind and listen on the address of the settings, or another port. Raises UsageError if it is not
+    available."""
+    port = settings.port if port is None else port
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((settings.host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        address = f"{settings.host}:{port}"
+        raise UsageError(
+            f"cannot listen on {address}: {error.strerror}; choose another with --host and --port"
+        ) from error
+    return listening
+
+
+def run(settings: Settings, listening: socket.socket) -> None:
+    """Serve on a bound socket until SIGINT or SIGTERM.
 
     After the signal no new work is admitted, and the work under way has `drain_s` seconds to finish.
-    Exits with a special status if a model cannot be loaded (`api.process.models`).
+    Exits with a special status if a model cannot be loaded (`api.process.models`). Raises UsageError if there
+    are too few devices for the workers, or if one of their ports is not available.
     """
+    from .server import GRACE_S, configure_logs, serve
+
     configure_logs()
     if settings.workers == 1:
-        serve(settings, None if listening is None else [listening])
-    else:
-        supervise(settings, listening)
-
-
-def supervise(settings: Settings, listening: socket.socket | None = None) -> None:
-    """Serve with `settings.workers` processes until SIGINT or SIGTERM. Raises UsageError if there are too few
-    devices, or the address is not available."""
-    names = devices(settings)
-    with (
-        tempfile.TemporaryDirectory(prefix="forescribe-") as folder,
-        listening or bound(settings) as shared,
-    ):
+        return serve(settings, [listening])
+    names, port = devices(settings), listening.getsockname()[1]
+    with ExitStack() as sockets:
         context = multiprocessing.get_context("spawn")
-        signing_key = secrets.token_bytes(32)
-
-        def make(index: int) -> BaseProcess:
-            wyoming = None if index else settings.wyoming  # one port
-            given = {"device": names[index], "workers": 1, "wyoming": wyoming}
-            own = settings.model_copy(update=given)
-            arguments = (
-                WorkerAddress(index, settings.workers, folder, signing_key),
-                own.model_dump(),
-                shared,
-                settings.source,
-            )
-            return context.Process(target=work, args=arguments, name=f"worker-{index}")
-
-        grace_s = settings.announce_s + settings.drain_s + 2 * GRACE_S
-        supervisor = Supervisor(make, settings.workers, grace_s)
+        makers = []
+        for index, name in enumerate(names):
+            one = {"device": name, "workers": 1} | ({"wyoming": None} if index else {})  # one port
+            given = settings.model_copy(update=one).model_dump()
+            own = sockets.enter_context(bound(settings, port + 1 + index))
+            makers.append(lambda a=(given, [listening, own]): context.Process(target=work, args=a))
+        supervisor = Supervisor(makers, settings.announce_s + settings.drain_s + 2 * GRACE_S)
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, supervisor.stop)
-        if settings.source is not None and settings.source.file is not None:
-            signal.signal(signal.SIGHUP, supervisor.reload)
-        port = shared.getsockname()[1]
-        log.info('{"event": "workers", "count": %d, "port": %d}', settings.workers, port)
+            signal.signal(number, lambda *_: supervisor.stop())
+        log.info(json.dumps({"event": "workers", "count": len(names), "port": port}))
         supervisor.run()
-        if supervisor.hopeless:
-            raise UsageError("a worker cannot start; its own message is above")
+    if supervisor.hopeless:
+        raise UsageError("a worker cannot start; its own message is above")
 
 
 def devices(settings: Settings, count: Callable[[str], int] | None = None) -> list[str]:
     """A device for each worker. Raises UsageError if there are too few."""
+    from forescribe.speculative.device import available, choose, device_count
+
     device, workers = settings.device.lower(), settings.workers
     if settings.share_device:
         return [settings.device] * workers
-    kind = _kind(device) if device == "auto" else device
+    kind = choose(device).kind if device == "auto" else device
     if ":" in kind:
-        raise UsageError(
-            f"device {kind} is a single device: give only its kind for {workers} workers"
-        )
+        text = f"device {kind} is a single device: give only its kind for {workers} workers"
+        raise UsageError(text)
     if kind not in ("cuda", "hpu"):
-        raise UsageError(
-            f"{workers} workers on {kind} would share it, each with its own model: use one, or "
-            "set share_device"
-        )
-    available = (count or _count)(kind)
-    if available < workers:
-        raise UsageError(f"{workers} workers, but {available} devices of kind {kind}")
+        text = f"{workers} workers on {kind} would share it, each with its own model: use one, or"
+        raise UsageError(f"{text} set share_device")
+    found = count(kind) if count else device_count(kind) if available(kind) else 0
+    if found < workers:
+        raise UsageError(f"{workers} workers, but {found} devices of kind {kind}")
     # Gaudi's runtime assigns each process the next free card.
     return [kind if kind == "hpu" else f"{kind}:{index}" for index in range(workers)]
 
 
-def work(
-    address: WorkerAddress,
-    given: dict[str, Any],
-    shared: socket.socket,
-    source: SettingsSource | None = None,
-) -> None:
+def work(given: dict[str, Any], sockets: list[socket.socket]) -> None:
     """The main function of a worker's process."""
-    # Until it can reload; it reads the file at its start.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, daemon=True).start()
+    from ..settings import Settings
+    from .server import serve
+
     try:
-        settings = Settings(**given)
-        if source is not None:
-            settings.read_from(source)
-        serve(settings, [shared, _private_socket(address)], address)
+        serve(Settings(**given), sockets)
     except ForescribeError as error:
-        sys.stderr.write(f"worker {address.index}: {error.message}\n")
+        sys.stderr.write(f"worker: {error.message}\n")
         sys.exit(LASTING)
 
 
-@dataclass
 class Supervisor:
-    """Keeps `count` processes alive until it is stopped. `make` creates the process with an index."""
+    """Keeps one process of each maker alive until it is stopped, or one exits with LASTING."""
 
-    make: Callable[[int], BaseProcess]
-    count: int
-    grace_s: float
-    clock: Callable[[], float] = time.monotonic
-    stopping: bool = False
-    hopeless: bool = False  # a worker has exited with LASTING: every restart would fail
-    workers: list[Worker] = field(default_factory=list)
+    def __init__(self, makers: list[Callable[[], BaseProcess]], grace_s: float) -> None:
+        self.makers, self.grace_s = makers, grace_s
+        self.processes: list[BaseProcess] = []
+        self.stopping = self.hopeless = False
 
     def run(self) -> None:
-        self.workers = [Worker(index) for index in range(self.count)]
-        try:
-            while not (self.stopping or self.hopeless):
-                self.check()
-                self.wait()
-        finally:
-            self.end()
-
-    def check(self) -> None:
-        """Collect workers that have died, and start those that are due."""
-        now = self.clock()
-        for worker in self.workers:
-            process = worker.process
-            if process is not None and process.exitcode is not None:
-                process.join()
-                self.hopeless = self.hopeless or process.exitcode == LASTING
-                stable = now - worker.started_s >= STABLE_AFTER_S
-                worker.wait_s = MIN_WAIT_S if stable else worker.wait_s
-                worker.process, worker.due_s = None, now + worker.wait_s
-                worker.wait_s = min(MAX_WAIT_S, 2 * worker.wait_s)
-                log.error(
-                    '{"event": "worker died", "worker": %d, "exit": %d}',
-                    worker.index,
-                    process.exitcode,
-                )
-            if worker.process is None and now >= worker.due_s and not self.hopeless:
-                worker.process, worker.started_s = self.make(worker.index), now
-                worker.process.start()
-
-    def wait(self) -> None:
-        """Wait until a worker dies, or for `POLL_S`."""
-        wait_for_any([w.process.sentinel for w in self.workers if w.process is not None], POLL_S)
-
-    def stop(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal. The second one does not wait for the workers to drain."""
-        if self.stopping:
-            for worker in self.workers:
-                if worker.process is not None:
-                    worker.process.kill()
-        self.stopping = True
-
-    def reload(self, sig: int, frame: FrameType | None) -> None:
-        """Handle SIGHUP: every worker reads its settings again."""
-        for worker in self.workers:
-            if worker.process is not None and worker.process.pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(worker.process.pid, sig)
-
-    def end(self) -> None:
-        """Let all workers drain, and kill those that do not end in time."""
-        alive = [worker.process for worker in self.workers if worker.process is not None]
-        for process in alive:
+        """Returns when all processes have ended."""
+        self.processes = [make() for make in self.makers]
+        started_s = [time.monotonic()] * len(self.processes)
+        for process in self.processes:
+            process.start()
+        while not (self.stopping or self.hopeless):
+            wait([process.sentinel for process in self.processes if process.is_alive()], POLL_S)
+            for index, process in enumerate(self.processes):
+                self.hopeless |= process.exitcode == LASTING
+                due = time.monotonic() - started_s[index] >= RESTART_S
+                if process.exitcode is not None and due and not (self.stopping or self.hopeless):
+                    facts = {"event": "worker died", "worker": index, "exit": process.exitcode}
+                    log.error(json.dumps(facts))
+                    self.processes[index] = self.makers[index]()
+                    self.processes[index].start()
+                    started_s[index] = time.monotonic()
+        for process in self.processes:
             process.terminate()
-        end_s = self.clock() + self.grace_s
-        for process in alive:
-            process.join(max(0.0, end_s - self.clock()))
-            if process.exitcode is None:
+        end_s = time.monotonic() + self.grace_s
+        for process in self.processes:
+            process.join(max(0.0, end_s - time.monotonic()))
+            process.kill()
+            process.join()
+
+    def stop(self) -> None:
+        """At a signal: let the processes drain. The second time, end them at once."""
+        if self.stopping:
+            for process in self.processes:
                 process.kill()
-                process.join()
-
-
-@dataclass
-class Worker:
-    """One worker's index, and its process."""
-
-    index: int
-    process: BaseProcess | None = None
-    started_s: float = 0.0
-    due_s: float = 0.0  # when it may be started next
-    wait_s: float = MIN_WAIT_S  # before the next start, if it dies young
-
-
-def _private_socket(address: WorkerAddress) -> socket.socket:
-    path = address.path(address.index)
-    Path(path).unlink(missing_ok=True)  # left by a worker that died
-    private = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    private.bind(path)
-    private.listen(BACKLOG)
-    return private
+        self.stopping = True
 
 
 def _follow_parent() -> None:
     """End this worker when its supervisor has died."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    wait_for_any([parent.sentinel])
+    wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _kind(name: str) -> str:
-    from forescribe.speculative.device import choose
-
-    return choose(name).kind
-
-
-def _count(kind: str) -> int:
-    from forescribe.speculative.device import available, device_count
-
-    return device_count(kind) if available(kind) else 0

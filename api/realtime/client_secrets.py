@@ -3,9 +3,9 @@
     value, expires_at = ClientSecrets(signing_key).new("team", config, seconds=600, now=now)
     owner, config = secrets.read(value, now)        # of whom, and the configuration of its sessions
 
-A secret states its owner, its end and the configuration, signed with a key that only the processes of this
-service have, so nothing has to be stored and any of its workers reads it. It opens sessions until its end, as
-long as the key of its owner is valid, and nothing else. Does not know HTTP.
+A secret states its owner, its end and the configuration. It is signed with a key made of the settings, so
+nothing has to be stored, and every worker and replica with the same API keys reads it. It opens sessions
+until its end, as long as the key of its owner is valid, and nothing else. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import ApiError
+from ..settings import Settings
 from .session import SessionConfig
 
 PREFIX = "ek_"
@@ -65,6 +66,14 @@ class ClientSecrets:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
+
+    @classmethod
+    def of(cls, settings: Settings) -> ClientSecrets:
+        """Signed with what only the operator has: the hashes of all keys, and the address of the database
+        with its password. Without API keys a secret keeps nobody out, and any key will do."""
+        hashes = sorted(each for rights in settings.api_keys.values() for each in rights.hashes)
+        known = json.dumps([hashes, settings.database_url]).encode()
+        return cls(hmac.digest(known, b"client secrets", "sha256"))
 
     def new(
         self, owner: str, config: SessionConfig, *, seconds: int, now: float

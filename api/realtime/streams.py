@@ -44,11 +44,9 @@ class Place:
 
 
 class Streams:
-    """`key` signs client secrets."""
-
-    def __init__(self, settings: Settings, serving: Serving, key: bytes) -> None:
+    def __init__(self, settings: Settings, serving: Serving) -> None:
         self.settings, self.serving = settings, serving
-        self.secrets = ClientSecrets(key)
+        self.secrets = ClientSecrets.of(settings)
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="live")
         # Enrolment takes seconds, which the audio of other sessions does not wait for.
         self.enrolments = ThreadPoolExecutor(1, thread_name_prefix="enrolment")

@@ -79,7 +79,7 @@ def serve(**values: Any) -> None:
     """
     options = ServeOptions(**values)
     try:
-        from forescribe.api.process.listening_socket import bound
+        from forescribe.api.process.workers import bound, run
         from forescribe.api.settings import load
     except ModuleNotFoundError as error:
         raise UsageError(f"serve needs {error.name}: {how_to_install('serve')}") from error
@@ -87,8 +87,6 @@ def serve(**values: Any) -> None:
     given = asdict(options)
     settings = load(given.pop("settings"), **given)
     with bound(settings) as listening:
-        from forescribe.api.process.workers import run  # after the port is bound: it takes seconds
-
         address, port = listening.getsockname()[:2]
         host = f"[{address}]" if ":" in address else address
         typer.echo(f"forescribe: http://{host}:{port}", err=True)
@@ -129,7 +127,7 @@ def worker(**values: Any) -> None:
     """
     given = asdict(WorkerOptions(**values))
     try:
-        from forescribe.api.process.listening_socket import bound
+        from forescribe.api.process.workers import bound
         from forescribe.api.settings import load
     except ModuleNotFoundError as error:
         raise UsageError(f"worker needs {error.name}: {how_to_install('serve')}") from error

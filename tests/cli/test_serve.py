@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from forescribe.api.process import listening_socket, workers
+from forescribe.api.process import workers
 from forescribe.api.settings import Settings, load
 from forescribe.cli import main
 from forescribe.cli.service import ServeOptions, WorkerOptions
@@ -28,9 +28,7 @@ def test_serve_hands_its_options_to_the_settings(monkeypatch, tmp_path) -> None:
     file, ran = tmp_path / "service.toml", list[Settings]()
     file.write_text("max_requests = 7\nport = 1\n")
     monkeypatch.setattr(workers, "run", lambda settings, listening: ran.append(settings))
-    monkeypatch.setattr(
-        listening_socket, "bound", lambda chosen: socket.create_server(("127.0.0.1", 0))
-    )
+    monkeypatch.setattr(workers, "bound", lambda chosen: socket.create_server(("127.0.0.1", 0)))
     options = ["--model", "tiny.en", "--port", "2", "--batch-size", "3", "--settings", str(file)]
     options += ["--data-dir", str(tmp_path / "data")]
     result = CliRunner().invoke(main.app, ["serve", *options])

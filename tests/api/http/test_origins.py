@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -17,7 +15,6 @@ from starlette.websockets import WebSocket
 from forescribe.api.access.addresses import Host, same_origin
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
-from forescribe.api.process.forward import Forward, WorkerAddress
 from forescribe.api.settings import Settings, load
 from forescribe.asr.errors import UsageError
 from tests.api.contract import conforms
@@ -214,25 +211,6 @@ def test_a_websocket_is_checked_too(keyless) -> None:
                 pass
         assert caught.value.status_code == 403
         assert caught.value.json()["error"]["code"] == "forbidden"
-
-
-def test_a_request_that_a_worker_hands_on_is_for_the_same_name(keyless) -> None:
-    """Who answers it checks it: in a name of the worker's own, nobody could."""
-
-    async def nobody(scope, receive, send) -> None:
-        raise AssertionError("it is another worker's")
-
-    async def ask(host: str) -> int:
-        forward = Forward(nobody, WorkerAddress(1, 2, "/nowhere"), jobs=True)
-        forward._clients = {0: httpx.AsyncClient(transport=httpx.ASGITransport(keyless))}
-        transport = httpx.ASGITransport(forward)
-        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as outside:
-            status = (await outside.get("/metrics?worker=0")).status_code
-        await forward._clients[0].aclose()
-        return status
-
-    assert asyncio.run(ask("localhost:8000")) == 200
-    assert asyncio.run(ask("evil.test:8000")) == 403
 
 
 @pytest.mark.parametrize(

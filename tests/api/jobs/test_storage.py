@@ -236,10 +236,11 @@ def test_a_server_that_is_away_at_the_start_may_come_back(monkeypatch) -> None:
 @pytest.mark.slow
 def test_a_service_whose_database_is_away_ends_with_a_line_and_a_status() -> None:
     code = """
-from forescribe.api.process.workers import run
+from forescribe.api.process.workers import bound, run
 from forescribe.api.settings import Settings
-run(Settings(port=0, database_url="postgresql://nobody@127.0.0.1:1/none?connect_timeout=2",
-             data_dir="{folder}"))
+settings = Settings(port=0, data_dir="{folder}",
+                    database_url="postgresql://nobody@127.0.0.1:1/none?connect_timeout=2")
+run(settings, bound(settings))
 """
     root = Path(__file__).parents[3]
     import tempfile

@@ -150,13 +150,14 @@ def test_a_failed_load_ends_a_real_process_with_its_status_and_one_line() -> Non
 from forescribe.asr.errors import CapacityError
 from forescribe.api.speech.serving import Serving
 from forescribe.api.settings import Settings
-from forescribe.api.process.workers import run
+from forescribe.api.process.workers import bound, run
 class Decoders:
     def start(self): pass
     def close(self): pass
 def load(): raise CapacityError('no room for it')
 Serving.of = lambda settings: Serving(settings, load, load, Decoders())
-run(Settings(port=0, jobs=False))
+settings = Settings(port=0, jobs=False)
+run(settings, bound(settings))
 """
     root = Path(__file__).parents[3]
     done = subprocess.run(

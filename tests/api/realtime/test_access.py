@@ -132,10 +132,11 @@ def test_without_keys_a_secret_is_checked_too(service) -> None:
 
 def test_a_secret_ends_and_is_of_one_service() -> None:
     config, now = initial("random"), 1_000_000.0
-    mine, theirs = ClientSecrets(b"a" * 32), ClientSecrets(b"b" * 32)
+    mine, other = Settings(api_keys=keys()), Settings(api_keys=keys() | {"new": digest(new_key())})
+    mine, theirs = ClientSecrets.of(mine), ClientSecrets.of(other)
     value, expires_at = mine.new("team", config, seconds=60, now=now)
     assert mine.read(value, now + 59) == ("team", config) and expires_at == now + 60
-    assert ClientSecrets(b"a" * 32).read(value, now)  # another worker
+    assert ClientSecrets.of(Settings(api_keys=keys())).read(value, now)  # another worker
     for secrets, when in ((mine, now + 60), (theirs, now)):
         with pytest.raises(Exception, match="wrong or has expired"):
             secrets.read(value, when)

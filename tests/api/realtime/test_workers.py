@@ -30,7 +30,7 @@ LIVE = "forescribe_live_streams "
 
 
 @pytest.fixture
-def service(tmp_path) -> Iterator[tuple[str, SimpleQueue[dict[str, Any]]]]:
+def service(tmp_path) -> Iterator[tuple[int, SimpleQueue[dict[str, Any]]]]:
     """Two workers with a session each, and their log."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
@@ -54,7 +54,7 @@ def service(tmp_path) -> Iterator[tuple[str, SimpleQueue[dict[str, Any]]]]:
 
         Thread(target=read, daemon=True).start()
         try:
-            yield f"127.0.0.1:{port}", logged
+            yield int(port), logged
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
@@ -69,7 +69,8 @@ def opened(address: str) -> ClientConnection:
 
 @pytest.mark.nightly
 def test_two_workers_serve_two_sessions_and_one_of_them_wyoming(service) -> None:
-    address, logged = service
+    port, logged = service
+    address = f"127.0.0.1:{port}"
     samples = read_audio(ROOT / "samples" / "memo.flac")[: 4 * 16_000]
     while (event := logged.get(timeout=100)).get("event") != "wyoming":
         pass
@@ -79,7 +80,8 @@ def test_two_workers_serve_two_sessions_and_one_of_them_wyoming(service) -> None
         assert client.next() == ("pong", {})
 
     def metrics(worker: int) -> str:
-        return httpx.get(f"http://{address}/metrics?worker={worker}", trust_env=False).text
+        url = f"http://127.0.0.1:{port + 1 + worker}/metrics"
+        return httpx.get(url, trust_env=False).text
 
     until(lambda: all("forescribe_ready 1" in metrics(n) for n in (0, 1)), 300)
     with ExitStack() as stack:
