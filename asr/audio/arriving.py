@@ -327,7 +327,7 @@ class _PipeReader:
         if rest:
             text = (
                 f"{self._name}: it ended within a sample ({len(rest)} of {form.frame} bytes): if the words "
-                "are wrong, so is the format, --rate or --channels"
+                "are wrong, so is the format: 16 kHz, mono"
             )
             self.notices.append(Notice("truncated_audio", text))
 

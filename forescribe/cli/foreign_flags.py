@@ -13,6 +13,9 @@ from forescribe.asr.errors import UsageError
 
 GONE: Mapping[str, str] = {
     # For one version: a flag, or a command, and what to use instead.
+    "--server": "record in the page of `forescribe serve`, or send audio to its /v1/realtime",
+    "--rate": "send a wav file through the pipe, whose rate is in its header",
+    "--max-minutes": "timeout 90m forescribe listen ends after 90 minutes",
     "bench": "use python -m benchmarks.transcribe, .text or .drafts in the repository",
     "status": "a run says how much is done when it begins: repeat it with --dry-run; a cluster is shown by "
     "Ray's dashboard",

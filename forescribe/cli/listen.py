@@ -1,17 +1,16 @@
 """`forescribe listen`: what is being said, from a microphone, a pipe, or a recording that is played back.
 
-Knows the order of the work and the exit code. Audio arrives by `asr.audio.arriving`, becomes events by
-`live_engines`, is shown by `live_text` and kept by `asr.live.record`.
+Knows the options, the order of the work and the exit code. Audio arrives by `asr.audio.arriving`, becomes
+events in `live_session`, is shown by `live_text` and kept by `asr.live.record`.
 """
 
 from __future__ import annotations
 
 import math
-import os
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,35 +18,242 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from forescribe.asr.batch.interrupts import Stop
-from forescribe.asr.errors import ForescribeError, UsageError, visible
+from forescribe.asr.errors import UsageError, visible
 
-from .listen_options import ListenOptions
-from .option_records import takes
+from .option_records import DECODING, DIAGNOSTICS, INPUT, OUTPUT, arg, like, opt, takes
+from .options import AUTO, DecodingOptions, LoadOptions, RunOptions, SpeakerChoice
+from .transcribe_options import STDOUT, TranscribeOptions
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.arriving import Arrival
     from forescribe.asr.batch.outputs import Outputs
     from forescribe.asr.formats.transcript import Transcript
-    from forescribe.asr.formats.transcript_parts import Json
-    from forescribe.asr.live.events import Event
+    from forescribe.asr.live.events import LiveOptions
     from forescribe.asr.live.record import LiveRecord
     from forescribe.diarize.diarizer import Diarizer
     from forescribe.diarize.engines.online import OnlineSpeakers
 
     from .console import Console
-    from .live_engines import LiveEngine
-    from .live_text import LiveText
+    from .live_session import LiveEngine
+    from .speaker_options import SpeakerOptions
+
+STDIN = "-"
+
+DELAYS = ("minimal", "low", "medium", "high", "xhigh")
+"""Those of `asr.live.commit`, which takes too long to import here."""
+
+TURNS = ("pause", "sentence", "none")
+
+EMBEDDED = "embedded"
+"""The engine that finds the speakers of live lines, whichever that of the files is."""
 
 CHECK_S = 0.3
 """How long the beginning of a pipe is waited for: garbage is told before a model is loaded."""
 
-GRACE_S = 0.3
-"""After Ctrl-C, which ends the program before the pipe too: for what that has still to say."""
-
-MUTE_S = 10.0
-"""A microphone that gives zeros for so long is switched off, or another one is meant."""
-
 ENDING = b"forescribe: ending; the last words are decoded, a second Ctrl-C ends at once\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions(LoadOptions, SpeakerChoice):
+    """The parsed command line. Raises UsageError for values and combinations that are impossible."""
+
+    audio: str | None = arg("[-]", "- reads stdin; without it, the microphone is used.", None)
+    # Input
+    input: str | None = opt(
+        INPUT,
+        "--input DEVICE",
+        "Microphone, by its number in --list-devices or a part of its name.",
+        shown="the system's",
+    )
+    list_devices: bool = opt(INPUT, "--list-devices", "List microphones and exit.", False)
+    replay: str | None = opt(
+        INPUT, "--replay FILE", "Play back a recording as if it were spoken now."
+    )
+    speed: str = opt(
+        INPUT,
+        "--speed FACTOR",
+        "Speed of --replay; max, or 0, is as fast as every step can be decoded.",
+        "1",
+    )
+    # Output
+    words: bool = opt(
+        OUTPUT,
+        "--words/--lines",
+        "Write words when they are released, though the rest of a turn may contradict them, or lines when "
+        "turns are complete (default).",
+        False,
+    )
+    output_dir: str | None = like(
+        RunOptions,
+        "output_dir",
+        "Folder for the transcript of the whole session, here or in object storage.",
+        default=None,
+        shown="no files",
+    )
+    output_format: str = like(TranscribeOptions, "output_format")
+    word_timestamps: bool | None = like(TranscribeOptions, "word_timestamps")
+    keep_audio: bool = opt(
+        OUTPUT,
+        "--keep-audio/--no-keep-audio",
+        "Write the audio beside the transcript (flac).",
+        False,
+    )
+    # Decoding
+    language: str | None = like(DecodingOptions, "language")
+    task: str = like(DecodingOptions, "task")
+    initial_prompt: str | None = like(
+        TranscribeOptions, "initial_prompt", names="--prompt --initial-prompt TEXT"
+    )
+    step: float = opt(
+        DECODING, "--step SECONDS", "Decode after so much more speech.", 1.0, min=0.1, max=10
+    )
+    delay: str = opt(
+        DECODING,
+        "--delay DELAY",
+        f"How certain a word is before it is released: {', '.join(DELAYS)}.",
+        "medium",
+    )
+    turns: str = opt(
+        DECODING,
+        "--turns METHOD",
+        "What ends a line. pause: silence. sentence: silence, up to 4 s where words end no sentence. none: "
+        "the audio's end.",
+        "pause",
+    )
+    silence: float = opt(
+        DECODING, "--silence SECONDS", "Silence that ends a turn.", 0.8, min=0.1, max=30
+    )
+    # Speakers, performance, diagnostics
+    diarize: bool = like(
+        TranscribeOptions,
+        "diarize",
+        "Begin lines with their speakers, who are found at the end of a turn, and after the end label every "
+        "word of the transcript in --output-dir.",
+    )
+    batch_size: int = like(LoadOptions, "batch_size", default=2)
+    quiet: bool = opt(
+        DIAGNOSTICS,
+        "--quiet/--no-quiet -q",
+        "Show errors only: no changing text, no summary.",
+        False,
+    )
+
+    def __post_init__(self) -> None:
+        _ = self.drafts
+        _ = self.pace
+        self._check_input()
+        if self.delay not in DELAYS:
+            raise UsageError(f"--delay {self.delay} is none of {', '.join(DELAYS)}")
+        if self.turns not in TURNS:
+            raise UsageError(f"--turns {self.turns} is none of {', '.join(TURNS)}")
+        if self.turns == "none" and not self.words and self.output_dir is None:
+            raise UsageError(
+                "--turns none writes a line at the end only: add --words, or -o for files"
+            )
+        if self.output_dir == STDOUT:
+            raise UsageError("-o -: stdout has the lines already; name a folder")
+        self._check_files()
+        _ = self.speakers
+
+    def _check_input(self) -> None:
+        if self.audio not in (None, STDIN):
+            raise UsageError(
+                f"listen takes - for stdin, or nothing for the microphone, not {self.audio}: play back a "
+                "recording with --replay FILE, or use `forescribe transcribe FILE`"
+            )
+        given = [
+            name
+            for name, value in (
+                ("- (stdin)", self.audio),
+                ("--replay", self.replay),
+                ("--input", self.input),
+            )
+            if value is not None
+        ]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} are two inputs: choose one of them")
+        if self.replay is None and self.speed != "1":
+            raise UsageError("--speed is that of --replay")
+
+    def _check_files(self) -> None:
+        """What is for files only."""
+        if self.output_dir is not None:
+            return
+        if self.diarize and self.words:
+            raise UsageError(
+                "--words writes words before their speakers are known: leave out --words or --diarize, or "
+                "add -o FOLDER for files with speakers"
+            )
+        other = self.diarizer not in (AUTO, EMBEDDED)
+        for named, given in (
+            ("--keep-audio", self.keep_audio),
+            (f"--diarizer {self.diarizer}", self.diarize and other),
+        ):
+            if given:
+                raise UsageError(f"{named} is for the files of the session: add -o FOLDER")
+
+    @property
+    def pace(self) -> float | None:
+        """The factor of --speed; None for no pace. Raises UsageError."""
+        try:
+            factor = 0.0 if self.speed.lower() == "max" else float(self.speed)
+        except ValueError:
+            factor = math.nan
+        if not 0 <= factor <= 1000:
+            raise UsageError(f"--speed {self.speed} is neither max nor a number from 0 to 1000")
+        return factor or None
+
+    @cached_property
+    def speakers(self) -> SpeakerOptions:
+        """The options for speakers."""
+        from .speaker_options import SpeakerOptions
+
+        return SpeakerOptions(
+            self.diarizer if self.diarize else None,
+            self.bounds,
+            self.known,
+        )
+
+    @property
+    def labels(self) -> bool:
+        """Whether lines have speakers."""
+        return self.diarize and not self.words
+
+    @property
+    def formats(self) -> str:
+        """The output formats; `all` includes rttm if there are speakers."""
+        more = ",rttm" if self.diarize and "all" in self.output_format.lower() else ""
+        return self.output_format + more
+
+    @property
+    def stem(self) -> str:
+        """The name of the files: of a recording its own, else the time."""
+        if self.replay is not None:
+            return f"{Path(self.replay).stem}-live"
+        return time.strftime("live-%Y-%m-%d-%H%M%S")
+
+    def live(self) -> LiveOptions:
+        """The options of the stream."""
+        from forescribe.asr.decode.options import Guards, Options
+        from forescribe.asr.live.events import LiveOptions
+        from forescribe.asr.live.turns import Turns
+
+        eagerness = "auto" if self.turns == "sentence" else None
+        return LiveOptions(
+            Options(
+                language=self.language,
+                task=self.task,  # type: ignore[arg-type]  # checked by Options
+                initial_prompt=self.initial_prompt,
+                words=bool(self.word_timestamps) or self.diarize,
+                guards=Guards(),
+            ),
+            step_s=self.step,
+            delay=self.delay,  # type: ignore[arg-type]  # checked above
+            turns=None
+            if self.turns == "none"
+            else Turns(silence_s=self.silence, eagerness=eagerness),  # type: ignore[arg-type]
+            speech=self.labels,
+        )
 
 
 @takes(ListenOptions)
@@ -69,10 +275,10 @@ def listen(**values: Any) -> None:
         with stop.interruptible():
             if options.replay is None:  # a recording is played back once there is a model
                 arrival.check(CHECK_S)
-            if options.server is None:
-                console.status("loading the model")
+            console.status("loading the model")
             from forescribe.asr.live.record import LiveRecord
 
+            from .live_session import LiveSession
             from .live_text import LiveText
 
             diarizer = _diarizer(options)
@@ -80,7 +286,7 @@ def listen(**values: Any) -> None:
         lockstep = options.replay is not None and options.pace is None
         text = LiveText(console, words=options.words, paced=not lockstep)
         with LiveRecord(audio=diarizer is not None or options.keep_audio) as record:
-            session = _Session(options, console, arrival, engine, record, text, stop)
+            session = LiveSession(options, console, arrival, engine, record, text, stop)
             with engine:
                 console.status(session.greeting)
                 error = session.run(lockstep=lockstep)
@@ -97,148 +303,6 @@ def listen(**values: Any) -> None:
         raise typer.Exit(1)
 
 
-class _Session:
-    """The audio from its first sample to its last word."""
-
-    def __init__(
-        self,
-        options: ListenOptions,
-        console: Console,
-        arrival: Arrival,
-        engine: LiveEngine,
-        record: LiveRecord,
-        text: LiveText,
-        stop: Stop,
-    ) -> None:
-        self.options, self.console, self.arrival = options, console, arrival
-        self.engine, self.record, self.text, self.stop = engine, record, text, stop
-        self._spans: dict[int, tuple[float, float]] = {}  # of items that are being completed
-        self._ended_s = 0.0  # where the last of them ends
-        self._mute = options.replay is None and options.audio is None
-
-    @property
-    def greeting(self) -> str:
-        options = self.options
-        what = "stdin" if options.audio else options.replay or "the microphone"
-        return f"listening to {what}; Ctrl-C ends"
-
-    def run(self, *, lockstep: bool) -> ForescribeError | None:
-        """Feed all audio and show all text; the error that ended the audio, if one did. With `lockstep`
-        every step is decoded before the next one is fed."""
-        from forescribe.asr.audio.arriving import BLOCK_S
-
-        error = None
-        try:
-            for samples in self._blocks():
-                self.record.feed(samples)
-                self.engine.feed(samples)
-                self._show()
-                while not self.engine.wait(BLOCK_S, idle=True) if lockstep else self._must_wait():
-                    self._show()
-                    if not lockstep:
-                        time.sleep(BLOCK_S)
-        except ForescribeError as raised:
-            error = raised
-        finally:
-            self.arrival.close()
-        try:
-            self.engine.finish()
-            while not (self.text.closed and self.options.output_dir is None):
-                over = self.engine.wait(BLOCK_S)
-                self._show()
-                if over:
-                    break
-        except ForescribeError as raised:  # what was told until then is kept
-            error = error or raised
-            self._show()
-            for start_s, end_s in (*self._spans.values(), (self._ended_s, self.record.seconds)):
-                self.record.fail(start_s, end_s, raised)
-            with suppress(BrokenPipeError):
-                self.text.end()
-        self.text.erase()
-        return error
-
-    def transcript(self) -> Transcript:
-        """Of the whole session, with what was wrong with its audio."""
-        options = self.options
-        live: dict[str, Json] = {
-            "step_s": options.step,
-            "delay": options.delay,
-            "turns": options.turns,
-        }
-        transcript = self.record.transcript({"live": live})
-        return replace(transcript, warnings=(*self.arrival.notices, *transcript.warnings))
-
-    def summarise(self) -> None:
-        for notice in self.arrival.notices:
-            self.console.notice(notice.message)
-        if not self.options.quiet:
-            turns, audio_s = self.text.turns, self.record.seconds
-            said = f"{turns} turn{'s' * (turns != 1)}" if turns else "no speech"
-            self.console.rich.print(
-                f"[bold]{audio_s:.1f} s of audio, {said}{self.text.lateness()}[/]"
-            )
-
-    def _blocks(self) -> Iterator[Any]:
-        """The samples, until the audio or somebody ends them; text is shown while none come."""
-        ends_s = math.inf
-        for samples in self.arrival.blocks():
-            now = time.monotonic()
-            if self.stop.requested:
-                ends_s = min(ends_s, now + GRACE_S)
-            if self.text.closed or now >= ends_s or self.record.sample_count >= self._limit:
-                return
-            if len(samples):
-                self._listen_for_silence(samples)
-                yield samples[: self._limit - self.record.sample_count]
-            else:
-                self._show()
-
-    @property
-    def _limit(self) -> int:
-        return round(min(self.options.limit_s, 1e9) * 16_000)
-
-    def _must_wait(self) -> bool:
-        """Whether the audio comes so much faster than it is decoded that its sender has to wait."""
-        from forescribe.asr.audio.arriving import AHEAD_S
-
-        return self.engine.behind_s > AHEAD_S and not (self.stop.requested or self.text.closed)
-
-    def _show(self) -> None:
-        for event in self.engine.events():
-            self._keep(event)
-            with suppress(BrokenPipeError):  # `text.closed` ends the session, with its files
-                self.text.show(event)
-
-    def _keep(self, event: Event) -> None:
-        from forescribe.asr.live.events import Committed, Completed, Failed
-
-        if isinstance(event, Committed):
-            self._spans[event.item] = (event.start_s, event.end_s)
-            self._ended_s = event.end_s
-        elif isinstance(event, Completed):
-            self._spans.pop(event.item, None)
-            if self.options.output_dir is not None:
-                self.record.add(event.start_s, event.plain or event.transcript)
-            for notice in event.transcript.warnings:
-                if notice.code == "speakers_failed":
-                    self.text.erase()
-                    self.console.notice(notice.message)
-        elif isinstance(event, Failed):
-            self.record.fail(*self._spans.pop(event.item, (0.0, 0.0)), event.error)
-
-    def _listen_for_silence(self, samples: Any) -> None:
-        if not self._mute:
-            return
-        self._mute = not samples.any()
-        if self._mute and self.record.sample_count >= MUTE_S * 16_000:
-            self._mute = False
-            self.console.notice(
-                "the microphone gives no sound at all: switch it on, allow its use, or choose another with "
-                "--input (--list-devices)"
-            )
-
-
 def _list_devices() -> None:
     from forescribe.asr.audio.arriving import input_devices
 
@@ -250,8 +314,6 @@ def _list_devices() -> None:
 
 
 def _arrival(options: ListenOptions) -> Arrival:
-    import sys
-
     from forescribe.asr.audio.arriving import PcmFormat, microphone, piped, replayed
 
     if options.replay is not None:
@@ -259,12 +321,11 @@ def _arrival(options: ListenOptions) -> Arrival:
     if options.audio is None:
         device = options.input
         return microphone(int(device) if device and device.isdecimal() else device)
-    form = PcmFormat(options.rate, options.channels)
     if sys.stdin.isatty():
         raise UsageError(
             "stdin is a terminal: pipe audio in, as in `arecord -f S16_LE -r 16000 | forescribe listen -`"
         )
-    return piped(cast(BufferedReader, sys.stdin.buffer), form)
+    return piped(cast(BufferedReader, sys.stdin.buffer), PcmFormat())
 
 
 def _outputs(options: ListenOptions, console: Console) -> Outputs | None:
@@ -282,17 +343,12 @@ def _outputs(options: ListenOptions, console: Console) -> Outputs | None:
 
 
 def _engine(options: ListenOptions, console: Console, diarizer: Diarizer | None) -> LiveEngine:
-    live = options.live()
-    if options.server is not None:
-        from .live_server import ServerEngine
-
-        return ServerEngine(options.server, os.environ.get("OPENAI_API_KEY"), options.model, live)
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.model.presets import made_for, resolve
     from forescribe.asr.model.special_tokens import check_request
     from forescribe.speculative.native.kernel_build import advice
 
-    from .live_engines import LocalEngine
+    from .live_session import LiveEngine
 
     pair = resolve(options.model, options.draft)
     check_request(options.language, options.task, made_for(pair.target))
@@ -306,7 +362,7 @@ def _engine(options: ListenOptions, console: Console, diarizer: Diarizer | None)
     )
     kind = transcriber.whisper.device.kind
     console.advice(advice(transcriber.context.forward, asked=options.engine, device=kind))
-    return LocalEngine(transcriber, live, _speakers(options, diarizer))
+    return LiveEngine(transcriber, options.live(), _speakers(options, diarizer))
 
 
 def _speakers(options: ListenOptions, diarizer: Diarizer | None) -> OnlineSpeakers | None:
@@ -323,8 +379,8 @@ def _speakers(options: ListenOptions, diarizer: Diarizer | None) -> OnlineSpeake
 
 
 def _diarizer(options: ListenOptions) -> Diarizer | None:
-    """That of the files; None where a server has found the speakers."""
-    if not options.diarize or options.output_dir is None or options.server is not None:
+    """That of the files."""
+    if not options.diarize or options.output_dir is None:
         return None
     return options.speakers.engine(options.device, network=not options.local_files_only)
 

@@ -265,12 +265,6 @@ def test_a_reader_that_goes_away_ends_it_quietly(run, monkeypatch, tmp_path) -> 
     assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["one\n"]
 
 
-def test_it_ends_after_so_many_minutes(run) -> None:
-    engine = Told()
-    assert run("-", "--max-minutes", "0.05", stdin=Endless(), engine=engine).status == 0
-    assert engine.fed == 3 * RATE
-
-
 def test_a_turn_that_fails_is_told_and_the_others_go_on(run, tmp_path) -> None:
     lost = [Committed(1, 0.0, 1.0), Failed(1, AudioError("broken", code="internal_error"))]
     engine = Told({1: lost, 2: completed(2, "two", 2.0)})
@@ -313,8 +307,6 @@ def test_what_is_no_audio_is_told_before_a_model_is_loaded(run, monkeypatch, std
     [
         (["talk.mp3"], "--replay FILE"),
         (["-", "--replay", "a.wav"], "two inputs"),
-        (["--rate", "8000"], "add -"),
-        (["-", "--rate", "1"], "rate 1"),
         (["-", "--speed", "2"], "--replay"),
         (["--replay", "a.wav", "--speed", "fast"], "neither max nor a number"),
         (["-", "--delay", "short"], "minimal, low"),
@@ -323,7 +315,6 @@ def test_what_is_no_audio_is_told_before_a_model_is_loaded(run, monkeypatch, std
         (["-", "-o", "-"], "name a folder"),
         (["-", "--diarize", "--words"], "-o FOLDER"),
         (["-", "--keep-audio"], "-o FOLDER"),
-        (["-", "--max-minutes", "0"], "above 0"),
         (["-", "--num-speakers", "2"], "--diarize"),
         (["-", "-o", "out", "-f", "doc"], "unknown output format"),
         (["--replay", "missing.wav"], "no such file"),
