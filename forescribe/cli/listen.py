@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from forescribe.asr.audio.arriving import Arrival
     from forescribe.asr.batch.outputs import Outputs
     from forescribe.asr.formats.transcript import Transcript
+    from forescribe.asr.formats.transcript_parts import Json
     from forescribe.asr.live.events import LiveOptions
     from forescribe.asr.live.record import LiveRecord
     from forescribe.diarize.diarizer import Diarizer
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from .speaker_options import SpeakerOptions
 
 STDIN = "-"
+
+MICROPHONE = "the microphone"
 
 DELAYS = ("minimal", "low", "medium", "high", "xhigh")
 """Those of `asr.live.commit`, which takes too long to import here."""
@@ -215,6 +218,15 @@ class ListenOptions(LoadOptions, SpeakerChoice):
         )
 
     @property
+    def source(self) -> str:
+        """What is listened to, in words."""
+        return "stdin" if self.audio else self.replay or MICROPHONE
+
+    def settings(self) -> dict[str, Json]:
+        """What decides when words are released, for the transcript."""
+        return {"step_s": self.step, "delay": self.delay, "turns": self.turns}
+
+    @property
     def labels(self) -> bool:
         """Whether lines have speakers."""
         return self.diarize and not self.words
@@ -286,14 +298,26 @@ def listen(**values: Any) -> None:
         lockstep = options.replay is not None and options.pace is None
         text = LiveText(console, words=options.words, paced=not lockstep)
         with LiveRecord(audio=diarizer is not None or options.keep_audio) as record:
-            session = LiveSession(options, console, arrival, engine, record, text, stop)
+            session = LiveSession(
+                console,
+                arrival,
+                engine,
+                record,
+                text,
+                stop,
+                files=outputs is not None,
+                microphone=options.source == MICROPHONE,
+            )
             with engine:
-                console.status(session.greeting)
+                console.status(f"listening to {options.source}; Ctrl-C ends")
                 error = session.run(lockstep=lockstep)
             if error is not None and (isinstance(error, UsageError) or not record.sample_count):
                 raise error
             if outputs is not None:
-                _write(options, console, outputs, record, session.transcript(), diarizer)
+                transcript = record.transcript({"live": options.settings()})
+                warnings = (*arrival.notices, *transcript.warnings)
+                transcript = replace(transcript, warnings=warnings)
+                _write(options, console, outputs, record, transcript, diarizer)
         session.summarise()
         if error is not None:
             raise error

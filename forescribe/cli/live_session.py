@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,15 +25,12 @@ if TYPE_CHECKING:
     from forescribe.asr.audio.arriving import Arrival
     from forescribe.asr.batch.interrupts import Stop
     from forescribe.asr.decode.transcriber import Transcriber
-    from forescribe.asr.formats.transcript import Transcript
-    from forescribe.asr.formats.transcript_parts import Json
     from forescribe.asr.live.events import Event, LiveOptions
     from forescribe.asr.live.record import LiveRecord
     from forescribe.asr.segment.windows import Samples
     from forescribe.diarize.engines.online import OnlineSpeakers
 
     from .console import Console
-    from .listen import ListenOptions
     from .live_text import LiveText
 
 GRACE_S = 0.3
@@ -122,29 +118,26 @@ class LiveEngine:
 
 
 class LiveSession:
-    """The audio from its first sample to its last word."""
+    """The audio from its first sample to its last word. `files`: the text is kept in `record`; `microphone`:
+    silence from the start is told."""
 
     def __init__(
         self,
-        options: ListenOptions,
         console: Console,
         arrival: Arrival,
         engine: LiveEngine,
         record: LiveRecord,
         text: LiveText,
         stop: Stop,
+        *,
+        files: bool,
+        microphone: bool,
     ) -> None:
-        self.options, self.console, self.arrival = options, console, arrival
+        self.console, self.arrival, self.files = console, arrival, files
         self.engine, self.record, self.text, self.stop = engine, record, text, stop
         self._spans: dict[int, tuple[float, float]] = {}  # of items that are being completed
         self._ended_s = 0.0  # where the last of them ends
-        self._mute = options.replay is None and options.audio is None
-
-    @property
-    def greeting(self) -> str:
-        options = self.options
-        what = "stdin" if options.audio else options.replay or "the microphone"
-        return f"listening to {what}; Ctrl-C ends"
+        self._mute = microphone
 
     def run(self, *, lockstep: bool) -> ForescribeError | None:
         """Feed all audio and show all text; the error that ended the audio, if one did. With `lockstep`
@@ -165,7 +158,7 @@ class LiveSession:
             self.arrival.close()
         try:
             self.engine.finish()
-            while not (self.text.closed and self.options.output_dir is None):
+            while not (self.text.closed and not self.files):
                 over = self.engine.wait(BLOCK_S)
                 self._show()
                 if over:
@@ -180,21 +173,10 @@ class LiveSession:
         self.text.erase()
         return error
 
-    def transcript(self) -> Transcript:
-        """Of the whole session, with what was wrong with its audio."""
-        options = self.options
-        live: dict[str, Json] = {
-            "step_s": options.step,
-            "delay": options.delay,
-            "turns": options.turns,
-        }
-        transcript = self.record.transcript({"live": live})
-        return replace(transcript, warnings=(*self.arrival.notices, *transcript.warnings))
-
     def summarise(self) -> None:
         for notice in self.arrival.notices:
             self.console.notice(notice.message)
-        if not self.options.quiet:
+        if not self.console.quiet:
             turns, audio_s = self.text.turns, self.record.seconds
             said = f"{turns} turn{'s' * (turns != 1)}" if turns else "no speech"
             self.console.rich.print(
@@ -232,7 +214,7 @@ class LiveSession:
             self._ended_s = event.end_s
         elif isinstance(event, Completed):
             self._spans.pop(event.item, None)
-            if self.options.output_dir is not None:
+            if self.files:
                 self.record.add(event.start_s, event.plain or event.transcript)
             for notice in event.transcript.warnings:
                 if notice.code == "speakers_failed":
