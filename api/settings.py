@@ -99,7 +99,7 @@ class Settings(BaseSettings):
     share_device: bool = False  # let several workers use the same device
     local_files_only: bool = False  # do not download models
     text_model: str | None = None  # as for `forescribe generate`; unset: no text routes
-    text_draft: str | None = None  # the same; `ngram`, `suffix`: copied; `none` disables drafts
+    text_draft: str | None = None  # the same; `ngram`: copied; `none` disables drafts
     text_context: int | None = Field(None, ge=2)  # prompt and answer; unset: as memory allows
     diarizer: str = "auto"  # loaded when first needed; `none` disables speakers
     aliases: tuple[str, ...] = OPENAI_NAMES  # further names of the model

@@ -44,7 +44,7 @@ from benchmarks.text import TextOptions, read_prompts
 from benchmarks.transcribe import check_words, needs_jiwer
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.model.presets import locate, resolve
-from forescribe.cli.option_records import MODEL, PERFORMANCE, arg, like, opt, takes
+from forescribe.cli.option_records import PERFORMANCE, arg, like, opt, takes
 from forescribe.cli.options import AUTO, LoadOptions
 from forescribe.text.presets import NGRAM
 from forescribe.text.presets import resolve as resolve_text
@@ -52,7 +52,6 @@ from forescribe.text.presets import resolve as resolve_text
 PROGRAM = "benchmarks.drafts"
 
 PLAIN = "plain"
-LOOKUP = "lookup"
 """Drafts without a model, copied from the text so far."""
 
 SPEECH_MODEL, TEXT_MODEL = "tiny.en", "demo-text"
@@ -82,12 +81,6 @@ class DraftsOptions(RecordingOptions):
     minutes: float = like(RecordingOptions, "minutes", default=0.0)
     prompts: Path | None = like(TextOptions, "prompts")
     max_tokens: int = like(TextOptions, "max_tokens", "Maximum tokens per generated text.")
-    drafter: str | None = opt(
-        MODEL,
-        "--drafter NAME,NAME",
-        "Ways to draft in speech: model, cascade.",
-        shown="model,cascade",
-    )
     batch: str = opt(PERFORMANCE, "--batch N,N", "Batch sizes.", "1,4,8,16")
     gamma: str = opt(
         PERFORMANCE, "--gamma N,N", "Drafted tokens per round, 1 to 64, or auto.", AUTO
@@ -110,9 +103,8 @@ class DraftsOptions(RecordingOptions):
             raise UsageError(
                 f"--prompts {self.prompts} is for text: leave out the recordings, or it"
             )
-        if not self.audio and (self.reference or self.drafter):
-            name = "--reference" if self.reference else "--drafter"
-            raise UsageError(f"{name} is for recordings, and none is given")
+        if not self.audio and self.reference:
+            raise UsageError("--reference is for recordings, and none is given")
         for option, given, known in (
             ("--dtype", self.dtype, DTYPES),
             ("--draft-dtype", self.draft_dtype, DRAFT_DTYPES),
@@ -134,19 +126,6 @@ class DraftsOptions(RecordingOptions):
             for part in dict.fromkeys(parts)
         )
 
-    @property
-    def drafters(self) -> tuple[str, ...]:
-        """Ways to draft in speech. Raises UsageError for unknown ones."""
-        from forescribe.asr.decode.drafting import SOURCES
-
-        if not self.audio:
-            return ()
-        parts = [part.strip() for part in (self.drafter or "model,cascade").split(",")]
-        wrong = [part for part in parts if part not in SOURCES]
-        if wrong:
-            raise UsageError(f"--drafter '{wrong[0]}' is none of {', '.join(SOURCES)}")
-        return tuple(dict.fromkeys(parts))
-
 
 @takes(DraftsOptions)
 def drafts(**values: Any) -> None:
@@ -157,7 +136,6 @@ def drafts(**values: Any) -> None:
     options = DraftsOptions(**values)
     sink = Sink(options.json)
     sink.check()
-    _ = options.drafters
     if options.audio:
         needs_jiwer("drafts")
     sink.report(PROGRAM, measured(options, say))
@@ -202,14 +180,13 @@ class Result:
     def record(self) -> dict[str, object]:
         """Return the JSON record."""
         options, given = self.options, asdict(self.options)
-        del given["drafter"], given["json"]
+        del given["json"]
         lists = {name: tuple(given[name] or ()) for name in ("audio", "draft")}
         return {
             "options": given
             | lists
             | {
                 "prompts": None if options.prompts is None else str(options.prompts),
-                "drafters": options.drafters,
                 "batch": options.batches,
                 "gamma": options.gammas,
             },
@@ -259,7 +236,7 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 
 def speech_rows(options: DraftsOptions, say: Callable[[str], None]) -> tuple[Material, list[Row]]:
-    """Plain decoding, lookup, and every draft with every way to draft."""
+    """Plain decoding, and every draft."""
     from forescribe.speculative.models.engines import ModelEngine
 
     ModelEngine.of(options.engine)
@@ -300,7 +277,7 @@ def plan(
 ) -> list[tuple[str, Job]]:
     """All jobs with their labels, plain decoding first."""
 
-    def job(batch: int, gamma: int | None, draft: Path | None, drafter: str = AUTO) -> Job:
+    def job(batch: int, gamma: int | None, draft: Path | None) -> Job:
         return Job(
             OURS,
             batch,
@@ -311,21 +288,12 @@ def plan(
             options.cores,
             engine=options.engine,
             draft_dtype=None if draft is None else options.draft_dtype,
-            drafter=drafter,
         )
 
     jobs = [(PLAIN, job(batch, 0, None)) for batch in options.batches]
     for batch in options.batches:
         for gamma in options.gammas:
-            jobs.append((LOOKUP, job(batch, gamma, None)))
-            jobs += [
-                (
-                    f"{drafter} {Path(name).name}" if len(drafts) > 1 else drafter,
-                    job(batch, gamma, draft, drafter),
-                )
-                for name, draft in drafts
-                for drafter in options.drafters
-            ]
+            jobs += [(Path(name).name, job(batch, gamma, draft)) for name, draft in drafts]
     return jobs
 
 

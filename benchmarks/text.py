@@ -30,7 +30,7 @@ from benchmarks.systems.jobs import OURS
 from forescribe.asr.errors import UsageError
 from forescribe.cli.option_records import INPUT, OUTPUT, PERFORMANCE, like, opt, takes
 from forescribe.cli.options import LoadOptions
-from forescribe.text.presets import COPIED, Pair, resolve
+from forescribe.text.presets import NGRAM, Pair, resolve
 
 PROGRAM = "benchmarks.text"
 
@@ -175,7 +175,7 @@ class Result:
             "draft": None if draft is None else _name(draft),
             "weights": {
                 "target": _weights(target),
-                "draft": None if draft in (None, *COPIED) else _weights(draft),
+                "draft": None if draft in (None, NGRAM) else _weights(draft),
             },
             "dtype": options.dtypes[0],
             "further_dtypes": options.dtypes[1:],

@@ -144,8 +144,8 @@ def transcribe(
         language: code or English name of the spoken language; None detects it.
         task: "transcribe", or "translate" into English.
         initial_prompt: text with names and spellings to expect.
-        hint: text that is probably spoken, such as a script: drafts are copied from it, which saves time
-            and changes no word.
+        hint: text that is probably spoken, such as a script: drafts are copied from it in place of a draft
+            model, which saves time and changes no word.
         word_timestamps: give every segment its words with their times.
         diarize: label segments and words with speakers; includes word times.
         num_speakers: exact number of speakers, if known; needs `diarize`.
@@ -184,11 +184,10 @@ def transcribe(
     )
     transcriber: SupportsTranscribe = Transcriber.load(
         model,
-        draft,
+        draft if hint is None else draft or "none",  # the text takes the draft model's place
         language=language,
         device=device,
         network=not local_files_only,
-        drafter="auto" if hint is None else "cascade",
     )
     if diarize:
         from forescribe.diarize.diarizer import Bounds

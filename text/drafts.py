@@ -16,7 +16,6 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.heads import drafter_of
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
 from forescribe.speculative.drafters.ngram import NgramDrafter
-from forescribe.speculative.drafters.suffix import SuffixDrafter
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.checkpoint import loading
 from forescribe.speculative.models.engines import ModelEngine
@@ -27,7 +26,7 @@ from forescribe.speculative.protocols import Drafter
 
 from . import presets
 from .language_model import LANGUAGE_MODEL, LanguageModel, check_draft, load
-from .presets import MTP, NGRAM, SUFFIX
+from .presets import MTP, NGRAM
 from .universal import UniversalDrafter
 
 
@@ -86,9 +85,7 @@ def drafter_for(
     if draft is None:
         return None
     if draft == NGRAM:
-        return NgramDrafter(hint_slots=1, early=device.synchronous)  # the prompt is searched anyway
-    if draft == SUFFIX:
-        return SuffixDrafter(early=device.synchronous)
+        return NgramDrafter(early=device.synchronous)
     if isinstance(draft, str):
         setting = presets.DrafterSetting(target, device, gamma, context)
         return presets.create(draft, setting)

@@ -56,7 +56,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class TextGenerator:
-    """One target with one draft: another model, a head, `"ngram"`, `"suffix"`, a drafter of another package,
+    """One target with one draft: another model, a head, `"ngram"`, a drafter of another package,
     or None for plain decoding. `universal` lets a model with other tokens draft through text, on CPUs.
 
     `gamma` is the number of drafted tokens per round; None chooses it by measured speed. `context` is
@@ -129,7 +129,7 @@ class TextGenerator:
         quantize: str | None = None,
     ) -> TextGenerator:
         """Loads a pair from folders or hub ids. `draft` may also be the folder of an EAGLE-3 or DFlash head,
-        `"mtp"` for a layer in the target's own checkpoint, `"ngram"`, `"suffix"`, or a drafter of another
+        `"mtp"` for a layer in the target's own checkpoint, `"ngram"`, or a drafter of another
         package.
         `engine` runs the forwards: "auto", "native", "lean" or "modules"; the texts are the same.
 
@@ -145,7 +145,7 @@ class TextGenerator:
         forward = ModelEngine.of(engine)
         target = load(model, place, network=network, engine=forward)
         second: LanguageModel | HeadDraft | str | None = None
-        if draft in (*presets.COPIED, *presets.names()):
+        if draft in (presets.NGRAM, *presets.names()):
             second = str(draft)
         elif draft is not None:
             drafts = draft_device(place, draft_dtype, forward)

@@ -35,12 +35,12 @@ DEFAULT = "demo-text"
 
 NO_DRAFT = "none"
 NGRAM = "ngram"
-SUFFIX = "suffix"
 MTP = "mtp"
-"""Drafts that are no model: none, copying what followed the last words when they occurred before, the same
-with earlier answers searched too, and the layer inside the target's own checkpoint."""
+"""Drafts that are no model: none, copying what followed the last words when they occurred before, and the
+layer inside the target's own checkpoint."""
 
-COPIED = (NGRAM, SUFFIX)
+GONE = {"suffix": "use ngram, which copies from earlier answers too"}
+"""Drafts of earlier versions, and what to use instead."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ PRESETS: Mapping[str, Preset] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """What to load, for `TextGenerator.load`. `draft` may also be "ngram", "suffix", "mtp" or
+    """What to load, for `TextGenerator.load`. `draft` may also be "ngram", "mtp" or
     another package's."""
 
     target: str | Path
@@ -84,7 +84,9 @@ def resolve(model: str | None, draft: str | None) -> Pair:
     target = _place(preset, preset.target) if preset else _name(model or DEFAULT, "model")
     if draft == NO_DRAFT:
         return Pair(target, None)
-    if draft in (MTP, *COPIED) or draft in names():
+    if draft in GONE:
+        raise LoadError(f"--draft {draft} is gone: {GONE[draft]}")
+    if draft in (MTP, NGRAM) or draft in names():
         return Pair(target, draft)
     if draft is not None:
         other = PRESETS.get(draft)

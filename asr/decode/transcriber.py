@@ -36,7 +36,6 @@ from ..sessions.session import Session
 from ..sessions.submission import Windows
 from .analysis import DetectedLanguage, align, align_window, detect_language
 from .context import DecodingContext, IsolatedEngine
-from .drafting import AUTO as AUTO_DRAFTER
 from .drafting import drafter_for
 from .options import Decoded, Guards, Hook, Options, Outcome, Progress
 from .rules import NoSpeech, whisper_rules
@@ -52,8 +51,7 @@ class Transcriber:
     Calls may follow each other, but only one runs at a time: an earlier one that goes on raises UsageError.
     What a call that is stopped early has in the engine is dropped. `batch` windows are decoded at once, with
     `gamma` drafted tokens per round: 0 is plain decoding, None adapts the number to measured speed. The words
-    do not depend on either. Without a draft model, drafts are looked up in the prompt and in the text so far.
-    `drafter` is what drafts, one of `asr.decode.drafting.SOURCES`.
+    do not depend on either. Without a draft model, drafts are copied from `Options.hint`.
     """
 
     def __init__(
@@ -63,9 +61,8 @@ class Transcriber:
         batch: int = 8,
         gamma: int | None = None,
         detector: Detector | None = None,
-        drafter: str = AUTO_DRAFTER,
     ) -> None:
-        engine = _engine(whisper, batch, gamma, drafter)
+        engine = _engine(whisper, batch, gamma)
         self.context = DecodingContext(
             whisper=whisper,
             engine=engine,
@@ -95,7 +92,6 @@ class Transcriber:
         engine: str | None = None,
         draft_dtype: str | None = None,
         quantize: str | None = None,
-        drafter: str = AUTO_DRAFTER,
         modules: bool = False,
     ) -> Transcriber:
         """Load models by name: presets, hub ids or local folders, see `asr.model.presets.resolve`.
@@ -116,7 +112,7 @@ class Transcriber:
         )
         for code in language_codes(language):
             whisper.tokens.language(code)
-        return cls(whisper, batch=batch, gamma=gamma, drafter=drafter)
+        return cls(whisper, batch=batch, gamma=gamma)
 
     @property
     def whisper(self) -> Whisper:
@@ -242,10 +238,10 @@ def _windows(options: Options) -> type[Windows]:
     return SequentialWindows if options.long_form == "sequential" else Windows
 
 
-def _engine(whisper: Whisper, batch: int, gamma: int | None, source: str) -> Engine:
+def _engine(whisper: Whisper, batch: int, gamma: int | None) -> Engine:
     """The engine that decodes a pair."""
     generation, config = whisper.target.generation_config, whisper.target.config
-    drafter = None if gamma == 0 else drafter_for(whisper, gamma, source)
+    drafter = None if gamma == 0 else drafter_for(whisper, gamma)
     engine = Engine(
         whisper.decoder(),
         drafter,

@@ -173,7 +173,6 @@ class Job:
     converted: str | None = None
     engine: str = "auto"  # what computes the decoders of this engine's rows
     draft_dtype: str | None = None  # of this engine's draft; None where it has none
-    drafter: str = "auto"  # how this engine drafts, see `asr.decode.drafting`
 
     @property
     def label(self) -> str:

@@ -32,7 +32,7 @@ class Ours:
         self.threads = use_threads(job.threads)
         self.transcriber = Transcriber.load(
             job.model,
-            job.draft or "none",  # without a draft model, drafts come from lookup
+            job.draft or "none",  # drafts are copied from a hint then
             language=LANGUAGE,
             device="cpu",
             dtype=dtype_of(job.dtype),
@@ -42,10 +42,9 @@ class Ours:
             gamma=None if job.gamma == "auto" else job.gamma or 0,
             network=False,
             engine=job.engine,
-            drafter=job.drafter,
         )
         self.drafts = bool(job.gamma)
-        self.lookup = job.draft is None
+        self.alone = job.draft is None
         self.stages: dict[str, float] = {}
 
     def run(self, windows: Sequence[Samples]) -> Written:
@@ -63,7 +62,7 @@ class Ours:
             tokens,
             texts,
             replace(stats, seconds=self.stages | stats.seconds),
-            ["drafts by lookup: the model has no draft"] if self.drafts and self.lookup else [],
+            ["no drafts: the model has none"] if self.drafts and self.alone else [],
             t.whisper.engine,
         )
 

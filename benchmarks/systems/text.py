@@ -25,7 +25,7 @@ from forescribe.text import presets
 from forescribe.text.drafts import HeadDraft, load_draft
 from forescribe.text.generator import CONTEXT, TextGenerator
 from forescribe.text.language_model import LanguageModel, check_draft, load
-from forescribe.text.presets import COPIED, MTP, NGRAM, Pair
+from forescribe.text.presets import MTP, NGRAM, Pair
 from forescribe.text.streaming import Options
 
 THEIRS, PLAIN = "transformers", "plain"
@@ -283,7 +283,7 @@ def load_pair(
     """Load the target, and the draft if it is a model: once as transformers' assistant, in the target's
     number format, and once as this engine's draft, in `draft_dtype`. Raises SpeculativeError."""
     target = load(pair.target, device, network=False, engine=engine)
-    if pair.draft is None or pair.draft in COPIED:
+    if pair.draft is None or pair.draft == NGRAM:
         return target, None, None
     if pair.draft in (MTP, *presets.names()):
         raise LoadError(
@@ -303,7 +303,7 @@ def own_draft(
 ) -> LanguageModel | HeadDraft | str:
     """A draft in its own number format; a head, which has no format of its own, in the target's. Raises
     SpeculativeError."""
-    if name in COPIED:
+    if name == NGRAM:
         return str(name)
     found = load_draft(name, target, device, network=False, engine=engine)
     place = draft_device(device, dtype, engine)

@@ -312,14 +312,14 @@ def _texts(options: DistillOptions, stop: Stop, hook: Hook) -> Made:
     from forescribe.speculative.models.hub import locate
     from forescribe.text.generator import TextGenerator
     from forescribe.text.language_model import LANGUAGE_MODEL
-    from forescribe.text.presets import COPIED, resolve
+    from forescribe.text.presets import NGRAM, resolve
 
     from ..distill.labels import GENERAL, OWN, LabelStore
     from ..distill.speech import Skipped
     from ..distill.text import TextPair, label_prompts, prompts_of
 
     names = resolve(options.model, "ngram" if options.layers is not None else options.draft)
-    options.check_start(None if names.draft in COPIED else names.draft)
+    options.check_start(None if names.draft == NGRAM else names.draft)
     generator = TextGenerator.load(
         names.target,
         names.draft,
@@ -333,7 +333,7 @@ def _texts(options: DistillOptions, stop: Stop, hook: Hook) -> Made:
         prompts, skipped = [*prompts, *general], [*skipped, *more]
     pair = TextPair(generator.target, generator.device, options.embeddings, options.max_tokens)
     start = None
-    if names.draft not in (None, *COPIED):
+    if names.draft not in (None, NGRAM):
         assert names.draft is not None
         start = locate(names.draft, LANGUAGE_MODEL, role="draft", network=False)
 

@@ -193,7 +193,7 @@ def _folder(name: str) -> Path:
     from forescribe.speculative.models.hub import find
     from forescribe.text import presets
 
-    if name in (speech.NO_DRAFT, *presets.COPIED):
+    if name in (speech.NO_DRAFT, presets.NGRAM):
         raise UsageError(f"{name} drafts without a model, so it has no output head")
     resolve = presets.resolve if name in presets.PRESETS else speech.resolve
     place = resolve(None, name).draft

@@ -16,6 +16,7 @@ GONE: Mapping[str, str] = {
     "--server": "record in the page of `forescribe serve`, or send audio to its /v1/realtime",
     "--rate": "send a wav file through the pipe, whose rate is in its header",
     "--max-minutes": "timeout 90m forescribe listen ends after 90 minutes",
+    "--drafter": "leave it out: --draft names what drafts, or --reference-text with --draft none",
     "bench": "use python -m benchmarks.transcribe, .text or .drafts in the repository",
     "status": "a run says how much is done when it begins: repeat it with --dry-run; a cluster is shown by "
     "Ray's dashboard",

@@ -50,8 +50,7 @@ class GenerateOptions(LoadOptions):
         LoadOptions,
         "draft",
         "Draft model, named like --model, or an EAGLE-3 or DFlash head; `mtp` is a layer in the model's own "
-        "checkpoint, `ngram` copies from the text, `suffix` from earlier answers too, `none` turns drafting "
-        "off.",
+        "checkpoint, `ngram` copies from the text and from earlier answers, `none` turns drafting off.",
         shown="the preset's, else ngram",
     )
     universal: bool = opt(

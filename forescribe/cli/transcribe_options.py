@@ -34,14 +34,13 @@ STDOUT = "-"
 PAGES = frozenset({"html", "htm", "report"})
 """What people call the page of --report where formats are named."""
 
-DRAFTERS = (AUTO, "model", "cascade")
 """Those of `asr.decode.drafting`, which takes too long to import here."""
 
 CLUSTER_DEVICES = (AUTO, "cuda", "hpu", "cpu")
 
 NOT_IN_RESULTS = frozenset(
     "audio recursive spool spool_bytes output_dir output_format overwrite dry_run fail_fast model draft "
-    "gamma batch_size drafter reference_text device threads readers engine draft_dtype cluster workers "
+    "gamma batch_size reference_text device threads readers engine draft_dtype cluster workers "
     "report local_files_only verbose quiet json".split()
 ) | {
     # The fingerprint holds these in the form of `SpeakerOptions.settings`.
@@ -168,13 +167,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         "mix",
     )
     # Performance
-    drafter: str = opt(
-        PERFORMANCE,
-        "--drafter NAME",
-        "model: the draft model alone. cascade: joined with drafts copied from --reference-text. auto: "
-        "cascade where it costs nothing.",
-        AUTO,
-    )
     threads: int = opt(
         PERFORMANCE,
         "--threads N",
@@ -225,19 +217,10 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         self._check_words()
         self._check_long_form()
         _ = self.active_guards
-        self._check_drafter()
+        _ = self.hint
         if self.readers and self.channels == "split":
             raise UsageError("--readers: channels are decoded one by one; leave it out")
         self._check_cluster()
-
-    def _check_drafter(self) -> None:
-        if self.drafter not in DRAFTERS:
-            raise UsageError(f"--drafter {self.drafter} is none of {', '.join(DRAFTERS)}")
-        if self.drafter == "model" and self.reference_text is not None:
-            raise UsageError(
-                "--drafter model does not read --reference-text: leave out one of them"
-            )
-        _ = self.hint
 
     def _check_output(self) -> None:
         from forescribe.asr.formats.files import OF_SPEAKERS
@@ -368,11 +351,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         return read_reference_text(self.reference_text)
 
     @property
-    def draft_source(self) -> str:
-        """What drafts: where a reference text is given, a drafter that reads it."""
-        return "cascade" if self.drafter == AUTO and self.hint is not None else self.drafter
-
-    @property
     def wants_words(self) -> bool | None:
         """Whether word times are written; a report shows them unless they are switched off."""
         if self.report is not None and self.word_timestamps is None:
@@ -383,9 +361,8 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         """The arguments of `Transcriber.load`, besides the batch and whether it may download."""
         return super().load_arguments() | {
             "model": self.model,
-            "draft": self.draft,
+            "draft": self.draft if self.hint is None else self.draft or "none",
             "language": self.language,
-            "drafter": self.draft_source,
         }
 
     def decoding(self) -> Options:

@@ -31,7 +31,7 @@ OPTIONS = frozenset(
     "model draft local_files_only language task initial_prompt reference_text timestamps word_timestamps vad "
     "long_form condition_on_previous_text guards compression_ratio_threshold logprob_threshold "
     "no_speech_threshold temperature_increment_on_fallback diarize diarizer num_speakers min_speakers "
-    "max_speakers channels gamma drafter batch_size device dtype quantize draft_dtype engine threads "
+    "max_speakers channels gamma batch_size device dtype quantize draft_dtype engine threads "
     "readers spool spool_bytes".split()
 )
 """Options of `forescribe transcribe`, by field, that say how a recording is transcribed."""

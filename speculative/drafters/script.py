@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..protocols import Model, Needs
 from ..requests import Request
+from ..rounds.round import no_draft
 from ..rows import Rows
 from ..types import Distribution, Draft, Scores, Verdict
 
@@ -69,10 +70,9 @@ class ScriptDrafter:
     that was added or left out (offsets 0 and 2) is found by the next token that agrees.
 
     `slots` bounds a script; a longer one keeps its first tokens. `breaks` say where special tokens follow
-    that the script does not have.
+    that the script does not have. With `early` a greedy round is as wide as its longest draft: this reads the
+    device, which costs nothing on a CPU but cannot be captured on a GPU.
     """
-
-    needs = Needs()
 
     def __init__(
         self,
@@ -80,15 +80,20 @@ class ScriptDrafter:
         slots: int = 1024,
         special_from: int | None = None,
         breaks: Breaks | None = None,
+        early: bool = False,
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots is {slots}; a script needs at least 1")
-        self.slots, self.breaks = slots, breaks
+        self.slots, self.breaks, self.early = slots, breaks, early
         self.special_from = torch.iinfo(torch.int64).max if special_from is None else special_from
         self._whole = self._text = self._origin = torch.empty(0, 0, dtype=torch.int64)
         self._place = self._count = torch.empty(0, dtype=torch.int64)
         self._crops = False
         self._used: list[int] = []
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(ends_early=self.early)
 
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.ONE_HOT
@@ -142,6 +147,9 @@ class ScriptDrafter:
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         batch, width = rows.batch, self._width(rows.batch)
+        narrow = self.early and not rows.mode.sampling
+        if narrow and not any(self._used[:batch]):  # no row has a script
+            return no_draft(rows)
         place, agreeing, drift = self._align(rows, self._text[:batch, :width])
         first = self._first(rows, place, agreeing)
         take = first[:, None] + torch.arange(gamma, device=first.device)  # [B, G]
@@ -153,6 +161,9 @@ class ScriptDrafter:
         valid = torch.where(lost, 0, torch.minimum(usable, limit))
         if self.breaks is not None:
             valid = torch.minimum(valid, self._unbroken(self.breaks, rows, tokens))
+        if narrow:
+            valid = torch.where(rows.active, valid, 0)
+            tokens = tokens[:, : int(valid.amax())]
         return Draft(tokens=tokens.clamp_min(0), valid=valid)
 
     def _unbroken(self, breaks: Breaks, rows: Rows, tokens: Tensor) -> Tensor:
@@ -181,10 +192,6 @@ class ScriptDrafter:
             return unbroken
         asked = rows.tokens.gather(1, (rows.begin - 1).clamp_min(0)[:, None])[:, 0] != breaks.none
         return torch.where(asked, unbroken, gamma)
-
-    def empty(self, batch: int) -> bool:
-        """Whether the first `batch` rows have no scripts, where the host knows; False where it does not."""
-        return self._crops and not any(self._used[:batch])
 
     def _width(self, batch: int) -> int:
         return max(1, *self._used[:batch]) if self._crops else self.slots

@@ -99,9 +99,8 @@ def test_the_bundled_text_pair(tmp_path: Path):
     ("arguments", "message"),
     [
         (["--gamma", "0"], "'0' is no number from 1 to 64"),
-        (["--drafter", "model"], "--drafter is for recordings, and none is given"),
+        (["--reference", "x"], "--reference is for recordings, and none is given"),
         (["a.flac", "--prompts", "x.txt"], "is for text: leave out the recordings"),
-        (["a.flac", "--drafter", "magic"], "--drafter 'magic' is none of auto, model"),
         (["--draft-dtype", "int1"], "--draft-dtype int1 is none of"),
     ],
 )

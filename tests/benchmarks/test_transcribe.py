@@ -135,7 +135,7 @@ def test_drafters_of_recordings_write_the_tokens_of_plain_decoding(
     done = bench("drafts", str(memo), *given, "--threads", "1", "--json", str(out))
     assert done.exit_code == 0, done.output
     record = json.loads(out.read_text())
-    assert [row["drafter"] for row in record["rows"]] == ["plain", "lookup", "model", "cascade"]
+    assert [row["drafter"] for row in record["rows"]] == ["plain", Path(pair[1]).name]
     assert record["material"]["windows"] >= 1
     for row in record["rows"]:
         assert row["equality"]["windows"] == row["equality"]["windows_of"] >= 1

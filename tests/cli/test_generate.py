@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
 from forescribe.speculative.errors import LoadError, SpeculativeError
-from forescribe.text.presets import NGRAM, SUFFIX, Pair, resolve
+from forescribe.text.presets import NGRAM, Pair, resolve
 from tests.text.language_models import write
 
 runner = CliRunner()
@@ -107,7 +107,8 @@ def test_presets_bring_their_draft_and_other_models_copy_from_their_text(tmp_pat
     assert resolve(str(tmp_path), None) == Pair(tmp_path, NGRAM)
     assert resolve("Qwen/Qwen3-8B", "none").draft is None
     assert resolve("qwen3-8b", "ngram").draft == NGRAM
-    assert resolve(str(tmp_path), "suffix").draft == SUFFIX
+    with pytest.raises(LoadError, match="--draft suffix is gone: use ngram"):
+        resolve(str(tmp_path), "suffix")
     assert resolve("Qwen/Qwen3-32B", "qwen3-8b").draft == "Qwen/Qwen3-0.6B"
     with pytest.raises(LoadError, match="--draft nowhere is neither"):
         resolve(None, "nowhere")

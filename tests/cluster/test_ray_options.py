@@ -77,7 +77,7 @@ def test_every_option_reaches_the_workers(tmp_path: Path, monkeypatch) -> None:
     assert (order.batch, order.readers, order.network, order.probe) == (4, 2, False, MEMO)
     assert order.folder == str(tmp_path)
     assert order.speakers == options.speakers
-    expected = {"model": "tiny.en", "draft": "none", "gamma": 3, "drafter": "cascade"}
+    expected = {"model": "tiny.en", "draft": "none", "gamma": 3}
     assert {name: order.models[name] for name in expected} == expected
     assert order.weights
 

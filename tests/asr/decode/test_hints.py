@@ -6,12 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from forescribe.asr.decode.drafting import SCRIPT_SLOTS, SOURCES, drafter_for
+from forescribe.asr.decode.drafting import SCRIPT_SLOTS
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.decode.windows import hint_for, hint_tokens
-from forescribe.asr.errors import UsageError
-from forescribe.speculative.drafters.cascade import Cascade
-from forescribe.speculative.drafters.model_drafter import ModelDrafter
 from tests.asr.model import folders
 from tests.asr.recordings import write
 
@@ -59,7 +56,7 @@ def plain(pair, recordings):
     ],
 )
 def test_no_hint_changes_a_token(pair, recordings, plain, draft, gamma, long_form):
-    one = loaded(pair, draft, gamma=gamma, drafter="cascade")
+    one = loaded(pair, draft, gamma=gamma)
     expected = plain[long_form]
     right = one.whisper.tokenizer.decode(
         [t for windows in expected.values() for tokens in windows for t in tokens],
@@ -98,11 +95,3 @@ def test_of_a_very_long_text_a_window_gets_the_part_around_its_place():
     Tag.recording.audio.declared_s = None
     assert hint_for(Tag, hint) == hint[:SCRIPT_SLOTS]
     assert hint_for(Tag, hint[:9]) == hint[:9]
-
-
-def test_what_a_drafter_is_called(pair):
-    one = loaded(pair, gamma=3).whisper
-    kinds = {name: type(drafter_for(one, 3, name)) for name in SOURCES}
-    assert kinds == {"auto": Cascade, "model": ModelDrafter, "cascade": Cascade}
-    with pytest.raises(UsageError, match="unknown drafter 'x'; known: auto, model"):
-        drafter_for(one, 3, "x")

@@ -12,7 +12,7 @@ import torch
 
 from forescribe.asr.decode.drafting import drafter_for
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.errors import ModelError, UsageError
+from forescribe.asr.errors import ModelError
 from forescribe.asr.model.encoder_states import EncoderStates
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
@@ -102,10 +102,7 @@ def test_another_targets_head_is_refused(
 
 def test_a_head_drafts_alone(target: Path, tmp_path: Path) -> None:
     whisper = load(Pair(target, write(tmp_path / "head", target)), CPU)
-    for source in ("auto", "model"):
-        assert isinstance(drafter_for(whisper, None, source), WhisperBlockDrafter)
-    with pytest.raises(UsageError, match="--drafter cascade: a block head drafts alone"):
-        drafter_for(whisper, None, "cascade")
+    assert isinstance(drafter_for(whisper, None), WhisperBlockDrafter)
 
 
 @pytest.mark.native

@@ -106,7 +106,6 @@ def test_special_tokens_take_no_part_in_the_alignment():
 def test_rows_have_scripts_of_their_own():
     drafter = drafter_of([1, 2, 3, 4], [], [4, 3, 2, 1])
     assert proposed(drafter.propose(rows_of([1, 2], [1, 2], [4, 3]), 3)) == [[3, 4], [], [2, 1]]
-    assert not drafter.empty(3) and drafter_of([], []).empty(2)
 
 
 def test_a_script_that_is_too_long_keeps_its_beginning():

@@ -21,9 +21,7 @@ from forescribe.speculative import (
     Request,
     Source,
 )
-from forescribe.speculative.drafters.cascade import Cascade
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
-from forescribe.speculative.drafters.suffix import SuffixDrafter
 from forescribe.speculative.engine import admission
 from forescribe.speculative.protocols import Drafter, Poll
 from forescribe.speculative.requests import Finish, Guarantee, Result
@@ -66,29 +64,17 @@ def near(confidence: float = 0.0) -> ModelDrafter:
     return ModelDrafter(TinyModel(blur=0.3), confidence=confidence)
 
 
-def cascade(model: ModelDrafter | None, *, breaks: Breaks | None = None) -> Cascade:
-    free = {
-        "text": ScriptDrafter(special_from=9, breaks=breaks),
-        "answer": NgramDrafter(hint_slots=1),
-    }
-    return Cascade(free, model, adaptive=model is None or bool(model.confidence))
-
-
 DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "none": lambda: None,
     "equal": lambda: ModelDrafter(TinyModel()),
     "near": near,
     "doubtful": lambda: near(0.2),
     "other": lambda: ModelDrafter(TinyModel(seed=5)),
-    "ngram": lambda: NgramDrafter(longest=3, hint_slots=16),
-    "ngram, early": lambda: NgramDrafter(longest=3, hint_slots=16, early=True),
-    "suffix": lambda: SuffixDrafter(answers=3, length=9),
-    "suffix, early": lambda: SuffixDrafter(answers=3, length=9, early=True),
+    "ngram": lambda: NgramDrafter(answers=3, length=9),
+    "ngram, early": lambda: NgramDrafter(answers=3, length=9, early=True),
     "script": lambda: ScriptDrafter(special_from=9),
     "short script": lambda: ScriptDrafter(special_from=4, slots=7),
-    "cascade": lambda: cascade(near()),
-    "adaptive cascade": lambda: cascade(near(0.2), breaks=BREAKS),
-    "cascade without a model": lambda: cascade(None, breaks=BREAKS),
+    "script, early": lambda: ScriptDrafter(special_from=9, breaks=BREAKS, early=True),
 }
 
 
@@ -132,7 +118,7 @@ def test_plain_sampling_equals_the_oracle_with_the_same_noise(fields, batch):
 
 
 @settings(max_examples=20)
-@given(requests, st.sampled_from(["near", "ngram", "ngram, early", "suffix"]), st.integers(1, 5))
+@given(requests, st.sampled_from(["near", "ngram", "ngram, early"]), st.integers(1, 5))
 def test_a_sampled_row_does_not_depend_on_who_shares_the_batch(fields, kind, gamma):
     work = make(fields, temperature=1.0)
     together = run(work, kind, 4, gamma)

@@ -54,7 +54,7 @@ def tiny_engine(
     ngram: bool = False,
     modes: Sequence[Mode] = (Mode(), Mode(sampling=True)),
 ) -> Engine:
-    drafter = NgramDrafter(hint_slots=4) if ngram else ModelDrafter(TinyModel(blur=0.3))
+    drafter = NgramDrafter() if ngram else ModelDrafter(TinyModel(blur=0.3))
     return Engine(
         TinyModel(positions=150),
         drafter,

@@ -150,7 +150,7 @@ DRAFTERS: dict[str, Any] = {
     "near": lambda: ModelDrafter(TinyModel(blur=0.3)),
     "early": lambda: ModelDrafter(TinyModel(blur=0.3), confidence=0.2),
     "shaped": lambda: ModelDrafter(TinyModel(blur=0.3), [RULES]),
-    "ngram": lambda: NgramDrafter(hint_slots=4),
+    "ngram": lambda: NgramDrafter(),
 }
 
 

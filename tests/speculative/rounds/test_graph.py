@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.drafters.routing import RoutingDrafter
-from forescribe.speculative.drafters.suffix import SuffixDrafter
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.models.vocabularies import NONE, MappedVocabulary, TokenMap, mapped
 from forescribe.speculative.protocols import Drafter
@@ -40,8 +39,7 @@ def ragged_engine(drafter: str, kind: str) -> Engine:
         "routed": lambda: RoutingDrafter(
             [makers["model"](), makers["mapped"]()], lambda r: r.seed % 2, skips=False
         ),
-        "ngram": lambda: NgramDrafter(hint_slots=8),
-        "suffix": lambda: SuffixDrafter(),
+        "ngram": lambda: NgramDrafter(),
     }
     engine = Engine(
         WhisperDecoder(target),
@@ -90,7 +88,6 @@ def rounds(engine: Engine):
         pytest.param("model", "greedy", marks=pytest.mark.nightly),  # routed has its models
         ("routed", "shaped"),
         ("ngram", "sampled"),
-        ("suffix", "greedy"),
     ],
 )
 def test_one_full_graph_serves_every_ragged_round(drafter, kind):
@@ -155,7 +152,7 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "shaped"])
-@pytest.mark.parametrize("drafter", ["model", "routed", "ngram", "suffix"])
+@pytest.mark.parametrize("drafter", ["model", "routed", "ngram"])
 def test_no_operator_of_a_round_syncs_or_changes_shape(drafter, kind):
     check_operators(ragged_engine(drafter, kind))
 
