@@ -15,7 +15,7 @@ from torch import Tensor
 from .requests import Guarantee, Request
 from .rounds.choice import Allowed, Choice
 from .rows import Rows
-from .types import Chain, Distribution, Draft, Prefilled, Prefix, Scores, Topology, Tree, Verdict
+from .types import Chain, Distribution, Draft, Prefilled, Prefix, Scores, Verdict
 
 
 class Processor(Protocol):
@@ -60,17 +60,12 @@ class Model(Protocol):
         are those of these positions alone. Without, a family may leave them out: those of a long prompt take
         more memory than the model."""
 
-    def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
-    ) -> Scores:
+    def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
         """Runs one forward over `tokens [B, N]`; node i of row b is written to slot `start[b] + i`.
 
         Attention reads slots below `reach` only: no active row is longer. B may be smaller than the batch:
         these are its first rows then.
         """
-
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        """Moves the keys and values of a tree's accepted path `[B, N]` to the slots from `start` on."""
 
 
 class StackedModel(Model, Protocol):

@@ -20,7 +20,7 @@ from .requests import Mode, Request
 from .rounds.accept import Stream, distribution, draw, uniform
 from .rounds.sampling import penalise
 from .rows import Rows
-from .types import Distribution, Draft, Prefilled, Prefix, Scores, Topology, Tree, Verdict
+from .types import Distribution, Draft, Prefilled, Prefix, Scores, Verdict
 
 POISON = 1e3
 
@@ -120,30 +120,13 @@ class TinyModel:
         index = nodes[..., None].expand(-1, -1, self.vocab_size)
         return Prefilled(read.logits.gather(1, index), read.taps)
 
-    def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
-    ) -> Scores:
+    def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
         rows, nodes = tokens.shape
-        if topology is None:
-            topology = Topology(tuple(range(nodes - 1)))
-        if isinstance(topology, Topology):
-            topology = topology.tree(rows, self.device)
-        count = topology.ancestry.shape[2]
-        root = start - (count - nodes)
-        values = self._embed(tokens, root[:, None] + topology.depths)
         slots = start[:, None] + torch.arange(nodes)
+        values = self._embed(tokens, slots)
         self.values.scatter_(1, slots[..., None].expand_as(values), values)
-        offset = torch.arange(reach)[None] - root[:, None]  # [B, reach]
-        inside = (offset >= 0) & (offset < count)
-        index = offset.clamp(0, count - 1)[:, None].expand(-1, nodes, -1)
-        sees = (topology.ancestry.gather(2, index) & inside[:, None]) | (offset < 0)[:, None]
+        sees = torch.arange(reach) <= slots[..., None]  # [B, N, reach]
         return self._read(self.values[:rows, :reach], sees, self.encoder_states[:rows])
-
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        index = (start[:, None] + path)[..., None].expand(-1, -1, self.values.shape[2])
-        taken = self.values.gather(1, index)
-        slots = start[:, None] + torch.arange(path.shape[1])
-        self.values.scatter_(1, slots[..., None].expand_as(taken), taken)
 
 
 class ScriptedDrafter:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-import torch
 from torch import Tensor
 
 
@@ -25,86 +24,6 @@ class Distribution(Enum):
 
     ONE_HOT = "one-hot"  # all mass on the proposed token: n-gram, retrieval, greedy drafts
     DENSE = "dense"  # `Draft.probs` holds the distribution of every drafted position
-    TREE = "tree"  # nodes of a tree, each of them one-hot or with `Draft.probs`
-
-
-@dataclass(frozen=True)
-class Topology:
-    """A static tree over the scored nodes: `parents[i]` is the node before drafted node i + 1.
-
-    Node 0 is the pending token. Parents come before children, so the tree is topologically sorted.
-    The chain of G drafts is `parents == (0, 1, ..., G - 1)`, written as `None` wherever a topology is
-    optional. Raises `ValueError` for a parent that comes after its child.
-    """
-
-    parents: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        for child, parent in enumerate(self.parents, start=1):
-            if not 0 <= parent < child:
-                raise ValueError(f"node {child} has parent {parent}; parents come before children")
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Depth of every node; the root has 0."""
-        depths = [0]
-        for parent in self.parents:
-            depths.append(depths[parent] + 1)
-        return tuple(depths)
-
-    def ancestry(self) -> list[list[bool]]:
-        """`[N][N]`: entry (i, j) is True where node j is node i or one of its ancestors."""
-        size = len(self.parents) + 1
-        seen = [[i == j for j in range(size)] for i in range(size)]
-        for child, parent in enumerate(self.parents, start=1):
-            seen[child] = [a or b for a, b in zip(seen[child], seen[parent], strict=True)]
-        return seen
-
-    def tree(self, batch: int, device: torch.device) -> Tree:
-        """The same tree in each of `batch` rows."""
-        # Filled on the device: a captured round copies nothing from the host.
-        parents = torch.zeros((batch, len(self.parents)), dtype=torch.int64, device=device)
-        for column, parent in zip(parents.unbind(1), self.parents, strict=True):
-            column.fill_(parent)
-        return Tree.of(parents, max(self.depths))
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A tree over the nodes of a forward, of each row its own; `Topology` is one that all rows share.
-
-    Nodes are as in `Topology`: node 0 is the root, and parents come before children. Where a tree grows, a
-    forward is of its last N nodes, and earlier forwards have written the first M - N.
-    """
-
-    depths: Tensor  # [B, N] int64, of the root 0
-    ancestry: Tensor  # [B, N, M] bool: node j is the forward's node i, or one of its ancestors
-
-    @staticmethod
-    def of(parents: Tensor, depth: int) -> Tree:
-        """The tree of `parents [B, G]`, as `Topology.parents`, of at most this depth."""
-        root = parents.new_zeros((len(parents), 1))  # its own parent
-        parents = torch.cat([root, parents], 1)
-        batch, nodes = parents.shape
-        ancestry = torch.eye(nodes, dtype=torch.bool, device=parents.device)
-        ancestry = ancestry.expand(batch, -1, -1)
-        up = parents[..., None].expand_as(ancestry)
-        for _ in range(depth):
-            ancestry = ancestry | ancestry.gather(1, up)
-        return Tree(ancestry.sum(-1) - 1, ancestry)
-
-    def parents(self) -> Tensor:
-        """The node `[B, N]` before each node of a whole tree; the root is its own."""
-        before = self.depths[:, None] == (self.depths[..., None] - 1).clamp_min(0)
-        return (self.ancestry & before).long().argmax(-1)
-
-    def path(self, node: Tensor) -> Tensor:
-        """The nodes `[B, N]` from the root to `node [B]`, by depth; behind it the root again."""
-        column = torch.arange(self.depths.shape[1], device=node.device)
-        on_path = self.ancestry.gather(1, node[:, None, None].expand(-1, 1, len(column)))[:, 0]
-        # Of nodes beside the path the root is written to the column of depth 0, where it belongs.
-        depth, here = torch.where(on_path, self.depths, 0), torch.where(on_path, column, 0)
-        return torch.zeros_like(self.depths).scatter_add(1, depth, here)
 
 
 @dataclass(frozen=True)
@@ -112,27 +31,9 @@ class Draft:
     """The tokens that a drafter proposes for every row."""
 
     tokens: Tensor  # [B, G] int64
-    valid: Tensor  # [B] int64: how many leading drafts (of a tree: nodes) of the row count, 0..G
-    # [B, G, V] float32, the distribution that the tokens were drawn from; None: one-hot. In a tree a node's
-    # may depend on the siblings before it, as where they are drawn without replacement
+    valid: Tensor  # [B] int64: how many leading drafts of the row count, 0..G
+    # [B, G, V] float32, the distribution that the tokens were drawn from; None: one-hot
     probs: Tensor | None = None
-    topology: Topology | Tree | None = None  # None: a chain
-
-    def tree(self) -> Tree:
-        """The tree of each row; raises `ValueError` for a chain."""
-        if self.topology is None:
-            raise ValueError("the draft is a chain")
-        if isinstance(self.topology, Tree):
-            return self.topology
-        return self.topology.tree(len(self.tokens), self.tokens.device)
-
-    def depth(self) -> Tensor:
-        """The depth `[B]` that the counting drafts reach, the most that can be kept: `valid` of a chain."""
-        if self.topology is None:
-            return self.valid
-        depths = self.tree().depths
-        column = torch.arange(depths.shape[1], device=depths.device)
-        return torch.where(column <= self.valid[:, None], depths, 0).amax(1)
 
 
 @dataclass(frozen=True)
@@ -159,7 +60,6 @@ class Verdict:
 
     tokens: Tensor  # [B, N] accepted drafts, then one token of the target; undefined after that
     num_accepted: Tensor  # [B] 0..G
-    path: Tensor | None = None  # [B, N] node of every emitted token's predecessor; None: a chain
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,12 @@ class RoutingDrafter:
     With `skips` a drafter without active rows is left out of a round; this reads the device, which costs
     nothing where it is synchronous. Elsewhere all of them draft in every round, for all rows, and a round
     costs their sum: shapes stay the same whichever rows there are. Raises ValueError for drafters of
-    different vocabularies or distributions, for those that read the target's states, and for trees.
+    different vocabularies or distributions, and for those that read the target's states.
     """
 
     def __init__(
         self, drafters: Sequence[Drafter], route: Callable[[Request], int], *, skips: bool
     ) -> None:
-        if any(d.distribution(sampling=False) is Distribution.TREE for d in drafters):
-            raise ValueError("drafters of trees cannot share a batch")
         for sampling in (False, True):
             if len({d.distribution(sampling=sampling) for d in drafters}) != 1:
                 raise ValueError("drafters of different distributions")
@@ -114,8 +112,6 @@ class RoutingDrafter:
 
 def merged(own: Tensor, draft: Draft, other: Draft) -> Draft:
     """The rows `own [B]` of a draft, and the rest of another one; the shorter one is padded."""
-    if draft.topology is not None or other.topology is not None:
-        raise ValueError("drafts of several drafters are chains")
     width = max(draft.tokens.shape[1], other.tokens.shape[1])
     first, second = _widened(draft, width), _widened(other, width)
     probs = None

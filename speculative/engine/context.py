@@ -255,8 +255,7 @@ class SingleRowProcessor:
     batch: int
 
     def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
-        nodes = len(logits) // self.batch  # in a tree every node is a row
-        span = slice(self.row * nodes, (self.row + 1) * nodes)
+        span = slice(self.row, self.row + 1)
         own = Prefix(prefix.tokens[span], prefix.last[span], prefix.begin[span])
         out = logits.clone()
         out[span] = self.processor(logits[span], own)

@@ -1,7 +1,6 @@
 """Keys and values: self-attention of all layers in one tensor, and cross-attention over encoder states.
 
-In self-attention one scatter writes the keys and the values of a layer, and one gather and one scatter move
-those of all layers. No NaN of an earlier sequence reaches the next one in its row. A masked key still meets a
+In self-attention one scatter writes the keys and the values of a layer. No NaN of an earlier sequence reaches the next one in its row. A masked key still meets a
 weight of zero, and 0 * NaN is NaN, so a prompt clears the slots behind it. On a CPU these are those that a
 forward may have written, which the host knows without reading the device (`_written`); slots beyond are zero
 since the allocation, and take no memory: rows are allocated for the longest text, and most are far shorter.
@@ -95,16 +94,6 @@ class SelfCache:
 
     def write(self, layer: int, index: Tensor, kv: Tensor) -> None:
         self.kv[layer].scatter_(3, index, kv)
-
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """Copies keys and values from slots `source [B, M]` to slots `target [B, M]`, row by row.
-
-        All reads come before all writes, so overlapping paths are safe.
-        """
-        layers = self.kv.shape[0]
-        whole = (layers, *self.index(source).shape)
-        taken = self.kv.gather(4, self.index(source).expand(whole))
-        self.kv.scatter_(4, self.index(target).expand(whole), taken)
 
 
 def sources_for(

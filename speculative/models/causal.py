@@ -99,11 +99,6 @@ class CausalModel(SlotModel):
     def prepare(self, stored: torch.dtype) -> None:
         """Reads from the model what the adapter needs. Raises LoadError where it lacks that."""
 
-    def tree_gap(self) -> str | None:
-        if CHUNKED in self.widths:  # a node's slot may be in another chunk than its position
-            return f"{self.config.model_type} attends in chunks"
-        return super().tree_gap()
-
     def known_tokens(self, tokens: Tensor) -> Tensor:
         """Tokens without an embedding are read as another one: drafts are guesses."""
         return tokens if self.room >= 0 else tokens.clamp_max(self.vocab_size + self.room - 1)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, layer_norm, rms_norm, scaled_dot_product_attention
 
 from ..errors import LoadError
-from ..types import Prefilled, Scores, Topology, Tree
+from ..types import Prefilled, Scores
 from .caches import SelfCache, Sources, sources_for
 from .causal import FULL, SLIDING, CausalModel
 from .coverage import causal_gap
@@ -67,15 +67,13 @@ class LeanDecoder(SlotModel):
     @abstractmethod
     def _norm(self, x: Tensor, norm: Norm) -> Tensor: ...
 
-    def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
-    ) -> Scores:
-        hidden, taps = self._round(tokens, self.places(tokens, start, reach, topology), reach)
+    def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
+        hidden, taps = self._round(tokens, self.places(tokens, start, reach), reach)
         return Scores(self.head(hidden), taps)
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """See `NodeModel.score_at`."""
-        hidden, _ = self._round(tokens, self.places(tokens, start, reach, None), reach)
+        hidden, _ = self._round(tokens, self.places(tokens, start, reach), reach)
         return self.head(at_node(hidden, node))
 
     def _hidden(self, tokens: Tensor, at: Places, layer: Run) -> tuple[Tensor, Tensor | None]:

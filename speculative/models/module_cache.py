@@ -155,14 +155,3 @@ class SlotCache:
         view = EncoderDecoderCache(Cache(layers=layers), Cache(layers=cross))
         view.is_updated = dict.fromkeys(range(len(layers)), False)
         return view
-
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """Copies K/V from slots `source [B, M]` to slots `target [B, M]`, row by row.
-
-        All reads come before all writes, so overlapping paths are safe.
-        """
-        for pair in self.layers:
-            for buffer in pair:
-                shape = (-1, buffer.shape[1], -1, buffer.shape[3])
-                taken = buffer.gather(2, source[:, None, :, None].expand(shape))
-                buffer.scatter_(2, target[:, None, :, None].expand(shape), taken)

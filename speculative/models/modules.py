@@ -31,7 +31,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import LoadError, one_line
-from ..types import Prefilled, Scores, Topology, Tree
+from ..types import Prefilled, Scores
 from .causal import SLIDING, CausalModel
 from .module_cache import SlotCache
 from .plain import few, products
@@ -56,10 +56,8 @@ class ModuleModel(SlotModel):
     def forward(self, tokens: Tensor, at: Places, cache: Cache) -> Scores:
         """The decoder over `tokens [B, N]`."""
 
-    def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
-    ) -> Scores:
-        cache, at = self._allocated(), self.places(tokens, start, reach, topology)
+    def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
+        cache, at = self._allocated(), self.places(tokens, start, reach)
         return self.forward(tokens, at, cache.decode(at.slots, reach))
 
 

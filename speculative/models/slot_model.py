@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..protocols import Model, NodeModel
-from ..types import Prefilled, Scores, Topology, Tree
+from ..types import Prefilled, Scores
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SlotModel(ABC):
     tokens of its row, more threads. `agreement.dependence` compares that when a model in int8 is loaded."""
 
     cache: Any = None
-    """Keys and values, which `move` from slots to slots; None before `allocate`."""
+    """Keys and values; None before `allocate`."""
 
     listed: Tensor | None
     """Of a draft with a cut head the only tokens `[C]` with finite logits, ascending; None: all have them."""
@@ -70,7 +70,6 @@ class SlotModel(ABC):
         self.listed = None
         if listed is not None:
             self.listed = torch.tensor(sorted(listed), dtype=torch.int64, device=device)
-        self._trees: dict[Topology, tuple[Tensor, Tensor]] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -124,19 +123,8 @@ class SlotModel(ABC):
         """See `Model.prefill`."""
 
     @abstractmethod
-    def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
-    ) -> Scores:
+    def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
         """See `Model.score`."""
-
-    def tree_gap(self) -> str | None:
-        """Why rows cannot have trees of their own (`Tree`); None where they can."""
-        return None
-
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        """See `Model.commit`."""
-        column = torch.arange(path.shape[1], device=path.device)
-        self._allocated().move(start[:, None] + path, start[:, None] + column)
 
     def known_tokens(self, tokens: Tensor) -> Tensor:
         """The tokens as they are read; of a draft, in place of those that it does not have, another one."""
@@ -148,20 +136,10 @@ class SlotModel(ABC):
         mask = chain_mask(slots, tokens.shape[1], self.dtype)
         return Places(slots, self._positions_at(slots), mask)
 
-    def places(
-        self, tokens: Tensor, start: Tensor, reach: int, topology: Topology | Tree | None
-    ) -> Places:
+    def places(self, tokens: Tensor, start: Tensor, reach: int) -> Places:
         """The places of `tokens [B, N]`; node i is written to slot `start [B]` + i."""
         slots = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)  # [B, N]
-        if topology is None:
-            return Places(slots, self._positions_at(slots), chain_mask(slots, reach, self.dtype))
-        if isinstance(topology, Tree):
-            depths, ancestry = topology.depths, topology.ancestry
-        else:
-            depths, ancestry = self._tree(topology)
-        root = start - (ancestry.shape[-1] - tokens.shape[1])
-        mask = tree_mask(root, ancestry, reach, self.dtype)
-        return Places(slots, self._positions_at(root[:, None] + depths), mask)
+        return Places(slots, self._positions_at(slots), chain_mask(slots, reach, self.dtype))
 
     def whole(self, logits: Tensor) -> Tensor:
         """Logits of the listed tokens `[..., C]` as those of all `[..., V]`; of the others they are -inf."""
@@ -187,20 +165,6 @@ class SlotModel(ABC):
         # positions are clamped (their scores are cut off); their slots are not, or two would collide.
         return slots.clamp(0, self._positions - 1)
 
-    def _tree(self, topology: Topology) -> tuple[Tensor, Tensor]:
-        if topology not in self._trees:
-            self._trees[topology] = (
-                torch.tensor(topology.depths, device=self.device),
-                torch.tensor(topology.ancestry(), device=self.device),
-            )
-        return self._trees[topology]
-
-
-def tree_gap(model: Model) -> str | None:
-    """As `SlotModel.tree_gap`; other models have none."""
-    found: str | None = model.tree_gap() if hasattr(model, "tree_gap") else None
-    return found
-
 
 def score_at(model: Model, tokens: Tensor, start: Tensor, node: Tensor, reach: int) -> Tensor:
     """As `NodeModel.score_at`; of a model without such a pass, all nodes are computed."""
@@ -224,25 +188,9 @@ def chain_mask(slots: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     return additive(reads, dtype)
 
 
-def tree_mask(start: Tensor, ancestry: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask for a tree written to slots `start [B]` + node: committed slots and ancestors.
-
-    `ancestry [N, M]` is of all rows (`Topology`), `[B, N, M]` of each (`Tree`).
-    """
-    offset = torch.arange(length, device=start.device) - start[:, None]  # [B, length]
-    nodes, count = ancestry.shape[-2:]
-    inside = (offset >= 0) & (offset < count)
-    index = offset.clamp(0, count - 1)[:, None].expand(-1, nodes, -1)
-    seen = ancestry.expand(len(start), -1, -1).gather(2, index)  # [B, N, length]
-    return additive((offset < 0)[:, None] | (seen & inside[:, None]), dtype)
-
-
 def window_mask(mask: Tensor, positions: Tensor, window: int) -> Tensor:
     """`mask [B, 1, N, length]` cut to a sliding window: a query at `positions [B, N]` reads the last
-    `window` positions, itself included.
-
-    Slots stand for positions: in a tree they run ahead by less than a window, and those are never cut.
-    """
+    `window` positions, itself included. Slots stand for positions."""
     near = torch.arange(mask.shape[-1], device=mask.device) > positions[..., None] - window
     return mask.masked_fill(~near[:, None], torch.finfo(mask.dtype).min)
 

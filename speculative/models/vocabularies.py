@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..protocols import GreedyModel, Model
 from ..rounds.choice import Allowed, Choice
-from ..types import Prefilled, Scores, Topology, Tree
-from .slot_model import score_at, tree_gap
+from ..types import Prefilled, Scores
+from .slot_model import score_at
 
 NONE = -1
 """In place of a target id: the draft's token has no partner."""
@@ -91,22 +91,13 @@ class MappedVocabulary:
         logits = read.logits[:, :0] if nodes is None else read.logits
         return Prefilled(self._written(logits), read.taps)
 
-    def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
-    ) -> Scores:
-        read = self.inner.score(self._to_draft[tokens], start, reach=reach, topology=topology)
+    def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
+        read = self.inner.score(self._to_draft[tokens], start, reach=reach)
         return Scores(self._written(read.logits), read.taps)
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """See `NodeModel.score_at`."""
         return self._written(score_at(self.inner, self._to_draft[tokens], start, node, reach))
-
-    def tree_gap(self) -> str | None:
-        """See `SlotModel.tree_gap`."""
-        return tree_gap(self.inner)
-
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        self.inner.commit(start, path)
 
     def _written(self, logits: Tensor) -> Tensor:
         """Logits `[..., W]` as those of the target's tokens `[..., V]`."""

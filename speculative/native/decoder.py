@@ -33,7 +33,7 @@ from ..models.weights import (
 )
 from ..models.whisper import WhisperModel
 from ..rounds.choice import Allowed, Choice
-from ..types import Prefilled, Scores, Topology, Tree
+from ..types import Prefilled, Scores
 from . import library
 from .library import (
     ACTIVATIONS,
@@ -128,18 +128,11 @@ class NativeDecoder(SlotModel, ABC):
         self._workspace.release()
         self._record.batch = self._record.slots = 0
 
-    def score(
-        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | Tree | None = None
-    ) -> Scores:
+    def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
         self._allocated()
-        if isinstance(topology, Tree):
-            raise ValueError(self.tree_gap())
         logits = torch.empty((*tokens.shape, self._columns))
-        taps = self._forward(tokens, start, reach, logits, topology=topology)
+        taps = self._forward(tokens, start, reach, logits)
         return Scores(self.whole(logits), taps)
-
-    def tree_gap(self) -> str | None:
-        return "native kernels read one tree for all rows; take the engine lean or modules"
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """See `NodeModel.score_at`."""
@@ -186,11 +179,6 @@ class NativeDecoder(SlotModel, ABC):
         """See `GreedyModel.choose`."""
         return choose_natively(self.library, logits, allowed)
 
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        batch, nodes = path.shape
-        start = checked("start", start, torch.int64, batch)
-        super().commit(start, checked("path", path, torch.int64, batch, nodes))
-
     def _forward(
         self,
         tokens: Tensor,
@@ -199,7 +187,6 @@ class NativeDecoder(SlotModel, ABC):
         logits: Tensor | None,
         *,
         rows: Tensor | None = None,
-        topology: Topology | None = None,
         node: Tensor | None = None,
         draft: Draft | None = None,
         queries: Tensor | None = None,
@@ -229,10 +216,6 @@ class NativeDecoder(SlotModel, ABC):
         give("start", start, torch.int64, batch)
         give("rows", rows, torch.int64, batch)
         give("node", node, torch.int64, batch)
-        if topology is not None:
-            depths, ancestry = self._tree(topology)
-            give("depths", depths, torch.int64, nodes)
-            give("ancestry", ancestry, torch.bool, nodes, nodes)
         read = nodes if node is None else 1
         give("logits", logits, torch.float32, batch, read, self._columns)
         if isinstance(record, Whisper):  # these kernels keep the states after the last norm there

@@ -47,7 +47,7 @@ class GreedyMatch:
 
     An optimisation of `TokenRejection` for temperature 0 (a test holds them equal): one argmax
     instead of several passes over the vocabulary. It reads no draft probabilities, so any drafter
-    will do, and trees too.
+    will do.
     """
 
     name = "greedy match"
@@ -61,21 +61,8 @@ class GreedyMatch:
 
     def match(self, draft: Draft, choice: Tensor) -> Verdict:
         """The verdict where the target's best tokens `choice [B, N]` are known; its tokens are of them."""
-        if draft.topology is not None:
-            return self._walk(draft, choice)
         # An accepted draft equals the target's choice, so the choices are the tokens to emit.
         return Verdict(choice, kept(draft.tokens == choice[:, :-1], draft.valid))
-
-    def _walk(self, draft: Draft, choice: Tensor) -> Verdict:
-        """The deepest node that is its parent's choice, as all of its ancestors are."""
-        tree = draft.tree()
-        column = torch.arange(choice.shape[1], device=choice.device)
-        fed = torch.cat([choice[:, :1], draft.tokens], 1)  # the root counts, whatever it is
-        wrong = (fed != choice.gather(1, tree.parents())) | (column > draft.valid[:, None])
-        ok = ~(tree.ancestry & wrong[:, None]).any(-1)  # [B, N]
-        best = (torch.where(ok, tree.depths, -1) * len(column) - column).argmax(1)  # the first one
-        path = tree.path(best)
-        return Verdict(choice.gather(1, path), at(tree.depths, best), path)
 
 
 class _Sampling:
@@ -102,8 +89,6 @@ class _Sampling:
 
         Noise is an argument, so that tests can integrate over it instead of sampling.
         """
-        if draft.topology is not None:
-            raise ValueError("sampling rules verify chains; use greedy match for a tree")
         gamma, vocab = draft.tokens.shape[1], p.shape[-1]
         q = one_hot(draft.tokens, vocab, p.dtype) if draft.probs is None else draft.probs
         usable = torch.arange(gamma, device=p.device) < draft.valid[:, None]

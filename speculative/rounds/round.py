@@ -22,7 +22,7 @@ from torch import Tensor
 from ..protocols import AllowingProcessor, Drafter, Model, Processor, Rule
 from ..requests import Mode, Source
 from ..rows import Counters, Rows, selected
-from ..types import Chain, Draft, Prefix, Verdict
+from ..types import Chain, Draft, Verdict
 from .accept import GreedyMatch
 from .choice import Choice, chooser
 from .sampling import penalise
@@ -63,7 +63,7 @@ def run_round(
     stage_ended("draft")
     tokens = torch.cat([rows.pending(), draft.tokens], dim=1)  # [B, N]
     start = rows.lengths - 1
-    scores = parts.target.score(tokens, start, reach=rows.reach, topology=draft.topology)
+    scores = parts.target.score(tokens, start, reach=rows.reach)
     judged, verdict = judge(rows, parts, draft, tokens, scores.logits, stage_ended)
     stage_ended("rule")
     if parts.drafter is not None and (gamma or parts.drafter.needs.always):
@@ -85,10 +85,10 @@ def judge(
     """The verdict on a draft, from `logits [B, N, V]` of `tokens [B, N]`, and what it is about: processed
     logits, or the choice of a greedy round."""
     if reads_choice(rows, parts):
-        best = choice(rows, parts, draft, tokens, logits)
+        best = choice(rows, parts, tokens, logits)
         stage_ended("score")
         return best, GreedyMatch().match(draft, best.tokens)
-    processed = process(rows, parts, draft, tokens, logits)  # [B, N, V]
+    processed = process(rows, parts, tokens, logits)  # [B, N, V]
     stage_ended("score")
     return processed, parts.rule(rows, draft, processed)
 
@@ -113,12 +113,10 @@ def commit(
     count = torch.where(rows.active, count, 0)  # [B] tokens to append
     accepted = torch.minimum(accepted, count)
 
-    if verdict.path is not None:
-        parts.target.commit(rows.lengths - 1, verdict.path)
     used = column < count[:, None]
     slot = torch.where(used, rows.lengths[:, None] + column, rows.scratch)
     _write_logprobs(rows, judged, verdict, slot)
-    drafted = draft.depth()
+    drafted = draft.valid
     sources = _sources(drafted, verdict, column).to(rows.sources.dtype)
     ended = (ends & used).any(1)
     rows.tokens.scatter_(1, slot, verdict.tokens)
@@ -146,24 +144,16 @@ def checked(rows: Rows, parts: Parts, draft: Draft, gamma: int) -> Draft:
         return no_draft(rows)
     valid, known = draft.valid, (tokens >= 0) & (tokens < parts.target.vocab_size)
     room = rows.limits - rows.lengths - 1  # the last token is the target's
-    most = torch.minimum(rows.gamma, room)
-    if draft.topology is not None:
-        # Nodes of one depth compete for one token, so limits are depths; nodes behind one that is too deep
-        # do not count either.
-        shallow = draft.tree().depths[:, 1:] <= most[:, None]
-        valid = torch.minimum(valid, shallow.long().cumprod(1).sum(1))
-    else:
-        valid = torch.minimum(valid, most)
-        # Nothing after an end-of-text can be committed, nor from a token on that the target does not
-        # have. In a tree an end-of-text ends only its own branch.
-        column = torch.arange(width, device=valid.device)
-        ends = is_end(tokens, parts.eos)
-        count = torch.where(known, torch.where(ends, column + 1, width), column)
-        valid = torch.minimum(valid, count.amin(1))
+    valid = torch.minimum(valid, torch.minimum(rows.gamma, room))
+    # Nothing after an end-of-text can be committed, nor from a token on that the target does not have.
+    column = torch.arange(width, device=valid.device)
+    ends = is_end(tokens, parts.eos)
+    count = torch.where(known, torch.where(ends, column + 1, width), column)
+    valid = torch.minimum(valid, count.amin(1))
     valid = torch.where(rows.active, valid, 0).clamp_min(0)
     # The target reads drafts that do not count too, and an unknown token makes it fail; on a GPU the process
     # cannot recover from that.
-    return Draft(torch.where(known, tokens, 0), valid, draft.probs, draft.topology)
+    return Draft(torch.where(known, tokens, 0), valid, draft.probs)
 
 
 def no_draft(rows: Rows) -> Draft:
@@ -219,36 +209,26 @@ def allows(processor: Processor) -> TypeGuard[AllowingProcessor]:
     return hasattr(processor, "allowed")
 
 
-def choice(rows: Rows, parts: Parts, draft: Draft, tokens: Tensor, logits: Tensor) -> Choice:
+def choice(rows: Rows, parts: Parts, tokens: Tensor, logits: Tensor) -> Choice:
     """The best allowed tokens after `tokens [B, N]`, of `logits [B, N, V]`."""
     choose = chooser(parts.target)
     if not parts.processors:
         return choose(logits, None)
     processor = parts.processors[0]
     assert allows(processor)  # see `reads_choice`
-    if draft.topology is None:
-        return choose(logits, processor.allowed(_chain(rows, tokens)))
-    nodes = _node_prefixes(rows, draft).chain()
-    best = choose(logits.flatten(0, 1)[:, None], processor.allowed(nodes))
-    return Choice(best.tokens.view(tokens.shape), best.logprobs.view(tokens.shape))
+    return choose(logits, processor.allowed(_chain(rows, tokens)))
 
 
-def process(rows: Rows, parts: Parts, draft: Draft, tokens: Tensor, logits: Tensor) -> Tensor:
+def process(rows: Rows, parts: Parts, tokens: Tensor, logits: Tensor) -> Tensor:
     """Applies the logits processors, then the penalties, to `logits [B, N, V]` of `tokens [B, N]`."""
     if not (parts.processors or rows.mode.penalised):
         return logits
-    shape = logits.shape
-    if draft.topology is None:
-        prefix = _chain(rows, tokens).prefix()
-    else:
-        # Siblings share a depth but not a prefix: every node becomes a row of its own.
-        prefix = _node_prefixes(rows, draft)
-        logits = logits.flatten(0, 1)[:, None]
+    prefix = _chain(rows, tokens).prefix()
     for processor in parts.processors:
         logits = processor(logits, prefix)
     if rows.mode.penalised:
         logits = penalise(rows, logits, prefix)
-    return logits.reshape(shape)
+    return logits
 
 
 def _chain(rows: Rows, tokens: Tensor) -> Chain:
@@ -256,28 +236,11 @@ def _chain(rows: Rows, tokens: Tensor) -> Chain:
     return Chain(rows.tokens, tokens, slots, rows.begin)
 
 
-def _node_prefixes(rows: Rows, draft: Draft) -> Prefix:
-    """Prefixes of all B * N nodes: the committed tokens, then the drafts on the way from the root."""
-    tree, (batch, nodes) = draft.tree(), (rows.batch, draft.tokens.shape[1] + 1)
-    slots = (rows.lengths - 1)[:, None] + tree.depths  # [B, N]
-    above = tree.ancestry[..., 1:]  # the root is committed
-    index = torch.where(above, slots[:, None, 1:], rows.scratch)
-    texts = rows.tokens[:, None].expand(-1, nodes, -1)
-    return Prefix(
-        tokens=texts.scatter(2, index, draft.tokens[:, None].expand_as(index)).flatten(0, 1),
-        last=slots.reshape(-1, 1),
-        begin=rows.begin.repeat_interleave(nodes, output_size=batch * nodes),
-    )
-
-
 def _write_logprobs(rows: Rows, judged: Choice | Tensor, verdict: Verdict, slot: Tensor) -> None:
     """Writes the tokens' log-probabilities, and the likeliest tokens beside them, to `slot [B, N]`."""
-    path = verdict.path
     if isinstance(judged, Choice):
-        logprobs = judged.logprobs if path is None else judged.logprobs.gather(1, path)
+        logprobs = judged.logprobs
     else:
-        if path is not None:
-            judged = judged.gather(1, path[..., None].expand_as(judged))
         whole = judged.logsumexp(-1)
         logprobs = judged.gather(-1, verdict.tokens[..., None])[..., 0] - whole
         if rows.mode.ranked:

@@ -51,11 +51,8 @@ def penalise(rows: Rows, logits: Tensor, prefix: Prefix) -> Tensor:
             steps.append(steps[-1].scatter_add(1, drafts[:, i : i + 1], one))
         return torch.stack(steps, dim=1)
 
-    # In a tree every node is a row of its own.
-    copies = len(logits) // rows.batch
-
     def each(values: Tensor) -> Tensor:
-        return values.repeat_interleave(copies, output_size=len(logits))[:, None, None]
+        return values[:, None, None]
 
     present = counts(torch.zeros_like(prefix.begin)[:, None]) > 0
     factor = torch.where(present, each(rows.sampling.repetition), 1.0)

@@ -20,7 +20,6 @@ from forescribe.speculative.native.encoder import NativeEncoder
 from forescribe.speculative.native.library import Stored, load, missing
 from forescribe.speculative.native.packing import Packer
 from forescribe.speculative.rounds.choice import Allowed
-from forescribe.speculative.types import Topology
 
 from ..models.causal_lms import causal_lm
 from .cases import SLOTS, VOCAB, Shape, model, states
@@ -132,20 +131,6 @@ def test_the_message_names_the_tensor_and_what_it_must_be() -> None:
     assert str(caught.value) == (
         "the kernels read tokens as int64 [8, 2] on the CPU, not as int32 [8, 2] on cpu"
     )
-
-
-@pytest.mark.parametrize("name", ["depths", "ancestry"])
-def test_a_tree_is_checked_too(name: str) -> None:
-    decoder, tree = whisper(), Topology((0, 0))
-    tokens, start = integers(BATCH, 3), torch.full((BATCH,), PROMPT)
-    decoder.score(tokens, start, reach=8, topology=tree)
-    depths, ancestry = decoder._trees[tree]
-    for wrong in (WRONG["narrow"], WRONG["short"]):
-        decoder._trees[tree] = (
-            (wrong(depths), ancestry) if name == "depths" else (depths, wrong(ancestry))
-        )
-        with pytest.raises(ValueError, match=name):
-            decoder.score(tokens, start, reach=8, topology=tree)
 
 
 def test_a_choice_refuses_wrong_tensors() -> None:

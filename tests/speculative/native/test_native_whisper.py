@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.native import decoder as native_decoder
 from forescribe.speculative.native.decoder import NativeWhisperDecoder, unsupported
-from forescribe.speculative.types import Topology
 
 from . import cases
 from .cases import SLOTS, Shape, adapters, prefill, states, tokens
@@ -94,26 +93,6 @@ def test_nan_in_encoder_states_stays_in_its_row() -> None:
     found = native.prefill(torch.arange(2), tokens(2, 3, 2), encoder).logits
     assert found[0].isnan().all() and torch.equal(found[1], clean[1])
     assert torch.equal(prefill(native, shape, 2, 3), clean)  # and leaves with its request
-
-
-TREE = Topology((0, 0, 1, 1, 2))
-
-
-@torch.inference_mode()
-def test_trees_score_and_commit_as_in_the_modules() -> None:
-    shape = Shape()
-    oracle, native = adapters(shape, 2)
-    start, new, path = torch.tensor([4, 6]), tokens(2, 6), torch.tensor([[0, 1, 4], [0, 2, 5]])
-    for adapter in (oracle, native):
-        prefill(adapter, shape, 2, 6)
-    wanted = oracle.score(new, start, reach=SLOTS, topology=TREE).logits
-    found = native.score(new, start, reach=SLOTS, topology=TREE).logits
-    torch.testing.assert_close(found, wanted, **CLOSE)
-    for adapter in (oracle, native):
-        adapter.commit(start, path)
-    after, more = start + 3, tokens(2, 2, 5)
-    wanted = oracle.score(more, after, reach=SLOTS).logits
-    torch.testing.assert_close(native.score(more, after, reach=SLOTS).logits, wanted, **CLOSE)
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from forescribe.speculative.rounds.accept import (
     policy,
 )
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.types import Draft, Topology
+from forescribe.speculative.types import Draft
 from tests.speculative.rounds.enumeration import (
     DRAFT_DISTRIBUTIONS,
     V,
@@ -158,35 +158,3 @@ def test_policy_is_one_hot_at_zero_and_softmax_above():
     probabilities = policy(logits, torch.tensor([0.0, 0.5]))
     assert probabilities[0, 0].tolist() == [0.0, 1.0, 0.0]
     assert torch.allclose(probabilities[1, 0], (logits[1, 0] / 0.5).softmax(-1))
-
-
-def brute_force_walk(tokens, choice, topology: Topology, valid: int) -> list[int]:
-    """Longest chain of nodes each of which is its parent's choice; first found wins."""
-    best = [0]
-    chains = {0: [0]}
-    for node, parent in enumerate(topology.parents, start=1):
-        if parent in chains and node <= valid and tokens[node - 1] == choice[parent]:
-            chains[node] = [*chains[parent], node]
-            if len(chains[node]) > len(best):
-                best = chains[node]
-    return best
-
-
-@pytest.mark.parametrize("parents", [(0, 0, 1, 1, 2), (0, 1, 2, 3), (0, 0, 0, 3, 3, 5)])
-def test_greedy_match_walks_to_the_deepest_accepted_node_of_a_tree(parents):
-    topology, nodes = Topology(parents), len(parents) + 1
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(300, nodes, 3, generator=generator)
-    right = logits.argmax(-1)[:, list(parents)]  # what each node's parent asks for
-    wrong = torch.rand(300, nodes - 1, generator=generator) < 0.3
-    tokens = torch.where(wrong, (right + 1) % 3, right)
-    draft = Draft(tokens, torch.randint(0, nodes, (300,), generator=generator), topology=topology)
-    verdict = GreedyMatch()(verdict_rows(logits, 0.0), draft, logits)
-    assert verdict.path is not None
-    assert verdict.num_accepted.max() == max(topology.depths)
-    for b in range(300):
-        choice = logits[b].argmax(-1)
-        walk = brute_force_walk(tokens[b], choice, topology, int(draft.valid[b]))
-        assert verdict.num_accepted[b] == len(walk) - 1
-        assert verdict.path[b, : len(walk)].tolist() == walk
-        assert verdict.tokens[b, : len(walk)].tolist() == choice[walk].tolist()

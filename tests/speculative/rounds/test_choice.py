@@ -15,10 +15,10 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Re
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.accept import GreedyMatch, TokenRejection
 from forescribe.speculative.rounds.choice import CHUNK, SMALL, Allowed, argmax, choose
-from forescribe.speculative.rounds.round import Parts, choice, process, reads_choice
+from forescribe.speculative.rounds.round import Parts, reads_choice
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Chain, Draft, Prefix, Topology
+from forescribe.speculative.types import Chain, Prefix
 
 NONE = float("-inf")
 
@@ -203,42 +203,3 @@ def test_only_greedy_rounds_without_penalties_and_ranks_read_the_choice() -> Non
     for name in ("penalised", "ranked"):
         rows.mode = replace(Mode(), **{name: True})
         assert not reads_choice(rows, parts())
-
-
-def test_the_choice_in_a_tree_follows_each_nodes_own_prefix() -> None:
-    generator = torch.Generator().manual_seed(0)
-    tree = Topology((0, 0, 1, 1, 2))
-    rows = Rows.empty(5, 12, torch.device("cpu"))
-    rows.tokens[:] = torch.randint(0, 11, rows.tokens.shape, generator=generator)
-    rows.lengths[:] = torch.tensor([1, 2, 4, 5, 6])
-    draft = Draft(
-        torch.randint(0, 11, (5, 5), generator=generator), torch.full((5,), 5), None, tree
-    )
-    tokens = torch.cat([rows.pending(), draft.tokens], dim=1)
-    logits = 3 * torch.randn(5, 6, 11, generator=generator)
-    found = choice(rows, parts(), draft, tokens, logits)
-    expected = process(rows, parts((Opaque(RULES),)), draft, tokens, logits)
-    assert torch.equal(found.tokens, expected.argmax(-1))
-    assert torch.allclose(found.logprobs, expected.log_softmax(-1).amax(-1), atol=1e-5)
-
-
-def test_a_processor_reads_the_committed_tokens_and_the_path_to_each_node() -> None:
-    tree = Topology((0, 0, 1, 1, 2))
-    rows = Rows.empty(2, 12, torch.device("cpu"))
-    rows.tokens[:, :4] = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    rows.lengths[:] = torch.tensor([2, 4])
-    draft = Draft(torch.arange(10).view(2, 5) + 20, torch.full((2,), 5), None, tree)
-    tokens = torch.cat([rows.pending(), draft.tokens], dim=1)
-    seen: list[list[int]] = []
-
-    def recorded(logits: torch.Tensor, prefix: Prefix) -> torch.Tensor:
-        for text, last in zip(prefix.tokens.tolist(), prefix.last[:, 0].tolist(), strict=True):
-            seen.append(text[: last + 1])
-        return logits
-
-    process(rows, parts((recorded,)), draft, tokens, torch.zeros(2, 6, 30))
-    paths = [(), (0,), (1,), (0, 2), (0, 3), (1, 4)]
-    committed = [[1, 2], [5, 6, 7, 8]]
-    assert seen == [
-        committed[row] + [20 + 5 * row + node for node in path] for row in (0, 1) for path in paths
-    ]

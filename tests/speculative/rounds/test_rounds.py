@@ -12,7 +12,7 @@ from forescribe.speculative.rounds.choice import Choice
 from forescribe.speculative.rounds.round import Parts, checked, commit, reads_choice, run_round
 from forescribe.speculative.rows import Counters, Rows
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Draft, Topology
+from forescribe.speculative.types import Draft
 from tests.speculative.rounds.enumeration import (
     DRAFT_DISTRIBUTIONS,
     Chance,
@@ -87,8 +87,6 @@ def test_no_round_reads_a_random_number_of_an_earlier_one(rule):
 
 
 NEVER = 99  # an end-of-text that no model here can write
-CHAIN, TREE = None, Topology((0, 0, 1, 2, 3, 4))
-"""Drafts of four and of three levels."""
 
 
 def rows_with_room(rooms: list[int], gamma: int) -> Rows:
@@ -107,19 +105,15 @@ def parts_for(rows: Rows) -> Parts:
     return Parts(target, None, GreedyMatch(), (), torch.tensor([NEVER]))
 
 
-@pytest.mark.parametrize("topology", [CHAIN, TREE], ids=["chain", "tree"])
-def test_a_round_commits_up_to_the_limit_of_a_row_and_no_further(topology):
+def test_a_round_commits_up_to_the_limit_of_a_row_and_no_further():
     """Every draft is what the target would write."""
-    depth = 4 if topology is None else max(topology.depths)
-    width = depth if topology is None else len(topology.parents)
+    depth = width = 4
     rooms = [1, 2, 3, 4, 5, 9]
     rows = rows_with_room(rooms, gamma=width)
     parts, counters = parts_for(rows), Counters.zeros(width, torch.device("cpu"))
     tokens = torch.full((rows.batch, width), 3)
-    draft = checked(
-        rows, parts, Draft(tokens, torch.full((rows.batch,), width), topology=topology), width
-    )
-    assert draft.depth().tolist() == [min(depth, room - 1) for room in rooms]
+    draft = checked(rows, parts, Draft(tokens, torch.full((rows.batch,), width)), width)
+    assert draft.valid.tolist() == [min(depth, room - 1) for room in rooms]
     choice = torch.full((rows.batch, width + 1), 3)
     verdict = GreedyMatch().match(draft, choice)
     commit(rows, parts, draft, Choice(choice, choice.float()), verdict, counters)
@@ -143,14 +137,12 @@ def test_every_stage_of_a_round_ends_once_in_order(penalised):
 @pytest.mark.parametrize("strange", [-1, 11, 2**40])
 def test_drafts_count_up_to_the_first_token_that_the_target_does_not_have(strange):
     """A dense draft has no probability for such a token, so that another one in its place would be accepted
-    for certain. The target reads a known token there, as it does in a tree."""
+    for certain. The target reads a known token there."""
     rows = rows_with_room([9, 9, 9], gamma=3)
     parts = parts_for(rows)
     tokens = torch.tensor([[3, 4, 5], [3, strange, 5], [strange, 4, 5]])
     probs = torch.full((3, 3, 11), 1 / 11)
     found = checked(rows, parts, Draft(tokens, torch.full((3,), 3), probs), 3)
     assert found.valid.tolist() == [3, 1, 0]
-    siblings = Draft(tokens, torch.full((3,), 3), topology=Topology((0, 0, 1)))
-    for draft in (found, checked(rows, parts, siblings, 3)):
-        assert torch.equal(draft.tokens[tokens != strange], tokens[tokens != strange])
-        assert bool(((draft.tokens >= 0) & (draft.tokens < 11)).all())
+    assert torch.equal(found.tokens[tokens != strange], tokens[tokens != strange])
+    assert bool(((found.tokens >= 0) & (found.tokens < 11)).all())

@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.models.slot_model import SlotModel
-from forescribe.speculative.types import Topology
-
-TREE = Topology((0, 0, 1, 1, 2, 3))
 
 
 class Pair:
@@ -38,19 +35,14 @@ class Pair:
         return first, second
 
     @torch.inference_mode()
-    def score(self, count: int, topology: Topology | None = None) -> tuple[Tensor, Tensor]:
+    def score(self, count: int) -> tuple[Tensor, Tensor]:
         """Scores `count` tokens per row from `starts` on."""
         tokens = self.tokens(len(self.starts), count)
         reach = min(int(self.starts.max()) + count + 2, self.slots)
         first, second = (
-            model.score(tokens, self.starts, reach=reach, topology=topology).logits
-            for model in self.models
+            model.score(tokens, self.starts, reach=reach).logits for model in self.models
         )
         return first, second
-
-    def commit(self, path: Tensor) -> None:
-        for model in self.models:
-            model.commit(self.starts, path)
 
 
 def close(pair: tuple[Tensor, Tensor], bound: float) -> bool:

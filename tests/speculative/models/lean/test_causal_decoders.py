@@ -19,7 +19,7 @@ from forescribe.speculative.models.quantized import as_floats
 from forescribe.speculative.native.decoder import NativeCausalDecoder, native_causal_gap
 from tests.speculative.models.causal_lms import VOCAB, causal_lm
 from tests.speculative.models.families import tiny
-from tests.speculative.models.lean.pairs import TREE, Pair, close
+from tests.speculative.models.lean.pairs import Pair, close
 from tests.speculative.native.cases import float32_arithmetic, tokens
 
 FAMILIES = ("llama", "qwen2", "qwen2 with a window", "qwen3", "mistral with a window")
@@ -106,19 +106,6 @@ def test_other_sizes(engine, sizes):
     pair.prefill([1, 0, 2], 7, [None] * 3)
     for count in (1, 6, 12):
         assert close(pair.score(count), engine.bound)
-
-
-@engines
-@pytest.mark.parametrize("family", FAMILIES)
-def test_trees_and_their_accepted_paths_give_the_logits_of_the_modules(engine, family):
-    pair = engine.pair(causal_lm(family, dtype=engine.dtype), 3)
-    pair.prefill([0, 1, 2], 4, [None] * 3)
-    pair.score(12)
-    pair.starts = torch.tensor([4, 9, 14])
-    assert close(pair.score(len(TREE.depths), TREE), engine.bound)
-    pair.commit(torch.tensor([[0, 2, 5], [0, 1, 4], [0, 1, 3]]))
-    pair.starts += 3
-    assert close(pair.score(2), engine.bound)
 
 
 @engines

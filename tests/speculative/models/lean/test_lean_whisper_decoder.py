@@ -14,7 +14,7 @@ from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.models.quantized import as_floats
-from tests.speculative.models.lean.pairs import TREE, Pair, close
+from tests.speculative.models.lean.pairs import Pair, close
 from tests.speculative.models.whispers import FRAMES, WIDTH, encoder_states, whisper
 
 BUNDLED = {
@@ -53,20 +53,6 @@ def test_ragged_rounds_give_the_logits_of_the_modules(batch, length, rounds):
     for count, kept in rounds:
         assert close(pair.score(count), EXACT)
         pair.starts += torch.tensor(kept[:batch]).clamp_max(count)
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.lists(st.integers(1, 30), min_size=3, max_size=3), st.integers(0, 2))
-def test_trees_and_their_accepted_paths_give_the_logits_of_the_modules(starts, leaf):
-    pair = tiny(3)
-    pair.prefill([0, 1, 2], 4, states(3))
-    pair.score(12)
-    pair.starts = torch.tensor(starts).clamp_max(15)
-    assert close(pair.score(len(TREE.depths), TREE), EXACT)
-    path_of_leaf = {0: [0, 2, 5], 1: [0, 1, 4], 2: [0, 1, 3]}[leaf]
-    pair.commit(torch.tensor([path_of_leaf, [0, 1, 2], [0, 2, 5]]))
-    pair.starts += 3
-    assert close(pair.score(2), EXACT)
 
 
 @pytest.mark.parametrize("name", BUNDLED)
