@@ -1,11 +1,13 @@
 """Keys and values: self-attention of all layers in one tensor, and cross-attention over encoder states.
 
-In self-attention one scatter writes the keys and the values of a layer. No NaN of an earlier sequence reaches the next one in its row. A masked key still meets a
-weight of zero, and 0 * NaN is NaN, so a prompt clears the slots behind it. On a CPU these are those that a
-forward may have written, which the host knows without reading the device (`_written`); slots beyond are zero
-since the allocation, and take no memory: rows are allocated for the longest text, and most are far shorter.
-Elsewhere they are all: forwards are captured or compiled there, and numbers that one changes are conditions
-of the other compiled ones, which would be compiled again after every larger forward.
+In self-attention one scatter writes the keys and the values of a layer.
+
+No NaN of an earlier sequence reaches the next one in its row. A masked key still meets a weight of zero, and
+0 * NaN is NaN, so a prompt clears the slots behind it. On a CPU these are those that a forward may have
+written, which the host knows without reading the device (`_written`); slots beyond are zero since the
+allocation, and take no memory: rows are allocated for the longest text, and most are far shorter. Elsewhere
+they are all: forwards are captured or compiled there, and numbers that one changes are conditions of the
+other compiled ones, which would be compiled again after every larger forward.
 
 Zeros take no memory on a CPU because pages of a new anonymous mapping are zero without being written, and the
 system provides each of them at its first write; `torch.zeros` writes every page.

@@ -78,7 +78,6 @@ def calls(decoder: Any) -> dict[str, tuple[Callable[..., Any], dict[str, Tensor]
             lambda **given: decoder.draft_greedy(**given, reach=reach, gamma=4, confidence=0.1),
             forward | {"node": node, "active": active},
         ),
-        "commit": (decoder.commit, {"start": start, "path": integers(BATCH, NODES)}),
     }
 
 
@@ -89,7 +88,6 @@ POINTS = [
         "score": ("tokens", "start"),
         "score_at": ("tokens", "start", "node"),
         "draft_greedy": ("tokens", "start", "node", "active"),
-        "commit": ("start", "path"),
     }.items()
     for name in names
 ]
