@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from . import wyoming
+from forescribe.asr.errors import UsageError
+from forescribe.asr.installing import how_to_install
+
 from .access.keys import Keyring
-from .access.limits import LimitHeaders
 from .dependencies import browser_caller, caller
 from .http import errors
 from .http.errors import RequestId
@@ -34,12 +35,11 @@ from .realtime.streams import Streams
 from .routers import audio, endpoints, gone, operations, page, realtime, text
 from .routers.operations import Readiness
 from .settings import Settings
-from .speech.serving import FrontEnd, Serving, refuse_without_model
-from .telemetry.traces import NO_TELEMETRY, RequestSpans
+from .speech.serving import Serving
+from .telemetry import Tracing
 from .text.serving import TextServing
 
 if TYPE_CHECKING:
-    from .access.usage import Usage
     from .batches.service import Batches
     from .jobs.service import Jobs
 
@@ -49,17 +49,16 @@ def create_app(
     serving: Serving | None = None,
     jobs: Jobs | None = None,
     *,
-    usage: Usage | None = None,
     hung: Callable[[], None] = exit_hung,
     failed: Callable[[Failure], None] = exit_failed,
 ) -> FastAPI:
     """Create the service.
 
     Models are loaded in their own threads once the application has started. Without `jobs` there are no
-    job routes; `usage` may count the use of keys then. `hung` is called if a model's round does not end,
+    job routes. `hung` is called if a model's round does not end,
     `failed` if a model cannot be loaded; both end the process, which its supervisor restarts.
     """
-    engine = serving or (FrontEnd if settings.front_end else Serving).of(settings)
+    engine = serving or Serving.of(settings)
     text_serving = TextServing.of(settings)
     engine.failed = text_serving.failed = failed
     engine.thread.wait_for(text_serving.thread)
@@ -68,21 +67,17 @@ def create_app(
     starts: list[Callable[[], None]] = []
     stops: list[Callable[[], None]] = []
     if jobs is not None:
-        from .access.usage import Usage
         from .batches.service import Batches
         from .files import Files
 
-        usage = Usage(jobs.store.database, settings.rights, jobs.store.now)
         batches = Batches(jobs, Files(settings, jobs.store), text_serving)
         engine.ending.append(jobs.ending)
         engine.closing += [batches.stop, jobs.hand_over]
         starts, stops = [jobs.start, batches.start], [batches.stop, jobs.stop]
-    if usage is not None:
-        engine.usage = usage
-        starts.insert(0, usage.create)
     watchdog = Watchdog((engine, text_serving), settings.stall_s, hung)
 
-    app = _application(_lifespan((engine, text_serving), watchdog, starts, stops, failed))
+    lifespan = _lifespan((engine, text_serving), watchdog, starts, stops, failed)
+    app = _application(lifespan, engine.tracing)
     app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
     app.state.keyring = Keyring(settings.api_keys)
     app.state.text_serving = text_serving
@@ -112,7 +107,8 @@ def create_worker_app(
     serving.closing.append(jobs.hand_over)
     watchdog = Watchdog((serving,), settings.stall_s, hung)
 
-    app = _application(_lifespan((serving,), watchdog, [jobs.start], [jobs.stop], failed))
+    lifespan = _lifespan((serving,), watchdog, [jobs.start], [jobs.stop], failed)
+    app = _application(lifespan, Tracing())
     app.state.settings, app.state.serving, app.state.jobs = settings, serving, jobs
     app.state.streams = None
     app.state.readiness = Readiness(settings, serving, TextServing.of(settings), jobs)
@@ -129,9 +125,9 @@ def _include_routes(app: FastAPI, settings: Settings, batches: Batches | None) -
     app.include_router(page.router)
     app.include_router(page.docs_router, dependencies=[Depends(browser_caller)])
     private = APIRouter(dependencies=[Depends(caller)])  # so no route here can omit the key
-    with_model = [Depends(refuse_without_model)] if settings.front_end else []
-    for module in (audio, endpoints, realtime):
-        private.include_router(module.router, dependencies=with_model)
+    if not settings.front_end:
+        for module in (audio, endpoints, realtime):
+            private.include_router(module.router)
     for router in (operations.models_router, text.router, operations.metrics_router):
         private.include_router(router)
     if batches is not None:
@@ -144,10 +140,10 @@ def _include_routes(app: FastAPI, settings: Settings, batches: Batches | None) -
         errors.install_database(app)
         for module in (job_routes, upload_routes, file_routes, batch_routes):
             private.include_router(module.router)
-    private.include_router(operations.usage_router)
     app.include_router(private)
     app.include_router(gone.routes())
-    app.include_router(realtime.socket_router)  # it checks keys itself
+    if not settings.front_end:
+        app.include_router(realtime.socket_router)  # it checks keys itself
 
 
 def _lifespan(
@@ -166,7 +162,7 @@ def _lifespan(
         watchdog.start()
         try:
             await _start(failed, *starts)
-            async with wyoming.listening(app.state.settings, app.state.streams, failed):
+            async with _wyoming(app.state.settings, app.state.streams, failed):
                 yield
         finally:
             for stop in stops:
@@ -174,22 +170,39 @@ def _lifespan(
             for engine in engines:
                 await engine.stop()
             serving: Serving = app.state.serving
-            await asyncio.to_thread(serving.usage.close)
             await asyncio.to_thread(serving.tracing.close)
             watchdog.stop()
 
     return lifespan
 
 
-def _application(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
-    """An application without FastAPI's own pages and telemetry."""
+def _wyoming(
+    settings: Settings, streams: Streams | None, failed: Callable[[Failure], None]
+) -> AbstractAsyncContextManager[None]:
+    """Serve Wyoming too, if the settings name an address and live streams are served, as a worker of jobs
+    does not."""
+    if settings.wyoming is None or streams is None:
+        return nullcontext()
+    try:
+        from .wyoming import listening
+    except ModuleNotFoundError as error:
+        text = f"--wyoming needs {error.name}: {how_to_install('serve', 'wyoming')}"
+        failed(Failure.of("Wyoming", UsageError(text)))
+        return nullcontext()
+    return listening(settings, streams, failed)
+
+
+def _application(
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]], tracing: Tracing
+) -> FastAPI:
+    """An application without FastAPI's own pages."""
     return FastAPI(
         title="forescribe",
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        telemetry=NO_TELEMETRY,
+        telemetry=tracing.of_requests(),
     )
 
 
@@ -215,8 +228,5 @@ def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
             expose_headers=EXPOSED,
             allow_private_network=True,
         )
-    app.add_middleware(LimitHeaders, admission=serving.admission)
     app.add_middleware(OriginGuard, settings=settings, metrics=serving.metrics)
     app.add_middleware(RequestId, metrics=serving.metrics)
-    if serving.tracing.active:
-        app.add_middleware(RequestSpans, tracing=serving.tracing)

@@ -31,7 +31,6 @@ NEEDS: Mapping[str, Scope | None] = MappingProxyType(
         "batches": "jobs",
         "operations": "metrics",
         "models": None,  # any key
-        "usage": None,
         "docs": None,
     }
 )

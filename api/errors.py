@@ -62,7 +62,6 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "range_not_satisfiable": 416,
         "request_timeout": 408,  # the body arrived too slowly
         "rate_limited": 429,
-        "insufficient_quota": 429,
         "not_ready": 503,
         "inference_timeout": 504,
     }
@@ -124,8 +123,6 @@ class ApiError(Exception):
     @property
     def kind(self) -> str:
         """OpenAI's error type."""
-        if self.code == "insufficient_quota":
-            return "insufficient_quota"
         if self.status == 429:
             return "rate_limit_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"

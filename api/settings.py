@@ -55,12 +55,19 @@ OPENAI_NAMES = (
 )
 """Names that unmodified clients send; they all mean the loaded model."""
 
+_GATEWAY = "a gateway in front counts what keys use, such as LiteLLM's proxy"
+
 GONE: Mapping[str, str] = MappingProxyType(
     {
+        **{
+            f"{unit}_per_{period}": _GATEWAY
+            for unit in ("requests", "audio_s", "tokens")
+            for period in ("minute", "hour", "day", "month")
+        },
         "watch_settings_s": "start the service again after a change; it drains first",
     }
 )
-"""Settings that are gone, and for one version one sentence each what to use instead."""
+"""Settings and rights of keys that are gone, and for one version one sentence each what to use instead."""
 
 NO_DIARIZER = "none"
 
@@ -194,13 +201,6 @@ class Settings(BaseSettings):
                 "or set api_keys"
             )
 
-    def _check_quotas(self) -> None:
-        for name, rights in self.api_keys.items():
-            if rights.has_quota and not self.jobs:
-                raise ValueError(
-                    f"key {name!r} has a quota, which is counted in the database of jobs: set jobs = true"
-                )
-
     def _check_open(self) -> None:
         if not (self.api_keys or self.open_to_all or loopback(self.host)):
             raise ValueError(
@@ -248,15 +248,10 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         self._check_origins()
-        self._check_quotas()
         self._check_open()
         self._check_machines()
         self._check_idle()
         return self
-
-    def rights(self, key: str) -> Rights | None:
-        """What the key of a name permits; None if there is none."""
-        return self.api_keys.get(key)
 
     def load_arguments(self) -> dict[str, Any]:
         """What `Transcriber.load` and `TextGenerator.load` take alike."""

@@ -51,7 +51,7 @@ LIGHT = (
     "asr.records.sources",
     "asr.storage.locations",
     "api.jobs.workflows",
-    "api.process.workers",
+    "api.workers",
     "api.settings",
     "api.speech.huggingface_contract",
     "diarize.engines.community",

@@ -8,7 +8,7 @@
     hashes = ["<hash>", "<the next one, while it changes>"]
     scopes = ["audio"]                                     # audio, text, jobs, metrics
     expires = 2027-01-31
-    audio_s_per_hour = 36000
+    max_requests = 4                                       # in progress at a time
 
 A key is 256 random bits, so a single SHA-256 suffices: it cannot be guessed. Does not know HTTP.
 """
@@ -41,13 +41,6 @@ SCOPES: tuple[Scope, ...] = ("audio", "text", "jobs", "metrics")
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
-QUOTAS = tuple(
-    f"{unit}_per_{period}"
-    for unit in ("requests", "audio_s", "tokens")
-    for period in ("day", "month")
-)
-"""The rights that are quotas."""
-
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -64,20 +57,6 @@ class Rights(BaseModel):
     scopes: tuple[Scope, ...] = SCOPES
     expires: datetime | date | None = None  # a date: the end of that day, UTC
     max_requests: Count | None = None  # in progress at a time
-    requests_per_minute: Count | None = None
-    requests_per_hour: Count | None = None
-    audio_s_per_minute: Seconds | None = None
-    audio_s_per_hour: Seconds | None = None
-    tokens_per_minute: Count | None = None  # of texts
-    tokens_per_hour: Count | None = None
-    requests_per_day: Count | None = (
-        None  # quotas: counted in the database, by days and months of UTC
-    )
-    requests_per_month: Count | None = None
-    audio_s_per_day: Seconds | None = None
-    audio_s_per_month: Seconds | None = None
-    tokens_per_day: Count | None = None
-    tokens_per_month: Count | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -103,11 +82,6 @@ class Rights(BaseModel):
             if not _DIGEST.fullmatch(value.lower()):
                 raise ValueError("not a SHA-256 in hex; create it with `forescribe key`")
         return tuple(value.lower() for value in hashes)
-
-    @property
-    def has_quota(self) -> bool:
-        """Whether anything is limited per day or month."""
-        return any(getattr(self, name) is not None for name in QUOTAS)
 
     def expired(self, now: datetime) -> bool:
         """Whether the key has expired at `now`, which must be timezone-aware."""

@@ -31,10 +31,9 @@ from ..files import ExpiresAfter, Files
 from ..http.bodies import label, whole
 from ..jobs.blobs import BlobDraft, BlobStore
 from ..jobs.submissions import Audio, JobForm, check
-from ..routers.operations import check_model
 from ..settings import Settings
 from ..speech import forms
-from ..speech.forms import FormT, TranscriptionForm, TranslationForm
+from ..speech.forms import FormT, TranscriptionForm, TranslationForm, check_model
 from ..speech.serving import Serving
 from .table import Endpoint
 

@@ -66,7 +66,7 @@ def parse_text(endpoint: str, body: Mapping[str, Any]) -> TextForm:
 def passes(error: ApiError) -> bool:
     """Whether a line that was refused waits, because the server is full or the key has reached a limit that
     passes."""
-    return error.status in (429, 503, 507) and error.code != "insufficient_quota"
+    return error.status in (429, 503, 507)
 
 
 class TextLines:
@@ -89,10 +89,7 @@ class TextLines:
         form = parse_text(batch.endpoint, body)
         generator = self._text.check()
         self._text.check_model(form.model)
-        self._serving.usage.check_tokens(batch.owner)
         texts = texts_of(form, generator.encode)
-        self._serving.admission.charge_tokens(batch.owner, prompt_tokens(form, texts))
-        self._serving.usage.spend(batch.owner, requests=1)
         answer, place = self._answer(batch, line, form, texts, ended), (line.batch, line.k)
         with self._lock:
             if self._closed:
@@ -148,23 +145,17 @@ class TextLines:
                 completions = await request.completions()
             finally:
                 request.cancel()
-                self._count(batch.owner, read, request.written, began_ns)
+                tokens = request.written
+                self._serving.tracing.record("generate", began_ns, time.time_ns(), tokens=tokens)
             body = json.dumps(shape_of(form).whole(completions, read), ensure_ascii=False)
             answer: Answer | ApiError = Answer(body.encode(), (read, request.written))
         except ApiError as error:
             answer = error
         try:
-            if isinstance(answer, ApiError) and passes(answer):  # begun again, and counted then
-                await asyncio.to_thread(self._serving.usage.refund, batch.owner, requests=1)
-            else:
+            if not (isinstance(answer, ApiError) and passes(answer)):  # it is begun again
                 await asyncio.to_thread(ended, line, answer)
         except Exception as error:  # the database or the storage is away: the line is begun again
             report_fault("batch", error)
-
-    def _count(self, owner: str, read: int, written: int, began_ns: int) -> None:
-        self._serving.admission.add_tokens(owner, written)
-        self._serving.usage.later(owner, tokens=read + written)
-        self._serving.tracing.record("generate", began_ns, time.time_ns(), tokens=written)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

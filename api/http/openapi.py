@@ -28,7 +28,6 @@ ERROR: dict[str, Any] = {
                     "enum": [
                         "invalid_request_error",
                         "rate_limit_error",
-                        "insufficient_quota",
                         "server_error",
                     ],
                 },

@@ -20,7 +20,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..access.addresses import ANY, Host, matches, same_origin
-from ..access.limits import HEADERS as LIMIT_HEADERS
 from ..errors import ApiError, refusal
 from ..metrics import Metrics
 from ..settings import Settings
@@ -42,7 +41,6 @@ EXPOSED = (
     "Upload-Length",
     "Upload-Offset",
     "x-request-id",
-    *LIMIT_HEADERS,
 )
 """Headers that pages of allowed origins may read in addition to the CORS-safelisted ones."""
 

@@ -30,7 +30,6 @@ from ..errors import ApiError
 from ..metrics import WHOLE_DATABASE
 from ..settings import Settings
 from ..speech.serving import Serving
-from ..telemetry.traces import JobTraces
 from ..uploads.tus import Uploads
 from .active import ActiveJobs, Outages, report_fault
 from .completion import Completion, JobMetrics, Webhooks
@@ -41,6 +40,7 @@ from .steps import DiarizationStep, JobFiles, Steps, TranscriptionSteps
 from .store import Store
 from .submissions import Submissions
 from .tables import Job, Kind, State, item_prefix, run_item
+from .traces import JobTraces
 from .workflows import WORKFLOWS, CallStep, JobEngine, Workflow
 
 DRAFT_S = 3600.0

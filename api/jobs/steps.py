@@ -24,8 +24,7 @@ from forescribe.asr.formats.transcript import Transcript
 
 from ..errors import ApiError
 from ..settings import Settings
-from ..telemetry.traces import JobTraces
-from ..telemetry.tracing import PLACE
+from ..telemetry import place as current_place
 from .active import POLL_S, ActiveJobs, Outages, report_fault
 from .completion import Completion
 from .database import Tx
@@ -40,6 +39,7 @@ from .suspects import (
     plan_recording,
     speakers_alone,
 )
+from .traces import JobTraces
 from .workflows import RunReplaced, Stopping
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class TranscriptionSteps:
             return name
         groups = self._groups(job)
         outcome = groups.outcome()
-        self.serving.tracing.record_phases(groups.phases, PLACE.get())
+        self.serving.tracing.record_phases(groups.phases, current_place())
         self.active.crashes.withdraw(job)
         assert outcome.transcript is not None
         name = self.files.save(job, run, "spoken", outcome.transcript.to_dict())

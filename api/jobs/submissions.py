@@ -30,10 +30,10 @@ from ..settings import Settings
 from ..speech import forms
 from ..speech.forms import TranscriptionForm, invalid
 from ..speech.serving import Serving
-from ..telemetry.traces import JobTraces
 from .completion import check_secret
 from .store import Store
 from .tables import Callback, Job, NewJob, run_item
+from .traces import JobTraces
 from .workflows import JobEngine
 
 SHOWN = (
@@ -146,19 +146,9 @@ class Submissions:
     def submit(self, new: NewJob, audio: Audio, key: IdempotencyKey | None = None) -> Job:
         """Insert and queue a job, once everything is on disk; or return the earlier job of the same key.
 
-        Raises ApiError: `idempotency_key_reused`, and what
-        `Admission.charge` raises; OutputError if the disk is full; IntegrityError if there is a job with
-        this id.
+        Raises ApiError `idempotency_key_reused`, OutputError if the disk is full, IntegrityError if there is
+        a job with this id.
         """
-        admission = self.serving.admission
-        admission.charge(new.owner, new.total_s)
-        try:
-            return self._insert(new, audio, key)
-        except Exception:  # the database and the disk included
-            admission.give_back(new.owner, new.total_s)
-            raise
-
-    def _insert(self, new: NewJob, audio: Audio, key: IdempotencyKey | None) -> Job:
         store, text = self.store, json.dumps(dict(new.form)).encode()
         audio.flush()
         blobs: list[str] = []

@@ -28,7 +28,7 @@ from forescribe.speculative.errors import BrokenError, SpeculativeError
 from ..errors import ApiError
 
 LASTING = 2
-"""The exit status if another start would end the same way, as for a usage error; `api.process.workers` does
+"""The exit status if another start would end the same way, as for a usage error; `api.workers` does
 not restart such a worker."""
 
 PASSING = 75

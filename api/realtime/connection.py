@@ -239,16 +239,13 @@ class Connection:
         return None
 
     async def _meter(self) -> None:
-        """Count the audio against the limits and quotas of the key. Raises ApiError where they are reached,
-        and if the key is no longer in force."""
+        """Count the audio. Raises ApiError for too much of it, and if the key is no longer in force."""
         owner, seconds = self.client.owner, self._unmetered_s
         if owner and not in_force(self.websocket.app.state.keyring, owner):
             raise ApiError("invalid_api_key", "the API key has expired or was removed")
         if self._received_s > self.settings.max_audio_s:
             text = f"the session has had {self.settings.max_audio_s:g} s of audio, the maximum (max_audio_s)"
             raise ApiError("audio_too_long", text)
-        self.serving.admission.charge(owner, seconds)
-        await self.streams.spend(owner, audio_s=seconds)
         self._unmetered_s = 0.0
         self.streams.received(seconds)
 

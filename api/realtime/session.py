@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ..errors import ApiError
-from ..routers.operations import check_model
 from ..settings import NO_DIARIZER, Settings
 from ..speech import forms
 from ..speech.diarization import check_pairs
-from ..speech.forms import MAX_KNOWN, MAX_LISTED, MAX_PROMPT, Entry, TranscriptionForm
+from ..speech.forms import MAX_KNOWN, MAX_LISTED, MAX_PROMPT, Entry, TranscriptionForm, check_model
 from ..speech.serving import Serving
 
 if TYPE_CHECKING:

@@ -10,18 +10,13 @@ Does not know sockets or events.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
-from sqlalchemy.exc import DBAPIError
-
-from forescribe.asr.errors import OutputError
 from forescribe.asr.live.events import Completed, Event, Failed, Hypothesis
 
 from ..access.limits import Client
@@ -104,15 +99,6 @@ class Streams:
         for place in places:
             place.leave()
 
-    async def check_usage(self, owner: str) -> None:
-        """Raises ApiError `insufficient_quota` if a quota of the key is used up, `not_ready` if that is not
-        known."""
-        await _told(partial(self.serving.usage.check, owner))
-
-    async def spend(self, owner: str, *, requests: int = 0, audio_s: float = 0.0) -> None:
-        """Count against the quotas of the key. Raises as `check_usage` does."""
-        await _told(partial(self.serving.usage.spend, owner, requests=requests, audio_s=audio_s))
-
     def received(self, seconds: float) -> None:
         """Count audio."""
         self._audio_s.inc(seconds)
@@ -139,11 +125,3 @@ class Streams:
         if len(self._places) >= settings.max_streams:
             text = f"{settings.max_streams} live sessions are open, the maximum of this server"
             raise ApiError("overloaded", text)
-
-
-async def _told(act: Callable[[], None]) -> None:
-    """Call it in a thread. A database that is away is told to the client."""
-    try:
-        await asyncio.to_thread(act)
-    except (DBAPIError, OutputError) as error:
-        raise ApiError("not_ready", "the database of usage cannot be reached; try again") from error

@@ -13,16 +13,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from forescribe.asr.decode.options import Options
-from forescribe.asr.formats.transcript import Transcript
 
 from ..dependencies import ClientDep, ServingDep, SettingsDep
 from ..http.openapi import form_body
 from ..speech import forms
 from ..speech.answers import EventStream, answer, events
-from ..speech.forms import TranscriptionForm, TranslationForm, parse
-from ..speech.serving import TranscriptionStream
+from ..speech.forms import TranscriptionForm, TranslationForm, check_model, parse
 from ..speech.upload import AdmittedUpload, admitted, all_parts, while_connected
-from .operations import check_model
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
 
@@ -54,7 +51,7 @@ async def transcriptions(
     parts = await all_parts(request, stream)
     return answer(
         form.response_format,
-        _transcript(stream),
+        stream.transcript,
         tokens=[token for part in parts for token in part.tokens] if logprobs else None,
         granularities=form.timestamp_granularities,
     )
@@ -79,7 +76,7 @@ async def _diarized(
             return EventStream(body, cleanup.pop_all().close)
         await all_parts(request, stream)
         with admission.serving.tracing.span("diarize"):
-            assigning = diarization.assign(_transcript(stream))
+            assigning = diarization.assign(stream.transcript)
             transcript = await while_connected(request, assigning)
     return answer(form.response_format, transcript)
 
@@ -93,10 +90,4 @@ async def translations(
         check_model(form.model, settings)
         stream = await admission.follow(forms.translation(form, serving))
     await all_parts(request, stream)
-    return answer(form.response_format, _transcript(stream))
-
-
-def _transcript(stream: TranscriptionStream) -> Transcript:
-    outcome = stream.outcome
-    assert outcome is not None and outcome.transcript is not None  # a failure was raised before
-    return outcome.transcript
+    return answer(form.response_format, stream.transcript)

@@ -66,10 +66,7 @@ async def predict(
             stream = await admission.follow(options, tap)
             cleanup.callback(stream.cancel)
             await all_parts(request, stream)
-            outcome = stream.outcome
-            # A failure was raised before.
-            assert outcome is not None and outcome.transcript is not None
-            transcript, spoken = outcome.transcript, None
+            transcript, spoken = stream.transcript, None
             if diarization is not None:
                 spoken = await while_connected(
                     request, diarization.assign(transcript, huggingface_contract.speaker)

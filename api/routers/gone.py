@@ -10,7 +10,9 @@ from fastapi import APIRouter, Request
 from ..errors import ApiError
 from ..http.errors import METHODS
 
-GONE: Mapping[str, str] = MappingProxyType({})
+GONE: Mapping[str, str] = MappingProxyType(
+    {"/v1/usage": "a gateway in front counts what keys use, such as LiteLLM's proxy"}
+)
 """One sentence what to use instead, by the route's path. It may end with `{rest:path}`."""
 
 

@@ -39,9 +39,8 @@ from ..jobs.store import Store
 from ..jobs.submissions import RETRY_S, JobForm, Recording, check
 from ..jobs.tables import ENDED, Job, LogEntry, State
 from ..speech.answers import FILES, PING, PING_S, EventStream, answer
-from ..speech.forms import parse
+from ..speech.forms import check_model, parse
 from ..uploads.multipart import Received, receive_form
-from .operations import check_model
 
 POLL_S = 0.25
 """Seconds between reads of the log. Other processes write to it too, so there is no notification."""

@@ -1,12 +1,11 @@
-"""Routes about the service itself: `/health`, `/ready`, `/metrics`, `/v1/models` and `/v1/usage`.
+"""Routes about the service itself: `/health`, `/ready`, `/metrics` and `/v1/models`.
 
 `/health` and `/ready` answer without a key and without details. A process is ready if its models are loaded
 and warm, no end is announced, the disk for uploads has room, and the job database accepts writes. If only the
 disk of jobs and files is full, it is ready, because it still transcribes.
 
 `/metrics`, for Prometheus, requires a key, like all routes that reveal something. `/v1/models` names the
-speech model, with its aliases, and the text model, whether they are loaded yet or not. `/v1/usage` is for the
-holder of a key and not OpenAI's: there the usage of a project needs an administrator's key. Does not know how
+speech model, with its aliases, and the text model, whether they are loaded yet or not. Does not know how
 anything is counted.
 """
 
@@ -18,18 +17,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
-from ..access.usage import Amount, until
-from ..dependencies import ANONYMOUS, Caller, ServingDep, SettingsDep
+from ..dependencies import ServingDep, SettingsDep
 from ..errors import ApiError
 from ..settings import NO_DIARIZER, Settings
+from ..speech.forms import check_model, names
 from ..speech.serving import Serving
 from ..text.serving import TextServing
 
@@ -47,16 +45,11 @@ SCRATCH_SHARE = 8
 """The part of `min_free_bytes`, one in so many, that the disk for uploads needs. Jobs and files are refused
 below all of it, often on the same disk, so that the rest is left for transcriptions."""
 
-DAYS = 31
-"""How many days of usage are listed."""
-
 health_router = APIRouter(tags=["health"])
 
 metrics_router = APIRouter(tags=["operations"])
 
 models_router = APIRouter(prefix="/v1/models", tags=["models"])
-
-usage_router = APIRouter(prefix="/v1/usage", tags=["usage"])
 
 
 class Readiness:
@@ -194,90 +187,5 @@ async def model(name: str, settings: SettingsDep) -> Model:
     return Model(id=check_model(name, settings), speakers=_tells_speakers(settings))
 
 
-class Used(BaseModel):
-    """An amount of use."""
-
-    requests: int
-    audio_seconds: float
-    tokens: int
-
-
-class Quotas(BaseModel):
-    """The most that may be used; None is no quota."""
-
-    requests: int | None
-    audio_seconds: float | None
-    tokens: int | None
-
-
-class Period(BaseModel):
-    """A day or a month, in UTC."""
-
-    starts: date
-    ends_at: datetime
-    used: Used
-    quotas: Quotas
-
-
-class Day(Used):
-    day: date
-
-
-class UsageObject(BaseModel):
-    object: Literal["usage"] = "usage"
-    day: Period
-    month: Period
-    days: list[Day]
-
-
-@usage_router.get("")
-async def usage(serving: ServingDep, settings: SettingsDep, caller: Caller) -> UsageObject:
-    """What the key has used today, this month, and on each of the last 31 days."""
-    meter = serving.usage
-    rights = settings.api_keys.get(caller)
-    if caller == ANONYMOUS or rights is None or not meter.counts:
-        raise ApiError("not_found", "usage is counted per key, and this server has none")
-    today = meter.today()
-    since = min(today.replace(day=1), today - timedelta(days=DAYS - 1))
-    days = await asyncio.to_thread(meter.days, caller, since)
-
-    def period(name: Literal["day", "month"], starts: date) -> Period:
-        inside = (amount for day, amount in days.items() if day >= starts)
-        return Period(
-            starts=starts,
-            ends_at=until(today, name),
-            used=_used(sum(inside, Amount())),
-            quotas=Quotas(
-                requests=getattr(rights, f"requests_per_{name}"),
-                audio_seconds=getattr(rights, f"audio_s_per_{name}"),
-                tokens=getattr(rights, f"tokens_per_{name}"),
-            ),
-        )
-
-    return UsageObject(
-        day=period("day", today),
-        month=period("month", today.replace(day=1)),
-        days=[Day(day=day, **_used(amount).model_dump()) for day, amount in days.items()],
-    )
-
-
-def names(settings: Settings) -> list[str]:
-    """The names of the speech model, its own first."""
-    return list(dict.fromkeys([settings.model_name, *settings.aliases]))
-
-
-def check_model(name: str, settings: Settings) -> str:
-    """The name, if it is one of the speech model's. Raises ApiError `model_not_found`."""
-    if name not in (*names(settings), settings.model):
-        text = f"there is no model {name!r}; there is {settings.model_name!r}"
-        raise ApiError("model_not_found", text, param="model")
-    return name
-
-
 def _tells_speakers(settings: Settings) -> bool:
     return settings.diarizer != NO_DIARIZER
-
-
-def _used(amount: Amount) -> Used:
-    seconds = round(amount.audio_s, 3)
-    return Used(requests=amount.requests, audio_seconds=seconds, tokens=amount.tokens)

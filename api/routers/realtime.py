@@ -38,8 +38,7 @@ from ..realtime.events import BetaShape, error_event
 from ..realtime.session import SessionConfig, initial
 from ..realtime.streams import Streams
 from ..settings import Settings
-from ..speech.serving import refuse_without_model
-from .operations import check_model
+from ..speech.forms import check_model
 
 PATH = "/v1/realtime"
 
@@ -115,8 +114,6 @@ async def realtime(websocket: WebSocket) -> None:
         owner, config = await _admitted(websocket, streams)
         client = client_of(websocket, owner)
         with streams.place(client) as place:
-            streams.serving.admission.charge_request(owner)
-            await streams.spend(owner, requests=1)
             offered = websocket.scope["subprotocols"]
             await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
             if _speaks_beta(websocket):
@@ -133,12 +130,9 @@ async def _admitted(websocket: WebSocket, streams: Streams) -> tuple[str, Sessio
     """Whose session it is, and its first configuration. Raises ApiError."""
     serving, settings = streams.serving, streams.settings
     owner, config = _caller(websocket, streams)
-    if settings.front_end:
-        refuse_without_model()
     serving.check()
     config = _asked(websocket, config, settings)
     config.options(serving, settings)  # whether they can be served
-    await streams.check_usage(owner)
     return owner, config
 
 

@@ -47,7 +47,7 @@ async def completions(
     request: Request, text_serving: TextServingDep, serving: ServingDep, client: ClientDep
 ) -> Response:
     form, texts = await _begin(request, text_serving, serving, client, CompletionForm)
-    return await _answer(request, serving, client.owner, form, texts)
+    return await _answer(request, serving, form, texts)
 
 
 @router.post("/chat/completions", openapi_extra=json_body(ChatForm))
@@ -55,7 +55,7 @@ async def chat(
     request: Request, text_serving: TextServingDep, serving: ServingDep, client: ClientDep
 ) -> Response:
     form, texts = await _begin(request, text_serving, serving, client, ChatForm)
-    return await _answer(request, serving, client.owner, form, texts)
+    return await _answer(request, serving, form, texts)
 
 
 async def _begin(
@@ -69,15 +69,12 @@ async def _begin(
     generator = text_serving.check()
     if serving.leaving:
         raise ApiError("not_ready", f"the server is {serving.state}")
-    await asyncio.to_thread(serving.usage.check_tokens, client.owner)
     reservation = reserve(request, client)
     try:
         form = await parse(request, kind)
         reservation.start()
         text_serving.check_model(form.model)
         texts = await asyncio.to_thread(texts_of, form, generator.encode)
-        serving.admission.charge_tokens(client.owner, prompt_tokens(form, texts))
-        await asyncio.to_thread(serving.usage.spend, client.owner, requests=1)
         return form, text_serving.write(texts, reservation.release)
     except BaseException:
         reservation.release()
@@ -85,21 +82,15 @@ async def _begin(
 
 
 async def _answer(
-    request: Request,
-    serving: ServingDep,
-    caller: str,
-    form: TextForm,
-    texts: TextRequest,
+    request: Request, serving: ServingDep, form: TextForm, texts: TextRequest
 ) -> Response:
     shape, read = shape_of(form), prompt_tokens(form, texts.texts)
     began_ns = time.time_ns()
 
     def end() -> None:
-        """Cancel what is left, and count what was written, also if the client has left."""
+        """Cancel what is left."""
         texts.cancel()
-        serving.admission.add_tokens(caller, texts.written)
         serving.tracing.record("generate", began_ns, time.time_ns(), tokens=texts.written)
-        serving.usage.later(caller, tokens=read + texts.written)
 
     if form.stream:
         body = _chunks(texts, shape, read, usage=form.usage_streamed)

@@ -36,7 +36,7 @@ from forescribe.asr.formats.transcript_parts import Json, Segment, Word
 from forescribe.asr.model.languages import LANGUAGES
 
 from ..errors import ApiError
-from .serving import TranscriptionStream
+from .stream import TranscriptionStream
 
 if TYPE_CHECKING:
     from forescribe.asr.sessions.parts import Part, Token
@@ -237,8 +237,7 @@ async def events(
                     delta["logprobs"] = logprob_items
                 if delta["delta"] or (logprobs and logprob_items):
                     yield data({"type": "transcript.text.delta", **delta})
-        assert stream.outcome is not None and stream.outcome.transcript is not None
-        transcript = stream.outcome.transcript
+        transcript = stream.transcript
         if assign is not None:
             assigning = asyncio.ensure_future(assign(transcript))
             while not (await asyncio.wait({assigning}, timeout=PING_S))[0]:

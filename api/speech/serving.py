@@ -2,7 +2,7 @@
 
     serving = Serving.of(settings)
     serving.start()                          # loads in the thread; `state` tells how far it is
-    stream = serving.follow(task)            # one upload on its way through the engine
+    stream = serving.follow(samples, options, reservation, None)    # one upload through the engine
     try:
         while (part := await stream.next()) is not None: ...    # parts as they become final
         stream.outcome
@@ -15,10 +15,10 @@ After `idle_unload_s` without work the model leaves memory; the next request has
 All requests share one session, so the windows of all uploads share the engine's slots. Does not know
 forms and answers.
 
-`FrontEnd` has no model and is ready at once: it accepts jobs, and `forescribe worker` does them on other
+A front end has no model and is ready at once: it accepts jobs, and `forescribe worker` does them on other
 machines. Recordings are still decoded here, in child processes, for their length and to refuse what is not
 audio. What only the model can tell (whether it knows a language that Whisper knows) fails the job instead of
-the request. Routes that need the model are refused by name.
+the request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, NoReturn, Self, cast
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.sandbox import Decoders
@@ -40,33 +40,28 @@ from forescribe.speculative.models.checkpoint import loading
 from forescribe.speculative.stats import Stats
 
 from ..access.limits import Admission, Reservation
-from ..access.usage import Meter
 from ..errors import ApiError
-from ..http.errors import CURRENT, report
+from ..http.errors import report
 from ..metrics import Metrics, watch
 from ..process.idle import IdleUnload
 from ..process.lifecycle import Lifecycle
-from ..process.models import POLL_S, Mailbox, ModelThread, log_engine
+from ..process.models import POLL_S, ModelThread, log_engine
 from ..settings import Settings
-from ..telemetry import traces
-from ..telemetry.tracing import PLACE, Tracing, Value
+from ..telemetry import Tracing
 from .diarization import Speakers
+from .stream import Observation, TranscriptionStream
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
-    from forescribe.asr.decode.options import Options, Outcome
+    from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.live.events import LiveOptions, Tell
     from forescribe.asr.live.stream import LiveStream
     from forescribe.asr.model.special_tokens import SpecialTokens
-    from forescribe.asr.sessions.parts import Part
     from forescribe.asr.sessions.session import Session
     from forescribe.asr.sessions.submission import Tap
     from forescribe.diarize.diarizer import Diarizer
 
-
-TRACED = ("windows", "tokens", "drafted", "accepted", "rounds")
-"""Figures of a transcript that its span has as attributes."""
 
 SPEECH_MODEL = "the speech model"
 """What log lines call it."""
@@ -83,14 +78,13 @@ class Serving(Lifecycle):
     def __init__(
         self,
         settings: Settings,
-        load: Callable[[], Transcriber],
+        load: Callable[[], Transcriber] | None,
         load_diarizer: Callable[[], Diarizer],
         decoders: Decoders | None = None,
     ) -> None:
         super().__init__(settings)
-        self._load = load
+        self._load = load  # None for a front end
         self.admission = Admission(settings)
-        self.usage = Meter()
         self.tracing = Tracing()
         self.decoders = decoders or Decoders(settings.readers)
         self.speakers = Speakers(load_diarizer, self.decoders)
@@ -119,16 +113,18 @@ class Serving(Lifecycle):
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """With the models of the settings."""
-        serving = cls(
-            settings, partial(load_transcriber, settings), partial(load_diarizer, settings)
-        )
-        serving.tracing = traces.of(settings)
+        load = None if settings.front_end else partial(load_transcriber, settings)
+        serving = cls(settings, load, partial(load_diarizer, settings))
+        serving.tracing = Tracing.of(settings)
         return serving
 
     def start(self) -> None:
         self.decoders.start()
-        self.thread.start()
-        self.idle.start()
+        if self._load is not None:
+            self.thread.start()
+            self.idle.start()
+        elif self.state == "loading":
+            self._facts, self.state = Facts(None, drafting=True), "ready"
 
     async def stop(self) -> None:
         """Drain, and wait for the end."""
@@ -174,15 +170,21 @@ class Serving(Lifecycle):
     @property
     def multilingual(self) -> bool:
         """Whether the model translates. Raises ApiError `not_ready` before it is loaded."""
-        return self.facts.tokens.translates
+        tokens = self.facts.tokens
+        return tokens is None or tokens.translates
 
     def language(self, name: str, param: str = "language") -> str:
         """The code of a language, or of several, separated by commas. Raises ApiError `invalid_value`, which
         names the field `param`, for one that the model does not know."""
-        from forescribe.asr.model.special_tokens import language_codes
+        from forescribe.asr.model.special_tokens import known_languages, language_codes
 
+        codes, tokens = language_codes(name), self.facts.tokens
+        if tokens is None:
+            for unknown in sorted(set(codes) - known_languages()):
+                raise ApiError("invalid_value", f"unknown language {unknown!r}", param=param)
+            return ",".join(codes)
         try:
-            return ",".join(map(self.facts.tokens.language, language_codes(name)))
+            return ",".join(map(tokens.language, codes))
         except UsageError as error:
             raise ApiError.of(error, param=param) from error
 
@@ -217,27 +219,26 @@ class Serving(Lifecycle):
             self.check()
             await asyncio.sleep(POLL_S)
 
-    def follow(self, task: TranscriptionTask) -> TranscriptionStream:
-        """Queue an upload; the model is `awake`. Raises ApiError if its options cannot be served or no work
-        is admitted; the task is released then."""
-        stream = TranscriptionStream(task, self.settings.timeout_s, self.metrics, self.tracing)
+    def follow(
+        self, samples: DecodedFile, options: Options, reservation: Reservation, tap: Tap | None
+    ) -> TranscriptionStream:
+        """Queue an upload; the model is `awake`. When the engine is done with it, however it ends, its
+        samples are closed, and its reservation is released unless a `tap` has more to do. Raises ApiError if
+        its options cannot be served or no work is admitted; then nothing of it was taken."""
+        observation = Observation(self.metrics, self.tracing)
+        done = samples.close if tap is not None else _both(samples.close, reservation.release)
+        stream = TranscriptionStream(
+            observation, self.settings.timeout_s, reservation.progressed, done
+        )
+        phases = observation.phases
         try:
             with self.idle.lock:
                 session = self._ready()
                 submission = session.submit(
-                    task.decoded_file,
-                    task.options,
-                    stream,
-                    name=NAME,
-                    tap=task.tap,
-                    phases=stream.phases,
+                    samples, options, stream, name=NAME, tap=tap, phases=phases
                 )
         except ForescribeError as error:
-            task.release()
             raise ApiError.of(error, param="prompt") from error
-        except BaseException:
-            task.release()
-            raise
         stream.cancelled_by(lambda: session.cancel(submission))
         return stream
 
@@ -261,6 +262,7 @@ class Serving(Lifecycle):
 
     def _loaded_session(self) -> Session:
         with loading():
+            assert self._load is not None, "a front end has no thread"
             transcriber = self._load()
             from forescribe.asr.sessions.session import Session
 
@@ -298,165 +300,11 @@ class Serving(Lifecycle):
 
 @dataclass(frozen=True)
 class Facts:
-    """What requests are checked against: the model's special tokens, and whether something drafts."""
+    """What requests are checked against: the model's special tokens, which a front end does not know, and
+    whether something drafts."""
 
-    tokens: SpecialTokens
+    tokens: SpecialTokens | None
     drafting: bool
-
-
-class FrontEnd(Serving):
-    """A serving without a model: decoders and admission only."""
-
-    def start(self) -> None:
-        self.decoders.start()
-        if self.state == "loading":
-            self.state = "ready"
-
-    def check(self) -> None:
-        """Raises ApiError `not_ready` if no work is admitted."""
-        if not self.open:
-            raise ApiError("not_ready", f"the server is {self.state}")
-
-    def language(self, name: str, param: str = "language") -> str:
-        """The code of a language that Whisper knows, or of several. Raises ApiError `invalid_value`."""
-        from forescribe.asr.model.special_tokens import known_languages, language_codes
-
-        codes = language_codes(name)
-        unknown = set(codes) - known_languages()
-        if unknown:
-            text = f"unknown language {min(unknown)!r}"
-            raise ApiError("invalid_value", text, param=param)
-        return ",".join(codes)
-
-    @property
-    def multilingual(self) -> bool:
-        """Unknown here; an English-only model's worker fails the job."""
-        return True
-
-
-@dataclass(frozen=True)
-class TranscriptionTask:
-    """An upload to transcribe.
-
-    When the engine is done with it, however it ends, its samples are closed and its reservation is
-    released; with a `tap`, the owner of the tap has more to do and releases the reservation itself.
-    """
-
-    decoded_file: DecodedFile
-    options: Options
-    reservation: Reservation
-    tap: Tap | None = None
-
-    def release(self) -> None:
-        self.decoded_file.close()
-        if self.tap is None:
-            self.reservation.release()
-
-
-class TranscriptionStream:
-    """The listener of a submission: called on the engine's thread, read on the event loop.
-
-    `timeout_s` counts from its creation. The submitting code sets `cancelled_by`.
-    """
-
-    def __init__(
-        self,
-        task: TranscriptionTask,
-        timeout_s: float,
-        metrics: Metrics,
-        tracing: Tracing,
-    ) -> None:
-        self.task, self.metrics = task, metrics
-        self.outcome: Outcome | None = None
-        self._parts: Mailbox[Part | None] = Mailbox(timeout_s)  # at most a recording's windows
-        self._cancel: Callable[[], None] | None = None
-        self.tracing, self.phases = tracing, tracing.phases()
-        self._place, self._queued_ns = PLACE.get(), time.time_ns()
-        self._request_id, self._queued_s = CURRENT.get(), time.perf_counter()
-
-    # -- on the engine's thread -------------------------------------------------------------------
-
-    def progressed(self, part: Part) -> None:
-        self.task.reservation.progressed(part.done_s)
-        self._parts.put(part)
-
-    def ended(self, outcome: Outcome | None) -> None:
-        self.outcome = outcome
-        try:
-            if outcome is not None:
-                self._report(outcome)
-                self.task.reservation.admission.record_speed(
-                    self.task.decoded_file.duration_s, outcome.wall_s
-                )
-        finally:
-            self.task.release()
-            self._parts.put(None)
-
-    def _report(self, outcome: Outcome) -> None:
-        """Count and log the recording, without its text."""
-        self.metrics.ended(outcome)
-        wait_s = max(0.0, time.perf_counter() - self._queued_s - outcome.wall_s)
-        self.metrics.took("wait", wait_s)
-        self.metrics.took("transcribe", outcome.wall_s)
-        self._trace(outcome, wait_s)
-        facts: dict[str, object] = {"request_id": self._request_id, "wait_s": round(wait_s, 3)}
-        if outcome.error is not None:
-            report("recording", **facts, error=outcome.error.code)
-            return
-        assert outcome.transcript is not None
-        audio_s, stats = outcome.transcript.duration, outcome.transcript.stats
-        report(
-            "recording",
-            **facts,
-            audio_s=round(audio_s, 3),
-            wall_s=round(outcome.wall_s, 3),
-            x_real_time=round(audio_s / outcome.wall_s, 2) if outcome.wall_s > 0 else None,
-            windows=stats["windows"],
-            tokens=stats["tokens"],
-            acceptance_rate=stats["acceptance_rate"],
-            fallbacks=sum(d.tried > 0 for d in outcome.decoded),
-        )
-
-    def _trace(self, outcome: Outcome, wait_s: float) -> None:
-        """Record the spans of the recording."""
-        if not self.tracing.active:
-            return
-        began_ns = self._queued_ns + round(1e9 * wait_s)
-        self.tracing.record("queue", self._queued_ns, began_ns, parent=self._place)
-        facts: dict[str, Value] = {}
-        if outcome.error is not None:
-            facts["error_type"] = outcome.error.code
-        elif outcome.transcript is not None:
-            stats = outcome.transcript.stats
-            facts = {name: cast(Value, stats[name]) for name in TRACED}
-        place = self.tracing.record(
-            "transcribe", began_ns, time.time_ns(), parent=self._place, **facts
-        )
-        self.tracing.record_phases(self.phases, place)
-
-    # -- on the event loop ------------------------------------------------------------------------
-
-    def cancelled_by(self, cancel: Callable[[], None]) -> None:
-        self._cancel = cancel
-
-    async def next(self) -> Part | None:
-        """The next part; None at the end, when `outcome` is set.
-
-        Raises ApiError if the recording fails or takes too long.
-        """
-        part = await self._parts.next()
-        if part is None:
-            self._cancel = None
-            assert self.outcome is not None  # a reader that has cancelled does not read on
-            if self.outcome.error is not None:
-                raise ApiError.of(self.outcome.error) from self.outcome.error
-        return part
-
-    def cancel(self) -> None:
-        """Free its slots before the engine's next round."""
-        if self._cancel is not None:
-            self._cancel()
-            self._cancel = None
 
 
 def load_transcriber(settings: Settings) -> Transcriber:
@@ -486,13 +334,14 @@ def load_diarizer(settings: Settings) -> Diarizer:
     return registry.load(settings.diarizer, device=settings.device, network=network)
 
 
-def refuse_without_model() -> NoReturn:
-    """A dependency of the routes that need a model in this process. Raises ApiError `not_found`, before the
-    body is read."""
-    raise ApiError(
-        "not_found",
-        "this server has no model (front_end = true), so it answers /v1/jobs only: POST the recording there",
-    )
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        try:
+            first()
+        finally:
+            second()
+
+    return call
 
 
 def _discard(samples: Future[DecodedFile]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,10 +22,10 @@ from starlette.requests import ClientDisconnect
 
 from ..access.limits import Client, Reservation
 from ..dependencies import reserve
-from ..errors import ApiError
 from ..settings import Settings
 from ..uploads.multipart import Upload, receive
-from .serving import Serving, TranscriptionStream, TranscriptionTask
+from .serving import Serving
+from .stream import TranscriptionStream
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options
@@ -38,63 +38,45 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AdmittedUpload:
-    """An upload that was received, with its reservation."""
+    """An upload that was received, and what is `held` for it: its reservation and, later, its samples."""
 
     upload: Upload
     reservation: Reservation
     serving: Serving
-    caller: str
+    held: ExitStack
 
     async def follow(self, options: Options, tap: Tap | None = None) -> TranscriptionStream:
         """Decode and queue it; with a `tap`, the caller releases the reservation. Raises ApiError if the
         file is not audio, is too long, or does not fit into the queue."""
-        decoded_file = await self.serving.decoded(self.upload.file)
-        try:
-            await self.serving.awake()
-        except BaseException:
-            decoded_file.close()
-            raise
+        samples = await self.serving.decoded(self.upload.file)
+        self.held.callback(samples.close)
         self.upload.file.close()  # only the samples are needed from here on
-        seconds, usage = decoded_file.duration_s, self.serving.usage
-        try:
-            await asyncio.to_thread(usage.spend, self.caller, requests=1, audio_s=seconds)
-        except BaseException:
-            decoded_file.close()
-            raise
-        try:
-            try:
-                self.reservation.add_audio(seconds)
-            except BaseException:
-                decoded_file.close()
-                raise
-            task = TranscriptionTask(decoded_file, options, self.reservation, tap)
-            return self.serving.follow(task)
-        except ApiError:
-            await asyncio.to_thread(usage.refund, self.caller, requests=1, audio_s=seconds)
-            raise
+        await self.serving.awake()
+        self.reservation.add_audio(samples.duration_s)
+        stream = self.serving.follow(samples, options, self.reservation, tap)
+        self.held.pop_all()  # the engine has it
+        return stream
 
 
 @asynccontextmanager
 async def admitted(
     request: Request, settings: Settings, serving: Serving, client: Client
 ) -> AsyncIterator[AdmittedUpload]:
-    """The request's upload. The block either ends by calling `follow`, or raises: then nothing of the
-    upload is left. Raises ApiError before the body is read if no work is admitted.
+    """The request's upload. What is held for it is given back at the end of the block, unless `follow` has
+    queued it: then the engine gives it back. Raises ApiError before the body is read if no work is admitted.
     """
     serving.check()
-    await asyncio.to_thread(serving.usage.check, client.owner)
-    reservation = reserve(request, client)
-    serving.idle.want()  # it is loaded while the body arrives
-    try:
-        began, began_ns = time.perf_counter(), time.time_ns()
+    with ExitStack() as held:
+        reservation = reserve(request, client)
+        held.callback(reservation.release)
+        serving.idle.want()  # it is loaded while the body arrives
+        began_ns = time.time_ns()
         async with receive(request, settings) as upload:
-            serving.tracing.record("receive", began_ns, time.time_ns())
+            received_ns = time.time_ns()
+            serving.tracing.record("receive", began_ns, received_ns)
+            serving.metrics.took("upload", (received_ns - began_ns) / 1e9)
             reservation.start()
-            serving.metrics.took("upload", time.perf_counter() - began)
-            yield AdmittedUpload(upload, reservation, serving, client.owner)
-    except BaseException:
-        reservation.release()
-        raise
+            yield AdmittedUpload(upload, reservation, serving, held)
 
 
 async def all_parts(request: Request, stream: TranscriptionStream) -> list[Part]:

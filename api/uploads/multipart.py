@@ -41,8 +41,7 @@ class Upload:
 
 @asynccontextmanager
 async def receive(request: Request, settings: Settings) -> AsyncIterator[Upload]:
-    """Receive the request's form. The file is closed if this fails or the block raises; otherwise the caller
-    closes it.
+    """Receive the request's form. The file is closed at the end of the block.
 
     Raises ApiError: `unsupported_media_type`, `file_too_large`, `missing_file`, `storage_full`,
     `invalid_value`.
@@ -53,9 +52,8 @@ async def receive(request: Request, settings: Settings) -> AsyncIterator[Upload]
         if received.file is None:
             raise ApiError("missing_file", "the form has no file", param="file")
         yield Upload(received.fields, received.file)
-    except BaseException:
+    finally:
         await form.close()
-        raise
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ GONE: Mapping[str, str] = {
     "--max-minutes": "timeout 90m forescribe listen ends after 90 minutes",
     "--drafter": "leave it out: --draft names what drafts, or --reference-text with --draft none",
     "bench": "use python -m benchmarks.transcribe, .text or .drafts in the repository",
+    "--limit": "for one key: --max-requests N; a gateway in front counts what keys use",
     "status": "a run says how much is done when it begins: repeat it with --dry-run; a cluster is shown by "
     "Ray's dashboard",
 }

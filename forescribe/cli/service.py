@@ -79,8 +79,8 @@ def serve(**values: Any) -> None:
     """
     options = ServeOptions(**values)
     try:
-        from forescribe.api.process.workers import bound, run
         from forescribe.api.settings import load
+        from forescribe.api.workers import bound, run
     except ModuleNotFoundError as error:
         raise UsageError(f"serve needs {error.name}: {how_to_install('serve')}") from error
 
@@ -127,8 +127,8 @@ def worker(**values: Any) -> None:
     """
     given = asdict(WorkerOptions(**values))
     try:
-        from forescribe.api.process.workers import bound
         from forescribe.api.settings import load
+        from forescribe.api.workers import bound
     except ModuleNotFoundError as error:
         raise UsageError(f"worker needs {error.name}: {how_to_install('serve')}") from error
 
@@ -144,7 +144,7 @@ def worker(**values: Any) -> None:
     settings = load(given.pop("settings"), **given, **named)
     with bound(settings) if listens else nullcontext() as listening:
         # After the port is bound: it takes seconds.
-        from forescribe.api.process.server import run_worker, worker_settings
+        from forescribe.api.server import run_worker, worker_settings
 
         settings = worker_settings(settings)
         if listening is not None:
@@ -161,10 +161,8 @@ class KeyOptions:
     scope: list[str] | None = opt(
         SERVICE, "--scope SCOPE", "audio, text, jobs or metrics; repeatable."
     )
-    limit: list[str] | None = opt(
-        SERVICE,
-        "--limit NAME=N",
-        "A limit or quota, such as requests_per_minute=60 or audio_s_per_month=36000; repeatable.",
+    max_requests: int | None = opt(
+        SERVICE, "--max-requests N", "Requests in progress at a time.", shown="of the server"
     )
     expires: str | None = opt(SERVICE, "--expires DATE", "Last day of the key, as 2027-01-31.")
 
@@ -183,7 +181,8 @@ def key(**values: Any) -> None:
         rights["scopes"] = options.scope
     if options.expires is not None:
         rights["expires"] = _day(options.expires)
-    rights |= dict(_limit(text) for text in options.limit or ())
+    if options.max_requests is not None:
+        rights["max_requests"] = options.max_requests
     value = new_key()
     _check({"hash": digest(value), **rights})
     typer.echo(value)
@@ -201,19 +200,7 @@ def _check(rights: dict[str, Any]) -> None:
     except ValidationError as error:
         first = error.errors()[0]
         place = first["loc"][0] if first["loc"] else "rights"
-        if first["type"] == "extra_forbidden":
-            known = [n for n in Rights.model_fields if n not in ("hashes", "scopes", "expires")]
-            raise UsageError(f"--limit {place}: unknown; known: {', '.join(known)}") from error
         raise UsageError(f"{place}: {first['msg']}") from error
-
-
-def _limit(text: str) -> tuple[str, int | float]:
-    name, _, value = text.partition("=")
-    try:
-        number = float(value)
-        return name, int(number) if number.is_integer() else number
-    except (ValueError, OverflowError):
-        raise UsageError(f"--limit {text}: give NAME=N, such as requests_per_day=1000") from None
 
 
 def _day(text: str) -> date:

@@ -60,7 +60,6 @@ PRIVATE = (
     ("GET", "/v1/models"),
     ("GET", "/v1/models/random"),
     ("GET", "/metrics"),
-    ("GET", "/v1/usage"),
     ("GET", "/openapi.json"),
     ("GET", "/docs"),
     ("GET", "/docs/start.js"),

@@ -74,7 +74,6 @@ ROUTES = [
     ("GET", "/v1/batches"),
     ("GET", "/v1/batches/{id}"),
     ("POST", "/v1/batches/{id}/cancel"),
-    ("GET", "/v1/usage"),
 ]
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from forescribe.api import wyoming
 from forescribe.api.settings import Settings, address_of
 from tests.api.conftest import RATE, sound, until
 from tests.api.test_metrics import series
 
+FORM = {"rate": RATE, "width": 2, "channels": 1}
 NOISE = np.frombuffer(sound(3)[44:], "<i2").tobytes()
 
 
@@ -102,12 +102,9 @@ def test_two_requests_in_one_connection_have_the_text_of_uploads(live) -> None:
     address, http = live
     with connected(address) as client:
         texts = []
-        for form in ({}, {"channels": 2}):
+        for _ in range(2):
             client.send("transcribe", name="random", language="de-DE")
-            audio = NOISE
-            if form:
-                audio = np.repeat(np.frombuffer(NOISE, "<i2"), 2).tobytes()
-            client.speak(audio, **form)
+            client.speak(NOISE)
             told, before = client.answer()
             texts.append(told)
             kinds = [kind for kind, _ in before]
@@ -122,15 +119,6 @@ def test_two_requests_in_one_connection_have_the_text_of_uploads(live) -> None:
     assert now["forescribe_live_items_total{result=completed}"] == 2
     assert now["forescribe_live_audio_seconds_total"] == pytest.approx(2 * len(NOISE) / 2 / RATE)
     assert now["forescribe_live_lag_seconds_count"] >= 0 == now["forescribe_live_streams"]
-
-
-@pytest.mark.parametrize("width", [1, 3, 4])
-def test_other_widths_and_rates(address, width) -> None:
-    with connected(address) as client:
-        silence = b"\x80" if width == 1 else bytes(width)
-        client.speak(8000 * silence, width=width, rate=8000)
-        told, before = client.answer()
-    assert (told["text"], before) == ("", [])
 
 
 def test_nothing_was_said(address) -> None:
@@ -150,12 +138,21 @@ def test_a_request_that_begins_anew_drops_the_one_before(address, transcriber) -
     assert told["text"] == ""
 
 
-def test_a_language_that_the_model_does_not_know_is_told(address) -> None:
+@pytest.mark.parametrize(
+    ("asked", "form", "word"),
+    [
+        ({"language": "xx"}, {}, "xx"),
+        ({}, {"rate": 0}, "16-bit mono"),
+        ({}, {"width": 4}, "16-bit mono"),
+        ({}, {"channels": 2}, "16-bit mono"),
+    ],
+)
+def test_what_cannot_be_served_is_told(address, asked, form, word) -> None:
     with connected(address) as client:
-        client.send("transcribe", language="xx")
-        client.send("audio-start", rate=RATE, width=2, channels=1)
+        client.send("transcribe", **asked)
+        client.send("audio-start", **{**FORM, **form})
         kind, told = client.next()
-        assert kind == "error" and told["code"] == "invalid_value" and "xx" in told["text"]
+        assert kind == "error" and told["code"] == "invalid_value" and word in told["text"]
         assert client.next() is None
 
 
@@ -163,30 +160,19 @@ def line(**head: Any) -> bytes:
     return json.dumps(head).encode() + b"\n"
 
 
-FORM = {"rate": RATE, "width": 2, "channels": 1}
-
-
 @pytest.mark.parametrize(
     "data",
     [
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
-        b"x" * (wyoming.MAX_LINE + 10),
+        b"x" * 100_000,
         b"[" * 60_000 + b"\n",
         b"[]\n",
         b'{"type": 1}\n',
-        line(type="audio-chunk", data_length=-1),
         line(type="audio-chunk", data_length=1 << 40),
-        line(type="audio-chunk", payload_length=-5),
         line(type="audio-chunk", payload_length="9"),
-        line(type="audio-chunk", payload_length=True),
         line(type="audio-chunk", payload_length=1 << 62),
         line(type="describe", data_length=3) + b"abc",
-        line(type="describe", data=[1]),
-        line(type="audio-start", data={**FORM, "rate": 0}),
-        line(type="audio-start", data={**FORM, "rate": 1e9}),
-        line(type="audio-start", data={**FORM, "width": 5}),
-        line(type="audio-start", data={**FORM, "channels": 255}),
         line(type="audio-start", data={}),
         line(type="transcribe", data={"language": 7}) + line(type="audio-start", data=FORM),
         line(type="transcribe", data={"transcript_names": "x"})
@@ -204,7 +190,6 @@ def test_what_is_not_the_protocol_ends_its_connection_and_no_other(address, capl
             assert client.next() is None
         other.send("audio-stop")
         assert other.answer()[0].keys() == {"text", "language"}
-    until(lambda: any("wyoming refused" in record.message for record in caplog.records))
     assert not any('"fault"' in record.message for record in caplog.records)
 
 
@@ -229,17 +214,6 @@ def test_a_request_more_than_there_may_be_live_is_refused(live, monkeypatch) -> 
         assert kind == "error" and told["code"] == "overloaded"
         first.send("audio-stop")
         assert first.answer()[0].keys() == {"text", "language"}
-
-
-def test_a_connection_more_than_there_may_be_is_closed(address, monkeypatch) -> None:
-    monkeypatch.setattr(wyoming, "MAX_CONNECTIONS", 1)
-    with connected(address) as first:
-        first.send("ping")
-        assert first.next()
-        with connected(address) as second:
-            assert second.next() is None
-        first.send("ping")
-        assert first.next()
 
 
 def test_an_address_that_is_taken_ends_the_service(service) -> None:

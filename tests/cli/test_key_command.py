@@ -28,23 +28,19 @@ def test_a_key_is_printed_once_and_its_line_lets_it_in(tmp_path) -> None:
 
 def test_a_key_with_rights() -> None:
     arguments = ["--scope", "audio", "--scope", "jobs", "--expires", "2027-01-31"]
-    limits = ["--limit", "requests_per_day=1000", "--limit", "audio_s_per_hour=1.5"]
-    made = run("press.eu", *arguments, *limits)
+    made = run("press.eu", *arguments, "--max-requests", "4")
     assert made.exit_code == 0
     read = tomllib.loads(made.stderr.partition("file:\n")[2])["api_keys"]["press.eu"]
     rights = Rights.model_validate(read)
     assert rights.hashes == (digest(made.stdout.strip()),) and rights.scopes == ("audio", "jobs")
-    assert (rights.requests_per_day, rights.audio_s_per_hour) == (1000, 1.5)
+    assert rights.max_requests == 4
     assert str(rights.expires) == "2027-01-31"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--limit", "x=1"], "unknown; known: max_requests"),
-        (["--limit", "requests_per_day"], "NAME=N"),
-        (["--limit", "requests_per_day=0"], "requests_per_day"),
-        (["--limit", "requests_per_day=inf"], "requests_per_day"),
+        (["--max-requests", "0"], "max_requests"),
         (["--scope", "all"], "scopes"),
         (["--expires", "tomorrow"], "2027-01-31"),
     ],

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from forescribe.api.process import workers
+from forescribe.api import workers
 from forescribe.api.settings import Settings, load
 from forescribe.cli import main
 from forescribe.cli.service import ServeOptions, WorkerOptions

@@ -22,7 +22,7 @@ from typer.main import get_command
 
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import NewJob
-from forescribe.api.process.server import worker_settings
+from forescribe.api.server import worker_settings
 from forescribe.api.settings import PREFIX, Settings, load
 from forescribe.cli.main import app
 from tests.faults.harness import NotRun

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.api.access.limits import MAX_RETRY_AFTER_S, SLOW_RATE, Admission, Client, network
+from forescribe.api.access.limits import SLOW_RATE, Admission, Client, network
 from forescribe.api.errors import ApiError
 from forescribe.api.settings import Settings
 
@@ -20,7 +20,7 @@ def house(**limits) -> Admission:
 def refused(act) -> ApiError:
     with pytest.raises(ApiError) as caught:
         act()
-    assert 1 <= caught.value.retry_after <= MAX_RETRY_AFTER_S
+    assert caught.value.retry_after >= 1
     return caught.value
 
 
@@ -92,16 +92,6 @@ def test_a_clients_own_slow_body_gives_way_to_its_next_one_and_nobody_elses(clie
     assert error.code == "rate_limited" and "2" in error.message
 
 
-def test_who_is_refused_for_another_reason_takes_no_place_from_a_slow_one() -> None:
-    keys = {"team": {"hash": "0" * 64, "requests_per_minute": 1}}
-    full = house(max_uploads=1, api_keys=keys, max_requests=3)
-    full.start(Client("team")).release()
-    slow = Speed(0.0)
-    full.reserve(Client("other"), slow)
-    assert refused(lambda: full.reserve(Client("team"), Speed(inf))).code == "rate_limited"
-    assert not slow.dropped and full.uploads == 1
-
-
 def test_clients_whose_address_is_unknown_have_no_share() -> None:
     full = house(max_uploads_per_address=1)
     full.reserve(Client())
@@ -140,18 +130,6 @@ def test_one_long_recording_may_come_into_an_empty_house() -> None:
     full = house(max_queued_audio_s=100)
     full.start(Client("a")).add_audio(500)
     assert refused(lambda: full.start(Client("b"))).code == "overloaded"
-
-
-def test_the_wait_is_longer_where_more_is_queued_and_shorter_where_it_goes_fast() -> None:
-    def wait(pace: float, seconds: float) -> int:
-        full = house(max_requests=1)
-        full.start(Client("a")).add_audio(seconds)
-        for _ in range(50):
-            full.record_speed(pace, 1.0)
-        return refused(lambda: full.start(Client("b"))).retry_after
-
-    assert wait(1, 100) > wait(10, 100) > wait(10, 10) >= 1
-    assert wait(0.001, 1e6) == MAX_RETRY_AFTER_S
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 200)), max_size=60))

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from forescribe.api.access.keys import digest, new_key
-from forescribe.api.batches.service import REST_S
-from forescribe.api.errors import ApiError
-from forescribe.api.jobs.tables import NewJob
-from forescribe.asr.errors import OutputError
 from tests.api.batches.calls import (
     BATCHES,
     FILES,
@@ -25,7 +20,7 @@ from tests.api.batches.calls import (
     upload,
 )
 from tests.api.conftest import keyed, memo, silence, sound, until
-from tests.api.jobs.application import JOBS, application, ready, submit
+from tests.api.jobs.application import JOBS, application, ready
 
 KEY, OTHER = new_key(), new_key()
 
@@ -360,51 +355,3 @@ def test_the_database_holds_no_text_of_a_batch(client, tmp_path) -> None:
         for table in ("forescribe_batches", "forescribe_batch_lines", "forescribe_files"):
             rows = [tuple(row) for row in tx.exec_driver_sql(f"select * from {table}")]
             assert rows and "confidential" not in json.dumps(rows)
-
-
-def test_a_line_that_has_to_wait_is_not_decoded_again_and_again(
-    tmp_path, transcriber, decoders, monkeypatch
-) -> None:
-    rights = {"team": {"hash": digest(KEY), "audio_s_per_hour": 3}}
-    with application(tmp_path, transcriber, decoders, api_keys=rights) as client:
-        headers, runner = keyed(KEY), ready(client).app.state.batches.runner
-        now, lengths = [0.0], []
-        runner.clock = lambda: now[0]
-        length_s = runner.steps._length_s
-        monkeypatch.setattr(
-            runner.steps, "_length_s", lambda audio: lengths.append(audio) or length_s(audio)
-        )
-        file = audio(client, sound(2), headers=headers)
-        made = begin(client, jsonl([line(k, file=file) for k in "ab"]), headers=headers).json()
-        until(lambda: runner._resting.get(made["id"]))
-        until(lambda: runner.table.counts([made["id"]])[made["id"]].get("succeeded") == 1)
-        known = len(lengths)
-        for _ in range(3):
-            runner.advance_all()
-        assert len(lengths) == known == 2
-        now[0] = REST_S
-        until(lambda: len(lengths) == 3)
-
-
-def test_a_job_that_cannot_be_stored_costs_its_key_nothing(
-    tmp_path, transcriber, decoders, monkeypatch
-) -> None:
-    rights = {"team": {"hash": digest(KEY), "audio_s_per_hour": 3}}
-    with application(tmp_path, transcriber, decoders, api_keys=rights) as client:
-        jobs = ready(client).app.state.jobs
-        (limit,) = jobs.serving.admission.limits("team")[1]
-
-        def refuse(*_: object) -> None:
-            raise OutputError("the disk is full", code="storage_full")
-
-        monkeypatch.setattr(jobs.store.jobs, "insert", refuse)
-        answer = submit(client, sound(2), headers=keyed(KEY))
-        assert answer.json()["error"]["code"] == "storage_full"
-        assert limit.remaining(jobs.serving.admission.clock()) == 3
-
-        def deleted() -> str:
-            raise ApiError("file_not_found", "the file has been deleted")
-
-        gone = SimpleNamespace(flush=lambda: None, commit=deleted)
-        with pytest.raises(ApiError, match="has been deleted"):
-            jobs.submissions.submit(NewJob("job_1", "team", None, 2.0, {}, {}), gone)

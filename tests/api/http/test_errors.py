@@ -22,8 +22,6 @@ def test_every_error_has_openais_body(code) -> None:
     conforms(error.body(), "ErrorResponse")
     kinds = {429: "rate_limit_error"}
     expected = kinds.get(error.status, "server_error" if error.status >= 500 else None)
-    if code == "insufficient_quota":  # OpenAI's type for it
-        expected = code
     assert error.kind == (expected or "invalid_request_error")
 
 

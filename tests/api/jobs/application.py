@@ -20,7 +20,7 @@ from forescribe.api.jobs.service import Jobs
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.workflows import JobEngine
 from forescribe.api.settings import Settings
-from forescribe.api.speech.serving import FrontEnd, Serving
+from forescribe.api.speech.serving import Serving
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.decode.transcriber import Transcriber
 from tests.api.conftest import Halves, until
@@ -43,8 +43,8 @@ def application(
     """Not started."""
     chosen = {"model": "random", "drain_s": 0.0, "min_free_bytes": 0, "data_dir": folder, **given}
     settings = Settings(**chosen)
-    kind = FrontEnd if settings.front_end else Serving
-    serving = kind(settings, lambda: transcriber, Halves, decoders)
+    load = None if settings.front_end else lambda: transcriber
+    serving = Serving(settings, load, Halves, decoders)
     store = Store.open(made(folder), None, blobs)
     jobs = Jobs(settings, serving, store, engine(store), webhooks=webhooks)
     app = create_app(settings, serving, jobs, failed=lambda failure: None)

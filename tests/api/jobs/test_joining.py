@@ -6,7 +6,7 @@ import pytest
 
 from forescribe.api.jobs import recovery
 from forescribe.api.jobs.store import Store
-from forescribe.api.process.server import worker_settings
+from forescribe.api.server import worker_settings
 from forescribe.api.settings import Settings, load
 from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.storage.errors import DeniedError, UnavailableError

@@ -236,7 +236,7 @@ def test_a_server_that_is_away_at_the_start_may_come_back(monkeypatch) -> None:
 @pytest.mark.slow
 def test_a_service_whose_database_is_away_ends_with_a_line_and_a_status() -> None:
     code = """
-from forescribe.api.process.workers import bound, run
+from forescribe.api.workers import bound, run
 from forescribe.api.settings import Settings
 settings = Settings(port=0, data_dir="{folder}",
                     database_url="postgresql://nobody@127.0.0.1:1/none?connect_timeout=2")

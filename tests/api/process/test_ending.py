@@ -16,7 +16,7 @@ import uvicorn
 
 from forescribe.api.process.lifecycle import STALLED, Watchdog
 from forescribe.api.process.models import LASTING, PASSING, Failure, Load
-from forescribe.api.process.server import Server
+from forescribe.api.server import Server
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.errors import CapacityError, ModelError, UsageError
@@ -150,7 +150,7 @@ def test_a_failed_load_ends_a_real_process_with_its_status_and_one_line() -> Non
 from forescribe.asr.errors import CapacityError
 from forescribe.api.speech.serving import Serving
 from forescribe.api.settings import Settings
-from forescribe.api.process.workers import bound, run
+from forescribe.api.workers import bound, run
 class Decoders:
     def start(self): pass
     def close(self): pass

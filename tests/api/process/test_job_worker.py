@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from forescribe.api.process.server import EndWhenIdle
+from forescribe.api.server import EndWhenIdle
 from tests.faults.harness import NotRun, Server, right, until
 from tests.faults.storage import database
 

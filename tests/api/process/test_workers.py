@@ -21,10 +21,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from forescribe.api.process import workers
+from forescribe.api import workers
 from forescribe.api.process.models import LASTING
-from forescribe.api.process.workers import Supervisor, bound, devices
 from forescribe.api.settings import Settings
+from forescribe.api.workers import Supervisor, bound, devices
 from forescribe.asr.errors import UsageError
 
 SPAWN = multiprocessing.get_context("spawn")

@@ -7,17 +7,16 @@ import time
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy.exc import OperationalError
 from starlette.testclient import WebSocketDenialResponse
+from starlette.websockets import WebSocketDisconnect
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
 from forescribe.api.realtime.client_secrets import MAX_LENGTH, ClientSecrets
 from forescribe.api.realtime.session import initial
 from forescribe.api.settings import Settings
-from forescribe.api.speech.serving import FrontEnd
+from forescribe.api.speech.serving import Serving
 from tests.api.conftest import Halves, keyed
-from tests.api.jobs.application import application, ready
 from tests.api.realtime.sockets import PATH, connected, eventually, noise
 
 KEY, OTHER = new_key(), new_key()
@@ -176,26 +175,6 @@ def test_a_full_process_and_a_full_address(service) -> None:
         assert answer.status_code == 429 and "address" in answer.json()["error"]["message"]
 
 
-def test_requests_per_minute_count_sessions(service) -> None:
-    client = service(api_keys=keys(requests_per_minute=2))
-    for _ in range(2):
-        opens(client, headers=keyed(KEY))
-    assert refusal(client, headers=keyed(KEY)).status_code == 429
-
-
-def test_audio_beyond_the_limit_of_a_key_ends_the_session(service) -> None:
-    client = service(api_keys=keys(audio_s_per_minute=15))
-    with connected(client, headers=keyed(KEY)) as socket:
-        for seed in range(3):
-            socket.append(noise(9, seed))
-        while (event := socket.next())["type"] != "error":
-            pass
-        assert event["error"]["code"] == "rate_limited"
-        assert socket.until("completed", "failed")["type"].endswith("completed")
-        assert socket.session.receive()["code"] == 1008
-    eventually(lambda: client.app.state.streams.open == 0)
-
-
 def test_a_key_that_is_removed_ends_its_sessions(service) -> None:
     client = service(api_keys=keys())
     with connected(client, headers=keyed(KEY)) as socket:
@@ -222,43 +201,8 @@ def test_a_model_that_is_not_loaded_takes_nobody(service, transcriber) -> None:
 
 def test_a_server_without_a_model_says_so(tmp_path, decoders) -> None:
     settings = Settings(model="random", front_end=True, database_url="postgresql://u:p@localhost/x")
-    serving = FrontEnd(settings, lambda: None, Halves, decoders)
+    serving = Serving(settings, None, Halves, decoders)
     with TestClient(create_app(settings, serving), base_url="http://localhost") as client:
-        answer = refusal(client)
-        assert answer.status_code == 404 and "front_end" in answer.json()["error"]["message"]
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect(PATH):
+            pass
         assert client.post(SECRETS, json={}).status_code == 404
-
-
-def test_what_was_received_is_used(tmp_path, transcriber, decoders) -> None:
-    """A request when it opens, and its audio; a quota that is used up takes no session, and ends one."""
-    given = {"hash": digest(KEY), "requests_per_day": 2, "audio_s_per_day": 25}
-    with application(tmp_path, transcriber, decoders, api_keys={"team": given}) as client:
-        ready(client)
-        usage = client.app.state.serving.usage
-
-        def used() -> tuple[int, float]:
-            (amount,) = usage.days("team", usage.today()).values()
-            return amount.requests, amount.audio_s
-
-        with connected(client, headers=keyed(KEY)) as socket:
-            socket.append(noise(12))
-            socket.commit()
-            socket.until("completed")
-        eventually(lambda: used() == (1, 12))
-        with connected(client, headers=keyed(KEY)) as socket:
-            socket.append(noise(20))
-            while (event := socket.next())["type"] != "error":
-                pass
-            assert event["error"]["code"] == "insufficient_quota"
-        assert refusal(client, headers=keyed(KEY)).status_code == 429
-
-
-def test_a_database_of_usage_that_is_away_is_told(service, monkeypatch) -> None:
-    client = service(api_keys=keys())
-
-    def away(*args: object, **amount: object) -> None:
-        raise OperationalError("select", {}, Exception("gone"))
-
-    monkeypatch.setattr(client.app.state.serving.usage, "check", away)
-    answer = refusal(client, headers=keyed(KEY))
-    assert answer.status_code == 503 and answer.json()["error"]["code"] == "not_ready"

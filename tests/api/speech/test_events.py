@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from forescribe.api.errors import ApiError
 from forescribe.api.speech import answers
 from forescribe.api.speech.answers import PING, Deltas, data, events
-from forescribe.asr.decode.options import Outcome
 from forescribe.asr.sessions.parts import Part, Token
 from tests.api.page.fakejobs import transcript
 
@@ -64,7 +63,7 @@ class Spoken:
         segments = tuple(replace(s, tokens=(1, 2)) for s in told.segments)
         words = [Token(text, -0.5, text.encode()) for line in lines for text in (" ", line)]
         self.parts = [Part(segments, tuple(words), 1.0), Part((), (), 2.0)]
-        self.outcome = Outcome("file", transcript=replace(told, segments=segments))
+        self.transcript = replace(told, segments=segments)
 
     async def next(self) -> Part | None:
         return self.parts.pop(0) if self.parts else None

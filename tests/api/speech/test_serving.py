@@ -9,13 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from starlette.testclient import TestClient
 
-from forescribe.api.access.limits import Client
 from forescribe.api.app import create_app
-from forescribe.api.errors import ApiError
 from forescribe.api.settings import Settings
-from forescribe.api.speech.serving import Serving, TranscriptionTask
+from forescribe.api.speech.serving import Serving
 from forescribe.asr.audio.inputs import DecodedFile
-from forescribe.asr.decode.options import Guards, Options
+from forescribe.asr.errors import UsageError
 from tests.api.conftest import FORM, TRANSCRIBE, Halves, sound, until
 from tests.api.http import raw
 
@@ -155,20 +153,14 @@ def test_a_fault_of_the_engine_is_a_500_without_its_words(
     assert post(client, sound(2)).status_code == 200
 
 
-def test_what_cannot_be_queued_is_released(service) -> None:
-    client = service()
+def test_what_cannot_be_queued_is_given_back(service, monkeypatch) -> None:
+    client, taken = service(), list[DecodedFile]()
     serving = client.app.state.serving
 
-    class File:
-        closed = False
+    def refuse(samples: DecodedFile, *_: object, **__: object) -> None:
+        taken.append(samples)
+        raise UsageError("not this one")
 
-        def close(self) -> None:
-            self.closed = True
-
-    async def follow(options: Options) -> None:
-        file, place = File(), serving.admission.start(Client())
-        with pytest.raises(ApiError):
-            serving.follow(TranscriptionTask(DecodedFile("file", file, 16_000), options, place))
-        assert file.closed and serving.admission.requests == 0
-
-    client.portal.call(follow, Options(language="tlh", guards=Guards()))
+    monkeypatch.setattr(serving.session, "submit", refuse)
+    assert post(client, sound(2)).status_code == 400
+    assert taken[0].file.closed and serving.admission.requests == 0

@@ -17,8 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
-from forescribe.api.telemetry import traces
-from forescribe.api.telemetry.otel import OtelTracing
+from forescribe.api.telemetry import Tracing, configured
 from forescribe.asr.errors import UsageError
 from tests.api.batches.calls import begin, jsonl, line, upload
 from tests.api.batches.calls import ended as batch_ended
@@ -36,7 +35,7 @@ class Kept:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracing = OtelTracing(provider)
+        self.tracing = Tracing(provider)
         self.tracing.close = lambda: None  # it is several processes' here
 
     @property
@@ -105,6 +104,8 @@ def test_a_diarized_request_and_one_that_is_refused(client, kept) -> None:
     roots = [span for span in kept.spans if span.name == f"POST {TRANSCRIBE}"]
     assert [root.attributes["http.response.status_code"] for root in roots] == [200, 404, 200]
     assert [root.parent is None for root in roots] == [False, True, True]
+    (failed,) = [root for root in roots if root.attributes["http.response.status_code"] == 404]
+    assert failed.attributes["http.route"] == TRANSCRIBE
 
 
 def test_a_job_is_traced_by_the_process_that_does_it(
@@ -186,21 +187,20 @@ def test_a_step_that_fails_tells_its_code(client, kept) -> None:
     ],
 )
 def test_what_switches_traces_on(environment, setting, on) -> None:
-    assert traces.configured(Settings(traces=setting), environment) is on
+    assert configured(Settings(traces=setting), environment) is on
 
 
 def test_an_exporter_that_is_not_there_is_named(monkeypatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
     with pytest.raises(UsageError, match="zipkin"):
-        traces.of(Settings())
+        Tracing.of(Settings())
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch) -> None:
     for name in [name for name in sys.modules if name.startswith("opentelemetry.sdk")]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "forescribe.api.telemetry.otel")
     with pytest.raises(UsageError, match="scripts/setup serve otel"):
-        traces.of(Settings(traces=True))
+        Tracing.of(Settings(traces=True))
 
 
 def run(code: str) -> str:

@@ -144,15 +144,6 @@ def test_pieces_that_come_slowly_have_a_bound(
         assert patch(client, last, 0, b"12345").status_code == 204
 
 
-def test_pieces_count_for_no_limit_of_a_minute(tmp_path, transcriber, decoders) -> None:
-    key = new_key()
-    rights = {"team": {"hash": digest(key), "requests_per_minute": 1}}
-    with application(tmp_path, transcriber, decoders, api_keys=rights) as client:
-        client.headers["Authorization"] = f"Bearer {key}"
-        place = create(client, 4).headers["location"]
-        assert [patch(client, place, at, b"x").status_code for at in range(4)] == [204] * 4
-
-
 def test_a_disk_below_its_mark_takes_no_further_piece(client, monkeypatch) -> None:
     place = create(client, 4).headers["location"]
     jobs = client.app.state.jobs

@@ -4,7 +4,7 @@
     run_worker(settings)                       # takes jobs from the queue; has no clients
     run_worker(settings, listening)            # with /health, /ready and /metrics on a bound socket
 
-`api.process.workers` supervises several services, one for each device. At the signal a service drains; a
+`api.workers` supervises several services, one for each device. At the signal a service drains; a
 worker takes no more jobs and gives those that it has back to the queue, and another process continues them
 after their last finished group. Does not know routes.
 """
@@ -29,19 +29,19 @@ from sqlalchemy.exc import DBAPIError
 from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.installing import how_to_install
 
-from ..app import create_app, create_worker_app
-from ..http.pace import HttpProtocol
-from ..http.sockets import PING_S, PONG_S, SocketProtocol
-from ..realtime.connection import MAX_MESSAGE
-from ..settings import Settings
-from ..speech.serving import FrontEnd, Serving
-from .lifecycle import Lifecycle
-from .models import Failure
+from .app import create_app, create_worker_app
+from .http.pace import HttpProtocol
+from .http.sockets import PING_S, PONG_S, SocketProtocol
+from .process.lifecycle import Lifecycle
+from .process.models import Failure
+from .realtime.connection import MAX_MESSAGE
+from .settings import Settings
+from .speech.serving import Serving
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from ..jobs.service import Jobs
+    from .jobs.service import Jobs
 
 
 GRACE_S = 5
@@ -54,7 +54,7 @@ POLL_S = 1.0
 def serve(settings: Settings, sockets: list[socket.socket]) -> None:
     """Run one process with one engine, on bound sockets."""
     configure_logs()
-    serving = FrontEnd.of(settings) if settings.front_end else Serving.of(settings)
+    serving = Serving.of(settings)
     jobs = _jobs(settings, serving)
     app = create_app(settings, serving, jobs, failed=lambda failure: server.fail(failure))
     server = Server(_config(settings, app), serving)
@@ -230,7 +230,7 @@ def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
     if not settings.jobs:
         return None
     try:
-        from ..jobs.service import Jobs
+        from .jobs.service import Jobs
     except ModuleNotFoundError as error:
         raise UsageError(
             f"jobs need {error.name}: {how_to_install('serve')}, or set jobs = false"

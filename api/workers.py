@@ -3,7 +3,7 @@
     forescribe serve --workers 2            # cuda:0 and cuda:1
     run(settings)                           # returns at SIGINT or SIGTERM, once the work under way is done
 
-A supervisor binds the address and starts the processes (`api.process.server`), one for each device, with the
+A supervisor binds the address and starts the processes (`api.server`), one for each device, with the
 socket: connections that wait to be accepted survive a worker. A process that has died is started again. Each
 worker is a whole service; the workers share the data folder and the database of jobs, as replicas do. Worker
 k also answers on the port k + 1 above, where each can be asked for its own metrics. Import is light, because
@@ -21,18 +21,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import ForescribeError, UsageError
 
-from .models import LASTING
+from .process.models import LASTING
 
 if TYPE_CHECKING:
-    from ..settings import Settings
+    from .settings import Settings
 
 log = logging.getLogger("forescribe.api")
 
@@ -84,7 +85,7 @@ def run(settings: Settings, listening: socket.socket) -> None:
             one = {"device": name, "workers": 1} | ({"wyoming": None} if index else {})  # one port
             given = settings.model_copy(update=one).model_dump()
             own = sockets.enter_context(bound(settings, port + 1 + index))
-            makers.append(lambda a=(given, [listening, own]): context.Process(target=work, args=a))
+            makers.append(partial(context.Process, target=work, args=(given, [listening, own])))
         supervisor = Supervisor(makers, settings.announce_s + settings.drain_s + 2 * GRACE_S)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: supervisor.stop())
@@ -118,8 +119,8 @@ def devices(settings: Settings, count: Callable[[str], int] | None = None) -> li
 def work(given: dict[str, Any], sockets: list[socket.socket]) -> None:
     """The main function of a worker's process."""
     threading.Thread(target=_follow_parent, daemon=True).start()
-    from ..settings import Settings
     from .server import serve
+    from .settings import Settings
 
     try:
         serve(Settings(**given), sockets)
@@ -131,7 +132,7 @@ def work(given: dict[str, Any], sockets: list[socket.socket]) -> None:
 class Supervisor:
     """Keeps one process of each maker alive until it is stopped, or one exits with LASTING."""
 
-    def __init__(self, makers: list[Callable[[], BaseProcess]], grace_s: float) -> None:
+    def __init__(self, makers: Sequence[Callable[[], BaseProcess]], grace_s: float) -> None:
         self.makers, self.grace_s = makers, grace_s
         self.processes: list[BaseProcess] = []
         self.stopping = self.hopeless = False
