@@ -96,7 +96,6 @@ def load(
             place,
             known,
             engine,
-            pair.language,
             modules=modules,
         )
         target = replace(target, extractors=extractors)
@@ -144,13 +143,11 @@ def load_draft(
     device: Device,
     known: Comparisons,
     engine: ModelEngine,
-    language: str | None,
     *,
     modules: bool = False,
 ) -> tuple[DraftModel, tuple[Extractor, ...]]:
-    """The draft in a folder, and the pair's extractors with its own; `language` is that of the audio, where
-    it is known. Raises ModelError for a folder without a Whisper model, and, as `model_mismatch`, for one
-    that cannot draft for this target."""
+    """The draft in a folder, and the pair's extractors with its own. Raises ModelError for a folder without
+    a Whisper model, and, as `model_mismatch`, for one that cannot draft for this target."""
     model, engine = read_model(
         folder, "draft", device, engine, target.model, modules=modules, known=known
     )
@@ -171,7 +168,7 @@ def load_draft(
         shared,
         features,
         _token_map(target, model, tokenizer, name),
-        _listed(folder, model.config.vocab_size, name, language),
+        _listed(folder, model.config.vocab_size, name),
     )
     return made, extractors
 
@@ -286,11 +283,9 @@ def _token_map(target: Target, model: Any, tokenizer: Any, name: str | Path) -> 
         raise _mismatch(target, name, str(error)) from error
 
 
-def _listed(
-    folder: Path, vocab_size: int, name: str | Path, language: str | None
-) -> DraftTokens | None:
+def _listed(folder: Path, vocab_size: int, name: str | Path) -> DraftTokens | None:
     try:
-        return DraftTokens.beside(folder, vocab_size, language)
+        return DraftTokens.beside(folder, vocab_size)
     except LoadError as error:
         raise ModelError(f"--draft {name}: {error}") from error
 

@@ -183,7 +183,6 @@ class Pair:
     draft: str | Path | None = None
     draft_languages: frozenset[str] | None = None
     rest: str | Path | None = None
-    language: str | None = None  # that of the audio, where it is known beforehand
 
     @property
     def drafts(self) -> tuple[str | Path, ...]:
@@ -318,13 +317,13 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
     if draft == NO_DRAFT:
         return Pair(target)
     if draft is not None:
-        return Pair(target, *_named_draft(draft), language=language)
+        return Pair(target, *_named_draft(draft))
     own = preset.drafts_for(language) if preset else ()
     if preset is None or not own:
         return Pair(target)
     names = [_folder_or_id(draft.name) for draft in own]
     rest = names[1] if names[1:] else None
-    return Pair(target, names[0], own[0].languages, rest, language)
+    return Pair(target, names[0], own[0].languages, rest)
 
 
 def made_for(target: str | Path) -> frozenset[str] | None:

@@ -17,6 +17,12 @@ GONE: Mapping[str, str] = {
     "--rate": "send a wav file through the pipe, whose rate is in its header",
     "--max-minutes": "timeout 90m forescribe listen ends after 90 minutes",
     "--drafter": "leave it out: --draft names what drafts, or --reference-text with --draft none",
+    "draft-head": "use distill RECORDINGS --draft DRAFT --cut-head --steps 0 -o FOLDER",
+    "prune": "use distill RECORDINGS --layers N --steps 0 -o FOLDER",
+    "--text": "distill makes drafts for Whisper alone; generate takes published drafts and heads",
+    "--mix": "name the general recordings beside your own",
+    "--choose": "leave it out: the block of layers that turns the hidden states least is left out",
+    "--on-policy": "leave it out: it was off unless asked for",
     "bench": "use python -m benchmarks.transcribe, .text or .drafts in the repository",
     "--limit": "for one key: --max-requests N; a gateway in front counts what keys use",
     "status": "a run says how much is done when it begins: repeat it with --dry-run; a cluster is shown by "

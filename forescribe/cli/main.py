@@ -26,7 +26,6 @@ from forescribe.asr.errors import ForescribeError, UsageError, one_line
 from .audit import audit
 from .diarize import diarize
 from .distill import distill
-from .drafts import draft_head, prune
 from .foreign_flags import GONE
 from .generate import generate
 from .listen import listen
@@ -97,9 +96,7 @@ app.command(cls=SectionedCommand)(transcribe)
 app.command(cls=SectionedCommand)(listen)
 app.command(cls=SectionedCommand)(audit)
 app.command(cls=SectionedCommand)(models)
-app.command(cls=SectionedCommand)(draft_head)
 app.command(cls=SectionedCommand)(distill)
-app.command(cls=SectionedCommand)(prune)
 app.command(cls=SectionedCommand)(diarize)
 app.add_typer(speakers)
 app.command(cls=SectionedCommand)(generate)

@@ -1,4 +1,4 @@
-"""Whisper with a draft: forward passes of training, the engine as a transcriber builds it, labels of
+"""Whisper with a draft in distillation: forward passes, the engine as a transcriber builds it, labels of
 recordings.
 
 A draft that shares its target's encoder is trained and stored without one (`WhisperForCausalLM`). The
@@ -9,9 +9,11 @@ with the same windows, token rules and batches, so the draft learns what it will
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +40,35 @@ from forescribe.speculative.protocols import Schedule
 from forescribe.speculative.requests import Finish, Request
 from forescribe.speculative.types import Prefix
 
-from .files import copy_companions, save_weights
-from .labels import OWN, CutHead, LabelBatch, LabelRow, LabelStore, SparseDistribution, collate
-from .pair import Hook, StepSize
-from .pruning import pruned_whisper
+from .labels import CutHead, LabelBatch, LabelRow, LabelStore, SparseDistribution
+from .pruning import angular_distances, kept_layers, pruned_whisper
 
 TOGETHER = 4
 """Windows whose distributions are computed at a time."""
 
+MEASURED = 32
+"""Rows on which layers are compared: thousands of tokens, of which hundreds already give the same order."""
+
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "normalizer.json",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+"""Files of the target that a draft has too, so that both read the same tokens."""
+
+Hook = Callable[[str, float, float | None, str], None]
+"""Called with the stage, what is done, the whole (None: unknown) and a note."""
+
 
 @dataclass(frozen=True, eq=False)
-class SpeechPair:
-    """A loaded Whisper; see `DraftPair`."""
+class Pair:
+    """A loaded Whisper, as the frozen target of drafts that are given to each method."""
 
     whisper: Whisper
 
@@ -62,18 +81,12 @@ class SpeechPair:
         return self.whisper.target
 
     @property
-    def target_folder(self) -> Path:
-        return locate(self.whisper.pair.target, network=False)
-
-    @property
-    def text_ids(self) -> int:
-        return self.whisper.tokens.end
-
-    @property
-    def step_size(self) -> StepSize:
-        return StepSize(tokens=512, rows=4)
+    def layers(self) -> Any:
+        """The target's decoder layers, a ModuleList."""
+        return self.target.model.decoder.layers
 
     def open(self, folder: Path) -> Any:
+        """A draft to train, in float32. Raises UsageError, ModelError or LoadError."""
         draft = self._loaded(folder)
         if draft.config.vocab_size != self.target.config.vocab_size:
             raise UsageError(
@@ -85,23 +98,44 @@ class SpeechPair:
             draft = pruned_whisper(draft, range(draft.config.decoder_layers))
         return _frozen(draft)
 
-    def pruned(self, layers: Sequence[int]) -> Any:
-        return _frozen(pruned_whisper(self.target, layers))
+    def pruned(self, rows: Sequence[LabelRow], layers: int) -> tuple[Any, list[int]]:
+        """A draft to train that has this many of the target's layers, and which."""
+        passes = []
+        for row in rows[:MEASURED]:
+            batch = LabelBatch.of([row]).to(self.device.torch)
+            place = torch.arange(len(row.tokens) - 1, device=batch.tokens.device)
+            begins = torch.tensor([row.begin], device=place.device)
+            passes.append(
+                (partial(self.target_logits, batch, begins), torch.zeros_like(place), place)
+            )
+        kept = kept_layers(angular_distances(self.layers, passes), layers)
+        return _frozen(pruned_whisper(self.target, kept)), kept
 
     def logits(self, draft: Any, batch: LabelBatch, head: CutHead | None = None) -> Tensor:
-        return _forward(draft, batch, head)
+        """The draft's logits [N, V] at the predicted positions of a batch, with gradients; [N, L] of the
+        tokens of a cut head."""
+        hidden = draft.model.decoder(
+            input_ids=batch.tokens,
+            encoder_hidden_states=batch.states.to(draft.proj_out.weight.dtype),
+            use_cache=False,
+        ).last_hidden_state
+        predicted = hidden[batch.row, batch.place]
+        if head is not None:  # the whole head is most of the work of a draft of few layers
+            return torch.nn.functional.linear(predicted, draft.proj_out.weight[head.ids])
+        logits: Tensor = draft.proj_out(predicted)
+        return logits
 
     @torch.no_grad()
     def target_logits(self, batch: LabelBatch, begins: Tensor) -> Tensor:
-        logits = _forward(self.target, batch).float()
-        settings, config = self.target.generation_config, self.target.config
+        """The target's logits [N, V] there, processed as it is served; answers begin at `begins [B]`."""
+        logits = self.logits(self.target, batch).float()
         prefix = Prefix(batch.tokens[batch.row], batch.place[:, None], begins[batch.row])
-        for rule in whisper_rules(settings, config, self.device.torch):
+        for rule in self._rules():
             logits = rule(logits[:, None], prefix)[:, 0]
         return logits
 
     def request(self, row: LabelRow, tag: int) -> Request:
-        assert row.states is not None
+        """What the engine is asked, to write the row's answer again."""
         target, draft = (s.to(self.device.torch, self.device.dtype) for s in row.states())
         states = EncoderStates(target, (draft,))
         return Request(prompt=row.tokens[: row.begin], encoder_states=states, tag=tag)
@@ -113,7 +147,9 @@ class SpeechPair:
         batch: int,
         listed: DraftTokens | None = None,
     ) -> Engine:
-        whisper, drafter = self.whisper, None
+        """An engine as it is served, with the draft of a folder; its head cut to `listed`, by default to the
+        folder's own list, where it has one."""
+        drafter = None
         if draft is not None:
             model = self.device.placed(self._loaded(draft))
             listed = listed or DraftTokens.beside(draft, model.config.vocab_size)
@@ -126,24 +162,37 @@ class SpeechPair:
                 )
             )
         return Engine(
-            whisper.decoder(),
+            self.whisper.decoder(),
             drafter,
             batch=batch,
-            eos=whisper.tokens.ends,
+            eos=self.whisper.tokens.ends,
             schedule=schedule,
-            processors=whisper_rules(
-                self.target.generation_config, self.target.config, self.device.torch
-            ),
+            processors=self._rules(),
             device=self.device,
         )
 
     def save(self, draft: Any, folder: Path) -> None:
-        copy_companions(self.target_folder, folder)
-        self.target.generation_config.save_pretrained(folder)
-        save_weights(draft, folder, tied="proj_out.weight")
+        """Write a draft's tokenizer, weights in float16 (half the size, and a draft only guesses) and, last,
+        its configuration, which says float32: a plain load computes in that. Raises OSError."""
+        from safetensors.torch import save
 
-    def layers(self, draft: Any) -> Any:
-        return draft.model.decoder.layers
+        source = locate(self.whisper.pair.target, network=False)
+        for name in COMPANIONS:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        self.target.generation_config.save_pretrained(folder)
+        weights = {
+            name: value.detach().half().contiguous().cpu()
+            for name, value in draft.state_dict().items()
+            if name != "proj_out.weight"  # the embedding
+        }
+        (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+        draft.config.dtype = torch.float32
+        draft.config.architectures = [type(draft).__name__]
+        draft.config.save_pretrained(folder)
+
+    def _rules(self) -> Any:
+        return whisper_rules(self.target.generation_config, self.target.config, self.device.torch)
 
     @loading()
     def _loaded(self, folder: Path) -> Any:
@@ -154,9 +203,17 @@ class SpeechPair:
         return read_weights(kind, folder, config, torch.float32, self.target)
 
 
+def _frozen(draft: Any) -> Any:
+    """All but its layers, without dropout: a draft of few layers does not overfit its target's labels."""
+    draft.requires_grad_(False)
+    draft.model.decoder.layers.requires_grad_(True)
+    draft.model.decoder.layer_norm.requires_grad_(True)
+    return draft.eval()
+
+
 @dataclass(frozen=True)
 class Skipped:
-    """A recording or text that has no labels, and why."""
+    """A recording that has no labels, and why."""
 
     name: str
     reason: str
@@ -166,7 +223,6 @@ def label_recordings(
     transcriber: Transcriber,
     store: LabelStore,
     recordings: Sequence[str],
-    kind: str,
     options: Options,
     *,
     until: Callable[[], bool],
@@ -175,32 +231,27 @@ def label_recordings(
 ) -> list[Skipped]:
     """Label the recordings that are not yet labelled, one file for each, until the time is over or an end is
     requested. Returns those that cannot be read, or in which a window failed. Raises OutputError."""
-    missing = [name for name in recordings if not store.has(store.key(kind, name))]
-    done, skipped = len(recordings) - len(missing), list[Skipped]()
-    pair = SpeechPair(transcriber.whisper)
-    hook("labels", done, len(recordings), "")
+    missing = [name for name in recordings if not store.has(name)]
+    whole = len(recordings)
+    done, skipped = whole - len(missing), list[Skipped]()
+    hook("labels", done, whole, "")
     if not missing or until():
         return skipped
-    kept = replace(options, keep_encoder_states=True)
     began = time.monotonic()
 
     def note(progress: Progress) -> None:
-        hook(
-            "labels",
-            done,
-            len(recordings),
-            f"{progress.done_s:.0f} s of {visible(str(progress.source))}",
-        )
+        text = f"{progress.done_s:.0f} s of {visible(str(progress.source))}"
+        hook("labels", done, whole, text)
 
+    kept = replace(options, keep_encoder_states=True)
     outcomes = transcriber.transcribe(missing, kept, note)
     for outcome in outcomes:
         if outcome.error is not None:
             skipped.append(Skipped(outcome.name, str(outcome.error)))
         else:
-            rows = _rows(pair, outcome, kind)
-            store.add(store.key(kind, outcome.name), rows)
+            store.add(outcome.name, labelled(Pair(transcriber.whisper), outcome))
         done += 1
-        hook("labels", done, len(recordings), f"{time.monotonic() - began:.0f} s")
+        hook("labels", done, whole, f"{time.monotonic() - began:.0f} s")
         if until() or stop.requested:
             break
     close = getattr(outcomes, "close", None)
@@ -209,92 +260,35 @@ def label_recordings(
     return skipped
 
 
-def labelled_now(
-    transcriber: Transcriber, recordings: Sequence[str], options: Options
-) -> list[LabelRow]:
-    """Rows of a few recordings, kept in memory. Raises AudioError for one that cannot be read."""
-    found: list[LabelRow] = []
-    kept = replace(options, keep_encoder_states=True)
-    for outcome in transcriber.transcribe(recordings, kept):
-        if outcome.error is not None:
-            raise outcome.error
-        found += _rows(SpeechPair(transcriber.whisper), outcome, OWN)
-    return found
-
-
-def with_wanted(rows: Sequence[LabelRow], wanted: SparseDistribution) -> list[LabelRow]:
-    """The rows with their part of `wanted`, whose positions are those of the rows in order."""
-    ids, logs = wanted.ids.cpu(), wanted.logs.cpu()
-    found, start = [], 0
-    for row in rows:
-        stop = start + row.answered
-        found.append(replace(row, wanted=SparseDistribution(ids[start:stop], logs[start:stop])))
-        start = stop
-    return found
-
-
-def blank(count: int) -> SparseDistribution:
-    """Distributions of `count` positions that are not computed yet."""
-    return SparseDistribution(torch.zeros(count, 1, dtype=torch.int64), torch.zeros(count, 1))
-
-
-def _forward(model: Any, batch: LabelBatch, head: CutHead | None = None) -> Tensor:
-    assert batch.states is not None
-    dtype = model.proj_out.weight.dtype
-    hidden = model.model.decoder(
-        input_ids=batch.tokens,
-        encoder_hidden_states=batch.states.to(dtype),
-        use_cache=False,
-    ).last_hidden_state
-    predicted = hidden[batch.row, batch.place]
-    if head is not None:  # the whole head is most of the work of a draft of few layers
-        return torch.nn.functional.linear(predicted, model.proj_out.weight[head.ids])
-    logits: Tensor = model.proj_out(predicted)
-    return logits
-
-
-def _frozen(draft: Any) -> Any:
-    draft.requires_grad_(False)
-    decoder = draft.model.decoder
-    decoder.layers.requires_grad_(True)
-    decoder.layer_norm.requires_grad_(True)
-    return (
-        draft.eval()
-    )  # without dropout: a draft of few layers does not overfit its target's labels
-
-
-def _rows(pair: SpeechPair, outcome: Outcome, kind: str) -> list[LabelRow]:
-    decoded = [window for window in outcome.decoded if _counts(window)]
+def labelled(pair: Pair, outcome: Outcome) -> list[LabelRow]:
+    """The windows of a recording that was decoded with `keep_encoder_states`, with the target's
+    distributions after its own text."""
+    decoded = [
+        window
+        for window in outcome.decoded
+        if window.state == "decoded" and window.result.finish in (Finish.STOP, Finish.LENGTH)
+    ]
     found: list[LabelRow] = []
     for start in range(0, len(decoded), TOGETHER):
-        found += _labelled(pair, decoded[start : start + TOGETHER], outcome.name, kind)
+        rows = [_row(window, outcome.name) for window in decoded[start : start + TOGETHER]]
+        batch = replace(LabelBatch.of(rows), states=torch.stack([row.states()[0] for row in rows]))
+        begins = torch.tensor([row.begin for row in rows], device=pair.device.torch)
+        wanted = SparseDistribution.of(pair.target_logits(batch.to(pair.device.torch), begins))
+        wanted = SparseDistribution(wanted.ids.cpu(), wanted.logs.cpu())
+        place = 0
+        for row in rows:
+            part = wanted.part(slice(place, place + row.answered))
+            found.append(replace(row, wanted=part))
+            place += row.answered
     return found
 
 
-def _counts(window: Decoded) -> bool:
-    return window.state == "decoded" and window.result.finish in (Finish.STOP, Finish.LENGTH)
-
-
-def _labelled(pair: SpeechPair, windows: Sequence[Decoded], name: str, kind: str) -> list[LabelRow]:
-    """The windows with the target's distributions, in one forward pass after their own text."""
-    blank = [_row(window, name, kind) for window in windows]
-    batch = collate(blank)
-    states = torch.stack([_states(window)[0] for window in windows])
-    batch = replace(batch, states=states).to(pair.device.torch)
-    begins = torch.tensor([row.begin for row in blank], device=pair.device.torch)
-    wanted = SparseDistribution.of(pair.target_logits(batch, begins))
-    return with_wanted(blank, wanted)
-
-
-def _row(window: Decoded, name: str, kind: str) -> LabelRow:
+def _row(window: Decoded, name: str) -> LabelRow:
+    """A row whose distributions are not computed yet."""
     prompt, answer = window.result.request.prompt, window.result.tokens
-    states = _states(window)
-    return LabelRow(
-        name, kind, (*prompt, *answer), len(prompt), True, blank(len(answer)), lambda: states
-    )
-
-
-def _states(window: Decoded) -> tuple[torch.Tensor, torch.Tensor]:
     states = window.encoder_states
     assert states is not None
-    return states.target, states.drafts[0] if states.drafts else states.target
+    both = (states.target, states.drafts[0] if states.drafts else states.target)
+    blank = torch.zeros(len(answer), 1, dtype=torch.int64)
+    wanted = SparseDistribution(blank, blank.float())
+    return LabelRow(name, (*prompt, *answer), len(prompt), wanted, lambda: both)

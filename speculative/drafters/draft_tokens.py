@@ -1,20 +1,16 @@
-"""The lists of tokens that a draft may propose, in files beside its weights.
+"""The list of tokens that a draft may propose, in a file beside its weights.
 
 A draft whose folder has `draft_tokens.json` gets an output head of these tokens alone (`models.weights.cut`),
 which makes each drafted token cheaper and changes no text: what the list lacks is decoded by the target.
-`draft_tokens.fr.json` is a list for French. Where the language is known when the draft is loaded, its head
-has that list; else it has the union of all: a head is one matrix that all rows of a batch share, and a list
-for each row would gather as many matrices in every forward.
-`forescribe draft-head` makes the files. Knows counts and files; no texts and no models. Import is light.
+`forescribe distill --cut-head` makes the file. Knows counts and files; no texts and no models. Import is
+light.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import re
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,18 +18,7 @@ from typing import Any
 from ..errors import LoadError
 
 FILE = "draft_tokens.json"
-_OF_LANGUAGE = re.compile(r"draft_tokens\.([a-z]{2,3})\.json")
-REMEDY = "make it again with `forescribe draft-head`, or delete it"
-
-
-def file_for(language: str | None) -> str:
-    """The name of the file with the list for a language (a code of ISO 639); None: for all of them."""
-    return FILE if language is None else f"draft_tokens.{language}.json"
-
-
-def is_list(name: str) -> bool:
-    """Whether a file of this name is a list."""
-    return name == FILE or _OF_LANGUAGE.fullmatch(name) is not None
+REMEDY = "make it again with `forescribe distill --cut-head`, or delete it"
 
 
 def bitmap(ids: Collection[int]) -> str:
@@ -92,17 +77,16 @@ class DraftTokens:
         vocab_size: int,
         source: str,
         *,
-        keep: int | None = None,
         coverage: float = 1.0,
     ) -> DraftTokens:
         """The most frequent of the tokens that occurred, and those of `always`: as many as have this share
-        of all occurrences, or `keep` in all. Of equally frequent tokens the lower ids come first."""
+        of all occurrences. Of equally frequent tokens the lower ids come first."""
         ranked = sorted(counted, key=lambda token: (-counted[token], token))
         occurrences = sum(counted.values())
         chosen = set(always)
         covered = sum(counted.get(token, 0) for token in chosen)
         for token in ranked:
-            if len(chosen) >= keep if keep is not None else covered >= coverage * occurrences:
+            if covered >= coverage * occurrences:
                 break
             if token not in chosen:
                 chosen.add(token)
@@ -111,22 +95,10 @@ class DraftTokens:
         return cls(ids, tuple(counted.get(i, 0) for i in ids), vocab_size, occurrences, source)
 
     @classmethod
-    def beside(
-        cls, folder: Path, vocab_size: int, language: str | None = None
-    ) -> DraftTokens | None:
-        """The list in a draft's folder for a language that is known: its own, else the one for all. For texts
-        of any language (None) the union of all lists. None where there is none. Raises LoadError for one that
-        is damaged or was made for another vocabulary."""
-        if language is not None:
-            found = cls.read(folder / file_for(language), vocab_size)
-            return found or cls.read(folder / FILE, vocab_size)
-        paths = sorted(path for path in folder.glob("draft_tokens*.json") if is_list(path.name))
-        lists = [cls.read(path, vocab_size) for path in paths]
-        return cls.union([each for each in lists if each is not None])
-
-    @classmethod
-    def read(cls, path: Path, vocab_size: int) -> DraftTokens | None:
-        """The list in a file; None where there is no such file. Raises LoadError as `beside`."""
+    def beside(cls, folder: Path, vocab_size: int) -> DraftTokens | None:
+        """The list in a draft's folder; None where there is none. Raises LoadError for one that is damaged or
+        was made for another vocabulary."""
+        path = folder / FILE
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -144,23 +116,6 @@ class DraftTokens:
                 f"{REMEDY}"
             )
         return found
-
-    @classmethod
-    def union(cls, lists: Sequence[DraftTokens]) -> DraftTokens | None:
-        """The tokens of all lists, of one vocabulary, with the sums of their counts; None of no lists."""
-        if len(lists) < 2:
-            return lists[0] if lists else None
-        counted: Counter[int] = Counter()
-        for each in lists:
-            counted.update(dict(zip(each.ids, each.counts, strict=True)))
-        ids = tuple(sorted(counted))
-        return cls(
-            ids,
-            tuple(counted[token] for token in ids),
-            lists[0].vocab_size,
-            sum(each.occurrences for each in lists),
-            "; ".join(each.source for each in lists),
-        )
 
     @classmethod
     def from_json(cls, text: str) -> DraftTokens:

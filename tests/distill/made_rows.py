@@ -5,21 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forescribe.distill.labels import OWN, LabelRow, SparseDistribution
+from forescribe.distill.labels import LabelRow, SparseDistribution
+
+STATES = torch.zeros(2, 3)
 
 
 def made_row(
-    number: int, *, begin: int = 2, answered: int = 5, greedy: bool = True, kind: str = OWN
+    number: int,
+    *,
+    begin: int = 2,
+    answered: int = 5,
+    target: Tensor = STATES,
+    draft: Tensor | None = None,
 ) -> LabelRow:
     """A row of source `number`, whose tokens and distributions depend on it."""
     rng = torch.Generator().manual_seed(number)
     tokens = torch.randint(0, 30, (begin + answered,), generator=rng)
     wanted = SparseDistribution.of(torch.randn(answered, 32, generator=rng), listed=8)
-    return LabelRow(f"recording {number}", kind, tuple(tokens.tolist()), begin, greedy, wanted)
-
-
-def spoken(row: LabelRow, target: Tensor, draft: Tensor) -> LabelRow:
-    """The row with encoder states."""
-    from dataclasses import replace
-
-    return replace(row, states=lambda: (target, draft))
+    states = (target, target if draft is None else draft)
+    return LabelRow(f"recording {number}", tuple(tokens.tolist()), begin, wanted, lambda: states)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from forescribe.distill.training import Optimizers, distillation, rate
+from forescribe.distill.training import Optimizers, rate
 from training.text import model as pair
 from training.text import packing
 
@@ -76,7 +76,7 @@ def distil(
             batch = next(source)
             with torch.no_grad():
                 wanted = pair.logits(target, batch)
-            loss = distillation(wanted, pair.logits(draft, batch))
+            loss = pair.distillation(wanted, pair.logits(draft, batch))
             loss.backward()
             nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
             optimizers.step(rate(progress, step, fall_from=0.0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from training.text.packing import Pack
@@ -74,3 +75,11 @@ def logits(model: LlamaForCausalLM, pack: Pack) -> Tensor:
             use_cache=False,
         ).last_hidden_state
         return model.lm_head(states[pack.known]).float()
+
+
+def distillation(wanted: Tensor, guess: Tensor) -> Tensor:
+    """Divergence and half of the cross-entropy per token, from the logits [N, V] of both models."""
+    divergence = kl_div(
+        guess.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="batchmean"
+    )
+    return divergence + 0.5 * cross_entropy(guess, wanted.argmax(-1))

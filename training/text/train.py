@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
-from forescribe.distill.training import Optimizers, distillation, rate
+from forescribe.distill.training import Optimizers, rate
 from training.text import model as pair
 from training.text import packing
 from training.text.corpus import REPEATS, documents
@@ -108,7 +108,7 @@ def train(run: Path, seconds: float) -> tuple[LlamaForCausalLM, LlamaForCausalLM
             batch = next(source)
             wanted = pair.logits(target, batch)
             entropy = cross_entropy(wanted, batch.labels)
-            copied = distillation(wanted.detach(), pair.logits(draft, batch))
+            copied = pair.distillation(wanted.detach(), pair.logits(draft, batch))
             (entropy + copied).backward()
             nn.utils.clip_grad_norm_(target.parameters(), 1.0)
             nn.utils.clip_grad_norm_(draft.parameters(), 1.0)

@@ -28,14 +28,6 @@ def test_all_tokens_that_occur_are_chosen_and_those_that_are_needed() -> None:
 
 
 def test_the_most_frequent_come_first_and_of_equals_the_lower_ids() -> None:
-    assert chosen(keep=3).ids == (0, 7, 11)
-    assert chosen(keep=4).ids == (0, 3, 7, 11)
-    assert chosen(keep=1).ids == (0, 11)
-    assert chosen(keep=99).ids == chosen().ids
-    assert chosen(keep=4).coverage == 15 / 21
-
-
-def test_a_coverage_takes_no_more_tokens_than_it_needs() -> None:
     assert chosen(coverage=10 / 21).ids == (0, 7, 11)
     assert chosen(coverage=10.5 / 21).ids == (0, 3, 7, 11)
     assert chosen(coverage=20 / 21).ids == (0, 3, 7, 9, 11)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.distill.training import distillation, rate
+from forescribe.distill.training import rate
 from training.text import corpus, minutes, packing
 from training.text import model as pair
 from training.text.corpus import Document
@@ -127,12 +127,12 @@ def test_growing_the_target_changes_nothing_and_every_new_layer_can_learn():
 def test_distillation_asks_for_the_distribution_and_for_the_choice():
     torch.manual_seed(0)
     wanted = torch.randn(30, 50) * 3
-    equal = distillation(wanted, wanted)
+    equal = pair.distillation(wanted, wanted)
     choice = -0.5 * wanted.log_softmax(-1).amax(-1).mean()
     torch.testing.assert_close(equal, choice)  # of the distribution nothing is left to learn
     surer = wanted + 0.1 * torch.nn.functional.one_hot(wanted.argmax(-1), 50)
-    assert distillation(wanted, surer) < equal  # the choice is asked for beyond it
-    assert distillation(wanted, torch.randn_like(wanted) * 3) > equal
+    assert pair.distillation(wanted, surer) < equal  # the choice is asked for beyond it
+    assert pair.distillation(wanted, torch.randn_like(wanted) * 3) > equal
 
 
 @given(st.floats(0, 1), st.integers(0, 10_000))

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 from transformers import WhisperForConditionalGeneration
-from typer.testing import CliRunner
 
 from forescribe.asr.errors import ModelError
 from forescribe.asr.model.conversion import converting, ctranslate2
 from forescribe.asr.model.conversion.ctranslate2 import converted, read_variables, usable
 from forescribe.asr.model.presets import locate
-from forescribe.cli.main import app
 from tests.asr.model import folders
 
 
@@ -191,14 +189,6 @@ def test_a_damaged_file_beside_the_weights_is_named(folder, name, text, message)
     (folder / name).write_text(text)
     with pytest.raises(ModelError, match=message):
         converted(folder)
-
-
-def test_it_can_be_pruned_like_any_whisper(folder, tmp_path) -> None:
-    out = tmp_path / "pruned"
-    given = ["prune", str(folder), "-o", str(out), "--layers", "1", "--choose", "spacing"]
-    result = CliRunner().invoke(app, [*given, "--device", "cpu"], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert json.loads((out / "config.json").read_text())["decoder_layers"] == 1
 
 
 def test_a_hugging_face_folder_is_taken_as_it_is(original) -> None:
