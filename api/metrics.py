@@ -31,7 +31,7 @@ from .access.limits import Admission
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Outcome
-    from forescribe.asr.sessions.session import Session
+    from forescribe.asr.decode.session import Session
     from forescribe.speculative.stats import Stats
 
 

@@ -38,12 +38,12 @@ from benchmarks import provenance
 from benchmarks.systems import faster
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode.options import Guards, Options
+from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.live.commit import Committer, LiveWord
 from forescribe.asr.live.events import Completed, Delta, Event, Hypothesis, LiveOptions
 from forescribe.asr.live.stream import LiveStream
 from forescribe.asr.model.presets import locate, resolve
-from forescribe.asr.sessions.session import Session
 from forescribe.speculative.models.quantized import as_floats
 
 RATE, CHUNK = 16_000, 1_600

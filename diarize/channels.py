@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +38,10 @@ from forescribe.asr.formats.transcript_parts import (
     Word,
 )
 
-from .transcribers import SupportsTranscribe
 from .turns import Turns
+
+if TYPE_CHECKING:
+    from forescribe.asr.decode.transcriber import Transcriber
 
 GAP = SAMPLE_RATE // 2
 """Samples: a longer pause between two words of a channel ends its turn."""
@@ -50,7 +53,7 @@ STATES: tuple[State, ...] = ("silent", "failed", "decoded")
 class ChannelTranscriber:
     """`names` are the speakers by channel. Further channels are called `CHANNEL_1`, `CHANNEL_2`, …"""
 
-    def __init__(self, transcriber: SupportsTranscribe, names: Sequence[str] = ()) -> None:
+    def __init__(self, transcriber: Transcriber, names: Sequence[str] = ()) -> None:
         self.transcriber, self.names = transcriber, tuple(names)
 
     def transcribe(

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.formats.transcript_parts import Word
     from forescribe.diarize.diarizer import Diarization
-    from forescribe.diarize.transcribers import SupportsTranscribe
 
     Samples = NDArray[np.floating[Any] | np.integer[Any]] | torch.Tensor
     Audio = (
@@ -182,7 +181,7 @@ def transcribe(
         words=word_timestamps,
         guards=Guards(),
     )
-    transcriber: SupportsTranscribe = Transcriber.load(
+    transcriber = Transcriber.load(
         model,
         draft if hint is None else draft or "none",  # the text takes the draft model's place
         language=language,
@@ -192,10 +191,10 @@ def transcribe(
     if diarize:
         from forescribe.diarize.diarizer import Bounds
         from forescribe.diarize.engines.registry import load
-        from forescribe.diarize.transcribers import DiarizingTranscriber
+        from forescribe.diarize.speaker_finder import SpeakerFinder
 
         diarizer = load(device=device or "auto", network=not local_files_only)
-        transcriber = DiarizingTranscriber(transcriber, diarizer, Bounds(num_speakers))
+        transcriber = transcriber.with_speakers(SpeakerFinder(diarizer, Bounds(num_speakers)))
     outcomes = _outcomes(transcriber, sources, sample_rate, options, on_progress)
     made = [outcome.transcript for outcome in outcomes if outcome.transcript is not None]
     if many:
@@ -294,7 +293,7 @@ def _is_samples(audio: list[Any]) -> bool:
 
 
 def _outcomes(
-    transcriber: SupportsTranscribe,
+    transcriber: Transcriber,
     audio: Sequence[Any],
     sample_rate: int | None,
     options: Options,

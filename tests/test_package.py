@@ -348,7 +348,7 @@ def project(tmp_path: Path) -> Path:
 
 PUBLIC = (
     "from forescribe import *",
-    "import forescribe.asr.sessions.session",
+    "import forescribe.asr.decode.session",
     "from forescribe.speculative import *",
     "import forescribe.api.app",
     "import forescribe.text.generator",

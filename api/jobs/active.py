@@ -36,7 +36,7 @@ from .workflows import RunReplaced, Stopping
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
-    from forescribe.asr.sessions.session import Session
+    from forescribe.asr.decode.session import Session
 
 
 POLL_S = 0.1

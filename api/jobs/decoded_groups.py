@@ -17,10 +17,10 @@ from ..speech.serving import NAME
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
     from forescribe.asr.decode.options import Options, Outcome, PhaseTimes
+    from forescribe.asr.decode.parts import Part
+    from forescribe.asr.decode.planned import Group
+    from forescribe.asr.decode.session import Session
     from forescribe.asr.segment.cut_plan import Plan
-    from forescribe.asr.sessions.parts import Part
-    from forescribe.asr.sessions.planned import Group
-    from forescribe.asr.sessions.session import Session
 
 
 class DecodedGroups:
@@ -42,7 +42,7 @@ class DecodedGroups:
         kept: Sequence[Group],
         phases: PhaseTimes | None = None,
     ) -> None:
-        from forescribe.asr.sessions.planned import planned
+        from forescribe.asr.decode.planned import planned
 
         self._changed = threading.Condition()
         self._groups: dict[int, Group] = {}

@@ -44,8 +44,8 @@ from .workflows import RunReplaced, Stopping
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.planned import Group
     from forescribe.asr.segment.cut_plan import Plan
-    from forescribe.asr.sessions.planned import Group
     from forescribe.diarize.known_speakers import KnownSpeaker
 
 
@@ -314,7 +314,7 @@ class DiarizationStep:
     def _with_speakers(
         self, job: str, transcript: Transcript, form: JobForm, num_speakers: int | None
     ) -> Transcript:
-        from forescribe.diarize.transcribers import add_speakers
+        from forescribe.diarize.speaker_finder import add_speakers
 
         samples, count = self.active.samples(job, self.files.audio), transcript.sample_count
         crashes, check = self.active.crashes, partial(self.active.check, job)
@@ -380,7 +380,7 @@ class JobFiles:
 
     def groups(self, job: str) -> list[Group]:
         """The decoded groups, in order."""
-        from forescribe.asr.sessions.planned import Group
+        from forescribe.asr.decode.planned import Group
 
         names = self.store.references.get_all(job, "group")
         return [Group.from_dict(self._json(name)) for name in names]

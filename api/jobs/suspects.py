@@ -38,10 +38,11 @@ from .store import Store
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
     from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.planned import Group
+    from forescribe.asr.decode.session import Session
     from forescribe.asr.segment.cut_plan import Plan
     from forescribe.asr.segment.vad import Detector
-    from forescribe.asr.sessions.planned import Group
-    from forescribe.asr.sessions.session import Session
+    from forescribe.asr.segment.windows import Samples
     from forescribe.diarize.diarizer import Diarization, Diarizer
 
 SUSPECT = 2
@@ -196,10 +197,15 @@ def plan_recording(
     from forescribe.asr.audio.reading import open_audio
     from forescribe.asr.segment.cut_plan import plan_of
 
+    def checked(blocks: Iterator[Samples]) -> Iterator[Samples]:
+        for block in blocks:
+            check()  # hours of silence are read in one go
+            yield block
+
     with open_audio(samples, name=NAME) as recording:
-        # Hours of silence are read in one go: look after each block whether the job goes on.
-        recording.tap = lambda samples: check()
-        return plan_of(recording, detector, options.windows, skip_silence=options.vad)
+        blocks = checked(recording.blocks())
+        plan = plan_of(blocks, detector, options.windows, skip_silence=options.vad)
+        return replace(plan, warnings=recording.warnings)
 
 
 def find_speakers(
@@ -245,8 +251,8 @@ def group_alone(
     kept: Sequence[Group],
 ) -> Group:
     """The next group of a suspect, after those in `kept`; without what only its decoder needs."""
-    from forescribe.asr.sessions.planned import Group
-    from forescribe.asr.sessions.session import Session
+    from forescribe.asr.decode.planned import Group
+    from forescribe.asr.decode.session import Session
 
     with _enough_memory():
         session = Session(load_transcriber(settings).context, readers=1)

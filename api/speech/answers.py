@@ -39,7 +39,7 @@ from ..errors import ApiError
 from .stream import TranscriptionStream
 
 if TYPE_CHECKING:
-    from forescribe.asr.sessions.parts import Part, Token
+    from forescribe.asr.decode.parts import Part, Token
 
 
 UNKNOWN = "unknown"

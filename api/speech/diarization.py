@@ -190,33 +190,25 @@ class RecordingDiarization:
     def __init__(
         self, speakers: Speakers, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None
     ) -> None:
-        from forescribe.diarize.transcribers import BackgroundDiarizer
+        from forescribe.diarize.speaker_finder import BackgroundDiarizer
 
-        self._known = known
-        self._background = BackgroundDiarizer(speakers, bounds)
+        self._taken = [person.name for person in known]
+        self._background = BackgroundDiarizer(speakers, bounds, known)
         self._task = self._background.start()
         self.add_samples = self._task.feed
 
     async def assign(self, transcript: Transcript, label: Label | None = None) -> Transcript:
         """The transcript with a speaker for every segment: a known name, or else the label of the n-th
         unknown speaker, by default A, B, ... Raises ApiError if the diarizer fails."""
-        diarization = asyncio.wrap_future(self._task.finish())
         try:
-            return self._assigned(transcript, await diarization, label or letter)
+            found = await asyncio.wrap_future(self._task.finish(transcript))
+            return relabelled(found, self._taken, label or letter)
         except ForescribeError as error:
             raise ApiError.of(error) from error
 
     def assign_blocking(self, transcript: Transcript, label: Label) -> Transcript:
         """As `assign`; waits for the diarizer. Raises ForescribeError."""
-        return self._assigned(transcript, self._task.finish().result(), label)
-
-    def _assigned(
-        self, transcript: Transcript, diarization: Diarization, label: Label
-    ) -> Transcript:
-        from forescribe.diarize.transcribers import add_speakers
-
-        taken = [person.name for person in self._known]
-        return relabelled(add_speakers(transcript, diarization, self._known), taken, label)
+        return relabelled(self._task.finish(transcript).result(), self._taken, label)
 
     def close(self) -> None:
         """Drop what has not begun, without waiting for the block in progress."""

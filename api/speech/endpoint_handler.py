@@ -24,12 +24,12 @@ from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.inputs import DecodedFile
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.decode.options import Outcome
+from forescribe.asr.decode.parts import Part
+from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Json
-from forescribe.asr.sessions.parts import Part
-from forescribe.asr.sessions.session import Session
 
 from ..errors import ApiError
 from . import huggingface_contract

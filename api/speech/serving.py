@@ -54,12 +54,12 @@ from .stream import Observation, TranscriptionStream
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
     from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.session import Session
+    from forescribe.asr.decode.submission import Tap
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.live.events import LiveOptions, Tell
     from forescribe.asr.live.stream import LiveStream
     from forescribe.asr.model.special_tokens import SpecialTokens
-    from forescribe.asr.sessions.session import Session
-    from forescribe.asr.sessions.submission import Tap
     from forescribe.diarize.diarizer import Diarizer
 
 
@@ -264,7 +264,7 @@ class Serving(Lifecycle):
         with loading():
             assert self._load is not None, "a front end has no thread"
             transcriber = self._load()
-            from forescribe.asr.sessions.session import Session
+            from forescribe.asr.decode.session import Session
 
             return Session(transcriber.context, readers=self.settings.readers)
 

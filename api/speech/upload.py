@@ -29,8 +29,8 @@ from .stream import TranscriptionStream
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options
-    from forescribe.asr.sessions.parts import Part
-    from forescribe.asr.sessions.submission import Tap
+    from forescribe.asr.decode.parts import Part
+    from forescribe.asr.decode.submission import Tap
 
 
 T = TypeVar("T")

@@ -28,6 +28,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, BinaryIO
@@ -253,23 +254,25 @@ def _decode(
     """Write the samples and return the child's reply. Whatever a decoder raises is an error of the
     recording; lack of room for its samples is not."""
 
-    def write(block: Samples) -> None:
-        try:
-            output.write(block.data)
-        except OSError as error:
-            text = f"no room for the samples ({error.strerror})"
-            raise OutputError(text, code="storage_full") from error
+    def written(blocks: Iterator[Samples]) -> Iterator[Samples]:
+        for block in blocks:
+            try:
+                output.write(block.data)
+            except OSError as error:
+                text = f"no room for the samples ({error.strerror})"
+                raise OutputError(text, code="storage_full") from error
+            yield block
 
     try:
         with open_audio(file, max_s=bounds.max_s, name=name, demuxers=bounds.demuxers) as recording:
-            recording.tap = write
             reply: dict[str, object] = {}
+            blocks = written(recording.blocks())
             if cutting is None:
-                for _ in recording.blocks():
+                for _ in blocks:
                     pass
             else:
                 assert detector is not None
-                blocks, options = recording.blocks(), cutting.options
+                options = cutting.options
                 windows = cut(blocks, detector, options, skip_silence=cutting.vad)
                 reply["spans"] = [window.span for window in windows]
             output.flush()

@@ -132,7 +132,6 @@ class Recording:
         self.declared_s = reader.declared_s
         self.spans: Spans | None = getattr(reader, "spans", None)
         self.sample_count = 0
-        self.tap: Callable[[Samples], None] | None = None  # gets each block before it is yielded
         self._reader = reader
         self._block = round(block_s * SAMPLE_RATE)
         self._max_s, self._resample = max_s, resample
@@ -170,8 +169,6 @@ class Recording:
                 if self._max_s is not None and self.duration_s > self._max_s:
                     message = f"{self.name}: longer than {self._max_s:g} s"
                     raise AudioError(message, code="audio_too_long")
-                if self.tap is not None:
-                    self.tap(block)
                 yield block
             self._conclude()
         finally:
@@ -262,7 +259,7 @@ class Recording:
 
 
 Open = Callable[[Input], Recording]
-"""How a call opens its recordings: `open_audio`, or a wrapper that also uses the samples."""
+"""How a call opens its recordings: `open_audio`, or those that were read ahead."""
 
 
 def read_audio(source: Input) -> Samples:

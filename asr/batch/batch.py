@@ -384,7 +384,7 @@ class _WriteQueue:
 
 class _SourceStream(Iterator[Any]):
     """The items of `pulled`; `is_ready` says whether its next one comes at once. A reader that collects
-    recordings ahead (`asr.sessions.readers`) need not wait for one that is still being fetched."""
+    recordings ahead (`asr.audio.reader_pool`) need not wait for one that is still being fetched."""
 
     def __init__(self, pulled: Iterator[Any], is_ready: Callable[[], bool]) -> None:
         self.pulled, self.is_ready = pulled, is_ready

@@ -32,9 +32,8 @@ from ..words.splitting import (
     stretches,
 )
 from ..words.timing import Utterance, token_times
-from .context import DecodingContext
 from .options import Decoded, Guards, Judgement, Options
-from .recording import RecordingState, WindowTag, reason_of
+from .recording import PendingWindow, RecordingState, reason_of
 
 NOT_FINITE = "the model's numbers are not finite"
 
@@ -61,16 +60,9 @@ MOST_PARTS = 8
 
 REPEATED = "the model repeats the words before it"
 
-Extent = Callable[[WindowTag, tuple[int, ...], State], tuple[int, tuple[int, ...]]]
-"""The sample where a window ends and the tokens of its answer that count, by its tag, the tokens of
-its answer and its state."""
-
-
-def whole_window(
-    tag: WindowTag, tokens: tuple[int, ...], state: State
-) -> tuple[int, tuple[int, ...]]:
-    """The extent of a window that was cut before it was decoded: all of its answer counts."""
-    return tag.end, tokens
+Extent = Callable[[Window, tuple[int, ...], State], tuple[int, tuple[int, ...]]]
+"""The sample where a window ends and the tokens of its answer that count, by the window, the tokens of its
+answer and its state."""
 
 
 def text_of(whisper: Whisper, tokens: Iterable[int]) -> str:
@@ -113,8 +105,7 @@ def attempt_of(whisper: Whisper, guards: Guards | None, result: Result, *, heard
 
 
 def decoded_of(
-    context: DecodingContext,
-    tag: WindowTag,
+    pending: PendingWindow,
     attempt: Attempt,
     *,
     tried: float,
@@ -134,17 +125,17 @@ def decoded_of(
     state: State = "decoded"
     if broken:
         state = "failed"
-    elif rejected and not tag.heard:
+    elif rejected and not pending.heard:
         state, doubt, reason = "silent", None, f"no voice; {reason}"
     elif attempt.judgement is Judgement.SILENCE:
         state = "silent"
-    end, tokens = extent(tag, result.tokens, state)
-    request = result.request
+    window, request = pending.window, result.request
+    end, tokens = extent(window, result.tokens, state)
     return Decoded(
-        index=tag.index,
-        start=tag.start,
+        index=window.index,
+        start=window.start,
         end=end,
-        language=tag.language,
+        language=pending.language,
         result=replace(result, request=replace(request, encoder_states=None, tag=None)),
         tokens=tokens,
         state=state,
@@ -155,14 +146,16 @@ def decoded_of(
     )
 
 
-def failed_window(whisper: Whisper, tag: WindowTag, error: Exception, extent: Extent) -> Decoded:
-    """The window of a request that an exception ended."""
-    request = Request((whisper.tokens.start,))
+def failed_window(
+    whisper: Whisper, pending: PendingWindow, error: Exception, extent: Extent
+) -> Decoded:
+    """A window that an exception ended."""
+    request, window = Request((whisper.tokens.start,)), pending.window
     return Decoded(
-        index=tag.index,
-        start=tag.start,
-        end=extent(tag, (), "failed")[0],
-        language=tag.language,
+        index=window.index,
+        start=window.start,
+        end=extent(window, (), "failed")[0],
+        language=pending.language,
         result=Result(request, (), (), (), Finish.CANCELLED, 0, 0, 0),
         tokens=(),
         state="failed",
@@ -296,7 +289,7 @@ def _first_tokens(
 
 
 def rest_of(
-    whisper: Whisper, options: Options, tag: WindowTag, decoded: Decoded, states: EncoderStates
+    whisper: Whisper, options: Options, window: Window, decoded: Decoded, states: EncoderStates
 ) -> tuple[Decoded, Window | None]:
     """An answer as far as it counts, and what it leaves of its window, as the next part; None where no voice
     is left, or no part helps.
@@ -310,14 +303,13 @@ def rest_of(
     A part that repeats the words before it does not count if it is doubtful or hardly gets on: the next one
     would repeat them too. The voice of it, or behind the last part that is allowed, is told as failed.
     """
-    window = tag.window
-    if window is None or not texts_of(whisper, decoded):
+    if window.tentative or window.features is not None or not texts_of(whisper, decoded):
         return decoded, None
     voiced = window.voiced or ()
     reach = reached(whisper, options, decoded, states, voiced)
-    if reach.end <= tag.start:  # the attention of a single word may be anywhere
-        reach = replace(reach, end=min(tag.start + LONGEST, window.end))
-    slow = reach.end - tag.start < SAMPLE_RATE
+    if reach.end <= window.start:  # the attention of a single word may be anywhere
+        reach = replace(reach, end=min(window.start + LONGEST, window.end))
+    slow = reach.end - window.start < SAMPLE_RATE
     if (slow or decoded.doubt is not None) and _repeats(whisper, window.before, reach.tokens):
         state: State = "failed" if total(voiced) > STRETCHED else "silent"
         return replace(decoded, state=state, doubt=None, reason=REPEATED), None
@@ -326,7 +318,7 @@ def rest_of(
         return decoded, None
     if window.part >= MOST_PARTS:
         return replace(decoded, tokens=reach.tokens, wordless=left, reach=reach.end), None
-    rest = window.rest(reach.end, tag.language, reach.tokens)
+    rest = window.rest(reach.end, decoded.language, reach.tokens)
     return replace(decoded, end=rest.start, tokens=reach.tokens, continued=True), rest
 
 

@@ -1,15 +1,15 @@
-"""A recording that is being decoded: its windows, how each of them ended, and what a transcript says of that.
+"""A recording that is being decoded, and a window of it that has not ended.
 
-`RecordingState` holds the windows from the first to the last. The functions below it make coverage,
-statistics, warnings and messages of them. Knows nothing of models or engines.
+`RecordingState` holds the windows from the first to the last and how each ended, `PendingWindow` what is
+known of one on its way. Knows nothing of models or engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from forescribe.speculative.engine.context import release
 
@@ -17,19 +17,19 @@ from ..audio.inputs import Input
 from ..audio.reading import Recording
 from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
 from ..formats.transcript_parts import (
-    PLACES,
-    Coverage,
-    Json,
-    Notice,
     Segment,
-    Span,
     Word,
     seconds,
 )
-from ..segment.windows import Run, Window, total
-from ..words import splitting
+from ..segment.windows import Window
 from ..words.borders import Pause
 from .options import Decoded
+
+if TYPE_CHECKING:
+    from forescribe.speculative.requests import Request
+
+    from .answers import Attempt
+    from .submission import Submission
 
 
 @dataclass(eq=False)
@@ -97,27 +97,43 @@ class RecordingState:
             yield held
 
 
-@dataclass(frozen=True, eq=False)
-class WindowTag:
-    """The tag of a window's request: samples `start` to `end` of a recording.
+@dataclass(eq=False)
+class PendingWindow:
+    """A window with speech, from its reader to its end: the one record of it, and the tag of its requests.
 
-    `pauses` are known where words are to be timed, `voiced` are the runs with a voice, None if nothing
-    listened. `window` holds the samples, for what may be left of it; None where no part follows.
+    Windows are taken in the order of `due_s`, and of `number` where that is equal. What becomes known is
+    added: when it is encoded its `language`, the `pauses` where words are to be timed, and the `request`,
+    which holds the encoder states; `best`, the best answer that the guards have rejected; `decoded`, how it
+    ended, if its words are still to be timed.
     """
 
-    recording: RecordingState
-    index: int
-    start: int
-    end: int
-    language: str
+    submission: Submission
+    window: Window
+    due_s: float = 0.0
+    number: int = 0
+    language: str = ""
     pauses: tuple[Pause, ...] = ()
-    voiced: tuple[Run, ...] | None = None
-    window: Window | None = None
+    request: Request | None = None
+    best: Attempt | None = None
+    decoded: Decoded | None = None
+
+    def __lt__(self, other: PendingWindow) -> bool:
+        return (self.due_s, self.number) < (other.due_s, other.number)
+
+    @property
+    def recording(self) -> RecordingState:
+        recording = self.submission.recording
+        assert recording is not None  # it has been opened
+        return recording
+
+    @property
+    def start(self) -> int:
+        return self.window.start
 
     @property
     def heard(self) -> bool:
         """Whether there may be a voice."""
-        return self.voiced is None or bool(self.voiced)
+        return self.window.voiced is None or bool(self.window.voiced)
 
 
 REASON_LENGTH = 500
@@ -127,11 +143,6 @@ DOUBTFUL = 0.5
 """Below this probability a detected language is doubtful. Measured with whisper-base on 248 cuts of human
 voices, clean and in noise: 8 of 9 wrong languages and 8 of 239 right ones were below it (docs/transcribe.md).
 """
-
-UNWRITTEN = "a voice, and the model wrote no words"
-
-TEXTS = 10
-"""The most texts that were left out and are quoted."""
 
 
 def fault(name: str, cause: BaseException) -> ForescribeError:
@@ -155,167 +166,6 @@ def reason_of(error: BaseException) -> str:
         return clipped(str(error), REASON_LENGTH)
     text = clipped(" ".join(str(error).split()), REASON_LENGTH)
     return f"internal error ({type(error).__name__}: {text})"
-
-
-def coverage(done: Sequence[Decoded], silent: Iterable[Window]) -> Coverage:
-    spans = [span for d in done for span in _spans(d)]
-    spans += [Span(w.start, w.end, "silent", "no voice activity") for w in silent]
-    wordless = sum(total(d.wordless) for d in done)
-    return Coverage(tuple(sorted(spans, key=lambda span: span.start_sample)), wordless)
-
-
-def _spans(decoded: Decoded) -> list[Span]:
-    """A window in the coverage: decoded up to its last word, where a voice goes on behind that."""
-    start, end, reach = decoded.start, decoded.end, decoded.reach
-    if reach is None:
-        return [Span(start, end, decoded.state, decoded.reason or decoded.doubt)]
-    lost = Span(reach, end, "failed", UNWRITTEN)
-    return [Span(start, reach, "decoded", decoded.doubt), lost] if start < reach else [lost]
-
-
-def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
-    """Statistics of a recording, counted by row, so that they do not depend on the rest of the batch."""
-    results = [d.result for d in done]
-    rounds, drafted, accepted = (
-        sum(getattr(r, name) for r in results) for name in ("rounds", "drafted", "accepted")
-    )
-    guarantees: list[Any] = sorted({r.guarantee.value for r in results})
-    return {
-        "windows": len(results),
-        "tokens": sum(len(r.tokens) for r in results),
-        "rounds": rounds,
-        "drafted": drafted,
-        "accepted": accepted,
-        "acceptance_rate": accepted / drafted if drafted else None,
-        "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
-        **splitting.stats([r.sources for r in results]),
-        "guarantees": guarantees,
-        "wall_s": wall,
-    }
-
-
-# -- warnings -----------------------------------------------------------------------------------------
-
-
-def mixed(done: Iterable[Decoded], language: str | None) -> list[Notice]:
-    """A warning for windows in a language other than the recording's."""
-    languages = {d.language for d in done if d.state != "failed"} - {language}
-    if not languages:
-        return []
-    text = f"some windows are in another language: {', '.join(sorted(languages))}"
-    return [Notice("mixed_languages", text)]
-
-
-def uncertain(segments: Sequence[Segment], language: str, probability: float) -> list[Notice]:
-    """A warning for text in a detected language that is hardly more probable than the others."""
-    if not segments or probability >= DOUBTFUL:
-        return []
-    text = (
-        f"the language was detected as {language} with a probability of {probability:.2f}: if that is "
-        "wrong, so is the text; name the language (--language)"
-    )
-    return [Notice("doubtful_language", text)]
-
-
-def dropped(done: Iterable[Decoded], text_of: Callable[[Decoded], str]) -> list[Notice]:
-    """Warnings for text that was decoded but left out: one for each of the first windows, and one for the
-    rest."""
-    texts = [(d, text) for d in done if d.state != "decoded" and (text := text_of(d).strip())]
-    notices = [
-        Notice("dropped_text", f"{text!r} at {_span(d)} left out: {d.reason}")
-        for d, text in texts[:TEXTS]
-    ]
-    if rest := [d for d, _ in texts[TEXTS:]]:
-        message = f"more text left out at {_listed([_span(d) for d in rest])}"
-        notices.append(_notice("dropped_text", message, rest))
-    return notices
-
-
-def failed(done: Sequence[Decoded]) -> list[Notice]:
-    """A warning for windows whose decoding failed."""
-    lost = [d for d in done if d.state == "failed"]
-    if not lost:
-        return []
-    text = (
-        f"no text for {_places(lost)}: decoding failed there; transcribe the recording again, or name the "
-        "language"
-    )
-    return [_notice("failed_windows", text, lost)]
-
-
-def wordless(done: Iterable[Decoded]) -> list[Notice]:
-    """A warning for voice without words in windows whose text counts; the others have warnings of their
-    own."""
-    runs = [run for d in done if d.state == "decoded" for run in d.wordless]
-    if not runs:
-        return []
-    places = _listed([f"{seconds(a):.1f} to {seconds(b):.1f} s" for a, b in runs])
-    text = (
-        f"{seconds(total(runs)):.1f} s sound like a voice and have no words: {places}; listen to them, name "
-        "the language, or use a larger model"
-    )
-    starts = tuple(seconds(start) for start, _ in runs[:PLACES]) if len(runs) > 1 else ()
-    return [Notice("voice_without_words", text, len(runs), starts)]
-
-
-def untimed(done: Iterable[Decoded], faults: Mapping[int, BaseException]) -> list[Notice]:
-    """A warning for windows whose words could not be timed."""
-    without = [d for d in done if d.start in faults]
-    if not without:
-        return []
-    first = reason_of(faults[without[0].start])
-    spans = _listed([_span(d) for d in without])
-    text = f"no word times at {spans}: {first}; the text is complete"
-    return [_notice("words_untimed", text, without)]
-
-
-def undrafted(done: Iterable[Decoded]) -> list[Notice]:
-    """A warning for windows that were decoded without drafts because drafting failed. The words are the
-    same; decoding takes longer."""
-    without = [d for d in done if d.result.draft_error is not None]
-    if not without:
-        return []
-    spans = _listed([_span(d) for d in without])
-    text = (
-        f"decoded without drafts at {spans}: {without[0].result.draft_error}; the text is complete"
-    )
-    return [_notice("draft_failed", text, without)]
-
-
-def doubtful(done: Iterable[Decoded]) -> list[Notice]:
-    """A warning for windows whose text was kept although the guards rejected it at every temperature."""
-    doubted = [d for d in done if d.doubt is not None]
-    if not doubted:
-        return []
-    text = (
-        f"doubtful text at {_places(doubted)}; check it against the recording, name the language, or use "
-        "a larger model"
-    )
-    return [_notice("doubtful_text", text, doubted)]
-
-
-def _notice(code: str, message: str, windows: Sequence[Decoded]) -> Notice:
-    """A warning that applies to these windows."""
-    places = tuple(seconds(d.start) for d in windows[:PLACES]) if len(windows) > 1 else ()
-    return Notice(code, message, len(windows), places)
-
-
-def _places(windows: Sequence[Decoded]) -> str:
-    """Times with reasons; of many windows the first ones, and the total."""
-    places = _listed([f"{_span(d)} ({d.reason or d.doubt})" for d in windows])
-    if len(windows) == 1:
-        return places
-    length = seconds(sum(d.length for d in windows))
-    return f"{len(windows)} windows, {length:.1f} s in all: {places}"
-
-
-def _listed(texts: Sequence[str]) -> str:
-    more = len(texts) - PLACES
-    return ", ".join(texts[:PLACES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _span(decoded: Decoded) -> str:
-    return f"{seconds(decoded.start):.1f} to {seconds(decoded.end):.1f} s"
 
 
 def in_order(decoded: Iterable[Decoded]) -> Sequence[Decoded]:

@@ -27,11 +27,12 @@ from ..audio.reading import Samples
 from ..formats.transcript_parts import State
 from ..model.special_tokens import SpecialTokens
 from ..segment.windows import VoiceRuns, Window, within
-from ..sessions.submission import Windows
 from .context import DecodingContext
 from .options import Decoded
-from .recording import RecordingState, WindowTag
-from .windows import BoundOptions, WindowDecoder, prompt_room, settled_language
+from .recording import RecordingState
+from .submission import CutWindows
+from .window_requests import BoundOptions, prompt_room, settled_language
+from .word_timer import WordTimer
 
 FRAMES_PER_STEP = 2
 """Mel frames of 0.01 s in a timestamp's step of 0.02 s."""
@@ -42,8 +43,8 @@ FORGET_ABOVE = 0.5
 """Above this temperature the text so far, that of the window included, is no context (openai/whisper)."""
 
 
-class SequentialWindows(Windows):
-    """The `Windows` of a recording that depend on each other: one of them is in the engine."""
+class SequentialWindows(CutWindows):
+    """The windows of a recording that depend on each other: one of them is in the engine."""
 
     independent = False
 
@@ -52,17 +53,19 @@ class SequentialWindows(Windows):
         self.mel = context.mel
         self._frame = 0  # where the next window starts
 
-    def read(self, recording: RecordingState) -> Iterator[Window]:
+    def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
         """The first window, once the recording has been read to its end; none if it is empty."""
         voice = VoiceRuns(self.context.voice_detector())
-        self._audio = SeekableAudio(voice.through(recording.audio.blocks()), *self.context.mels)
+        self._audio = SeekableAudio(voice.through(blocks), *self.context.mels)
         recording.resources.callback(self._audio.close)
         self._voiced = voice.runs()
         recording.fully_read = True
         yield from self._next(recording)
 
-    def ended(self, decoder: WindowDecoder, recording: RecordingState, decoded: Decoded) -> None:
-        """Go on behind a window: the next one is to be encoded."""
+    def ended(
+        self, recording: RecordingState, decoded: Decoded, timer: WordTimer
+    ) -> Iterable[Window]:
+        """The window behind one that has ended."""
         at_end = decoded.end == self._audio.sample_count
         self._frame = self._audio.frames if at_end else decoded.end // self.mel.hop
         end = self.context.whisper.tokens.end
@@ -73,19 +76,19 @@ class SequentialWindows(Windows):
             room = prompt_room(self.context.whisper)
             forgotten = decoded.tried > FORGET_ABOVE
             self.previous = () if forgotten else (*self.previous, *text)[-room:]
-        decoder.rests.extend(self._next(recording))
+        return self._next(recording)
 
     def extent(
-        self, tag: WindowTag, tokens: tuple[int, ...], state: State
+        self, window: Window, tokens: tuple[int, ...], state: State
     ) -> tuple[int, tuple[int, ...]]:
         """A window ends where its last closed segment ends."""
-        audio, first = self._audio, tag.start // self.mel.hop
+        audio, first = self._audio, window.start // self.mel.hop
         whole = min(self.mel.frames, audio.frames - first)
         step = advance(tokens, self.context.whisper.tokens, whole)
         frames = step.frames if state == "decoded" else whole
         # Samples after the last whole frame belong to the last window.
         at_end = first + frames >= audio.frames
-        end = audio.sample_count if at_end else tag.start + frames * self.mel.hop
+        end = audio.sample_count if at_end else window.start + frames * self.mel.hop
         return end, step.tokens
 
     def _next(self, recording: RecordingState) -> Iterator[Window]:

@@ -5,13 +5,17 @@
         print(outcome.transcript.text)
 
 Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments: what a call does is
-`Session.transcribe` (`asr.sessions.session`). A recording that fails does not affect the others.
+`Session.transcribe` (`asr.decode.session`). A recording that fails does not affect the others.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from copy import copy
+from dataclasses import replace
+from typing import Any, Protocol
 
 from forescribe.speculative.device import choose
 from forescribe.speculative.engine.engine import Engine
@@ -21,7 +25,9 @@ from forescribe.speculative.models.engines import ModelEngine, draft_device
 from forescribe.speculative.stats import Stats
 
 from ..audio.features import LogMel
+from ..audio.fork_server import Cutting
 from ..audio.inputs import Input, Sound
+from ..audio.reader_pool import ReaderPool
 from ..audio.reading import Open, open_audio, read_audio
 from ..errors import UsageError
 from ..formats.transcript import Transcript
@@ -32,15 +38,16 @@ from ..model.special_tokens import language_codes, only_language
 from ..model.whisper import Whisper
 from ..segment.vad import Detector
 from ..segment.windows import MAX_SAMPLES
-from ..sessions.session import Session
-from ..sessions.submission import Windows
 from .analysis import DetectedLanguage, align, align_window, detect_language
 from .context import DecodingContext, IsolatedEngine
 from .drafting import drafter_for
 from .options import Decoded, Guards, Hook, Options, Outcome, Progress
+from .outcome import settings_of
 from .rules import NoSpeech, whisper_rules
 from .sequential import SequentialWindows
-from .windows import bind, settings_of
+from .session import Session
+from .submission import CutWindows, SpeakerSearch
+from .window_requests import BoundOptions, bind
 
 __all__ = ["Decoded", "Hook", "Options", "Outcome", "Progress", "Transcriber"]
 
@@ -53,6 +60,9 @@ class Transcriber:
     `gamma` drafted tokens per round: 0 is plain decoding, None adapts the number to measured speed. The words
     do not depend on either. Without a draft model, drafts are copied from `Options.hint`.
     """
+
+    readers = 0
+    speakers: FindsSpeakers | None = None
 
     def __init__(
         self,
@@ -146,30 +156,58 @@ class Transcriber:
         """Models, options and versions, for reproducing a transcript."""
         return settings_of(self.context, options)
 
+    def with_readers(self, readers: int) -> Transcriber:
+        """The same model, whose calls read recordings ahead in so many processes. The transcripts are the
+        same."""
+        return self._with(readers=readers)
+
+    def with_speakers(self, speakers: FindsSpeakers) -> Transcriber:
+        """The same model, whose transcripts say who speaks:
+        `forescribe.diarize.speaker_finder.SpeakerFinder`."""
+        return self._with(speakers=speakers)
+
+    def _with(self, **settings: Any) -> Transcriber:
+        other = copy(self)
+        vars(other).update(settings)
+        return other
+
     def transcribe(
         self,
         sources: Iterable[Input],
         options: Options | None = None,
         hook: Hook | None = None,
-        *,
-        open: Open = open_audio,
     ) -> Iterator[Outcome]:
         """Yield outcomes as recordings end, which need not be the order of `sources`.
 
-        `open` opens a recording; a caller that wants its samples too can wrap `open_audio`. Raises
-        UsageError immediately for a single recording in place of a list, and for options that this
-        model cannot serve; errors of a recording are in its outcome.
+        Raises UsageError immediately for a single recording in place of a list, and for options that this
+        model cannot serve; errors of a recording are in its outcome. A recording whose speakers are to be
+        found, and cannot be, fails.
         """
         one = isinstance(sources, str | bytes | os.PathLike | Mapping | Sound)
         if one or hasattr(sources, "__array__") or hasattr(sources, "read"):
             raise UsageError("the sources are one recording; give a list of them")
-        bound = bind(options or Options(), self.context)
-        session = Session(self.context, readers=0)
-        return session.transcribe(sources, bound, hook, open, _windows(bound.options))
+        options = options or Options()
+        if self.speakers is not None:
+            options = replace(options, words=True)
+        return self._outcomes(sources, bind(options, self.context), hook)
 
-    def stream(
-        self, source: Input, options: Options | None = None, *, open: Open = open_audio
-    ) -> SegmentStream:
+    def _outcomes(
+        self, sources: Iterable[Input], bound: BoundOptions, hook: Hook | None
+    ) -> Iterator[Outcome]:
+        options, search = bound.options, None
+        open: Open = open_audio
+        with ExitStack() as ends:
+            if self.speakers is not None:
+                search = ends.enter_context(self.speakers.begin())
+            if self.readers:
+                cut = Cutting(options.vad, options.windows)
+                pool = ReaderPool(self.readers, None if options.long_form == "sequential" else cut)
+                ends.enter_context(pool)
+                sources, open = pool.ahead(sources), pool.open
+            session = Session(self.context, readers=0)
+            yield from session.transcribe(sources, bound, hook, open, _windows(options), search)
+
+    def stream(self, source: Input, options: Options | None = None) -> SegmentStream:
         """Iterate over the segments of one recording as they become final, in order.
 
             segments = transcriber.stream("a.flac")
@@ -184,7 +222,7 @@ class Transcriber:
         """
         bound = bind(options or Options(), self.context)
         session = Session(self.context, readers=0)
-        return SegmentStream(session.stream(source, bound, open, _windows(bound.options)))
+        return SegmentStream(session.stream(source, bound, _windows(bound.options)))
 
     def detect_language(self, source: Input) -> DetectedLanguage:
         """The spoken language, `(language, probability)`: of the first window with speech in which it is not
@@ -234,8 +272,15 @@ class SegmentStream(Iterator[Segment]):
         self._parts.close()
 
 
-def _windows(options: Options) -> type[Windows]:
-    return SequentialWindows if options.long_form == "sequential" else Windows
+class FindsSpeakers(Protocol):
+    """Finds the speakers of the recordings of a call, while they are decoded."""
+
+    def begin(self) -> AbstractContextManager[Callable[[], SpeakerSearch]]:
+        """For one call; what is returned begins with a recording."""
+
+
+def _windows(options: Options) -> type[CutWindows]:
+    return SequentialWindows if options.long_form == "sequential" else CutWindows
 
 
 def _engine(whisper: Whisper, batch: int, gamma: int | None) -> Engine:

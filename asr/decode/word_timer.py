@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from forescribe.speculative.engine.context import release
 
 from ..formats.transcript_parts import TokenSource, Word
-from ..model.encoder_states import EncoderStates
 from ..model.special_tokens import Task
 from ..model.whisper import Whisper
 from ..words import splitting
@@ -23,10 +21,7 @@ from ..words.timing import TokenTimes, Utterance, token_times
 from .answers import texts_of
 from .context import apply_each
 from .options import Decoded, PhaseTimes
-from .recording import RecordingState, WindowTag
-
-Waiting = tuple[WindowTag, Decoded]
-"""A window whose words are not timed yet; it holds its encoder states."""
+from .recording import PendingWindow, RecordingState
 
 
 class WordTimer:
@@ -34,12 +29,12 @@ class WordTimer:
 
     def __init__(self, whisper: Whisper, task: Task, batch: int | None) -> None:
         self.whisper, self.task, self.batch = whisper, task, batch
-        self.waiting: list[Waiting] = []
+        self.waiting: list[PendingWindow] = []  # `decoded`; they hold their encoder states
         self.phases: PhaseTimes | None = None
 
-    def add(self, tag: WindowTag, decoded: Decoded, encoder_states: EncoderStates) -> None:
+    def add(self, pending: PendingWindow) -> None:
         """Queue a window, and time all that wait if the batch is full."""
-        self.waiting.append((tag, replace(decoded, encoder_states=encoder_states)))
+        self.waiting.append(pending)
         if self.batch is not None and len(self.waiting) >= self.batch:
             self.run()
 
@@ -50,56 +45,57 @@ class WordTimer:
 
     def run_for(self, indices: Collection[int]) -> None:
         """Time the windows of these indices, in their order; the others wait on."""
-        chosen = [item for item in self.waiting if item[1].index in indices]
-        self.waiting = [item for item in self.waiting if item[1].index not in indices]
-        self._time(sorted(chosen, key=lambda item: item[1].start))
+        chosen = [pending for pending in self.waiting if pending.window.index in indices]
+        self.waiting = [p for p in self.waiting if p.window.index not in indices]
+        self._time(sorted(chosen, key=lambda pending: pending.start))
 
     def forget(self, recording: RecordingState) -> None:
         """Drop the windows of a recording."""
-        self.waiting = [item for item in self.waiting if item[0].recording is not recording]
+        self.waiting = [p for p in self.waiting if p.recording is not recording]
 
-    def _time(self, waiting: Sequence[Waiting]) -> None:
+    def _time(self, waiting: Sequence[PendingWindow]) -> None:
         began_ns = time.time_ns()
         self._time_words(waiting)
         if self.phases is not None and waiting:
             self.phases.add("words", began_ns, time.time_ns())
 
-    def _time_words(self, waiting: Sequence[Waiting]) -> None:
-        work = [(tag, done) for tag, done in waiting if tag.recording.segments[done.start]]
-        for (tag, decoded), times in zip(work, apply_each(self._token_times, work), strict=True):
+    def _time_words(self, waiting: Sequence[PendingWindow]) -> None:
+        work = [pending for pending in waiting if pending.recording.segments[pending.start]]
+        for pending, times in zip(work, apply_each(self._token_times, work), strict=True):
+            recording = pending.recording
             try:
                 if isinstance(times, Exception):
                     raise times
-                words = words_of(self.whisper, tag, decoded, times)
-                tag.recording.words[decoded.start] = words
+                recording.words[pending.start] = words_of(self.whisper, pending, times)
             except Exception as error:
                 release(error)
-                tag.recording.timing_faults[decoded.start] = error
+                recording.timing_faults[pending.start] = error
 
-    def _token_times(self, work: Sequence[Waiting]) -> list[TokenTimes]:
-        utterances = [utterance_of(self.whisper, self.task, decoded) for _, decoded in work]
+    def _token_times(self, work: Sequence[PendingWindow]) -> list[TokenTimes]:
+        utterances = [utterance_of(self.whisper, self.task, pending) for pending in work]
         return token_times(self.whisper, utterances)
 
 
-def utterance_of(whisper: Whisper, task: Task, decoded: Decoded) -> Utterance:
+def utterance_of(whisper: Whisper, task: Task, pending: PendingWindow) -> Utterance:
     """The text of a window, to be aligned with its encoder states."""
-    assert decoded.encoder_states is not None
+    decoded, request = pending.decoded, pending.request
+    assert decoded is not None and request is not None
     prompt = whisper.tokens.prompt(decoded.language, task, timestamps=False)
     tokens = tuple(token for part, _ in texts_of(whisper, decoded) for token in part.tokens)
-    return Utterance(decoded.encoder_states, prompt, tokens, decoded.length)
+    return Utterance(request.encoder_states, prompt, tokens, decoded.length)
 
 
-def words_of(
-    whisper: Whisper, tag: WindowTag, decoded: Decoded, times: TokenTimes
-) -> list[tuple[Word, ...]]:
+def words_of(whisper: Whisper, pending: PendingWindow, times: TokenTimes) -> list[tuple[Word, ...]]:
     """The words of each segment of a window."""
+    decoded = pending.decoded
+    assert decoded is not None
     parts = texts_of(whisper, decoded)
     return assemble_words(
         whisper.tokenizer,
         decoded.language,
         [(part.tokens, text) for part, text in parts],
         times,
-        within(tag.pauses, decoded.length),  # the window may have been encoded beyond its end
+        within(pending.pauses, decoded.length),  # the window may have been encoded beyond its end
         decoded.start,
         sources_of(decoded, parts, whisper.tokens.end),
         length=decoded.length,

@@ -13,8 +13,8 @@ from ..formats.transcript import Transcript
 from .commit import RULES, Delay, LiveWord
 
 if TYPE_CHECKING:
+    from ..decode.parts import Token
     from ..segment.windows import Samples
-    from ..sessions.parts import Token
     from .turns import Turns
 
 

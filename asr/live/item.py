@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from ..decode.answers import text_of
 from ..decode.options import Decoded
+from ..decode.parts import tokens_of
+from ..decode.session import Session
 from ..formats.transcript import Transcript
 from ..model.whisper import Whisper
 from ..segment.windows import Cutter, Samples, Window
-from ..sessions.parts import tokens_of
-from ..sessions.session import Session
 from ..words.splitting import split_words, stretches
 from .commit import Committer, LiveWord
 from .passes import Bindings, Kind, Pass, Restored, guess_from, kept_language

@@ -22,14 +22,14 @@ import numpy as np
 from ..audio.inputs import Sound
 from ..decode.context import DecodingContext
 from ..decode.options import Decoded, Guards, Options, Outcome
+from ..decode.parts import Part
 from ..decode.recording import RecordingState
-from ..decode.windows import BoundOptions, bind, settled_language
+from ..decode.session import Session
+from ..decode.submission import CutWindows, Submission
+from ..decode.window_requests import BoundOptions, bind, settled_language
 from ..formats.transcript_parts import SAMPLE_RATE, Word, seconds
 from ..model.whisper import Whisper
-from ..segment.windows import Window
-from ..sessions.parts import Part
-from ..sessions.session import Session
-from ..sessions.submission import Submission, Windows
+from ..segment.windows import Samples, Window
 
 Kind = Literal["tentative", "closing", "last"]
 """Of a pass: the ends of its windows may change, or they do not, or they are the last ones of the item."""
@@ -80,7 +80,7 @@ class Restored:
         )
 
 
-class LiveWindows(Windows):
+class LiveWindows(CutWindows):
     """The windows of a pass. The last pass of an item restores the others."""
 
     def __init__(
@@ -108,8 +108,8 @@ class LiveWindows(Windows):
                 recording.words[decoded.start] = words
         return tuple(recording.decoded)
 
-    def read(self, recording: RecordingState) -> Iterator[Window]:
-        for _ in recording.audio.blocks():
+    def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
+        for _ in blocks:
             pass  # it warns of audio that is too short
         return recording.spoken_windows(self.windows)
 

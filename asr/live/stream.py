@@ -23,11 +23,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..decode.parts import tokens_of
+from ..decode.session import Session
 from ..errors import ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
 from ..segment.windows import MAX_SAMPLES, Cutter, Samples, Window
-from ..sessions.parts import tokens_of
-from ..sessions.session import Session
 from .commit import Committer, LiveWord
 from .events import (
     Committed,

@@ -1,6 +1,6 @@
 """Plans: where a recording was cut, as a record that outlives its process.
 
-    plan = plan_of(recording, detector, options.windows)
+    plan = plan_of(recording.blocks(), detector, options.windows)
     plan = Plan.from_dict(plan.to_dict())
 
 A plan's windows with speech form groups, which are decoded and kept one after the other. Knows nothing
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from ..formats.transcript import Fields, notice_from_dict, notice_to_dict
 from ..formats.transcript_parts import Notice, seconds
 from .vad import Detector
 from .windows import Samples, Window, WindowOptions, WindowSpan, cut
-
-if TYPE_CHECKING:
-    from ..audio.reading import Recording
 
 GROUP_SIZE = 8
 """Windows with speech that are kept together in new plans: after a crash at most four minutes are decoded
@@ -95,15 +92,15 @@ def span_of(values: Sequence[Any]) -> WindowSpan:
 
 
 def plan_of(
-    recording: Recording,
+    blocks: Iterable[Samples],
     detector: Detector,
     options: WindowOptions,
     *,
     skip_silence: bool = True,
 ) -> Plan:
-    """The plan of a recording, which is read to its end. Raises what its decoder raises."""
-    windows = cut(recording.blocks(), detector, options, skip_silence=skip_silence)
-    return Plan(tuple(window.span for window in windows), recording.warnings, GROUP_SIZE)
+    """The plan of a recording, from all of its samples."""
+    windows = cut(blocks, detector, options, skip_silence=skip_silence)
+    return Plan(tuple(window.span for window in windows), group_size=GROUP_SIZE)
 
 
 def planned_windows(

@@ -23,11 +23,11 @@ from scipy.optimize import linear_sum_assignment
 from benchmarks.provenance import ROOT
 from benchmarks.quality.diarization import Case, cases, samples
 from benchmarks.rows import layout
+from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.live.events import Committed, Event, LiveOptions, Speech
 from forescribe.asr.live.stream import LiveStream
 from forescribe.asr.live.turns import Turns as LiveTurns
-from forescribe.asr.sessions.session import Session
 from forescribe.diarize.engines import embedded
 from forescribe.diarize.engines.online import OnlineSpeakers
 from forescribe.diarize.turns import UNKNOWN, Turn, Turns

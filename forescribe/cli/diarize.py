@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.records.sources import Source
     from forescribe.asr.storage.stores import Stores
-    from forescribe.diarize.transcribers import SpeakerOnlyTranscriber
+    from forescribe.diarize.speaker_finder import SpeakerOnlyTranscriber
 
     from .console import Console
     from .speaker_options import SpeakerOptions
@@ -180,7 +180,7 @@ def _load(options: DiarizeOptions, batch: Batch, stop: Stop, console: Console) -
     batch.fetch_ahead()
     console.status("loading the models")
     with stop.interruptible():
-        from forescribe.diarize.transcribers import SpeakerOnlyTranscriber
+        from forescribe.diarize.speaker_finder import SpeakerOnlyTranscriber
 
         speakers = options.speakers
         engine = speakers.engine(options.device, network=not options.local_files_only)

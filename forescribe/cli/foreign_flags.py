@@ -16,6 +16,7 @@ GONE: Mapping[str, str] = {
     "--server": "record in the page of `forescribe serve`, or send audio to its /v1/realtime",
     "--rate": "send a wav file through the pipe, whose rate is in its header",
     "--max-minutes": "timeout 90m forescribe listen ends after 90 minutes",
+    "--link-speakers": "enrol people with `forescribe speakers add`, and use --known",
     "--drafter": "leave it out: --draft names what drafts, or --reference-text with --draft none",
     "draft-head": "use distill RECORDINGS --draft DRAFT --cut-head --steps 0 -o FOLDER",
     "prune": "use distill RECORDINGS --layers N --steps 0 -o FOLDER",

@@ -425,7 +425,7 @@ def _write(
     error = None
     if diarizer is not None and record.sample_count:
         console.status("finding the speakers")
-        from forescribe.diarize.transcribers import SpeakerOnlyTranscriber
+        from forescribe.diarize.speaker_finder import SpeakerOnlyTranscriber
 
         speakers = options.speakers
         finder = SpeakerOnlyTranscriber(

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from forescribe.asr.audio.arriving import AHEAD_S, BLOCK_S
+from forescribe.asr.decode.session import Session
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.live.events import Committed, Completed, Failed
 from forescribe.asr.live.stream import LiveStream
-from forescribe.asr.sessions.session import Session
 from forescribe.speculative.device import keep_to_one_core
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from forescribe.diarize.known_speakers import KnownSpeaker, KnownSpeakers
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import BatchTranscriber
     from forescribe.asr.decode.options import Guards
+    from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.diarize.diarizer import Diarizer
-    from forescribe.diarize.transcribers import SupportsTranscribe
 
 MIX, SPLIT = "mix", "split"
 
@@ -76,7 +76,7 @@ class SpeakerOptions:
 
     def load(
         self, *, device: str = "auto", network: bool = True
-    ) -> Callable[[SupportsTranscribe], BatchTranscriber]:
+    ) -> Callable[[Transcriber], BatchTranscriber]:
         """Load what adds speakers to a transcriber; the result returns a transcriber unchanged if no
         speakers are requested. Raises what `engine` raises."""
         if self.channels == SPLIT:
@@ -85,11 +85,10 @@ class SpeakerOptions:
             return ChannelTranscriber
         if self.diarizer is None:
             return lambda transcriber: transcriber
-        engine, bounds = self.engine(device, network), self.bounds
-        known = self.known_people()
-        from forescribe.diarize.transcribers import DiarizingTranscriber
+        from forescribe.diarize.speaker_finder import SpeakerFinder
 
-        return lambda transcriber: DiarizingTranscriber(transcriber, engine, bounds, known)
+        finder = SpeakerFinder(self.engine(device, network), self.bounds, self.known_people())
+        return lambda transcriber: transcriber.with_speakers(finder)
 
     def engine(self, device: str, network: bool) -> Diarizer:
         """Load the diarizer. Raises what `registry.load` raises, and UsageError if voices are to be

@@ -192,9 +192,9 @@ def _fingerprint(options: TranscribeOptions, target: str | Path, *, network: boo
 
 def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console) -> _Decoder:
     """The model, or a placeholder that is never called if no recording can be read."""
+    from forescribe.asr.audio.reader_pool import readers_for
     from forescribe.asr.batch.batch import TranscriberFactory
     from forescribe.asr.batch.inputs import any_readable
-    from forescribe.asr.sessions.readers import reading_ahead
 
     if not any_readable(batch.todo):
         return _Decoder(_no_model, None, lambda: None)
@@ -235,12 +235,12 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
                 device=decoding_only.whisper.device.kind,
             )
         )
-        return reading_ahead(
-            with_speakers(decoding_only),
+        readers = readers_for(
             options.readers,
             recordings=len(batch.todo),
             on_cpu=decoding_only.whisper.device.kind == "cpu",
         )
+        return with_speakers(decoding_only.with_readers(readers))
 
     return _Decoder(make, decoding, factory.stats)
 

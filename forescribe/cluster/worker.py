@@ -79,8 +79,8 @@ class Report:
 def prepared_worker(order: WorkOrder) -> ClusterWorker:
     """Load the models of an order. Raises UsageError for another version or storage that this machine does
     not see, ModelError for weights that are missing or differ."""
+    from forescribe.asr.audio.reader_pool import readers_for
     from forescribe.asr.batch.batch import TranscriberFactory
-    from forescribe.asr.sessions.readers import reading_ahead
 
     check_machine(order)
 
@@ -102,12 +102,13 @@ def prepared_worker(order: WorkOrder) -> ClusterWorker:
         current = factory.current
         if current is None or current.batch != size:
             current = factory(size)
-        return reading_ahead(
-            current if with_speakers is None else with_speakers(current),
+        readers = readers_for(
             order.readers,
             recordings=2,  # or more, which is not known here
             on_cpu=current.whisper.device.kind == "cpu",
         )
+        reading = current.with_readers(readers)
+        return reading if with_speakers is None else with_speakers(reading)
 
     stores, results, notices = Stores(), None, tuple[str, ...]()
     if order.writing is not None:

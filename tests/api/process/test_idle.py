@@ -15,8 +15,8 @@ from forescribe.api.app import create_app
 from forescribe.api.process.idle import IdleUnload
 from forescribe.api.settings import Settings, load
 from forescribe.api.speech.serving import Serving
+from forescribe.asr.decode.session import Session
 from forescribe.asr.errors import UsageError
-from forescribe.asr.sessions.session import Session
 from tests.api.conftest import FORM, TRANSCRIBE, memo, until
 from tests.api.jobs.application import application, ended, submit
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forescribe.api.errors import ApiError
 from forescribe.api.speech import answers
 from forescribe.api.speech.answers import PING, Deltas, data, events
-from forescribe.asr.sessions.parts import Part, Token
+from forescribe.asr.decode.parts import Part, Token
 from tests.api.page.fakejobs import transcript
 
 

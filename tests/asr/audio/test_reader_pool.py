@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import soundfile
 
+from forescribe.asr.audio import reader_pool
 from forescribe.asr.audio.fork_server import Bounds, Cutting
 from forescribe.asr.audio.inputs import Input
+from forescribe.asr.audio.reader_pool import ReaderPool
 from forescribe.asr.audio.reading import open_audio
 from forescribe.asr.audio.sandbox import Decoders, _read_reply
 from forescribe.asr.errors import AudioError, CapacityError, ForescribeError, OutputError
 from forescribe.asr.segment.vad import SileroDetector
 from forescribe.asr.segment.windows import WindowOptions, cut
-from forescribe.asr.sessions import readers
-from forescribe.asr.sessions.readers import ReaderPool
 from tests.docs.pages import ROOT
 
 SAMPLES = sorted((ROOT / "samples").glob("*.flac"))
@@ -50,7 +50,7 @@ def contents(pool: ReaderPool, sources: list[Input]) -> Iterator[object]:
 @pytest.fixture
 def loaded(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools whose decoders are loaded already."""
-    monkeypatch.setattr(readers, "Decoders", lambda *given: decoders)
+    monkeypatch.setattr(reader_pool, "Decoders", lambda *given: decoders)
 
 
 @pytest.mark.usefixtures("loaded")
@@ -136,7 +136,7 @@ def test_one_longer_than_its_header_says_is_read_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths: list[Input] = [noise(tmp_path / f"{i}.wav", 3.0, i) for i in range(2)]
-    monkeypatch.setattr(readers, "length_of", lambda path: 0.5)
+    monkeypatch.setattr(reader_pool, "length_of", lambda path: 0.5)
     with ReaderPool(1, None, spool_bytes=SIZE) as pool:
         found = list(contents(pool, paths))
     assert [len(samples) for samples, _, _ in found] == 2 * [3 * SECOND]  # type: ignore[misc]

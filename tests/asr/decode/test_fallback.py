@@ -11,9 +11,9 @@ import torch
 
 import forescribe.asr.decode.context
 from forescribe.asr.decode.options import Guards, Judgement
-from forescribe.asr.decode.recording import WindowTag
+from forescribe.asr.decode.recording import PendingWindow
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.decode.windows import seed_of
+from forescribe.asr.decode.window_requests import seed_of
 from forescribe.asr.errors import UsageError
 from forescribe.asr.model.encoder_states import EncoderStates
 from forescribe.asr.model.loading import load
@@ -116,7 +116,7 @@ def test_a_planted_failing_window_alone_is_decoded_again(whisper, recording, pla
 
 def test_a_window_without_a_voice_is_not_sampled(whisper, recording, plain, monkeypatch):
     """Some sampled text would pass at last, and nobody has said it."""
-    monkeypatch.setattr(WindowTag, "heard", property(lambda tag: False))
+    monkeypatch.setattr(PendingWindow, "heard", property(lambda pending: False))
     victim = plain.decoded[1].result.probe[0]
     judge = failing(victim, 0.4)
     guarded = decode(whisper, recording, Guards(), judge=judge, monkeypatch=monkeypatch)
@@ -158,7 +158,7 @@ def test_the_others_go_on_while_a_window_is_tried_again(whisper, recording, plai
     submit = transcriber.engine.submit
 
     def recorded(request):
-        tries.append((request.tag.index, request.temperature))
+        tries.append((request.tag.window.index, request.temperature))
         submit(request)
 
     monkeypatch.setattr(transcriber.engine, "submit", recorded)

@@ -18,10 +18,10 @@ import pytest
 import soundfile
 
 import forescribe.asr.audio.reading
-from forescribe.asr.decode import windows as window_decoder
-from forescribe.asr.decode import word_timer
+from forescribe.asr.decode import outcome, submission, word_timer
 from forescribe.asr.decode.options import Guards, Judgement, Outcome
 from forescribe.asr.decode.sequential import SeekableAudio
+from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import AudioError
 from forescribe.asr.model.encoder_states import EncoderStates
@@ -29,11 +29,10 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.whisper import Whisper
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.asr.sessions.session import Session
 from forescribe.speculative.device import choose
+from tests.asr.decode.ways import WAYS, Ear, called, in_session, running
 from tests.asr.decode.whole_windows import judged, whole
 from tests.asr.model import folders
-from tests.asr.sessions.ways import WAYS, Ear, called, in_session, running
 
 RATE = 16_000
 MARK = np.float32(0.4375)
@@ -255,38 +254,42 @@ def in_prefill(one, patch):
 def in_pauses(one, patch):
     mel = Mel(one.context.mel)
     patch.setattr(one.context, "mels", (mel,))
-    real = window_decoder.pauses
+    real = submission.pauses
     wrong = raises(lambda features, length: mel.heard(features[None]), real)
-    patch.setattr(window_decoder, "pauses", wrong)
+    patch.setattr(submission, "pauses", wrong)
 
 
 def in_building_the_request(one, patch):
-    real = window_decoder.window_request
-    wrong = raises(lambda context, bound, tag, *rest: tag.index == SECOND, real)
-    patch.setattr(window_decoder, "window_request", wrong)
+    real = submission.window_request
+    wrong = raises(lambda context, bound, pending, *rest: pending.window.index == SECOND, real)
+    patch.setattr(submission, "window_request", wrong)
 
 
 def in_submitting(one, patch):
     real = one.engine.submit
-    patch.setattr(one.engine, "submit", raises(lambda request: request.tag.index == SECOND, real))
+    patch.setattr(
+        one.engine, "submit", raises(lambda request: request.tag.window.index == SECOND, real)
+    )
 
 
 def in_guards(one, patch):
-    real = window_decoder.attempt_of
-    wrong = raises(lambda whisper, guards, result, **_: result.request.tag.index == SECOND, real)
-    patch.setattr(window_decoder, "attempt_of", wrong)
+    real = submission.attempt_of
+    wrong = raises(
+        lambda whisper, guards, result, **_: result.request.tag.window.index == SECOND, real
+    )
+    patch.setattr(submission, "attempt_of", wrong)
 
 
 def in_a_retry(one, patch):
     real = one.engine.submit
-    hot = raises(lambda r: r.tag.index == SECOND and r.temperature > 0, real)
+    hot = raises(lambda r: r.tag.window.index == SECOND and r.temperature > 0, real)
     patch.setattr(one.engine, "submit", hot)
 
 
 def in_segments(one, patch):
-    real = window_decoder.segments_of
+    real = submission.segments_of
     wrong = raises(lambda whisper, decoded: decoded.index == SECOND, real)
-    patch.setattr(window_decoder, "segments_of", wrong)
+    patch.setattr(submission, "segments_of", wrong)
 
 
 def in_alignment(one, patch):
@@ -315,8 +318,8 @@ def in_words(one, patch):
 
 
 def in_figures(one, patch):
-    wrong = raises(lambda done, wall: len(done) == 2, window_decoder.stats)
-    patch.setattr(window_decoder, "stats", wrong)
+    wrong = raises(lambda done, wall: len(done) == 2, outcome.stats)
+    patch.setattr(outcome, "stats", wrong)
 
 
 RECORDING = [in_decoding_audio, in_voice_activity, in_figures]
@@ -446,16 +449,18 @@ def test_a_sequential_recording_goes_on_behind_a_lost_window(
         wrong = raises(lambda self, frame: frame == 0 and self.frames > 3000, real)
         monkeypatch.setattr(SeekableAudio, "all_features", wrong)
     elif plant == "submit":
-        is_first = lambda r: r.tag.recording.source is long and r.tag.index == 0  # noqa: E731
+        is_first = lambda r: r.tag.recording.source is long and r.tag.window.index == 0  # noqa: E731
         monkeypatch.setattr(shared.engine, "submit", raises(is_first, shared.engine.submit))
     else:
-        real = getattr(window_decoder, plant)
+        real = getattr(submission, plant)
         firsts = {
-            "window_request": lambda context, bound, tag, *_: tag.end == 30 * RATE,
-            "attempt_of": lambda whisper, guards, result, **_: result.request.tag.end == 30 * RATE,
+            "window_request": lambda context, bound, pending, *_: pending.window.end == 30 * RATE,
+            "attempt_of": lambda whisper, guards, result, **_: (
+                result.request.tag.window.end == 30 * RATE
+            ),
             "segments_of": lambda whisper, d: d.start == 0 and d.end > 10 * RATE,
         }
-        monkeypatch.setattr(window_decoder, plant, raises(firsts[plant], real))
+        monkeypatch.setattr(submission, plant, raises(firsts[plant], real))
     victim, other = called(shared, [long, BEFORE], options)
     spans = victim.transcript.coverage.spans
     assert (spans[0].end_sample, spans[0].state) == (30 * RATE, "failed")
@@ -500,11 +505,11 @@ def test_a_call_that_is_left_releases_what_it_held(shared, clean, monkeypatch) -
     """By `close`, and when its generator is no longer referenced."""
 
     def harsh(whisper, guards, result, *, heard):
-        if result.request.tag.index == SECOND:
+        if result.request.tag.window.index == SECOND:
             return judged(result, Judgement.RETRY, "planted")
         return judged(result, Judgement.KEEP)
 
-    monkeypatch.setattr(window_decoder, "attempt_of", harsh)
+    monkeypatch.setattr(submission, "attempt_of", harsh)
     running = shared.transcribe([VICTIM, BEFORE, AFTER], GUARDED)
     next(running)
     assert not shared.engine.idle

@@ -8,7 +8,7 @@ import pytest
 
 from forescribe.asr.decode.drafting import SCRIPT_SLOTS
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.decode.windows import hint_for, hint_tokens
+from forescribe.asr.decode.window_requests import hint_for, hint_tokens
 from tests.asr.model import folders
 from tests.asr.recordings import write
 

@@ -10,10 +10,10 @@ import pytest
 from forescribe.asr.audio.reading import from_array
 from forescribe.asr.decode import word_timer
 from forescribe.asr.decode.options import Decoded
-from forescribe.asr.decode.recording import RecordingState, WindowTag, in_order
+from forescribe.asr.decode.parts import PartQueue
+from forescribe.asr.decode.recording import PendingWindow, RecordingState, in_order
 from forescribe.asr.decode.word_timer import WordTimer
 from forescribe.asr.segment.windows import Window
-from forescribe.asr.sessions.parts import PartQueue
 from forescribe.speculative.requests import Finish, Request, Result
 
 SECOND = 16_000
@@ -77,8 +77,8 @@ def timed(monkeypatch) -> list[list[int]]:
     """The indices of the windows of each forward pass, in order."""
     batches: list[list[int]] = []
 
-    def utterance_of(whisper, task, window):
-        return window.index
+    def utterance_of(whisper, task, pending):
+        return pending.window.index
 
     def token_times(whisper, indices):
         batches.append(list(indices))
@@ -88,19 +88,21 @@ def timed(monkeypatch) -> list[list[int]]:
 
     monkeypatch.setattr(word_timer, "utterance_of", utterance_of)
     monkeypatch.setattr(word_timer, "token_times", token_times)
-    monkeypatch.setattr(word_timer, "words_of", lambda whisper, tag, window, times: [()])
+    monkeypatch.setattr(word_timer, "words_of", lambda whisper, pending, times: [()])
     return batches
 
 
-def tag(recording: RecordingState, index: int) -> WindowTag:
+def pending(recording: RecordingState, index: int) -> PendingWindow:
     recording.segments[index * SECOND] = ("a segment",)  # type: ignore[assignment]
-    return WindowTag(recording, index, index * SECOND, (index + 1) * SECOND, "en")
+    made = PendingWindow(SimpleNamespace(recording=recording), window(index))
+    made.decoded = decoded(index)
+    return made
 
 
 def test_words_are_timed_when_a_batch_is_full(timed) -> None:
     recording, timer = state(), WordTimer(None, "transcribe", 2)
     for index in (0, 1, 2):
-        timer.add(tag(recording, index), decoded(index), None)
+        timer.add(pending(recording, index))
     assert timed == [[0, 1]] and sorted(recording.words) == [0, SECOND]
     timer.run()
     assert timed == [[0, 1], [2]] and timer.waiting == []
@@ -109,15 +111,15 @@ def test_words_are_timed_when_a_batch_is_full(timed) -> None:
 def test_chosen_windows_are_timed_in_their_order_and_the_others_wait(timed) -> None:
     recording, timer = state(), WordTimer(None, "transcribe", None)
     for index in (3, 0, 2, 1):
-        timer.add(tag(recording, index), decoded(index), None)
+        timer.add(pending(recording, index))
     timer.run_for({1, 3})
-    assert timed == [[1, 3]] and [item[1].index for item in timer.waiting] == [0, 2]
+    assert timed == [[1, 3]] and [p.window.index for p in timer.waiting] == [0, 2]
 
 
 def test_a_window_that_cannot_be_timed_keeps_its_text(timed) -> None:
     recording, timer = state(), WordTimer(None, "transcribe", None)
     for index in (12, 13):
-        timer.add(tag(recording, index), decoded(index), None)
+        timer.add(pending(recording, index))
     timer.run()
     assert sorted(recording.words) == [12 * SECOND]
     assert str(recording.timing_faults[13 * SECOND]) == "planted"
@@ -125,11 +127,11 @@ def test_a_window_that_cannot_be_timed_keeps_its_text(timed) -> None:
 
 def test_windows_without_text_and_of_forgotten_recordings_are_not_timed(timed) -> None:
     recording, timer = state(), WordTimer(None, "transcribe", None)
-    silent = tag(recording, 0)
+    silent = pending(recording, 0)
     recording.segments[0] = ()
-    timer.add(silent, decoded(0), None)
+    timer.add(silent)
     timer.run()
     assert timed == [[]] or timed == []
-    timer.add(tag(recording, 2), decoded(2), None)
+    timer.add(pending(recording, 2))
     timer.forget(recording)
     assert timer.waiting == []

@@ -25,14 +25,14 @@ from forescribe.asr.decode.answers import (
     accounted,
 )
 from forescribe.asr.decode.context import Ended, IsolatedEngine
+from forescribe.asr.decode.planned import Group
+from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.model.encoder_states import EncoderStates
-from forescribe.asr.sessions.planned import Group
-from forescribe.asr.sessions.session import Session
 from forescribe.asr.words.splitting import Stretch
 from forescribe.asr.words.timing import TokenTimes
 from forescribe.speculative.requests import Result
-from tests.asr.sessions.ways import Ear, running
+from tests.asr.decode.ways import Ear, running
 
 pytestmark = pytest.mark.usefixtures("encoded_once")
 

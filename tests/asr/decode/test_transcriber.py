@@ -12,12 +12,12 @@ import soundfile
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from forescribe.asr.decode import answers, windows
+from forescribe.asr.decode import answers, submission
 from forescribe.asr.decode import transcriber as transcriber_module
 from forescribe.asr.decode.options import Guards, Judgement, Partial
 from forescribe.asr.decode.recording import DOUBTFUL
 from forescribe.asr.decode.transcriber import Options, Outcome, Progress, Transcriber
-from forescribe.asr.decode.windows import prompt_tokens
+from forescribe.asr.decode.window_requests import prompt_tokens
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.files import srt, tsv, txt, vtt
 from forescribe.asr.formats.transcript import Transcript
@@ -502,7 +502,7 @@ def test_a_hook_hears_the_text_in_order_and_follows_what_is_being_written(
 
     options = replace(GERMAN, vad=False, guards=Guards(temperatures=(0.0, 0.2, 0.4)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, "attempt_of", harsh)
+        patch.setattr(submission, "attempt_of", harsh)
         (outcome,) = one.transcribe([three_windows], options, Reader())
     assert outcome.transcript is not None
     assert [s.tokens for s in told] == [s.tokens for s in outcome.transcript.segments]
@@ -519,7 +519,7 @@ def test_streamed_segments_are_those_of_the_transcript(
     options = replace(GERMAN, vad=False, guards=guards, words=words, long_form=long_form)
     one = transcriber(whisper, batch=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, "attempt_of", harsh)
+        patch.setattr(submission, "attempt_of", harsh)
         stream = one.stream(three_windows, options)
         first = next(stream)
         assert stream.transcript is None, "it comes before the end"
@@ -608,13 +608,13 @@ def test_memory_is_kept_only_if_asked_for(shared, recordings) -> None:
 def test_a_window_on_its_way_out_holds_no_memory(whisper, recordings, monkeypatch) -> None:
     whole(monkeypatch)
     one, held = transcriber(whisper), []
-    real = windows.decoded_of
+    real = submission.decoded_of
 
     def spy(*arguments, **named):
         held.append(real(*arguments, **named))
         return held[-1]
 
-    monkeypatch.setattr(windows, "decoded_of", spy)
+    monkeypatch.setattr(submission, "decoded_of", spy)
     list(one.transcribe(recordings[:2], GERMAN))
     assert len(held) == 3
     assert all(d.encoder_states is None and d.result.request.encoder_states is None for d in held)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from forescribe.asr.decode import windows
+from forescribe.asr.decode import submission
 from forescribe.asr.decode.answers import Attempt
 from forescribe.asr.decode.options import Judgement
 from forescribe.speculative.requests import Result
@@ -14,9 +14,9 @@ from forescribe.speculative.requests import Result
 def whole(patch: pytest.MonkeyPatch) -> None:
     """No further parts, and no voice that is missed."""
     patch.setattr(
-        windows, "rest_of", lambda whisper, options, tag, decoded, states: (decoded, None)
+        submission, "rest_of", lambda whisper, options, window, decoded, states: (decoded, None)
     )
-    patch.setattr(windows, "accounted", lambda decoded, *_: decoded)
+    patch.setattr(submission, "accounted", lambda decoded, *_: decoded)
 
 
 def judged(result: Result, judgement: Judgement, reason: str | None = None) -> Attempt:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forescribe.asr.decode.parts import Token
 from forescribe.asr.live.commit import Committer, Delay, LiveWord, Place, aligned
-from forescribe.asr.sessions.parts import Token
 
 DELAYS: tuple[Delay, ...] = ("minimal", "low", "medium", "high", "xhigh")
 

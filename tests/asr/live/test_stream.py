@@ -17,6 +17,7 @@ from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode.options import Guards, Options
+from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import AudioError, CapacityError, UsageError
 from forescribe.asr.live import item as live_item
@@ -36,10 +37,9 @@ from forescribe.asr.live.turns import Turns
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.asr.sessions.session import Session
 from forescribe.speculative.device import choose
+from tests.asr.decode.ways import SOON, Ear, running
 from tests.asr.model import folders
-from tests.asr.sessions.ways import SOON, Ear, running
 
 RATE = 16_000
 ALL = Guards(compression_ratio=None, logprob=None, no_speech=None, temperatures=(0.0,))
@@ -395,7 +395,7 @@ def test_a_closed_session_fails_the_item(transcriber: Transcriber):
 def test_an_engine_that_fails_costs_the_item_and_no_other(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ):
-    from forescribe.asr.sessions import session as module
+    from forescribe.asr.decode import session as module
 
     def broken(context: Any, windows: Any, detect: Any) -> Any:
         return [ArithmeticError("the encoder is broken")] * len(windows)

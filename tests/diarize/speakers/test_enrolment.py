@@ -12,7 +12,7 @@ import soundfile
 from forescribe.asr.errors import UsageError
 from forescribe.diarize.diarizer import Engine
 from forescribe.diarize.enrolment import extract_voice, read_speaker_audio
-from forescribe.diarize.transcribers import add_speakers
+from forescribe.diarize.speaker_finder import add_speakers
 from tests.diarize.attribution.test_word_speakers import said
 from tests.diarize.conversations import transcript
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound, vector

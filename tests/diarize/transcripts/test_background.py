@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from forescribe.asr.errors import UsageError
-from forescribe.diarize.transcribers import BackgroundDiarizer
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Span
+from forescribe.diarize.speaker_finder import BackgroundDiarizer
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound
 
 TALK = sound((1, 0.5), (0.5, 0), (1.5, 0.1), (2, 0.5), (1, 0), (2, 0.1), (0.7, 0.5))
+
+
+def wordless(samples: np.ndarray) -> Transcript:
+    return Transcript((), len(samples), Coverage((Span(0, len(samples), "decoded"),)))
 
 
 @pytest.mark.parametrize("block", [RATE, 30 * RATE])
@@ -19,10 +26,10 @@ def test_interleaved_recordings_have_the_same_turns_as_alone(block: int) -> None
         for start in range(0, len(TALK), 7000):
             one.feed(TALK[start : start + 7000])
             two.feed(other[start : start + 7000])
-        found = [one.finish().result(), two.finish().result()]
-    assert [f.regular for f in found] == [
-        LevelDiarizer().diarize(TALK).regular,
-        LevelDiarizer().diarize(other).regular,
+        found = [one.finish(wordless(TALK)).result(), two.finish(wordless(other)).result()]
+    assert [f.turns for f in found] == [
+        tuple(LevelDiarizer().diarize(TALK).regular),
+        tuple(LevelDiarizer().diarize(other).regular),
     ]
 
 
@@ -35,7 +42,7 @@ def test_an_error_of_the_engine_is_raised_by_the_result() -> None:
         task = background.start()
         task.feed(TALK)
         with pytest.raises(UsageError, match="no"):
-            task.finish().result()
+            task.finish(wordless(TALK)).result()
 
 
 def test_a_cancelled_recording_is_not_diarized() -> None:
@@ -59,5 +66,5 @@ def test_progress_is_reported_and_an_exception_of_the_hook_cancels() -> None:
         task = background.start(hook)
         task.feed(TALK)
         with pytest.raises(InterruptedError):
-            task.finish().result()
+            task.finish(wordless(TALK)).result()
     assert seen[0] == 0.0

@@ -272,7 +272,7 @@ def test_a_second_worker_adds_no_record(calls, out) -> None:
 
 def test_readers_do_not_wait_for_what_is_still_fetched(calls, out, monkeypatch) -> None:
     """The first recording is given on while the second one is under way."""
-    from forescribe.asr.sessions.readers import ReaderPool
+    from forescribe.asr.audio.reader_pool import ReaderPool
 
     def one_by_one(self) -> Spool:
         return Spool(self.stores, place=self.place, limit=self.limit, fetchers=1)

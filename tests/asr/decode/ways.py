@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from forescribe.asr.audio.inputs import Input
+from forescribe.asr.decode.parts import Part
+from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
-from forescribe.asr.sessions.parts import Part
-from forescribe.asr.sessions.session import Session
 
 SOON = 120.0
 
@@ -69,7 +69,7 @@ def in_session(
     with running(session):
         outcomes = [ear.outcome() for ear in ears]
     assert not any(thread.name.startswith("reader-") for thread in threading.enumerate())
-    assert not (session._live or session._owners or session.reading.readings or session._encoded)
+    assert not (session._live or session.reading.readings or session._encoded)
     return [outcome for outcome in outcomes if outcome is not None]
 
 

@@ -19,6 +19,7 @@ from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.decode import word_timer
 from forescribe.asr.decode.options import Guards
+from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.formats.transcript_parts import Segment
@@ -27,13 +28,12 @@ from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.vocabulary import bytes_of
 from forescribe.asr.model.whisper import Whisper
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.asr.sessions.session import Session
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import BrokenError
 from forescribe.speculative.requests import Request
+from tests.asr.decode.ways import SOON, WAYS, Ear, called, in_session, running
 from tests.asr.decode.whole_windows import whole
 from tests.asr.model import folders
-from tests.asr.sessions.ways import SOON, WAYS, Ear, called, in_session, running
 
 RATE = 16_000
 GERMAN = Options(language="de")
@@ -76,7 +76,7 @@ def written(outcome: Outcome | None) -> list[Segment]:
 def drained(session: Session) -> None:
     """Nothing of earlier recordings is left anywhere, once the engine's thread has dropped the windows that
     a reader had finished when its recording was cancelled."""
-    assert not session._live and not session._owners and not session.reading.readings
+    assert not session._live and not session.reading.readings
     end_s = time.monotonic() + SOON
     while session.reading.ready and time.monotonic() < end_s:
         time.sleep(0.01)
@@ -338,11 +338,11 @@ def test_a_cancelled_recording_is_out_of_its_rows_before_the_next_round(whisper)
     for _ in range(4):
         session.reading.read_window(session.reading.readings.pop(0))
     session._step()
-    assert len(submission.decoder.in_engine) == 2 + len(session._encoded)
+    assert len(submission.in_engine) == 2 + len(session._encoded)
     session.submit(sound(2, 16), GERMAN, other)
     session.cancel(submission)
     session._handle_notes()
-    assert not submission.decoder.in_engine and not ear.parts
+    assert not submission.in_engine and not ear.parts
     assert ear.outcomes == [None]
     assert not made.engine.rows.active.any()
     session.reading.read_window(session.reading.readings.pop(0))

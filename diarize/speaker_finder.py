@@ -1,6 +1,6 @@
-"""Transcribers whose transcripts say who spoke: with the words of another transcriber, or without words.
+"""Who speaks in a recording: while it is transcribed, on its transcript, or without words.
 
-    transcriber = DiarizingTranscriber(transcriber, diarizer)
+    transcriber = Transcriber.load("large").with_speakers(SpeakerFinder(diarizer))
     for outcome in transcriber.transcribe(["call.mp3"]):
         print(outcome.transcript.segments[0].speaker)
 
@@ -8,8 +8,8 @@ A recording is decoded once. Diarization runs in its own thread while windows ar
 (`BackgroundDiarizer`): one recording after the other, with the samples that wait for it on disk, so a fast
 transcription of ten hours needs no extra RAM. The result is the transcriber's text with speakers.
 
-`SpeakerOnlyTranscriber` says who spoke when, and nothing else. Both have the `transcribe` method of
-`Transcriber`, so that the same batch code runs all of them.
+`SpeakerOnlyTranscriber` says who spoke when, and nothing else; it has the `transcribe` method of
+`Transcriber`, so that the same batch code runs both.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Protocol, Self, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 
-from forescribe.asr.audio.inputs import Input
-from forescribe.asr.audio.reading import Open, Recording, open_audio
+from forescribe.asr.audio.inputs import WIDTH, Input
+from forescribe.asr.audio.reading import open_audio
 from forescribe.asr.decode.options import Hook, Options, Outcome, Progress
-from forescribe.asr.errors import AudioError, ForescribeError, UsageError
+from forescribe.asr.decode.recording import fault
+from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.files import RECORDING
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import (
@@ -48,9 +49,6 @@ from .blocks import BLOCK, SLACK, diarize_blocks, join_blocks, split_into_blocks
 from .diarizer import Bounds, Diarization, Diarizer, Samples, StageHook, ignore_progress
 from .known_speakers import KnownSpeaker, Match, name_known_speakers
 
-SAMPLE_BYTES = np.dtype(np.float32).itemsize
-"""Bytes of a sample."""
-
 TOLERANCE = SAMPLE_RATE // 2
 """Samples by which decoders of one recording may differ."""
 
@@ -58,98 +56,20 @@ READ_BYTES = 1 << 30
 """Upper limit for one read; the system's own limit is 2 GB."""
 
 
-class SupportsTranscribe(Protocol):
-    """The part of `asr.decode.transcriber.Transcriber` that is used. `open` opens the recordings."""
-
-    def transcribe(
-        self,
-        sources: Iterable[Any],
-        options: Options | None = None,
-        hook: Hook | None = None,
-        *,
-        open: Open = open_audio,
-    ) -> Iterator[Outcome]: ...
-
-
-class DiarizingTranscriber:
-    """Adds speakers to transcripts. `known` speakers get their names where they are recognised with
+@dataclass(frozen=True)
+class SpeakerFinder:
+    """For `Transcriber.with_speakers`. `known` speakers get their names where they are recognised with
     certainty."""
 
-    def __init__(
-        self,
-        transcriber: SupportsTranscribe,
-        diarizer: Diarizer,
-        bounds: Bounds | None = None,
-        known: Sequence[KnownSpeaker] = (),
-    ) -> None:
-        self.transcriber, self.diarizer = transcriber, diarizer
-        self.bounds, self.known = bounds or Bounds(), tuple(known)
+    diarizer: Diarizer
+    bounds: Bounds = field(default_factory=Bounds)
+    known: Sequence[KnownSpeaker] = ()
 
-    def transcribe(
-        self,
-        sources: Iterable[Input],
-        options: Options | None = None,
-        hook: Hook | None = None,
-        *,
-        open: Open = open_audio,
-    ) -> Iterator[Outcome]:
-        """Yield outcomes as they are finished. `open` opens the recordings.
-
-        A recording that cannot be diarized fails: without speakers its transcript would look as if
-        no speaker had been recognised.
-        """
-        options = replace(options or Options(), words=True)
-        started: dict[int, _Started] = {}
-        pending: list[_Pending] = []
-        with BackgroundDiarizer(self.diarizer, self.bounds) as background:
-
-            def open_and_start(source: Input) -> Recording:
-                recording = open(source)
-                task = background.start()
-                started[id(source)] = _Started(task, time.perf_counter())
-                recording.tap = task.feed
-                return recording
-
-            try:
-                for outcome in self.transcriber.transcribe(
-                    sources, options, hook, open=open_and_start
-                ):
-                    own = started.pop(id(outcome.source), None)
-                    if own is not None and outcome.transcript is not None:
-                        pending.append(_Pending(outcome, own, own.task.finish()))
-                    else:
-                        if own is not None:
-                            own.task.cancel()
-                        yield outcome
-                    for item in [item for item in pending if item.diarization.done()]:
-                        pending.remove(item)
-                        yield self._finish(item)
-                while pending:
-                    yield self._finish(pending.pop(0))
-            finally:  # the caller may stop after any outcome
-                for own in (*started.values(), *(item.started for item in pending)):
-                    own.task.cancel()
-
-    def _finish(self, pending: _Pending) -> Outcome:
-        outcome = pending.outcome
-        assert outcome.transcript is not None
-        try:
-            transcript = add_speakers(
-                outcome.transcript,
-                pending.diarization.result(),
-                self.known,
-                source=outcome.name,
-            )
-        except ForescribeError as error:
-            return replace(outcome, transcript=None, error=error)
-        except Exception as cause:  # a bug here or in the engine: the other recordings continue
-            text = f"{outcome.name}: {type(cause).__name__} while diarizing: {cause}"
-            failure = AudioError(text, code="internal_error")
-            failure.__cause__ = cause
-            return replace(outcome, transcript=None, error=failure)
-        return replace(
-            outcome, transcript=transcript, wall_s=time.perf_counter() - pending.started.at
-        )
+    @contextmanager
+    def begin(self) -> Iterator[Callable[[], DiarizationTask]]:
+        """For one call; what is returned begins with a recording."""
+        with BackgroundDiarizer(self.diarizer, self.bounds, self.known) as background:
+            yield background.start
 
 
 class SpeakerOnlyTranscriber:
@@ -173,18 +93,14 @@ class SpeakerOnlyTranscriber:
     ) -> Iterator[Outcome]:
         """Yield outcomes in the order of `sources`; `options` are ignored."""
         for source in sources:
-            started = time.perf_counter()
+            started, transcript, error = time.perf_counter(), None, None
             try:
                 transcript = self._transcript(source, hook)
-            except ForescribeError as error:
-                yield Outcome(source, error=error, wall_s=time.perf_counter() - started)
-            except Exception as cause:  # a bug here or in the engine: the other recordings continue
-                text = f"{Outcome(source).name}: {type(cause).__name__} while diarizing: {cause}"
-                failure = AudioError(text, code="internal_error")
-                failure.__cause__ = cause
-                yield Outcome(source, error=failure, wall_s=time.perf_counter() - started)
-            else:
-                yield Outcome(source, transcript, wall_s=time.perf_counter() - started)
+            except (
+                Exception
+            ) as cause:  # also a bug here or in the engine: the other recordings continue
+                error = fault(f"{Outcome(source).name}: finding its speakers", cause)
+            yield Outcome(source, transcript, error, wall_s=time.perf_counter() - started)
 
     def _transcript(self, source: Input, hook: Hook | None) -> Transcript:
         with open_audio(source) as recording:
@@ -250,26 +166,28 @@ def add_speakers(
     )
 
 
-class BackgroundDiarizer:
-    """An engine that runs in a separate thread, while the caller's does something else.
+class BackgroundDiarizer(AbstractContextManager["BackgroundDiarizer"]):
+    """An engine that runs in a separate thread, while the caller's does something else. `known` speakers get
+    their names.
 
     with BackgroundDiarizer(diarizer) as background:
         task = background.start()
         for block in recording.blocks():
             task.feed(block)
             ...                          # the transcriber takes the same block
-        diarization = task.finish().result()
+        transcript = task.finish(transcript).result()
     """
 
     def __init__(
         self,
         diarizer: Diarizer,
         bounds: Bounds | None = None,
+        known: Sequence[KnownSpeaker] = (),
         *,
         block: int = BLOCK,
         slack: int = SLACK,
     ) -> None:
-        self.diarizer, self.bounds = diarizer, bounds or Bounds()
+        self.diarizer, self.bounds, self.known = diarizer, bounds or Bounds(), known
         self.block, self.slack = block, slack
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="diarize")
         self._files: list[BinaryIO] = []
@@ -286,15 +204,7 @@ class BackgroundDiarizer:
         for file in self._files:
             file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
@@ -323,14 +233,15 @@ class DiarizationTask:
         while self._written - self._submitted > self.background.block + self.background.slack:
             self._submit(self.background.block, Bounds(at_most=self.background.bounds.most))
 
-    def finish(self) -> Future[Diarization]:
-        """Return the result as a future. It raises what the engine or the hook raised."""
+    def finish(self, transcript: Transcript, source: str = RECORDING) -> Future[Transcript]:
+        """The transcript of the recording at the path `source`, with speakers. The future raises what the
+        engine or the hook raised."""
         whole = not self._blocks
         bounds = self.background.bounds
         if whole or self._written > self._submitted:
             rest = self._written - self._submitted
             self._submit(rest, bounds if whole else Bounds(at_most=bounds.most))
-        return self._worker.submit(self._join)
+        return self._worker.submit(self._add, transcript, source)
 
     def cancel(self) -> None:
         """Stop the work on this recording, because it failed elsewhere."""
@@ -354,28 +265,12 @@ class DiarizationTask:
             raise CancelledError
         self.hook(step, done)
 
-    def _join(self) -> Diarization:
+    def _add(self, transcript: Transcript, source: str) -> Transcript:
         """Runs after the blocks in the only thread, so all of them are done."""
         with self._file:
             done = [block.result(timeout=0) for block in self._blocks]
-        return done[0] if len(done) == 1 else join_blocks(done, self.background.bounds)
-
-
-@dataclass(frozen=True, eq=False)
-class _Started:
-    """A recording that is being read."""
-
-    task: DiarizationTask
-    at: float  # seconds, time.perf_counter()
-
-
-@dataclass(frozen=True, eq=False)
-class _Pending:
-    """A transcript whose diarization is not finished."""
-
-    outcome: Outcome
-    started: _Started
-    diarization: Future[Diarization]
+        whole = done[0] if len(done) == 1 else join_blocks(done, self.background.bounds)
+        return add_speakers(transcript, whole, self.background.known, source=source)
 
 
 def _of_length(blocks: Iterable[Samples], sample_count: int) -> Iterator[Samples]:
@@ -405,7 +300,7 @@ def _suggestion(match: Match) -> Notice:
 def _read(descriptor: int, start: int, count: int) -> Samples:
     """Read by position, as the other thread may be writing at the end of the file."""
     samples = np.empty(count, np.float32)
-    rest, at = samples.data.cast("B"), start * SAMPLE_BYTES
+    rest, at = samples.data.cast("B"), start * WIDTH
     while rest:
         size = os.preadv(descriptor, [rest[:READ_BYTES]], at)
         assert size, "the temporary file is shorter than what was written to it"

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from ..decode.answers import text_of, timed_segments
-from ..decode.context import DecodingContext
-from ..decode.options import Decoded, Follows, Hook, Partial, Progress
-from ..decode.recording import RecordingState
 from ..formats.transcript_parts import Segment
 from ..model.vocabulary import bytes_of
 from ..model.whisper import Whisper
 from ..segment.windows import Window
 from ..words.splitting import stretches
+from .answers import text_of, timed_segments
+from .context import DecodingContext
+from .options import Decoded, Follows, Hook, Partial, Progress
+from .recording import RecordingState
 
 
 @dataclass(frozen=True)

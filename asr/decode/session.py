@@ -23,29 +23,26 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import TypeVar
 
-from forescribe.speculative.requests import Request
 from forescribe.speculative.stats import Stats
 
 from ..audio.inputs import Input
 from ..audio.reading import Open, open_audio
-from ..decode.context import DecodingContext, EncodedWindow, Ended, encode_windows
-from ..decode.options import Hook, Options, Outcome, PhaseTimes
-from ..decode.recording import RecordingState, fault
-from ..decode.windows import BoundOptions, bind
-from ..decode.word_timer import WordTimer
 from ..errors import CapacityError, UsageError
+from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Segment
+from .context import DecodingContext, EncodedWindow, Ended, encode_windows
+from .options import Hook, Options, Outcome, PhaseTimes
 from .parts import Part, ProgressReporter
-from .readers import Note, ReadAhead, ReadWindow
-from .submission import Listener, Submission, Tap, Windows
-
-T = TypeVar("T")
+from .read_ahead import Note, ReadAhead
+from .recording import PendingWindow, fault
+from .submission import CutWindows, Listener, SpeakerSearch, Submission, Tap
+from .window_requests import BoundOptions, bind
+from .word_timer import WordTimer
 
 LOG = logging.getLogger(__name__)
 
@@ -68,14 +65,24 @@ class _Told:
         self.items += [outcome] if outcome is not None else []
 
 
-@dataclass(order=True)
-class _EncodedRequest:
-    """A window that has been encoded: its request for the engine."""
+@dataclass(frozen=True)
+class _Searched:
+    """An outcome of a call whose speakers are being found."""
 
-    due_s: float
-    number: int
-    submission: Submission = field(compare=False)
-    request: Request = field(compare=False)
+    outcome: Outcome
+    search: SpeakerSearch
+    found: Future[Transcript]
+    began_s: float  # when its recording began to be read, `time.perf_counter`
+
+    def with_speakers(self) -> Outcome:
+        """Without speakers a transcript would look as if no speaker had been recognised: it fails then."""
+        outcome = self.outcome
+        try:
+            wall_s = time.perf_counter() - self.began_s
+            return replace(outcome, transcript=self.found.result(), wall_s=wall_s)
+        except Exception as error:
+            failure = fault(f"{outcome.name}: finding its speakers", error)
+            return replace(outcome, transcript=None, error=failure)
 
 
 class Session:
@@ -101,13 +108,13 @@ class Session:
         self._stats_read_s = clock()
         self._live: dict[Submission, None] = {}  # in order; guarded by `reading.changed`
         self._step_began_s: float | None = None
-        self._encoded: list[_EncodedRequest] = []
-        self._owners: dict[RecordingState, Submission] = {}
+        self._encoded: list[PendingWindow] = []
         self._together = context.encoded_together
         # Of `transcribe`:
         self._inline = readers == 0
         self._coming: Iterator[Submission] | None = None  # None once all have been pulled
-        self._ended: list[tuple[float, Outcome]] = []  # not yielded yet, with their arrivals
+        self._ended: list[Submission] = []  # their outcomes are not yielded yet
+        self._searched: list[_Searched] = []  # neither are these
         self._read_s = 0.0  # up to where the recordings have been read
         self._taken_s = -math.inf  # when the last window that has been encoded was due
 
@@ -119,11 +126,12 @@ class Session:
         bound: BoundOptions,
         hook: Hook | None = None,
         open: Open = open_audio,
-        windows: type[Windows] = Windows,
+        windows: type[CutWindows] = CutWindows,
+        search: Callable[[], SpeakerSearch] | None = None,
     ) -> Iterator[Outcome]:
         """Yield outcomes as recordings end. Sources are pulled as slots become free; the words of all are
-        timed together. Errors of a recording are in its outcome; what the engine or the hook raises ends
-        the call."""
+        timed together. `search` begins to find the speakers of a recording. Errors of a recording are in its
+        outcome; what the engine or the hook raises ends the call."""
         context = self.context
         progress = None if hook is None else ProgressReporter(context, hook)
         timer = WordTimer(context.whisper, bound.options.task, context.batch)
@@ -135,6 +143,7 @@ class Session:
                 bound,
                 None,
                 arrived_s=self._read_s,
+                search=None if search is None else search(),
                 open=open,
                 windows=windows(context, bound),
                 timer=timer,
@@ -150,13 +159,14 @@ class Session:
                 if progress is not None and self._live:
                     progress.show_partial(next(iter(self._live)).recording)
                 yield from self._outcomes()
+            while self._searched:
+                yield self._searched.pop(0).with_speakers()
 
     def stream(
         self,
         source: Input,
         bound: BoundOptions,
-        open: Open = open_audio,
-        windows: type[Windows] = Windows,
+        windows: type[CutWindows] = CutWindows,
     ) -> Generator[Segment | Outcome, None, None]:
         """Yield the segments of one recording as they become final, in order and numbered, and last its
         outcome. Words are timed window by window."""
@@ -164,7 +174,7 @@ class Session:
         self._together = context.encoded_together if windows.independent else 1
         timer = WordTimer(context.whisper, bound.options.task, 1)
         own = windows(context, bound)
-        submission = Submission(context, source, bound, told, open=open, windows=own, timer=timer)
+        submission = Submission(context, source, bound, told, windows=own, timer=timer)
         self._coming = iter((submission,))
         with self._calling():
             while self._underway():
@@ -191,18 +201,31 @@ class Session:
         try:
             yield
         finally:  # the caller may stop at any outcome
-            in_engine = any(submission.decoder.in_engine for submission in self._live)
+            in_engine = any(submission.in_engine for submission in self._live)
             self._end_all(None)
+            for searched in self._searched:
+                searched.search.cancel()
             self._coming = None  # no cycle: what a call has made is freed with it
             if in_engine:
                 self.context.slots.settle()
 
     def _outcomes(self) -> Iterator[Outcome]:
-        """Those that are ready: failures, then the others in the order of their sources."""
+        """Those that are ready: failures, then the others in the order of their sources; then those whose
+        speakers have been found."""
         self._handle_notes()
         ended, self._ended = self._ended, []
-        for _, outcome in sorted(ended, key=lambda item: (item[1].error is None, item[0])):
-            yield outcome
+        for submission in sorted(ended, key=_turn):
+            outcome, search = submission.outcome, submission.search
+            assert outcome is not None
+            if search is None or outcome.transcript is None:
+                yield outcome
+                continue
+            began_s = time.perf_counter() - outcome.wall_s
+            found = search.finish(outcome.transcript, outcome.name)
+            self._searched.append(_Searched(outcome, search, found, began_s))
+        for searched in [searched for searched in self._searched if searched.found.done()]:
+            self._searched.remove(searched)
+            yield searched.with_speakers()
 
     # -- from any thread --------------------------------------------------------------------------
 
@@ -303,10 +326,16 @@ class Session:
             self.stats, self._stats_read_s = self.context.stats(), self.clock()
 
     def _finish(self, ended: Ended) -> None:
-        submission = self._owners.get(ended.request.tag.recording)
-        if submission is not None:
-            _mark(submission, "rounds", time.time_ns())
-            self._act(submission, partial(submission.finish, ended))
+        pending: PendingWindow = ended.request.tag
+        submission = pending.submission
+        if submission not in self._live:  # of a call that another one has ended
+            return
+        _mark(submission, "rounds", time.time_ns())
+        with self._contained(submission):
+            following = submission.answered(pending, ended)
+            if following.request is not None:
+                self.context.slots.submit(following.request)  # behind the windows that wait
+            self.reading.put(submission, following.windows, self._taken_s)
 
     def _handle_notes(self) -> None:
         for note in self.reading.take_notes():
@@ -316,24 +345,21 @@ class Session:
                 submission.fail(note.error)
             elif not note.released:
                 submission.settle(None)
-            self._act(submission, submission.report)
+            with self._contained(submission):
+                submission.report()
 
-    def _act(self, submission: Submission, act: Callable[[], T]) -> T | None:
-        """Run `act`, and do what follows from it. An exception, which is the listener's own, fails this
-        recording and no other; in a call it is the hook's own, and ends the call."""
-        made = None
+    @contextmanager
+    def _contained(self, submission: Submission) -> Iterator[None]:
+        """An exception, which is the listener's own, fails this recording and no other; in a call it is the
+        hook's own, and ends the call."""
         try:
-            made = act()
+            yield
         except Exception as error:
             if self._inline:
                 raise
             submission.fail(fault(submission.name, error))
-        rests = submission.take_rests()
-        if rests:
-            self.reading.put(submission, rests, self._taken_s)
         if submission.settled:
             self._release(submission)
-        return made
 
     def _release(self, submission: Submission) -> None:
         """Tell of the end of a settled recording, once it is no longer read."""
@@ -342,11 +368,9 @@ class Session:
         if not submission.source_released or submission not in self._live:
             return
         del self._live[submission]
-        if submission.recording is not None:
-            self._owners.pop(submission.recording, None)
         if submission.listener is None:
             if submission.outcome is not None:
-                self._ended.append((submission.arrived_s, submission.outcome))
+                self._ended.append(submission)
             return
         try:
             submission.listener.ended(submission.outcome)
@@ -380,6 +404,7 @@ class Session:
             else:
                 chosen = heapq.heappop(self._encoded)
                 if not chosen.submission.settled:
+                    assert chosen.request is not None
                     _mark(chosen.submission, "rounds", time.time_ns())
                     self.context.slots.submit(chosen.request)
 
@@ -411,25 +436,29 @@ class Session:
             return
         self.context.watch.start()
         began_ns = time.time_ns()
-        detect = [read.submission.decoder.detects_language(read.window) for read in batch]
-        encoded = encode_windows(self.context, [read.window for read in batch], detect)
+        detect = [pending.submission.detects_language(pending.window) for pending in batch]
+        encoded = encode_windows(self.context, [pending.window for pending in batch], detect)
         self.context.watch.mark("encode")
         for submission in {window.submission for window in batch}:
             _mark(submission, "encode", began_ns)
-        for read, result in zip(batch, encoded, strict=True):
-            self._queue(read, result)
+        for pending, result in zip(batch, encoded, strict=True):
+            self._queue(pending, result)
 
-    def _queue(self, read: ReadWindow, encoded: EncodedWindow | Exception) -> None:
-        """Queue a window's request for the engine, unless an exception has ended the window."""
-        submission = read.submission
+    def _queue(self, pending: PendingWindow, encoded: EncodedWindow | Exception) -> None:
+        """Queue a window for the engine, unless an exception has ended it."""
+        submission = pending.submission
         if submission.settled:  # by a window before this one
             return
-        request = self._act(submission, lambda: submission.request(read.window, encoded))
-        if request is not None:
-            self._owners[request.tag.recording] = submission
-            heapq.heappush(
-                self._encoded, _EncodedRequest(read.due_s, read.number, submission, request)
-            )
+        with self._contained(submission):
+            following = submission.encoded(pending, encoded)
+            if following.request is not None:
+                heapq.heappush(self._encoded, pending)
+            self.reading.put(submission, following.windows, self._taken_s)
+
+
+def _turn(submission: Submission) -> tuple[bool, float]:
+    assert submission.outcome is not None
+    return submission.outcome.error is None, submission.arrived_s
 
 
 def _mark(submission: Submission, phase: str, began_ns: int) -> None:

@@ -1,6 +1,6 @@
 """Planned submissions: a recording whose windows were cut earlier, decoded and reported in groups.
 
-    plan = plan_of(recording, detector, options.windows)          # once; the rest may happen elsewhere
+    plan = plan_of(recording.blocks(), detector, options.windows)  # once; the rest may happen elsewhere
     session.enter(planned(context, audio, options, listener, plan=plan, kept=groups, grouped=keep))
 
 For work that must survive its process: plans (`asr.segment.cut_plan`) and groups are records that convert to
@@ -17,15 +17,16 @@ from typing import Any
 from forescribe.speculative.requests import Finish, Guarantee, Request, Result, Source
 
 from ..audio.inputs import Input
-from ..decode.answers import timed_segments
-from ..decode.context import DecodingContext
-from ..decode.options import Decoded, Options
-from ..decode.recording import RecordingState, in_order
-from ..decode.windows import BoundOptions, WindowDecoder, bind
 from ..formats.transcript_parts import Segment, Word
 from ..segment.cut_plan import Plan, planned_windows
-from ..segment.windows import Window
-from .submission import Listener, Submission, Windows
+from ..segment.windows import Samples, Window
+from .answers import timed_segments
+from .context import DecodingContext
+from .options import Decoded, Options
+from .recording import RecordingState, in_order
+from .submission import CutWindows, Listener, Submission
+from .window_requests import BoundOptions, bind
+from .word_timer import WordTimer
 
 _RESULT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "sources": lambda values: tuple(Source(value) for value in values),
@@ -69,8 +70,8 @@ def planned(
     )
 
 
-class PlannedWindows(Windows):
-    """The `Windows` of a plan, without those of the groups in `kept`.
+class PlannedWindows(CutWindows):
+    """The windows of a plan, without those of the groups in `kept`.
 
     `kept` are the first groups of the plan, in order. `grouped` is called with each further group as
     soon as its last window has ended, on the engine's thread, groups in any order. Words are timed by
@@ -107,24 +108,27 @@ class PlannedWindows(Windows):
                     recording.words[decoded.start] = list(words)
         return tuple(recording.decoded)
 
-    def read(self, recording: RecordingState) -> Iterator[Window]:
+    def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
         """The windows of the plan that have not been restored."""
         skip = frozenset(decoded.index for group in self.kept for decoded in group.decoded)
-        windows = planned_windows(recording.audio.blocks(), self.plan, skip)
+        windows = planned_windows(blocks, self.plan, skip)
         return recording.spoken_windows(windows)
 
-    def ended(self, decoder: WindowDecoder, recording: RecordingState, decoded: Decoded) -> None:
+    def ended(
+        self, recording: RecordingState, decoded: Decoded, timer: WordTimer
+    ) -> Iterable[Window]:
         """Report the group of a window if it was the last one missing."""
         if decoded.continued:
-            return
+            return ()
         k = self._group_of[decoded.index]
         self._missing[k].discard(decoded.index)
         if not self._missing[k]:
-            decoder.timer.run_for(self.plan.groups[k])
-            self.grouped(self._group(decoder, recording, k))
+            timer.run_for(self.plan.groups[k])
+            self.grouped(self._group(recording, k))
+        return ()
 
-    def _group(self, decoder: WindowDecoder, recording: RecordingState, k: int) -> Group:
-        indices, whisper = set(self.plan.groups[k]), decoder.context.whisper
+    def _group(self, recording: RecordingState, k: int) -> Group:
+        indices, whisper = set(self.plan.groups[k]), self.context.whisper
         decoded = in_order(d for d in recording.decoded if d.index in indices)
         words = [recording.words.get(d.start) for d in decoded]
         return Group(

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from forescribe.asr.audio.reading import from_array, open_audio
 from forescribe.asr.decode.options import Guards, Options
+from forescribe.asr.decode.planned import Group, planned
+from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.model.loading import load
@@ -20,8 +22,6 @@ from forescribe.asr.segment import cut_plan
 from forescribe.asr.segment.cut_plan import Plan, plan_of, planned_windows
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.segment.windows import WindowOptions, WindowSpan
-from forescribe.asr.sessions.planned import Group, planned
-from forescribe.asr.sessions.session import Session
 from forescribe.speculative.device import choose
 from tests.asr.model import folders
 
@@ -118,7 +118,7 @@ def test_a_disturbed_recording_says_what_an_undisturbed_one_says(
     path = wav(tmp_path, recording(110))
     options = Options(words=words, guards=Guards(temperatures=(0.0, 0.4)))
     with open_audio(path) as opened:
-        plan = plan_of(opened, transcriber.detector, options.windows)
+        plan = plan_of(opened.blocks(), transcriber.detector, options.windows)
     plan = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
     assert len(plan.groups) >= 3 and any(not span.speech for span in plan.spans)
     whole = run(session, path, options, plan)
@@ -175,7 +175,7 @@ def test_another_recording_is_not_taken_for_the_planned_one(length) -> None:
 
 
 def test_a_plan_without_speech_has_no_groups() -> None:
-    plan = plan_of(from_array(np.zeros(RATE * 3)), EnergyDetector(), WindowOptions())
+    plan = plan_of(from_array(np.zeros(RATE * 3)).blocks(), EnergyDetector(), WindowOptions())
     assert plan.groups == () and plan.sample_count == 3 * RATE
     with pytest.raises(ValueError, match="gap"):
         Plan((WindowSpan(0, 10, True), WindowSpan(11, 12, True)))
@@ -206,4 +206,4 @@ def test_a_stored_plan_keeps_its_groups(monkeypatch) -> None:
     del stored["group_size"]  # as by versions up to 0.1
     assert [len(group) for group in Plan.from_dict(stored).groups] == [8, 2]
     recording = from_array(np.zeros(RATE * 3))
-    assert plan_of(recording, EnergyDetector(), WindowOptions()).group_size == 2
+    assert plan_of(recording.blocks(), EnergyDetector(), WindowOptions()).group_size == 2

@@ -1,0 +1,357 @@
+"""Submission: one recording on its way through a session, with the windows that it is decoded in.
+
+A submission is in two threads and has no lock: a reader's thread takes its windows out of it, the engine's
+thread puts results into it; the reader only adds (windows, silence, the end), and the engine's thread only
+reads what was added. In a call both are the caller's thread. Where its windows come from is a `CutWindows`:
+cut in pauses here, by a plan in `asr.decode.planned`, one after the other in `asr.decode.sequential`.
+
+A window is decoded again at the next temperature where the guards reject its answer, and where an answer ends
+before the voice in its window does, the rest becomes the next part of the window: `Following` says so to the
+session, which distributes the slots.
+
+Faults are contained: one in a window costs that window, which the coverage reports as failed; one in
+reading costs the recording. Knows nothing of other recordings.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from forescribe.speculative.engine.context import release
+from forescribe.speculative.requests import Request, Result
+
+from ..audio.inputs import Input
+from ..audio.reading import Open, Recording, Samples, open_audio
+from ..errors import CapacityError, ForescribeError, out_of_memory
+from ..formats.transcript import Transcript
+from ..formats.transcript_parts import State
+from ..segment.cut_plan import Plan, planned_windows
+from ..segment.windows import Window, cut
+from ..words.borders import pauses
+from .answers import (
+    accounted,
+    attempt_of,
+    decoded_of,
+    failed_window,
+    rest_of,
+    segments_of,
+)
+from .context import Among, DecodingContext, EncodedWindow, Ended, Fault
+from .options import Decoded, Judgement, Outcome, PhaseTimes
+from .outcome import outcome_of
+from .parts import Part, PartQueue, ProgressReporter
+from .recording import PendingWindow, RecordingState, fault, in_order
+from .window_requests import BoundOptions, language_in, retry_of, window_request
+from .word_timer import WordTimer
+
+
+@dataclass(frozen=True)
+class Following:
+    """What follows from a window that was encoded or answered: its request, the first or the next one, and
+    windows that are to be encoded next."""
+
+    request: Request | None = None
+    windows: tuple[Window, ...] = ()
+
+
+class Submission:
+    """One recording on its way through a session.
+
+    `listener` hears of it; None in a call, which yields its outcome and tells its `progress`. `name` is for
+    messages. `tap` receives its samples too, on a reader's thread; so does `search`, which finds its
+    speakers. `open` opens it. `windows` says where its windows come from; None cuts them. `timer` times its
+    words, together with those of other recordings that share it; None makes one of its own.
+    """
+
+    def __init__(
+        self,
+        context: DecodingContext,
+        source: Input,
+        bound: BoundOptions,
+        listener: Listener | None,
+        *,
+        arrived_s: float = 0.0,
+        name: str | None = None,
+        tap: Tap | None = None,
+        search: SpeakerSearch | None = None,
+        open: Open | None = None,
+        windows: CutWindows | None = None,
+        timer: WordTimer | None = None,
+        progress: ProgressReporter | None = None,
+    ) -> None:
+        self.context, self.source, self.bound, self.listener = context, source, bound, listener
+        self.name = name or Outcome(source).name
+        self.arrived_s, self.search = arrived_s, search
+        self._tap = tap if search is None else search.feed
+        self._progress = progress
+        self._open = open or partial(open_audio, name=self.name)
+        self._windows = windows = windows or CutWindows(context, bound)
+        self._timer = timer or WordTimer(context.whisper, bound.options.task, windows.timing_batch)
+        self.phases: PhaseTimes | None = None  # set before it is queued, if somebody reads them
+        self._parts = PartQueue(context.whisper)
+        self.recording: RecordingState | None = None  # None until it has been opened
+        self.in_engine: set[PendingWindow] = set()  # encoded, and not ended
+        self.outcome: Outcome | None = None
+        self.settled = False  # there is an outcome, or it was cancelled
+        self.stopped = False  # its reader ends before the next block
+        self.source_released = False  # no reader will use the source again
+
+    def time_phases(self, phases: PhaseTimes | None) -> None:
+        """Have the times of its phases written; call it before the submission is queued."""
+        self.phases = self._timer.phases = phases
+
+    # -- on a reader's thread ---------------------------------------------------------------------
+
+    def read(self) -> Generator[Window, None, None]:
+        """The windows with speech, in order. Raises what `open` and the decoder raise."""
+        with self._open(self.source) as audio:
+            recording = RecordingState(self.source, audio, self.name, time.perf_counter())
+            for decoded in self._windows.restore(recording):
+                self._parts.add(decoded)
+            self.recording = recording
+            yield from self._windows.read(recording, self._blocks(audio))
+
+    def _blocks(self, audio: Recording) -> Iterator[Samples]:
+        for block in audio.blocks():
+            # Silence makes no window: without this, hours of it would be read after the recording's end.
+            if self.stopped:
+                raise CapacityError(f"{self.name}: its reading was stopped")
+            if self._tap is not None:
+                self._tap(block)
+            yield block
+
+    @property
+    def fully_read(self) -> bool:
+        """Whether the last window has been read."""
+        return self.recording is not None and self.recording.fully_read
+
+    # -- on the engine's thread -------------------------------------------------------------------
+
+    def detects_language(self, window: Window) -> Among:
+        """Among which languages that of a window is to be detected when it is encoded."""
+        known = self.bound.language is not None or window.language is not None
+        return None if known else self.bound.among
+
+    def encoded(self, pending: PendingWindow, encoded: EncodedWindow | Exception) -> Following:
+        """A window has been encoded: its request, unless an exception has ended it. Raises as `report`
+        does."""
+        window, recording, windows = pending.window, pending.recording, self._windows
+        known = self.bound.language or window.language
+        try:
+            if isinstance(encoded, Exception):
+                raise encoded
+            pending.language = known or language_in(recording, encoded)
+            if self.bound.options.words:
+                pending.pauses = pauses(encoded.features, window.length)
+            pending.request = window_request(
+                self.context,
+                self.bound,
+                pending,
+                encoded.encoder_states,
+                windows.previous,
+                windows.hypothesis,
+            )
+        except Exception as error:
+            pending.language = known or recording.language or ""
+            return self._failed(pending, error)
+        self.in_engine.add(pending)
+        return Following(pending.request)
+
+    def answered(self, pending: PendingWindow, ended: Ended) -> Following:
+        """The engine has returned an answer: the next request where it is rejected, else what it leaves of
+        its window. Nothing follows from a window that was dropped. Raises as `report` does."""
+        if pending not in self.in_engine:
+            return Following()
+        if isinstance(ended, Fault):
+            return self._failed(pending, ended.error)
+        try:
+            retry = self._judge(pending, ended)
+            if retry is not None:
+                pending.request = retry
+                return Following(retry)
+            decoded, rest = self._accept(pending, ended)
+        except Exception as error:
+            return self._failed(pending, error)
+        if self.bound.options.words:
+            pending.decoded = decoded
+            self._timer.add(pending)
+        return self._window_ended(pending, decoded, () if rest is None else (rest,))
+
+    def report(self, ended: Decoded | None = None) -> None:
+        """Tell of a window that has ended and of what is complete in order, and make the outcome when
+        everything is.
+
+        Raises what the listener or the hook raises.
+        """
+        recording = self.recording
+        if recording is None or self.settled:
+            return
+        if self._progress is not None and ended is not None:
+            self._progress.window_ended(recording, ended, self._parts)
+        if self.listener is not None:
+            part = self._parts.next_part(recording)
+            if part is not None:
+                self.listener.progressed(part)
+        if recording.complete:
+            self._timer.run()
+            outcome = self._windows.outcome(recording)
+            if self.listener is not None:
+                outcome = replace(outcome, decoded=tuple(in_order(recording.decoded)))
+            self.settle(outcome)
+
+    def fail(self, error: ForescribeError) -> None:
+        """Settle it with an error."""
+        wall_s = 0.0 if self.recording is None else time.perf_counter() - self.recording.started
+        self.settle(Outcome(self.source, error=error, wall_s=wall_s))
+
+    def settle(self, outcome: Outcome | None) -> None:
+        """Set the outcome, None where it is cancelled; later calls change nothing. Its windows leave
+        the engine."""
+        if self.settled:
+            return
+        self.outcome, self.settled, self.stopped = outcome, True, True
+        if self.search is not None and (outcome is None or outcome.transcript is None):
+            self.search.cancel()
+        for pending in list(self.in_engine):
+            self._drop(pending)
+        if self.recording is not None:
+            self._timer.forget(self.recording)
+            self.recording.resources.close()
+
+    def _judge(self, pending: PendingWindow, result: Result) -> Request | None:
+        """Keep the better one of an answer and those before it; the request for another one, None if there
+        is none."""
+        guards = self.bound.options.guards
+        attempt = attempt_of(self.context.whisper, guards, result, heard=pending.heard)
+        rejected = attempt.judgement is Judgement.RETRY
+        if pending.best is None or not rejected or attempt.rank > pending.best.rank:
+            pending.best = attempt
+        # Without a voice nothing is sampled: a text that passes at last would be invented.
+        return retry_of(result.request, guards) if rejected and pending.heard else None
+
+    def _accept(self, pending: PendingWindow, result: Result) -> tuple[Decoded, Window | None]:
+        """The window with the best of its answers, with its segments and the voice that they leave out, and
+        what the answer leaves of the window."""
+        whisper, options, window = self.context.whisper, self.bound.options, pending.window
+        assert pending.best is not None
+        decoded = decoded_of(
+            pending,
+            pending.best,
+            tried=result.request.temperature,
+            extent=self._windows.extent,
+            keep_encoder_states=options.keep_encoder_states,
+        )
+        states = result.request.encoder_states
+        decoded, rest = rest_of(whisper, options, window, decoded, states)
+        segments = segments_of(whisper, decoded)
+        pending.recording.segments[window.start] = segments
+        return accounted(decoded, window.voiced, segments), rest
+
+    def _failed(self, pending: PendingWindow, error: Exception) -> Following:
+        """An exception has ended a window. Running out of memory may not happen with a smaller batch, so it
+        must not look like a transcript: it fails the recording."""
+        recording, window = pending.recording, pending.window
+        release(error)
+        self._drop(pending)
+        if out_of_memory(error):
+            self.fail(fault(self.name, error))
+            return Following()
+        decoded = failed_window(self.context.whisper, pending, error, self._windows.extent)
+        recording.faults[window.start] = error
+        recording.segments[window.start] = ()
+        return self._window_ended(pending, accounted(decoded, window.voiced, ()), ())
+
+    def _window_ended(
+        self, pending: PendingWindow, decoded: Decoded, rests: tuple[Window, ...]
+    ) -> Following:
+        recording = pending.recording
+        self.in_engine.discard(pending)
+        recording.add(decoded)
+        windows = (*rests, *self._windows.ended(recording, decoded, self._timer))
+        self._parts.add(decoded)
+        self.report(decoded)
+        return Following(windows=windows)
+
+    def _drop(self, pending: PendingWindow) -> None:
+        """Remove a window from the engine; its row is free at once."""
+        self.in_engine.discard(pending)
+        self.context.slots.cancel(pending)
+
+
+class Listener(Protocol):
+    """Receives the results of one recording, on the engine's thread: it must neither block nor raise."""
+
+    def progressed(self, part: Part) -> None: ...
+
+    def ended(self, outcome: Outcome | None) -> None:
+        """Called once and last, when the source is no longer read. None where it was cancelled."""
+
+
+Tap = Callable[[Samples], None]
+"""Receives the samples of a recording as they are read."""
+
+
+class SpeakerSearch(Protocol):
+    """Finds the speakers of one recording while it is decoded, in a thread of its own."""
+
+    def feed(self, samples: Samples) -> None:
+        """The next samples, on the thread that reads them."""
+
+    def finish(self, transcript: Transcript, source: str) -> Future[Transcript]:
+        """The transcript of the recording `source` with speakers."""
+
+    def cancel(self) -> None: ...
+
+
+class CutWindows:
+    """Where the windows of a submission come from: cut while it is read. Other ways derive from it.
+
+    `previous` are the tokens before the next window, `hypothesis` what an earlier one has written of it.
+    `timing_batch` windows have their words timed together; None where `ended` decides.
+    """
+
+    independent = True
+    """Whether windows can be encoded together: no window waits for the result of another."""
+
+    hypothesis: tuple[int, ...] = ()
+
+    def __init__(self, context: DecodingContext, bound: BoundOptions) -> None:
+        self.context, self.bound = context, bound
+        self.previous = bound.previous
+        self.timing_batch: int | None = context.batch
+
+    def restore(self, recording: RecordingState) -> Iterable[Decoded]:
+        """Put windows that were decoded earlier into a recording, and return them."""
+        return ()
+
+    def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
+        """The other windows with speech, from the samples, on a reader's thread: those that the recording was
+        cut into before; else cut in its pauses."""
+        spans, options = recording.audio.spans, self.bound.options
+        if spans is not None:
+            windows = planned_windows(blocks, Plan(spans))
+        else:
+            detector = self.context.voice_detector()
+            windows = cut(blocks, detector, options.windows, skip_silence=options.vad)
+        return recording.spoken_windows(windows)
+
+    def ended(
+        self, recording: RecordingState, decoded: Decoded, timer: WordTimer
+    ) -> Iterable[Window]:
+        """A window has ended, on the engine's thread; the windows that follow from it."""
+        return ()
+
+    def outcome(self, recording: RecordingState) -> Outcome:
+        """The outcome, once all windows have ended and their words have been timed."""
+        return outcome_of(self.context, self.bound, recording)
+
+    def extent(
+        self, window: Window, tokens: tuple[int, ...], state: State
+    ) -> tuple[int, tuple[int, ...]]:
+        """How far an answer goes (`Extent`): all of it counts."""
+        return window.end, tokens
