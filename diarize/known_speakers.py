@@ -1,8 +1,7 @@
 """Known speakers: voices enrolled under a name, and their recognition in recordings.
 
 A voice is personal data: it is stored on request only, can be listed and removed, and its file holds
-a vector, never audio. Vectors of two encoders are never compared. Knows nothing of how vectors are
-computed.
+a vector, never audio. Vectors of two encoders are never compared.
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from forescribe.asr.audio.inputs import Input
 from forescribe.asr.errors import OutputError, UsageError
+from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from .blocks import mean_voice
-from .diarizer import Diarization, SimilarityThresholds, Voice
+from .diarizer import Bounds, Diarization, Diarizer, Samples, SimilarityThresholds, Voice
 
 FOLDER_VARIABLE = "FORESCRIBE_SPEAKERS"
 FORMAT = 1
@@ -133,6 +134,55 @@ def require_enough_speech(
     best = f": at least {least_s:g} s of speech are needed, 10 to 30 s of speech are best"
     needed = best if least_s else ""
     raise UsageError(f"{amount} found {where}, too little to recognise {voice.speaker!r}{needed}")
+
+
+def extract_voice(
+    diarizer: Diarizer,
+    samples: Samples,
+    name: str,
+    *,
+    source: str = "the recording",
+    least_s: float = 0.0,
+) -> Voice:
+    """Return the voice of the only speaker in `samples` [T], which were read from `source`.
+
+    Raises UsageError if the engine has no speaker encoder or there is less than `least_s` of speech.
+    """
+    engine = diarizer.engine
+    if engine.encoder is None:
+        raise UsageError(
+            f"the engine {engine.name} has no speaker encoder; choose another --diarizer"
+        )
+    voices = diarizer.diarize(samples, Bounds(exactly=1)).voices
+    found = voices[0] if voices else Voice(name, None, 0)
+    where = f"in the {len(samples) / SAMPLE_RATE:.1f} s of {source}"
+    return require_enough_speech(Voice(name, found.vector, found.samples), where, least_s)
+
+
+def read_speaker_audio(source: Input, transcript: Path, speaker: str) -> Samples:
+    """Read what `speaker` says in a recording, without overlapped words.
+
+    `transcript` is the JSON result of a diarized run. Raises AudioError, and UsageError if the file is
+    no transcript or the speaker is not in it.
+    """
+    data = Transcript.load(transcript)
+    spans = [
+        (span.start_sample, span.end_sample)
+        for segment in data.segments
+        for span in segment.words or (segment,)
+        if span.speaker == speaker and not getattr(span, "overlap", False)
+    ]
+    spans = spans or [(t.start_sample, t.end_sample) for t in data.turns if t.speaker == speaker]
+    if not spans:
+        known = dict.fromkeys(
+            [*(t.speaker for t in data.turns), *(s.speaker for s in data.segments)]
+        )
+        names = ", ".join(name for name in known if name) or "none"
+        raise UsageError(f"{speaker!r} says nothing in {str(transcript)!r}; its speakers: {names}")
+    from forescribe.asr.audio.reading import read_audio
+
+    samples = read_audio(source)
+    return np.concatenate([samples[start:end] for start, end in spans])
 
 
 def default_folder() -> Path:

@@ -146,8 +146,7 @@ class Speakers:
 
     def _enrol(self, diarizer: Diarizer, name: str, reference: str) -> KnownSpeaker:
         from forescribe.asr.audio.reading import read_audio
-        from forescribe.diarize.enrolment import extract_voice
-        from forescribe.diarize.known_speakers import KnownSpeaker
+        from forescribe.diarize.known_speakers import KnownSpeaker, extract_voice
 
         try:
             shortest, longest = REFERENCE_S

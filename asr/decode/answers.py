@@ -33,7 +33,7 @@ from ..words.splitting import (
 )
 from ..words.timing import Utterance, token_times
 from .options import Decoded, Guards, Judgement, Options
-from .recording import PendingWindow, RecordingState, reason_of
+from .recording import Attempt, PendingWindow, RecordingState, reason_of
 
 NOT_FINITE = "the model's numbers are not finite"
 
@@ -73,16 +73,6 @@ def text_of(whisper: Whisper, tokens: Iterable[int]) -> str:
         clean_up_tokenization_spaces=False,
     )
     return text
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """An answer for a window that was judged."""
-
-    result: Result
-    judgement: Judgement
-    reason: str | None
-    rank: tuple[bool, float]  # `Guards.rank`
 
 
 def attempt_of(whisper: Whisper, guards: Guards | None, result: Result, *, heard: bool) -> Attempt:

@@ -99,13 +99,9 @@ class PlannedWindows(CutWindows):
     def restore(self, recording: RecordingState) -> Iterable[Decoded]:
         """Put the windows of the kept groups into a recording."""
         for group in self.kept:
-            recording.language = group.language
-            recording.language_probability = group.language_probability
-            for decoded, words in zip(group.decoded, group.words, strict=True):
-                recording.window_count += not decoded.continued
-                recording.add(decoded)
-                if words is not None:
-                    recording.words[decoded.start] = list(words)
+            recording.restore(
+                group.decoded, group.words, group.language, group.language_probability
+            )
         return tuple(recording.decoded)
 
     def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:

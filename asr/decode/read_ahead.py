@@ -34,7 +34,7 @@ class ReadAhead:
         self.limit = limit
         self.changed = threading.Condition()
         self.readings: list[Reading] = []
-        self.ready: list[PendingWindow] = []
+        self.ready: list[QueuedWindow] = []
         self.notes: deque[Note] = deque()
         self.closed = False
         self._numbers = count()
@@ -93,7 +93,7 @@ class ReadAhead:
         with self.changed:
             return self.ready[0].due_s if self.ready else None
 
-    def take_windows(self, count: int) -> list[PendingWindow]:
+    def take_windows(self, count: int) -> list[QueuedWindow]:
         """The windows that are due first."""
         with self.changed:
             taken = [heapq.heappop(self.ready) for _ in range(min(count, len(self.ready)))]
@@ -183,7 +183,10 @@ class ReadAhead:
         self, submission: Submission, window: Window, number: int, since_s: float = -math.inf
     ) -> None:
         due_s = max(since_s, submission.arrived_s + seconds(window.start))
-        heapq.heappush(self.ready, PendingWindow(submission, window, due_s, number))
+        recording = submission.recording
+        assert recording is not None  # it has been opened
+        queued = QueuedWindow(recording, window, submission=submission, due_s=due_s, number=number)
+        heapq.heappush(self.ready, queued)
 
 
 @dataclass(order=True)
@@ -194,6 +197,18 @@ class Reading:
     number: int
     submission: Submission = field(compare=False)
     windows: Generator[Window, None, None] = field(compare=False)
+
+
+@dataclass(eq=False, kw_only=True)
+class QueuedWindow(PendingWindow):
+    """A window with its place in the queues of a session: by `due_s`, then by `number`."""
+
+    submission: Submission
+    due_s: float
+    number: int
+
+    def __lt__(self, other: QueuedWindow) -> bool:
+        return (self.due_s, self.number) < (other.due_s, other.number)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forescribe.speculative.engine.context import release
+from forescribe.speculative.requests import Request, Result
 
 from ..audio.inputs import Input
 from ..audio.reading import Recording
@@ -23,13 +24,10 @@ from ..formats.transcript_parts import (
 )
 from ..segment.windows import Window
 from ..words.borders import Pause
-from .options import Decoded
+from .options import Decoded, Judgement
 
 if TYPE_CHECKING:
-    from forescribe.speculative.requests import Request
-
-    from .answers import Attempt
-    from .submission import Submission
+    from ..model.encoder_states import EncoderStates
 
 
 @dataclass(eq=False)
@@ -77,6 +75,21 @@ class RecordingState:
             self.ended.add(decoded.index)
         assert len(self.ended) + len(self.silent) <= self.window_count
 
+    def restore(
+        self,
+        decoded: Sequence[Decoded],
+        words: Sequence[Sequence[tuple[Word, ...]] | None],
+        language: str | None,
+        language_probability: float | None,
+    ) -> None:
+        """Record windows that were decoded earlier, with their words, None where none were timed."""
+        self.language, self.language_probability = language, language_probability
+        for window, own in zip(decoded, words, strict=True):
+            self.window_count += not window.continued
+            self.add(window)
+            if own is not None:
+                self.words[window.start] = list(own)
+
     def spoken_windows(self, windows: Iterable[Window]) -> Iterator[Window]:
         """Count the windows and yield those with speech.
 
@@ -97,34 +110,33 @@ class RecordingState:
             yield held
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """An answer for a window that was judged."""
+
+    result: Result
+    judgement: Judgement
+    reason: str | None
+    rank: tuple[bool, float]  # `Guards.rank`
+
+
 @dataclass(eq=False)
 class PendingWindow:
     """A window with speech, from its reader to its end: the one record of it, and the tag of its requests.
 
-    Windows are taken in the order of `due_s`, and of `number` where that is equal. What becomes known is
-    added: when it is encoded its `language`, the `pauses` where words are to be timed, and the `request`,
-    which holds the encoder states; `best`, the best answer that the guards have rejected; `decoded`, how it
-    ended, if its words are still to be timed.
+    What becomes known is added: once it is encoded its `language`, the `pauses` where words are to be timed,
+    and the `request` for the engine; `best`, the best answer that the guards have rejected; `decoded`, how it
+    ended, with the encoder `states`, if its words are still to be timed. `end` drops what refers to it.
     """
 
-    submission: Submission
+    recording: RecordingState
     window: Window
-    due_s: float = 0.0
-    number: int = 0
     language: str = ""
     pauses: tuple[Pause, ...] = ()
     request: Request | None = None
     best: Attempt | None = None
     decoded: Decoded | None = None
-
-    def __lt__(self, other: PendingWindow) -> bool:
-        return (self.due_s, self.number) < (other.due_s, other.number)
-
-    @property
-    def recording(self) -> RecordingState:
-        recording = self.submission.recording
-        assert recording is not None  # it has been opened
-        return recording
+    states: EncoderStates | None = None
 
     @property
     def start(self) -> int:
@@ -134,6 +146,10 @@ class PendingWindow:
     def heard(self) -> bool:
         """Whether there may be a voice."""
         return self.window.voiced is None or bool(self.window.voiced)
+
+    def end(self) -> None:
+        """No cycle through a request: encoder states are freed with the window."""
+        self.request = self.best = None
 
 
 REASON_LENGTH = 500

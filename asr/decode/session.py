@@ -24,23 +24,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 
 from forescribe.speculative.stats import Stats
 
 from ..audio.inputs import Input
-from ..audio.reading import Open, open_audio
+from ..audio.reader_pool import ReaderPool
+from ..audio.reading import open_audio
 from ..errors import CapacityError, UsageError
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Segment
 from .context import DecodingContext, EncodedWindow, Ended, encode_windows
 from .options import Hook, Options, Outcome, PhaseTimes
 from .parts import Part, ProgressReporter
-from .read_ahead import Note, ReadAhead
-from .recording import PendingWindow, fault
-from .submission import CutWindows, Listener, SpeakerSearch, Submission, Tap
+from .read_ahead import Note, QueuedWindow, ReadAhead
+from .recording import fault
+from .submission import CutWindows, FindsSpeakers, Listener, SpeakerSearch, Submission, Tap
 from .window_requests import BoundOptions, bind
 from .word_timer import WordTimer
 
@@ -108,7 +109,7 @@ class Session:
         self._stats_read_s = clock()
         self._live: dict[Submission, None] = {}  # in order; guarded by `reading.changed`
         self._step_began_s: float | None = None
-        self._encoded: list[PendingWindow] = []
+        self._encoded: list[QueuedWindow] = []
         self._together = context.encoded_together
         # Of `transcribe`:
         self._inline = readers == 0
@@ -125,33 +126,38 @@ class Session:
         sources: Iterable[Input],
         bound: BoundOptions,
         hook: Hook | None = None,
-        open: Open = open_audio,
+        *,
         windows: type[CutWindows] = CutWindows,
-        search: Callable[[], SpeakerSearch] | None = None,
+        pool: ReaderPool | None = None,
+        speakers: FindsSpeakers | None = None,
     ) -> Iterator[Outcome]:
         """Yield outcomes as recordings end. Sources are pulled as slots become free; the words of all are
-        timed together. `search` begins to find the speakers of a recording. Errors of a recording are in its
+        timed together. `pool` reads them ahead, and is closed at the end. Errors of a recording are in its
         outcome; what the engine or the hook raises ends the call."""
         context = self.context
         progress = None if hook is None else ProgressReporter(context, hook)
         timer = WordTimer(context.whisper, bound.options.task, context.batch)
         self._together = context.encoded_together if windows.independent else 1
-        self._coming = (
-            Submission(
-                context,
-                source,
-                bound,
-                None,
-                arrived_s=self._read_s,
-                search=None if search is None else search(),
-                open=open,
-                windows=windows(context, bound),
-                timer=timer,
-                progress=progress,
+        coming = sources if pool is None else pool.ahead(sources)
+        with ExitStack() as ends:
+            ends.enter_context(nullcontext() if pool is None else pool)
+            search = None if speakers is None else ends.enter_context(speakers.begin())
+            ends.enter_context(self._calling())
+            self._coming = (
+                Submission(
+                    context,
+                    source,
+                    bound,
+                    None,
+                    arrived_s=self._read_s,
+                    search=None if search is None else search(),
+                    open=open_audio if pool is None else pool.open,
+                    windows=windows(context, bound),
+                    timer=timer,
+                    progress=progress,
+                )
+                for source in coming
             )
-            for source in sources
-        )
-        with self._calling():
             while self._underway():
                 for ended in context.slots.ended(context.engine.step()):
                     self._finish(ended)
@@ -326,7 +332,7 @@ class Session:
             self.stats, self._stats_read_s = self.context.stats(), self.clock()
 
     def _finish(self, ended: Ended) -> None:
-        pending: PendingWindow = ended.request.tag
+        pending: QueuedWindow = ended.request.tag
         submission = pending.submission
         if submission not in self._live:  # of a call that another one has ended
             return
@@ -444,7 +450,7 @@ class Session:
         for pending, result in zip(batch, encoded, strict=True):
             self._queue(pending, result)
 
-    def _queue(self, pending: PendingWindow, encoded: EncodedWindow | Exception) -> None:
+    def _queue(self, pending: QueuedWindow, encoded: EncodedWindow | Exception) -> None:
         """Queue a window for the engine, unless an exception has ended it."""
         submission = pending.submission
         if submission.settled:  # by a window before this one

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -178,7 +179,7 @@ class Submission:
         except Exception as error:
             return self._failed(pending, error)
         if self.bound.options.words:
-            pending.decoded = decoded
+            pending.decoded, pending.states = decoded, ended.request.encoder_states
             self._timer.add(pending)
         return self._window_ended(pending, decoded, () if rest is None else (rest,))
 
@@ -271,6 +272,7 @@ class Submission:
     ) -> Following:
         recording = pending.recording
         self.in_engine.discard(pending)
+        pending.end()
         recording.add(decoded)
         windows = (*rests, *self._windows.ended(recording, decoded, self._timer))
         self._parts.add(decoded)
@@ -281,6 +283,7 @@ class Submission:
         """Remove a window from the engine; its row is free at once."""
         self.in_engine.discard(pending)
         self.context.slots.cancel(pending)
+        pending.end()
 
 
 class Listener(Protocol):
@@ -306,6 +309,13 @@ class SpeakerSearch(Protocol):
         """The transcript of the recording `source` with speakers."""
 
     def cancel(self) -> None: ...
+
+
+class FindsSpeakers(Protocol):
+    """Finds the speakers of the recordings of a call, while they are decoded."""
+
+    def begin(self) -> AbstractContextManager[Callable[[], SpeakerSearch]]:
+        """For one call; what is returned begins with a recording."""
 
 
 class CutWindows:

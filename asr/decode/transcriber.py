@@ -11,11 +11,10 @@ Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments: w
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from forescribe.speculative.device import choose
 from forescribe.speculative.engine.engine import Engine
@@ -28,7 +27,7 @@ from ..audio.features import LogMel
 from ..audio.fork_server import Cutting
 from ..audio.inputs import Input, Sound
 from ..audio.reader_pool import ReaderPool
-from ..audio.reading import Open, open_audio, read_audio
+from ..audio.reading import read_audio
 from ..errors import UsageError
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import SAMPLE_RATE, Json, Segment, Word
@@ -46,8 +45,8 @@ from .outcome import settings_of
 from .rules import NoSpeech, whisper_rules
 from .sequential import SequentialWindows
 from .session import Session
-from .submission import CutWindows, SpeakerSearch
-from .window_requests import BoundOptions, bind
+from .submission import CutWindows, FindsSpeakers
+from .window_requests import bind
 
 __all__ = ["Decoded", "Hook", "Options", "Outcome", "Progress", "Transcriber"]
 
@@ -189,23 +188,15 @@ class Transcriber:
         options = options or Options()
         if self.speakers is not None:
             options = replace(options, words=True)
-        return self._outcomes(sources, bind(options, self.context), hook)
-
-    def _outcomes(
-        self, sources: Iterable[Input], bound: BoundOptions, hook: Hook | None
-    ) -> Iterator[Outcome]:
-        options, search = bound.options, None
-        open: Open = open_audio
-        with ExitStack() as ends:
-            if self.speakers is not None:
-                search = ends.enter_context(self.speakers.begin())
-            if self.readers:
-                cut = Cutting(options.vad, options.windows)
-                pool = ReaderPool(self.readers, None if options.long_form == "sequential" else cut)
-                ends.enter_context(pool)
-                sources, open = pool.ahead(sources), pool.open
-            session = Session(self.context, readers=0)
-            yield from session.transcribe(sources, bound, hook, open, _windows(options), search)
+        bound = bind(options, self.context)
+        windows, pool = _windows(options), None
+        if self.readers:
+            cut = Cutting(options.vad, options.windows) if windows.independent else None
+            pool = ReaderPool(self.readers, cut)
+        session = Session(self.context, readers=0)
+        return session.transcribe(
+            sources, bound, hook, windows=windows, pool=pool, speakers=self.speakers
+        )
 
     def stream(self, source: Input, options: Options | None = None) -> SegmentStream:
         """Iterate over the segments of one recording as they become final, in order.
@@ -270,13 +261,6 @@ class SegmentStream(Iterator[Segment]):
     def close(self) -> None:
         """Drop the rest."""
         self._parts.close()
-
-
-class FindsSpeakers(Protocol):
-    """Finds the speakers of the recordings of a call, while they are decoded."""
-
-    def begin(self) -> AbstractContextManager[Callable[[], SpeakerSearch]]:
-        """For one call; what is returned begins with a recording."""
 
 
 def _windows(options: Options) -> type[CutWindows]:

@@ -78,11 +78,11 @@ class WordTimer:
 
 def utterance_of(whisper: Whisper, task: Task, pending: PendingWindow) -> Utterance:
     """The text of a window, to be aligned with its encoder states."""
-    decoded, request = pending.decoded, pending.request
-    assert decoded is not None and request is not None
+    decoded, states = pending.decoded, pending.states
+    assert decoded is not None and states is not None
     prompt = whisper.tokens.prompt(decoded.language, task, timestamps=False)
     tokens = tuple(token for part, _ in texts_of(whisper, decoded) for token in part.tokens)
-    return Utterance(request.encoder_states, prompt, tokens, decoded.length)
+    return Utterance(states, prompt, tokens, decoded.length)
 
 
 def words_of(whisper: Whisper, pending: PendingWindow, times: TokenTimes) -> list[tuple[Word, ...]]:

@@ -97,15 +97,12 @@ class LiveWindows(CutWindows):
         self.hypothesis = hypothesis
 
     def restore(self, recording: RecordingState) -> Iterable[Decoded]:
-        recording.language = self.restored.language
-        recording.language_probability = self.restored.language_probability
-        if self.kind != "last":
-            return ()
-        for decoded, words in zip(self.restored.decoded, self.restored.words, strict=True):
-            recording.window_count += not decoded.continued
-            recording.add(decoded)
-            if words is not None:
-                recording.words[decoded.start] = words
+        restored = (
+            self.restored if self.kind == "last" else replace(self.restored, decoded=(), words=())
+        )
+        recording.restore(
+            restored.decoded, restored.words, restored.language, restored.language_probability
+        )
         return tuple(recording.decoded)
 
     def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:

@@ -61,8 +61,12 @@ def add(**values: Any) -> None:
     options = EnrolOptions(**values)
     from forescribe.asr.audio.reading import read_audio
     from forescribe.diarize.engines.registry import load
-    from forescribe.diarize.enrolment import extract_voice, read_speaker_audio
-    from forescribe.diarize.known_speakers import LEAST_S, KnownSpeakers
+    from forescribe.diarize.known_speakers import (
+        LEAST_S,
+        KnownSpeakers,
+        extract_voice,
+        read_speaker_audio,
+    )
 
     engine, store = load(options.diarizer, device=options.device), KnownSpeakers()
     voices = []

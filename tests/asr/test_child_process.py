@@ -13,7 +13,7 @@ import pytest
 
 from forescribe.asr.child_process import ChildDied, in_child
 from forescribe.asr.errors import AudioError, ForescribeError
-from tests.asr.children import die, fail, product, tells, wait, write
+from tests.asr.children import die, fail, product, wait
 
 
 def alive(pid: int) -> bool:
@@ -50,13 +50,6 @@ def test_the_signal_by_which_a_supervisor_ends_its_processes_does_not_end_it() -
         in_child(die, signal.SIGTERM, True)
 
 
-def test_it_may_use_files_that_are_open_here() -> None:
-    with tempfile.TemporaryFile() as file:
-        assert in_child(write, file.fileno(), files=[file.fileno()]) == 7
-        file.seek(0)
-        assert file.read() == b"written"
-
-
 def test_a_check_that_raises_ends_it() -> None:
     with tempfile.TemporaryFile() as file:
 
@@ -87,10 +80,3 @@ def test_it_does_not_outlive_its_parent() -> None:
     while alive(pid) and time.monotonic() < end_s:
         time.sleep(0.05)
     assert not alive(pid)
-
-
-def test_what_it_told_before_it_died_is_known() -> None:
-    heard: list[str] = []
-    with pytest.raises(ChildDied) as died:
-        in_child(tells, "a", "b", "death", "c", heard=heard.append)
-    assert heard == ["a", "b", "death"] and died.value.begun

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from forescribe.asr.errors import UsageError
-from forescribe.diarize.diarizer import Bounds, Diarization, Engine, SimilarityThresholds, Voice
+from forescribe.diarize.diarizer import Bounds, Diarization, Engine, Voice
 from forescribe.diarize.turns import Turns
 from tests.diarize.test_turns import turns
 
@@ -51,8 +51,3 @@ def test_a_diarization_names_by_first_appearance_and_ends_with_the_recording(giv
     assert all(turn.end_sample <= length for turn in found.regular)
     data = json.loads(json.dumps(found.to_dict()))
     assert data["duration"] == 3.0 and data["speakers"] == list(found.speakers)
-
-
-def test_the_thresholds_must_be_in_order() -> None:
-    with pytest.raises(UsageError, match="similarity"):
-        SimilarityThresholds(same=0.4, possible=0.5)

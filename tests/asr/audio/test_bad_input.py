@@ -158,18 +158,6 @@ def stem_of(name: str) -> str:
     return name if sum(Path(other).stem == stem for other in MAKE) > 1 else stem
 
 
-def test_each_bad_recording_alone_fails_with_its_code(pair, here, monkeypatch, capfd) -> None:
-    """The records of scripts, and the exit status of a run in which nothing went well."""
-    assert run(monkeypatch, *FAILED, *pair, "--json") == 1
-    out, err = capfd.readouterr()
-    records = {r["path"]: r for r in map(json.loads, out.splitlines())}
-    assert {name: r["code"] for name, r in records.items()} == {
-        name: code for name, (code, _) in FAILED.items()
-    }
-    assert all(r["status"] == "failed" and r["outputs"] == [] for r in records.values())
-    assert len(ours(err)) == len(FAILED)
-
-
 def test_what_can_be_read_is_done_with_a_warning(pair, here, monkeypatch, capfd) -> None:
     assert run(monkeypatch, *WARNED, *pair, "--json", "-f", "txt", "-o", "out") == 0
     out, _ = capfd.readouterr()

@@ -47,18 +47,6 @@ def test_a_window_does_not_depend_on_who_shares_its_batch(windows: list[Samples]
         assert row.equal(log_mel([window])[0])
 
 
-def test_features_are_finite_for_silence_and_for_clipping() -> None:
-    log_mel = LogMel(WhisperFeatureExtractor(feature_size=80))
-    loud = np.full(480_000, 1e6, np.float32)
-    assert log_mel([np.zeros(0, np.float32), loud]).isfinite().all()
-
-
-def test_a_window_that_is_too_long_is_refused_not_cut() -> None:
-    log_mel = LogMel(WhisperFeatureExtractor(feature_size=80))
-    with pytest.raises(ValueError, match=r"\(480001,\).*480000"):
-        log_mel([np.zeros(480_001, np.float32)])
-
-
 def test_an_extractor_of_another_length_keeps_its_own_shape() -> None:
     log_mel = LogMel(WhisperFeatureExtractor(feature_size=80, chunk_length=10))
     assert (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -18,7 +17,7 @@ from forescribe.asr.audio.fork_server import Bounds, Cutting
 from forescribe.asr.audio.inputs import Input
 from forescribe.asr.audio.reader_pool import ReaderPool
 from forescribe.asr.audio.reading import open_audio
-from forescribe.asr.audio.sandbox import Decoders, _read_reply
+from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.errors import AudioError, CapacityError, ForescribeError, OutputError
 from forescribe.asr.segment.vad import SileroDetector
 from forescribe.asr.segment.windows import WindowOptions, cut
@@ -73,12 +72,6 @@ def test_windows_and_samples_are_those_of_reading_here(vad: bool) -> None:
 
 
 @pytest.mark.usefixtures("loaded")
-def test_without_windows_only_samples_are_read() -> None:
-    with ReaderPool(1, None) as pool:
-        assert [found[1] for found in contents(pool, [*SAMPLES[:2]])] == [None, None]  # type: ignore[index]
-
-
-@pytest.mark.usefixtures("loaded")
 def test_errors_are_those_of_reading_here_and_leave_the_others(tmp_path: Path) -> None:
     good = noise(tmp_path / "good.wav", 1.0)
     empty, text = tmp_path / "empty.wav", tmp_path / "text.mp3"
@@ -129,18 +122,6 @@ def test_a_recording_longer_than_the_spool_is_read_here(tmp_path: Path) -> None:
         found = list(contents(pool, [short, long, short]))
     assert [len(samples) for samples, _, _ in found] == [SECOND, 3 * SECOND, SECOND]  # type: ignore[misc]
     assert [spans is None for _, spans, _ in found] == [True, True, False]  # type: ignore[misc]
-
-
-@pytest.mark.usefixtures("loaded")
-def test_one_longer_than_its_header_says_is_read_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths: list[Input] = [noise(tmp_path / f"{i}.wav", 3.0, i) for i in range(2)]
-    monkeypatch.setattr(reader_pool, "length_of", lambda path: 0.5)
-    with ReaderPool(1, None, spool_bytes=SIZE) as pool:
-        found = list(contents(pool, paths))
-    assert [len(samples) for samples, _, _ in found] == 2 * [3 * SECOND]  # type: ignore[misc]
-    assert pool.used_bytes == 0
 
 
 def test_a_full_disk_of_the_spool_costs_no_recording(
@@ -239,40 +220,6 @@ def test_an_answer_that_is_none_fails_the_recording(monkeypatch, reply) -> None:
     assert caught.value.code == "invalid_audio"
 
 
-def test_an_answer_without_end_is_not_read_to_it() -> None:
-    ours, theirs = os.pipe()
-
-    def write() -> None:
-        with contextlib.suppress(BrokenPipeError), open(theirs, "wb", buffering=0) as pipe:
-            while True:
-                pipe.write(b"x" * 4096)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    with open(ours, "rb") as reply, pytest.raises(ValueError, match="more than 100000 bytes"):
-        _read_reply(reply, 60.0, 100_000)
-    writer.join()
-
-
-@pytest.mark.parametrize("line", [b"{", b"5", b"[" * 100_000, b"\xff"])
-def test_an_answer_that_is_not_json_fails_the_recording(monkeypatch, tmp_path, line) -> None:
-    """Through the pipe, as the child writes it."""
-
-    def send(self: Decoders, message: bytes, files: list[int]) -> None:
-        os.write(files[2], line[:60_000])
-
-    monkeypatch.setattr(Decoders, "_send", send)
-    decoders = Decoders()
-    with pytest.raises(AudioError, match="its decoder gave no valid answer"):
-        decoders.decode(b"any", Bounds(), name="a")
-    decoders.close()
-
-
-def test_a_long_name_does_not_end_the_server() -> None:
-    """The message with it would be cut off."""
-    assert len(Bounds().request("n" * 1_000_000)) < 3000
-
-
 def test_ending_early_leaves_neither_children_nor_files(tmp_path: Path) -> None:
     paths: list[Input] = [noise(tmp_path / f"{i}.wav", 5.0, i) for i in range(6)]
     open_before = set(os.listdir("/proc/self/fd"))
@@ -301,8 +248,3 @@ def test_pipes_and_open_files_are_read_here(tmp_path: Path) -> None:
     writer.join()
     assert [len(samples) for samples, _, _ in found] == 5 * [SECOND]  # type: ignore[misc]
     assert [spans is None for _, spans, _ in found] == [True, True, True, True, False]  # type: ignore[misc]
-
-
-def test_no_readers_are_a_mistake() -> None:
-    with pytest.raises(ValueError, match="readers is 0"):
-        ReaderPool(0, None)

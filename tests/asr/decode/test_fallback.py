@@ -14,13 +14,12 @@ from forescribe.asr.decode.options import Guards, Judgement
 from forescribe.asr.decode.recording import PendingWindow
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.decode.window_requests import seed_of
-from forescribe.asr.errors import UsageError
 from forescribe.asr.model.encoder_states import EncoderStates
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.words.splitting import mean_logprob
-from forescribe.speculative import Guarantee, choose
+from forescribe.speculative import choose
 from tests.asr.decode.whole_windows import whole
 from tests.asr.model import folders
 
@@ -137,17 +136,6 @@ def test_a_window_below_a_real_threshold_alone_is_decoded_again(whisper, recordi
     assert [d.tried for d in guarded.decoded] == [0.5 if n == worst else 0.0 for n in range(3)]
     for before, after in zip(plain.decoded, guarded.decoded, strict=True):
         assert before.result.tokens == after.result.tokens or before.index == worst
-
-
-def test_drafts_go_on_at_every_temperature(whisper, recording, plain, monkeypatch):
-    victim = plain.decoded[1].result.probe[0]
-    guarded = decode(
-        whisper, recording, Guards(), judge=failing(victim, 0.8), monkeypatch=monkeypatch
-    )
-    hot = guarded.decoded[1].result
-    assert hot.request.temperature == 0.8
-    assert hot.drafted > hot.accepted >= 0
-    assert hot.guarantee is Guarantee.EXACT
 
 
 def test_the_others_go_on_while_a_window_is_tried_again(whisper, recording, plain, monkeypatch):
@@ -306,15 +294,6 @@ def test_silence_is_dropped_with_a_record(whisper, recording, plain, monkeypatch
     assert "59.9 to 70.0 s" in message and "no speech (planted)" in message
 
 
-@pytest.mark.parametrize("guards", [Guards(temperatures=(0.0, 0.2)), None])
-def test_a_window_of_nan_is_failed_not_kept(whisper, recording, monkeypatch, guards):
-    transcriber = without_numbers(whisper, monkeypatch)
-    (outcome,) = transcriber.transcribe([recording], options(guards))
-    assert outcome.transcript.coverage.failed_samples == 70 * RATE
-    assert outcome.transcript.text == ""
-    assert [n.code for n in outcome.transcript.warnings][0] == "failed_windows"
-
-
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatch, batch):
     """The model itself yields NaN here, and the encoder's check is off: the next window in that row must
@@ -351,11 +330,6 @@ def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatc
     first, broken, last = (d.length for d in guarded.decoded)
     assert (coverage.failed_samples, coverage.decoded_samples) == (broken, first + last)
     assert first + broken + last == 70 * RATE
-
-
-def test_guards_refuse_impossible_thresholds():
-    with pytest.raises(UsageError, match="probability"):
-        Guards(no_speech=1.5)
 
 
 def test_every_attempt_of_every_window_has_a_seed_of_its_own() -> None:

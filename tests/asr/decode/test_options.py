@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
-from forescribe.asr.audio.fork_server import Bounds
-from forescribe.asr.audio.reading import from_array, open_audio
 from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.subtitles import LineRules
-from forescribe.asr.segment.vad import EnergyDetector
 
 
 @pytest.mark.parametrize(
@@ -60,35 +55,3 @@ def test_options_of_a_call(wrong) -> None:
 def test_text_in_options_has_bytes(name, value) -> None:
     with pytest.raises(UsageError, match=name):
         Options(**{name: value})
-
-
-@pytest.mark.parametrize("name", ["width", "count", "words"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, math.nan])
-def test_subtitle_lines(name, value) -> None:
-    with pytest.raises(UsageError, match=name):
-        LineRules(**{name: value})
-
-
-@pytest.mark.parametrize("name", ["max_s", "wall_s", "cpu_s", "memory_bytes"])
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
-def test_bounds_of_a_decoder(name, value) -> None:
-    with pytest.raises(ValueError, match=name):
-        Bounds(**{name: value})
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_blocks_of_a_recording(value) -> None:
-    with pytest.raises(ValueError, match="block_s"):
-        from_array(np.zeros(16), block_s=value)
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
-def test_the_longest_recording(value) -> None:
-    with pytest.raises(ValueError, match="max_s"):
-        open_audio("samples/silence.flac", max_s=value)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_the_level_of_speech(value) -> None:
-    with pytest.raises(ValueError, match="floor_db"):
-        EnergyDetector(value)

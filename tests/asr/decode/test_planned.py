@@ -15,7 +15,6 @@ from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.decode.planned import Group, planned
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment import cut_plan
@@ -172,24 +171,6 @@ def test_another_recording_is_not_taken_for_the_planned_one(length) -> None:
                 [np.zeros(length, np.float32)], Plan((WindowSpan(0, 100, True),)), frozenset()
             )
         )
-
-
-def test_a_plan_without_speech_has_no_groups() -> None:
-    plan = plan_of(from_array(np.zeros(RATE * 3)).blocks(), EnergyDetector(), WindowOptions())
-    assert plan.groups == () and plan.sample_count == 3 * RATE
-    with pytest.raises(ValueError, match="gap"):
-        Plan((WindowSpan(0, 10, True), WindowSpan(11, 12, True)))
-
-
-def test_a_plan_tells_how_far_a_group_reaches() -> None:
-    spans = tuple(
-        WindowSpan(i * RATE, (i + 1) * RATE, i not in (0, 9), ((i * RATE, i * RATE + 9),) * (i % 3))
-        for i in range(20)
-    )
-    plan = Plan(spans, (Notice("code", "text"),))
-    assert [len(group) for group in plan.groups] == [8, 8, 2]
-    assert [plan.until_s(k) for k in range(3)] == [10, 18, 20]
-    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
 def test_a_plan_of_an_earlier_version_knows_no_voice() -> None:

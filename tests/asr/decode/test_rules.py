@@ -17,9 +17,6 @@ from transformers.generation.logits_process import (
 
 from forescribe.asr.decode.rules import (
     NoSpeech,
-    Suppress,
-    SuppressAtBegin,
-    Timestamps,
     WhisperRules,
     whisper_rules,
 )
@@ -129,12 +126,6 @@ def test_rules_equal_transformers_processors_at_every_position(
     for seed in range(5):
         logits, prefix = _case(seed, B=32, N=N)
         assert torch.equal(_apply(rules, logits, prefix), _expected(config, logits, prefix))
-
-
-def test_rules_equal_transformers_processors_without_the_mass_rule() -> None:
-    config = _config(by_mass=False)
-    logits, prefix = _case(0, B=128, N=4)
-    assert torch.equal(_apply(_rules(config), logits, prefix), _expected(config, logits, prefix))
 
 
 def test_the_random_cases_reach_every_branch_of_the_timestamp_rule() -> None:
@@ -252,16 +243,6 @@ def test_rows_prompted_without_timestamps_get_only_the_suppress_rules() -> None:
     assert out[1, 0, STAMPS:].isneginf().all()
 
 
-def test_begin_suppression_holds_for_the_first_generated_token_only() -> None:
-    rule = SuppressAtBegin.of([3, EOS], V)
-    prefix = Prefix(
-        torch.zeros(2, T, dtype=torch.long), torch.tensor([[0, 1], [3, 4]]), torch.tensor([1, 5])
-    )
-    out = rule(torch.zeros(2, 2, V), prefix)
-    assert out[..., EOS].isneginf().tolist() == [[True, False], [False, True]]
-    assert out[..., 4].isneginf().sum() == 0
-
-
 @pytest.mark.parametrize("N", [1, 6])
 def test_rules_trace_into_one_graph_for_all_ragged_prefixes(N: int) -> None:
     rules = _rules(_config())
@@ -284,17 +265,6 @@ def test_rules_trace_into_one_graph_for_all_ragged_prefixes(N: int) -> None:
     assert graphs == 1
 
 
-def test_rules_read_no_value_and_know_all_shapes() -> None:
-    """On the meta device a read by the host or a shape that depends on data is an error."""
-    rules = whisper_rules(_config(), WhisperConfig(vocab_size=V), device="meta")
-    logits, prefix = _case(0, B=3, N=4)
-    on_meta = Prefix(prefix.tokens.to("meta"), prefix.last.to("meta"), prefix.begin.to("meta"))
-    assert _apply(rules, logits.to("meta"), on_meta).shape == (3, 4, V)
-    assert isinstance(rules[0], WhisperRules)
-    choice = choose(logits.to("meta"), rules[0].allowed(on_meta.chain()))
-    assert choice.tokens.shape == choice.logprobs.shape == (3, 4)
-
-
 def test_no_speech_is_read_at_the_start_of_transcript_after_previous_text() -> None:
     no_speech = NoSpeech.of(_config())
     assert no_speech == NoSpeech(token=NO_SPEECH, start=SOT)
@@ -307,16 +277,6 @@ def test_no_speech_is_read_at_the_start_of_transcript_after_previous_text() -> N
 def test_a_prompt_without_start_of_transcript_has_no_no_speech_probability() -> None:
     with pytest.raises(ValueError, match="no start-of-transcript token 41"):
         NoSpeech.of(_config()).probe([42, 5])
-
-
-def test_a_config_gets_only_the_rules_that_it_names() -> None:
-    config = GenerationConfig(suppress_tokens=[1], eos_token_id=EOS)
-    assert [type(rule) for rule in _combined(config).rules] == [Suppress]
-    three = [SuppressAtBegin, Suppress, Timestamps]
-    assert [type(rule) for rule in _combined(_config()).rules] == three
-    assert _rules(GenerationConfig()) == ()
-    with pytest.raises(TypeError, match="NoSpeech is none"):
-        WhisperRules.of([NoSpeech(1, 2)], V)  # type: ignore[list-item]
 
 
 def test_a_config_without_a_single_end_of_text_is_refused_by_name() -> None:

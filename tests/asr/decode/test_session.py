@@ -136,17 +136,6 @@ def test_recordings_together_are_what_each_is_alone(whisper, alone) -> None:
         assert outcome.transcript.coverage == expected.transcript.coverage
 
 
-@WAYS
-def test_words_are_those_of_each_alone(whisper, alone, way) -> None:
-    options, sources = Options(language="de", words=True), [sound(35, 5), sound(3, 1)]
-
-    def timed(outcome: Outcome) -> list[tuple[str, float, float]]:
-        return [(w.text, w.start, w.end) for s in written(outcome) for w in s.words or ()]
-
-    for source, outcome in zip(sources, way(transcriber(whisper), sources, options), strict=True):
-        assert timed(outcome) == timed(alone(source, options)) != []
-
-
 @pytest.mark.parametrize(("way", "batches"), [(called, [2, 1]), (in_session, [1, 2])])
 def test_words_of_a_call_are_timed_together_and_those_of_a_session_by_recording(
     whisper, monkeypatch, way, batches
@@ -179,15 +168,6 @@ def together(engine, count: int) -> Callable[[], list]:
         return results
 
     return stepped
-
-
-@WAYS
-def test_a_language_is_heard_where_none_is_given(whisper, alone, way) -> None:
-    (outcome,) = way(transcriber(whisper), [sound(3, 7)], Options())
-    expected = alone(sound(3, 7), Options()).transcript
-    assert outcome.transcript.language == expected.language
-    chance = outcome.transcript.language_probability
-    assert chance == pytest.approx(expected.language_probability)
 
 
 @WAYS
@@ -237,12 +217,6 @@ def test_sources_are_pulled_as_rows_become_free(whisper) -> None:
         ended += 1
     assert (len(pulled), ended) == (7, 7)
     assert most <= 3  # one more whose outcome the last step has made
-
-
-def test_outcomes_of_a_step_are_in_the_order_of_their_sources(whisper) -> None:
-    one, sources = transcriber(whisper), [silence(3), sound(2, 1), silence(4), b"no audio"]
-    found = [sources.index(outcome.source) for outcome in one.transcribe(sources, GERMAN)]
-    assert found == [3, 0, 2, 1]  # failures first; the second takes several steps
 
 
 # In a session
@@ -317,18 +291,6 @@ def test_a_long_recording_is_due_again_after_as_long_as_it_has_run(whisper) -> N
     turns = sorted(session.reading.ready)
     assert [ready.submission for ready in turns] == [long, first, long, late, long]
     assert [ready.due_s for ready in turns] == sorted(ready.due_s for ready in turns)
-
-
-def test_readers_stay_a_fixed_number_of_windows_ahead(whisper) -> None:
-    session = Session(transcriber(whisper, batch=1).context)
-    session.submit(sound(600, 13), GERMAN, Ear())
-    session.submit(sound(600, 14), GERMAN, Ear())
-    reads = 0
-    while session.reading.readable():
-        session.reading.read_window(session.reading.readings.pop(0))
-        session.reading.readings.sort()
-        reads += 1
-    assert reads == len(session.reading.ready) == session.reading.limit == 2
 
 
 def test_a_cancelled_recording_is_out_of_its_rows_before_the_next_round(whisper) -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from forescribe.asr.decode import submission
-from forescribe.asr.decode.answers import Attempt
 from forescribe.asr.decode.options import Judgement
+from forescribe.asr.decode.recording import Attempt
 from forescribe.speculative.requests import Result
 
 

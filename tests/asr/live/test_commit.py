@@ -77,14 +77,6 @@ def test_a_doubtful_word_waits_for_another_hypothesis(delay: Delay, expected: li
     assert told == [one.replace("cat", "cat,") for one in expected]
 
 
-def test_all_is_released_in_a_pause_and_at_the_end():
-    committer = Committer("xhigh")
-    assert text(committer.update(words("see you there"), settled=True)) == "see you there"
-    assert text(committer.close(words("See you there, Anna."))) == "Anna."
-    committer.end()
-    assert (committer.released, committer.contradicted) == (4, 0)
-
-
 def test_contradicted_words_are_counted_once_each():
     committer = Committer("minimal")
     committer.update(words("and so am I fellow Americans ask"))
@@ -92,14 +84,6 @@ def test_contradicted_words_are_counted_once_each():
     committer.close(words("ask not"))
     committer.end()
     assert committer.contradicted == 2  # "am I" for "my"
-
-
-def test_released_words_that_no_window_has_are_contradicted():
-    committer = Committer("minimal")
-    committer.update(words("thank you for watching"))
-    committer.close([])
-    committer.end()
-    assert committer.contradicted == 3
 
 
 @given(

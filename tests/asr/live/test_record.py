@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import soundfile
 
 from forescribe.asr.audio.reading import read_audio
@@ -52,13 +51,6 @@ def test_items_stand_at_their_places_in_any_order_of_completion() -> None:
     assert Transcript.from_dict(whole.to_dict()).to_dict() == whole.to_dict()
 
 
-def test_the_language_is_that_of_most_of_the_speech() -> None:
-    whole = record_of(9, _0=item("a", 1, "de"), _1=item("b", 2, "fr"), _4=item("c", 2, "fr"))
-    assert whole.transcript().language == "fr"
-    nothing = LiveRecord(audio=False).transcript()
-    assert (nothing.text, nothing.language, nothing.sample_count) == ("", None, 0)
-
-
 def test_a_failed_item_is_in_the_coverage() -> None:
     record = record_of(4, _2=item("one", 1))
     record.fail(0.5, 1.5, AudioError("broken"))
@@ -78,8 +70,3 @@ def test_samples_are_kept_outside_of_memory(tmp_path) -> None:
     saved, rate = soundfile.read(tmp_path / "session.flac")
     assert rate == RATE
     np.testing.assert_allclose(saved, samples, atol=1e-4)
-
-
-def test_audio_that_cannot_be_written_is_told(tmp_path) -> None:
-    with LiveRecord(audio=True) as record, pytest.raises(OSError, match="cannot write"):
-        record.save_audio(tmp_path / "missing" / "session.flac")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -236,24 +235,6 @@ def test_words_are_told_while_they_are_spoken(words: Session):
         assert heard.text(1).split()[: len(early.split())] == early.split()
 
 
-@pytest.mark.nightly
-def test_pauses_bring_no_words_and_none_twice(words: Session):
-    """The same sentences before and after pauses in which a room is heard, beyond the length of a window."""
-    rng, told = np.random.default_rng(0), Heard()
-    room = (0.001 * rng.standard_normal(8 * RATE)).astype(np.float32)
-    samples = np.concatenate([spoken(7), room, spoken(7), room, spoken(5)])
-    stream = LiveStream(words, LiveOptions(step_s=0.9), told)
-    fed(stream, samples, 4_096)
-    ended(stream)
-    (completed,) = told.of(Completed)
-    assert plain(completed.transcript) == uploaded(words, samples, LiveOptions().options)
-    late = [event.heard_s for event in told.of(Delta)]
-    assert not [at for at in late if 9 < at < 15 or 24 < at < 30], "nobody speaks"
-    said = told.text(1).lower().split()
-    assert said.count("memo") == 3 == completed.transcript.text.lower().split().count("memo")
-    assert abs(len(said) - len(completed.transcript.text.split())) <= completed.contradicted
-
-
 def test_turns_begin_before_a_voice_and_end_in_silence(session: Session):
     heard = Heard()
     stream = LiveStream(session, LiveOptions(OPTIONS, turns=Turns(silence_s=0.6)), heard)
@@ -277,19 +258,6 @@ def test_turns_begin_before_a_voice_and_end_in_silence(session: Session):
         assert plain(completed.transcript) == uploaded(session, own, OPTIONS)
 
 
-def test_turns_share_no_samples(session: Session):
-    heard = Heard()
-    turns = Turns(silence_s=0.5, prefix_s=0.5)
-    stream = LiveStream(session, LiveOptions(OPTIONS, turns=turns), heard)
-    voices = [part for n in range(4) for part in (sound(1.0, n), silence(0.7 + 0.06 * n))]
-    fed(stream, np.concatenate(voices), 4_096, wait=False)
-    ended(stream)
-    committed = heard.of(Committed)
-    assert len(committed) >= 3
-    for one, other in pairwise(committed):
-        assert one.start_s < one.end_s <= other.start_s
-
-
 def test_a_turn_waits_for_the_end_of_a_sentence(session: Session):
     """The words of random weights end no sentence."""
     samples = np.concatenate([sound(1.5, 1), silence(1.5), sound(1.5, 2), silence(3)])
@@ -300,18 +268,6 @@ def test_a_turn_waits_for_the_end_of_a_sentence(session: Session):
         fed(stream, samples, 4_000)
         ended(stream)
         assert len(heard.of(Completed)) == items
-
-
-def test_silence_is_not_decoded(session: Session):
-    heard = Heard()
-    stream = LiveStream(session, LiveOptions(replace(OPTIONS, guards=Guards())), heard)
-    fed(stream, silence(600), RATE)
-    assert stream.stats.encoded == 0 and not heard.events
-    assert len(stream._item._cutter.voiced) < 3_000  # memory does not grow
-    ended(stream)
-    (completed,) = heard.of(Completed)
-    assert completed.transcript.text == "" and completed.transcript.duration == 600
-    assert stream.stats.encoded == 0
 
 
 def test_many_streams_share_the_rows_with_uploads(session: Session):
@@ -355,19 +311,6 @@ def test_what_is_cleared_or_cancelled_is_not_told(session: Session):
     stream.feed(sound(1))
     stream.finish()
     assert stream.wait(SOON) and not other.of(Completed)
-
-
-def test_too_little_is_not_committed(session: Session):
-    heard = Heard()
-    stream = LiveStream(session, LiveOptions(OPTIONS), heard)
-    assert stream.commit() is None
-    stream.feed(sound(0.05))
-    assert stream.commit() is None
-    stream.feed(sound(0.06))
-    assert stream.commit() == 1
-    assert stream.commit() is None
-    ended(stream)
-    assert [e.item for e in heard.of(Completed)] == [1]
 
 
 def test_values_that_are_not_finite_are_silence(session: Session):

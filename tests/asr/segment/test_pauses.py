@@ -44,18 +44,6 @@ def test_a_known_silence_is_found_to_within_40_ms(noise, length_s):
         assert pause.end / RATE == pytest.approx(end, abs=0.04)
 
 
-def test_the_closure_of_a_consonant_is_no_pause():
-    audio = speechlike([(0.0, 2.0), (2.06, 5.0)], 5.0, 1e-4)
-    assert pauses(MEL([audio])[0], len(audio)) == ()
-
-
-@pytest.mark.parametrize("kind", ["noise", "silence"])
-def test_nothing_is_told_apart_where_all_is_alike(kind):
-    level = 0.1 if kind == "noise" else 0.0
-    audio = (level * np.random.default_rng(1).standard_normal(10 * RATE)).astype(np.float32)
-    assert pauses(MEL([audio])[0], len(audio)) == ()
-
-
 @given(st.lists(st.booleans(), max_size=300), st.integers(0, 300 * HOP))
 def test_pauses_are_apart_long_enough_and_in_their_window(loud, length):
     features = torch.tensor([[1.0 if each else -1.5 for each in loud]])

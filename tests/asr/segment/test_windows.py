@@ -17,12 +17,9 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from forescribe.asr.errors import ModelError
 from forescribe.asr.segment.vad import (
     FRAME,
     LEVEL_FRAMES,
-    MOST_GAIN,
-    EnergyDetector,
     SileroDetector,
     Stream,
     audible,
@@ -34,8 +31,6 @@ from forescribe.asr.segment.windows import (
     Window,
     WindowOptions,
     cut,
-    total,
-    within,
 )
 
 Samples = NDArray[np.float32]
@@ -176,28 +171,11 @@ def test_detected_speech_is_never_reported_as_silence(
     assert heard[:count][np.repeat(speech_of(values, options), FRAME)[:count]].all()
 
 
-@settings(deadline=None, max_examples=40)
-@given(track=tracks())
-def test_silence_gets_no_two_windows_in_a_row(track: tuple[NDArray[np.float32], int]) -> None:
-    kinds = [w.speech for w in cut([counting(track[1])], Track(track[0]))]
-    assert not any(not one and not two for one, two in zip(kinds, kinds[1:], strict=False))
-
-
 def test_a_long_pause_is_a_silent_window_with_a_pad_left_on_both_sides() -> None:
     windows = windows_of((10, 1.0), (6, 0.0), (10, 1.0))
     assert [window.speech for window in windows] == [True, False, True]
     assert near(windows[1].start, 10.3) and near(windows[1].end, 15.7)
     assert windows[1].samples.size == 0
-
-
-@pytest.mark.parametrize("pause", [1.0, 1.9])
-def test_a_short_pause_stays_inside_its_window(pause: float) -> None:
-    assert len(windows_of((5, 1.0), (pause, 0.0), (5, 1.0))) == 1
-
-
-@pytest.mark.parametrize("pause", [2.1, 2.3, 3.0])
-def test_a_pause_just_beyond_the_limit_is_silent_too(pause: float) -> None:
-    assert [w.speech for w in windows_of((5, 1.0), (pause, 0.0), (5, 1.0))] == [True, False, True]
 
 
 def test_a_full_window_ends_in_the_middle_of_its_longest_late_pause() -> None:
@@ -212,41 +190,9 @@ def test_without_a_late_pause_an_early_one_is_better_than_a_cut_word() -> None:
     assert near(windows[0].end, 12.4)
 
 
-def test_of_early_pauses_the_last_one_is_taken() -> None:
-    windows = windows_of((5, 1.0), (1.5, 0.0), (6, 1.0), (0.5, 0.0), (25, 1.0))
-    assert near(windows[0].end, 12.75)
-
-
-def test_what_is_left_of_a_word_cut_in_two_is_no_click() -> None:
-    frames = MAX_SAMPLES // FRAME + 2
-    windows = windows_of((frames * FRAME / RATE, 1.0), (6, 0.0))
-    assert [window.speech for window in windows] == [True, True, False]
-
-
-@pytest.mark.parametrize("pad_s", [0.0, 0.3])
-@pytest.mark.parametrize("frames", [*range(990, 1006), 2000, 2950])
-def test_silence_ends_where_speech_begins_however_long_it_was(pad_s: float, frames: int) -> None:
-    """Around 1000 frames the speech begins at the end of what a decision looks at."""
-    values = np.concatenate([np.zeros(frames), np.ones(100)]).astype(np.float32)
-    options = WindowOptions(pad_s=pad_s)
-    silence, speech = cut([counting(len(values) * FRAME)], Track(values), options)
-    assert not silence.speech and speech.speech
-    assert silence.end == (frames - round(pad_s * RATE / FRAME)) * FRAME
-
-
 def test_speech_without_a_pause_is_cut_where_it_is_least_probable() -> None:
     windows = windows_of((26, 0.95), (0.064, 0.6), (20, 0.95))
     assert near(windows[0].end, 26.03) and all(window.speech for window in windows)
-
-
-def test_endless_even_speech_fills_its_windows() -> None:
-    windows = windows_of((200, 0.9))
-    assert all(MAX_SAMPLES - 2 * FRAME <= w.length <= MAX_SAMPLES for w in windows[:-1])
-
-
-def test_a_pause_right_behind_a_full_window_does_not_cut_it_in_speech() -> None:
-    windows = windows_of((20, 1.0), (0.5, 0.0), (9.7, 1.0), (1.5, 0.0), (10, 1.0))
-    assert near(windows[0].end, 20.25)
 
 
 def test_speech_goes_on_through_doubt_and_does_not_begin_in_it() -> None:
@@ -267,11 +213,6 @@ def test_hours_of_silence_are_one_window_without_samples() -> None:
     silence = Track(np.zeros(count, np.float32))
     (window,) = cut((minute for _ in range(180)), silence)
     assert (window.start, window.end, window.speech) == (0, 3 * 3600 * RATE, False)
-
-
-def test_a_short_lead_in_and_lead_out_belong_to_the_speech() -> None:
-    (window,) = windows_of((1.0, 0.0), (5, 1.0), (1.0, 0.0))
-    assert window.speech
 
 
 def test_a_probability_that_is_no_number_counts_as_speech() -> None:
@@ -313,22 +254,6 @@ def test_without_skipping_silence_every_sample_is_in_a_window_with_speech() -> N
     assert list(cut([], Track(values), skip_silence=False)) == []
 
 
-@pytest.mark.parametrize("skip_silence", [False, True])
-@pytest.mark.parametrize(("extra", "count"), [(-1, 1), (0, 1), (1, 2)])
-def test_thirty_seconds_are_one_window(extra: int, count: int, skip_silence: bool) -> None:
-    values = np.full(MAX_SAMPLES // FRAME + 1, 0.9, np.float32)
-    samples = counting(MAX_SAMPLES + extra)
-    windows = list(cut([samples], Track(values), skip_silence=skip_silence))
-    assert len(windows) == count and windows[-1].end == MAX_SAMPLES + extra
-
-
-def test_long_silence_that_is_not_skipped_is_cut_at_the_latest_after_thirty_seconds() -> None:
-    values = np.zeros(70 * RATE // FRAME + 1, np.float32)
-    windows = list(cut([counting(70 * RATE)], Track(values), skip_silence=False))
-    assert windows[-1].end == 70 * RATE
-    assert all(8 * RATE <= w.length <= MAX_SAMPLES for w in windows[:-1])
-
-
 def test_windows_say_where_a_voice_was_heard() -> None:
     """By silero's own threshold, which is above the one that windows are cut by."""
     silent, first, second = windows_of((5, 0.0), (3, 0.9), (1, 0.45), (2, 0.6), (3, 0.1))[:3]
@@ -348,24 +273,6 @@ def test_the_rest_of_a_window_keeps_its_samples_and_voice() -> None:
     assert rest.voiced == ((140, 150), (160, 190))
 
 
-@given(
-    gaps=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=6),
-    bounds=st.tuples(st.integers(0, 60), st.integers(0, 60)),
-)
-def test_runs_are_sets_of_samples(gaps, bounds) -> None:
-    runs, at = [], 0
-    for gap, length in gaps:
-        runs.append((at + gap, at + gap + length))
-        at += gap + length + 1
-
-    def samples(pairs):
-        return {i for a, b in pairs for i in range(a, b)}
-
-    inside = within(runs, *bounds)
-    assert samples(inside) == samples(runs) & set(range(*bounds))
-    assert total(inside) == len(samples(inside)) and all(a < b for a, b in inside)
-
-
 @pytest.mark.parametrize("size", [1, 511, 512, 40_000, BATCH_FRAMES * FRAME + 7])
 def test_voice_is_heard_in_a_recording_that_passes(size: int) -> None:
     values = np.repeat(np.array([0.1, 0.9, 0.4, 0.6], np.float32), [3, 500, 2, 90])
@@ -374,22 +281,6 @@ def test_voice_is_heard_in_a_recording_that_passes(size: int) -> None:
     passed = list(runs.through(blocks(samples, size if size > 511 else 511 * size)))
     assert np.array_equal(np.concatenate(passed), samples)
     assert runs.runs() == ((3 * FRAME, 503 * FRAME), (505 * FRAME, len(samples)))
-
-
-def test_a_recording_without_samples_has_no_voice() -> None:
-    runs = VoiceRuns(EnergyDetector())
-    assert list(runs.through([])) == [] and runs.runs() == ()
-
-
-def test_a_block_may_be_reused_by_its_owner() -> None:
-    def overwritten() -> Iterator[Samples]:
-        block = np.zeros(RATE, np.float32)
-        for value in (0.5, 0.25, 0.125):
-            block[:] = value
-            yield block
-
-    (window,) = cut(overwritten(), EnergyDetector())
-    assert window.samples[[0, RATE, 2 * RATE]].tolist() == [0.5, 0.25, 0.125]
 
 
 @pytest.mark.parametrize(
@@ -413,22 +304,6 @@ def test_a_block_may_be_reused_by_its_owner() -> None:
 def test_options_that_contradict_each_other_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         WindowOptions(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "speech", "held"),
-    [
-        (5, 5, False, 0),
-        (-1, 5, True, 6),
-        (0, 5, True, 4),
-        (0, 5, False, 5),
-        (0, 480_001, True, 480_001),
-    ],
-    ids=["empty", "negative", "too few samples", "silence with samples", "too long"],
-)
-def test_a_window_holds_what_it_says(start: int, end: int, speech: bool, held: int) -> None:
-    with pytest.raises(ValueError, match="window 0"):
-        Window(0, start, end, speech, np.zeros(held, np.float32))
 
 
 # silero-vad with its packaged weights
@@ -509,14 +384,6 @@ def test_a_quiet_voice_is_heard_like_a_loud_one(
     assert part_heard() < 0.5, "the network alone does not hear it"
 
 
-def test_only_quiet_seconds_are_amplified() -> None:
-    second = LEVEL_FRAMES * FRAME
-    levels = np.repeat(np.array([0.5, 0.05, 1e-5, 0.0, 0.1], np.float32), second)[: -second // 2]
-    heard = audible(levels)
-    assert heard[::second].tolist() == pytest.approx([0.5, 0.1, 1e-5 * MOST_GAIN, 0.0, 0.1])
-    assert len(heard) == len(levels)
-
-
 def test_silence_and_noise_are_silent(silero: SileroDetector) -> None:
     noise = np.random.default_rng(0).normal(size=60 * RATE).astype(np.float32)
     for level in (0.3, 0.05, 0.001, 0.0):
@@ -532,23 +399,6 @@ def test_using_silero_leaves_torch_s_threads_alone() -> None:
         "sys.exit(torch.get_num_threads() != 2)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_missing_weights_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forescribe.asr.segment.vad.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="pip install silero-vad"):
-        SileroDetector()
-
-
-@pytest.mark.parametrize("make", [SileroDetector, EnergyDetector])
-def test_detectors_take_whole_frames_only(
-    make: type[SileroDetector] | type[EnergyDetector],
-) -> None:
-    stream = make().stream()
-    assert stream.probabilities(np.zeros(0, np.float32)).shape == (0,)
-    assert stream.probabilities(np.zeros(3 * FRAME, np.float32)).shape == (3,)
-    with pytest.raises(ValueError, match="frames of 512"):
-        stream.probabilities(np.zeros(FRAME + 1, np.float32))
 
 
 def counting(count: int) -> Samples:

@@ -59,11 +59,6 @@ def test_words_stand_between_spaces_with_their_signs(text, expected):
     assert cut(text) == expected
 
 
-def test_a_language_without_spaces_has_its_characters():
-    assert cut("今日は、雨。", "ja") == ["今", "日", "は、", "雨。"]
-    assert cut("「雨」です", "ja") == ["「", "雨", "」", "で", "す"]
-
-
 def test_a_character_broken_in_two_leaves_one_word_with_all_of_the_text():
     broken = tokens(" caf\u00e9")[:-1]
     whole = TOKENIZER.decode(broken, clean_up_tokenization_spaces=False)
@@ -92,37 +87,12 @@ def test_a_pause_pushes_the_words_on_both_sides_out_of_itself():
     assert found == [(" one", 0, 25), (" two", 25, 52), (" three", 68, 85), (" four", 85, 110)]
 
 
-def test_a_pause_draws_a_border_that_the_path_put_too_far():
-    found = timed(" one two, three four", [0, 25, 44, 70, 95], [Pause(48 * STEP, 60 * STEP)])
-    assert found[1] == (" two,", 25, 48) and found[2] == (" three", 60, 70)
-
-
-def test_a_pause_within_a_word_or_far_from_a_border_changes_nothing():
-    borders = [0, 25, 50, 100, 125]
-    pause = [Pause(71 * STEP, 83 * STEP)]  # 12 steps long, 17 from the next border
-    plain = timed(" one two 1:50 four", borders)
-    assert timed(" one two 1:50 four", borders, pause) == plain
-
-
-def test_only_as_much_as_a_gap_is_added_to_a_word():
-    """Somebody may speak there who was not written down."""
-    found = timed(" one two three.", [10, 35, 60, 80], [Pause(98 * STEP, 130 * STEP)])
-    assert found[2] == (" three.", 60, 80)
-    found = timed(" one two three.", [10, 35, 60, 80], [Pause(90 * STEP, 130 * STEP)])
-    assert found[2] == (" three.", 60, 90)
-
-
 def test_a_word_at_the_border_of_a_sentence_loses_a_pause_that_nobody_saw():
     found = timed(" One two three. Four five", [0, 150, 170, 290, 310, 330])
     longest = 2 * 20
     assert found[0] == (" One", 150 - longest, 150)
     assert found[2] == (" three.", 170, 170 + longest)
     assert found[4] == (" five", 310, 330)
-
-
-def test_a_number_may_last_as_long_as_it_is_spoken():
-    found = timed(" one two three $1,234,567.", [0, 20, 40, 60, 260])
-    assert found[3] == (" $1,234,567.", 60, 260)
 
 
 def test_every_word_lasts_at_least_a_step_of_the_encoder():

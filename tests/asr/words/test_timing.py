@@ -77,17 +77,6 @@ def test_words_of_sequential_windows_never_reach_into_the_next(whisper, tmp_path
             assert word.end_sample <= ends[segment.window_sample]
 
 
-def test_the_path_follows_a_planted_diagonal():
-    matrix = torch.full((5, 40), -1.0)
-    borders = [0, 7, 15, 16, 30]
-    for row, (start, end) in enumerate(zip(borders, [*borders[1:], 40], strict=True)):
-        matrix[row, start:end] = 1.0
-    step = 320
-    assert boundaries(matrix, 4, 40 * step) == tuple(step * at for at in borders)
-    assert boundaries(matrix, 4, 40 * step - 7)[-1] == 30 * step
-    assert boundaries(matrix[:4, :29], 4, 29 * step - 7)[-1] == 29 * step - 7  # a text without end
-
-
 @settings(max_examples=60)
 @given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 2**32))
 def test_the_path_is_that_of_librosa(rows, frames, seed):
@@ -98,16 +87,6 @@ def test_the_path_is_that_of_librosa(rows, frames, seed):
     expected = [min(frame for at, frame in path if at == row) for row in range(rows)]
     found = boundaries(torch.from_numpy(-costs), rows - 1, frames * 320)
     assert [at // 320 for at in found] == expected
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 319), st.integers(0, 2**32))
-def test_boundaries_never_fall_and_stay_in_the_window(rows, frames, short, seed):
-    matrix = torch.randn(rows + 1, frames, generator=torch.Generator().manual_seed(seed))
-    length = 320 * frames - short
-    found = boundaries(matrix, rows, length)
-    assert len(found) == rows + 1
-    assert list(found) == sorted(found) and 0 <= found[0] and found[-1] <= length
 
 
 def test_heads_are_those_of_the_generation_config_or_the_upper_half(whisper, monkeypatch):
@@ -163,14 +142,3 @@ def test_kernels_and_modules_read_the_same_attention_and_languages(whisper, monk
         assert ours[1] == pytest.approx(theirs[1], rel=close["rtol"])
         assert dtype != "float32" or ours[0] == theirs[0]
     assert set(native.target.resting) == {"encoder", "decoder"}, "the modules were not needed"
-
-
-def test_timing_leaves_the_model_as_it_was(whisper):
-    whisper = load(whisper.pair, choose("cpu"), network=False, modules=True)
-    before = whisper.target.config._attn_implementation
-    encoded = whisper.encode(torch.zeros(1, 80, 3000))
-    prompt = whisper.tokens.prompt("en", "transcribe", timestamps=False)
-    token_times(whisper, [Utterance(encoded[0], prompt, (7, 8), RATE)])
-    assert whisper.target.config._attn_implementation == before
-    for layer in whisper.target.model.decoder.layers:
-        assert not layer.encoder_attn.q_proj._forward_hooks

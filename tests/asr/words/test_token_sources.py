@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import pytest
 import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.formats.transcript import Transcript
-from forescribe.asr.formats.transcript_parts import TOKEN_SOURCES, Word
+from forescribe.asr.formats.transcript_parts import TOKEN_SOURCES
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.words.borders import assemble_words
-from forescribe.asr.words.splitting import name_of, split_words, stats
+from forescribe.asr.words.splitting import split_words, stats
 from forescribe.asr.words.timing import TokenTimes
 from forescribe.speculative.device import choose
 from forescribe.speculative.requests import Source
@@ -40,17 +39,6 @@ def test_rounds_are_told_from_sources_alone():
     }
     assert told["judged_at_depth"] == [4, 3, 1]
     assert told["accepted_at_depth"] == [3, 2, 1]
-
-
-def test_a_guess_was_not_drafted():
-    told = stats([[Source.GUESSED, Source.GUESSED, P, A, C]])
-    assert told["written"]["guessed"] == 2
-    assert told["judged_at_depth"] == [1, 1] and told["accepted_at_depth"] == [1, 0]
-
-
-def test_nothing_was_drafted_and_nothing_was_written():
-    assert stats([[P, P]])["judged_at_depth"] == stats([])["accepted_at_depth"] == []
-    assert stats([])["written"] == dict.fromkeys(TOKEN_SOURCES, 0)
 
 
 @given(rounds)
@@ -95,9 +83,3 @@ def test_a_transcript_says_who_wrote_each_word(tmp_path):
     assert spoken.total() == tokens > 0
     assert all(spoken[name] <= whole["written"][name] for name in TOKEN_SOURCES)
     assert Transcript.from_dict(transcript.to_dict()).segments == transcript.segments
-
-
-def test_nobody_else_writes_words():
-    with pytest.raises(ValueError, match="unknown source 'prompt'; known: accepted"):
-        Word(" a", 0, 1, sources=("prompt",))
-    assert [name_of(source) for source in (A, C, B, P, Source.GUESSED)] == list(TOKEN_SOURCES)

@@ -51,11 +51,6 @@ def test_consecutive_pieces_of_two_slots_are_probably_two_people_while_slots_are
         assert found.links[0, 1] == link and np.isinf(found.gaps).all()
 
 
-def test_two_runs_of_one_slot_say_nothing() -> None:
-    found = told({(1, 0, 100): [(0, 100)], (1, 130, 200): [(130, 200)]})
-    assert not found.links.any() and np.isinf(found.gaps).all() and not found.apart.any()
-
-
 @pytest.mark.parametrize("shared", [0, AT_ONCE - 1, AT_ONCE, 3 * AT_ONCE])
 def test_all_pieces_of_runs_that_share_half_a_second_are_apart(shared: int) -> None:
     """Slot 1 falls in before slot 0 has ended."""
@@ -70,8 +65,3 @@ def test_all_pieces_of_runs_that_share_half_a_second_are_apart(shared: int) -> N
     one, other = np.array([1, 1, 0, 0, 0]), np.array([0, 0, 1, 1, 0])
     expected = np.outer(one, other) + np.outer(other, one) > 0
     assert np.array_equal(found.apart, expected & (shared >= AT_ONCE))
-
-
-def test_one_piece_is_described_too() -> None:
-    found = told({(0, 0, 100): [(20, 90)]})
-    assert found.links.shape == found.apart.shape == (1, 1) and found.seconds == [0.7]

@@ -91,12 +91,6 @@ def test_who_speak_at_once_are_two(plda: Plda) -> None:
     assert labels == ["A", "B"]
 
 
-def test_there_are_no_more_speakers_than_may_be(plda: Plda) -> None:
-    room, clusters = Room(plda, 3), online(plda, most=1)
-    told = [clusters.assign(room.said((who, 2.0), (who, 2.0)))[0] for who in ("Zoë", "Bob", "Eve")]
-    assert told == [["A", "A"]] * 3
-
-
 @pytest.mark.slow
 def test_a_conversation_has_its_two_speakers_and_a_known_one_her_name() -> None:
     engine = embedded.build(embedded.folder())

@@ -91,15 +91,6 @@ def test_a_piece_is_at_most_two_seconds_long(length: int) -> None:
     assert slots(activity) == [2] * len(lengths)
 
 
-def test_frames_with_two_speakers_are_in_no_piece() -> None:
-    samples = sound(600, (100, 400))
-    activity = find_pieces(
-        samples, heard(600, (100, 200, [0]), (200, 300, [0, 1]), (300, 400, [1]))
-    )
-    assert activity.runs == (Run(0, 100, 300), Run(1, 200, 400))
-    assert places(activity) == [(100, 200), (300, 400)] and slots(activity) == [0, 1]
-
-
 def test_a_run_bridges_a_pause_of_150_ms_unless_somebody_else_speaks_in_it() -> None:
     samples = sound(500, (100, 400))
     bridged = find_pieces(samples, heard(500, (100, 200, [0]), (215, 400, [0])))
@@ -143,41 +134,6 @@ def test_a_run_of_overlap_alone_has_the_speaker_of_the_nearest_run_of_its_slot(
     assert (start, start + 50, str(speaker)) in frames(regular)
 
 
-def test_beyond_five_seconds_a_run_of_overlap_alone_has_no_speaker() -> None:
-    activity = overlapped(MEMORY + 1, MEMORY + 1)
-    regular, exclusive = of(activity, 1, 0, 0, 2)
-    assert {speaker for _, _, speaker in frames(regular)} == {"0", "1", "2"}
-    start = 101 + MEMORY
-    assert [who for a, b, who in frames(regular) if a < start + 50 and b > start] == ["0"]
-    assert frames(exclusive) == frames(regular)
-
-
-def test_a_run_of_overlap_alone_has_the_speaker_of_the_nearest_end_of_a_run() -> None:
-    spoken = (
-        (0, 40, [1]),
-        (40, 100, [1]),
-        (200, 300, [0]),
-        (300, 350, [0, 1]),
-        (350, 400, [0]),
-        (600, 660, [1]),
-    )
-    loud = [(0, 30), *[(start, end) for start, end, _ in spoken[1:]]]
-    activity = find_pieces(sound(900, *loud), heard(900, *spoken))
-    assert slots(activity) == [1, 1, 0, 0, 1]  # a pause within the first run
-    regular, _ = of(activity, 0, 1, 2, 2, 3)
-    assert (300, 350, "1") in frames(regular)
-
-
-def test_an_overlap_in_a_run_of_two_speakers_is_divided_in_its_middle() -> None:
-    spoken = ((100, 200, [0]), (200, 250, [0, 1]), (250, 400, [0]), (450, 600, [1]))
-    samples = sound(700, *[(start, end) for start, end, _ in spoken])
-    activity = find_pieces(samples, heard(700, *spoken))
-    assert slots(activity) == [0, 0, 1]
-    regular, _ = of(activity, 0, 1, 2)
-    expected = {(100, 225, "0"), (225, 400, "1"), (200, 250, "2"), (450, 600, "2")}
-    assert set(frames(regular)) == expected
-
-
 def test_pieces_of_one_run_may_be_of_two_speakers_who_part_in_the_pause_between() -> None:
     samples = sound(500, (100, 190), (210, 400))
     activity = find_pieces(samples, heard(500, (100, 400, [0])))
@@ -218,15 +174,6 @@ def test_a_turn_has_the_mean_confidence_of_its_speech() -> None:
     assert [turn.confidence for turn in exclusive] == pytest.approx([first, 0.7])
 
 
-def test_slots_of_one_speaker_at_once_are_one_turn() -> None:
-    activity = find_pieces(
-        sound(600, (100, 400)),
-        heard(600, (100, 200, [0]), (200, 300, [0, 1]), (300, 400, [1])),
-    )
-    regular, exclusive = of(activity, 0, 0)
-    assert frames(regular) == frames(exclusive) == [(100, 400, "0")]
-
-
 @pytest.mark.parametrize(("pause", "turns"), [(20, 1), (30, 1), (31, 2)])
 def test_pauses_of_one_speaker_are_bridged_up_to_300_ms(pause: int, turns: int) -> None:
     samples = sound(600, (100, 200), (200 + pause, 400))
@@ -236,44 +183,10 @@ def test_pauses_of_one_speaker_are_bridged_up_to_300_ms(pause: int, turns: int) 
         assert frames(found) == expected
 
 
-def test_a_pause_in_which_somebody_else_speaks_is_not_bridged() -> None:
-    spoken = ((100, 200, [0]), (205, 215, [1]), (220, 400, [0]))
-    samples = sound(600, *[(start, end) for start, end, _ in spoken])
-    expected = [(start, end, str(slot)) for start, end, (slot,) in spoken]
-    for found in by_slot(find_pieces(samples, heard(600, *spoken))):
-        assert frames(found) == expected
-
-
-def test_turns_of_less_than_50_ms_are_dropped() -> None:
-    spoken = ((100, 200, [0]), (205, 209, [1]), (250, 254, [1]), (300, 305, [2]))
-    samples = sound(500, *[(start, end) for start, end, _ in spoken])
-    activity = find_pieces(samples, heard(500, *spoken))
-    assert slots(activity) == [0, 1, 2]
-    for found in by_slot(activity):
-        assert frames(found) == [(100, 200, "0"), (300, 305, "2")]
-
-
 def test_a_turn_begins_and_ends_with_the_sound_that_the_segmentation_found_late() -> None:
     samples = sound(500, (100, 300))
     regular, _ = by_slot(find_pieces(samples, heard(500, (80, 320, [0]))))
     assert frames(regular) == [(100, 300, "0")]
-
-
-def test_sound_in_which_the_segmentation_hears_nobody_is_not_speech() -> None:
-    samples = sound(900, (100, 300), (500, 700))
-    regular, _ = by_slot(find_pieces(samples, heard(900, (100, 300, [0]))))
-    assert frames(regular) == [(100, 300, "0")]
-
-
-def test_in_noise_the_probability_decides() -> None:
-    samples = sound(600, (100, 200), (300, 400), noise=0.05)
-    given_ = heard(600, (150, 250, [0]), (250, 350, [1]))
-    given_[200:250] = 0
-    given_[200:250, :2] = 0.45, 0.55  # it may be slot 0, but hardly speech
-    activity = find_pieces(samples, given_)
-    assert activity.active[200:250, 0].all()
-    regular, _ = by_slot(activity)
-    assert frames(regular) == [(150, 200, "0"), (250, 350, "1")]
 
 
 def test_digital_silence_has_no_speech_whatever_the_segmentation_hears() -> None:
@@ -281,25 +194,6 @@ def test_digital_silence_has_no_speech_whatever_the_segmentation_hears() -> None
     assert activity.runs == (Run(1, 50, 250),) and not activity.pieces
     assert not activity.speech.any()
     assert of(activity) == (Turns(), Turns())
-
-
-def test_digital_silence_around_speech_says_nothing_of_its_noise() -> None:
-    with_zeros = sound(600, (200, 300), noise=0)
-    with_zeros[150 * HOP : 350 * HOP] = sound(200, (50, 150))
-    activity = find_pieces(with_zeros, heard(600, (190, 310, [0])))
-    assert places(activity) == [(200, 300)]
-
-
-@pytest.mark.parametrize("count", [0, 1, HOP - 1, HOP, 2 * HOP, 5 * HOP + 7, 30 * HOP])
-@pytest.mark.parametrize("slot", [None, 0])
-def test_empty_and_very_short_recordings_have_an_answer(count: int, slot: int | None) -> None:
-    samples = sound(31, (0, 31))[:count]
-    length = count // HOP
-    activity = find_pieces(samples, heard(length, (0, length, [] if slot is None else [slot])))
-    assert activity.slots.shape == activity.active.shape == (length, SLOTS)
-    regular, exclusive = of(activity, *[0] * len(activity.pieces))
-    assert len(regular) == len(exclusive) <= 1
-    assert len(regular) == (slot == 0 and length >= SETTINGS.shortest)
 
 
 stretches = st.lists(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import lzma
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,6 @@ from forescribe.asr.errors import ModelError
 from forescribe.diarize.engines import segmentation
 from forescribe.diarize.engines.segmentation import (
     CHUNK,
-    MEMBERS,
     NAME,
     ORDERS,
     SETS,
@@ -57,14 +55,6 @@ def chunk(classes: np.ndarray, order: int = 0, certain: float = 0.9) -> np.ndarr
     return rows[:, ORDERS[order]]
 
 
-def test_an_order_of_the_slots_is_one_of_the_classes() -> None:
-    assert len(ORDERS) == 6 and np.array_equal(ORDERS[0], np.arange(len(SETS)))
-    rows = np.eye(len(SETS), dtype=np.float32)
-    slots = {tuple(map(tuple, (rows[:, order] @ MEMBERS).T.tolist())) for order in ORDERS}
-    assert len(slots) == 6  # the same three columns, in six orders
-    assert len({frozenset(columns) for columns in slots}) == 1
-
-
 @pytest.mark.parametrize("orders", [(0, 5, 0, 3), (0, 1, 2, 3), (0, 4, 4, 0)])
 def test_slots_stay_the_same_people_when_later_chunks_name_them_in_another_order(
     orders: Sequence[int],
@@ -89,15 +79,6 @@ def test_a_last_chunk_that_is_shorter_is_matched_too() -> None:
         frames = blend.frames()
         assert len(frames) == len(said) and np.allclose(frames.sum(1), 1, atol=1e-5)
         assert np.array_equal(frames.argmax(1), said)
-
-
-def test_the_middle_of_a_chunk_counts_more_than_its_ends() -> None:
-    blend = _Blend(STEP + CHUNK, STEP_S)
-    blend.add(0, chunk(np.zeros(FRAMES, np.int64)))
-    blend.add(STEP, chunk(np.full(FRAMES, 1)))
-    second = blend.frames()[HALF:FRAMES, 1]
-    assert (np.diff(second) > 0).all() and second[0] < 0.02 and second[-1] > 0.88
-    assert second[len(second) // 2] == pytest.approx(0.46, abs=0.02)
 
 
 class LevelNetwork:
@@ -151,22 +132,6 @@ def test_frames_are_where_their_sound_is_and_slots_are_the_same_throughout(secon
     for edge in edges:
         near[max(0, edge - 4) : edge + 5] = True
     assert np.array_equal(found[~near], said[HOP // 2 :: HOP][~near])
-
-
-def test_chunks_are_read_in_batches_and_the_report_rises_to_1() -> None:
-    seen: list[float] = []
-    network: Any = LevelNetwork()
-    Segmentation(network).probabilities(np.zeros(95 * RATE, np.float32), seen.append)
-    assert network.batches == [8, 8, 2]
-    assert all(a < b for a, b in pairwise(seen)) and seen[-1] == 1.0 and len(seen) == 3
-
-
-def test_a_report_that_raises_ends_the_call() -> None:
-    def stop(done: float) -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        run(np.zeros(RATE, np.float32), report=stop)
 
 
 def test_the_bundled_network_hears_nobody_in_silence() -> None:

@@ -68,10 +68,6 @@ def test_a_vector_does_not_depend_on_the_rows_beside_it(
     assert cosines(many[:-1], alone[order]).min() > 1 - 1e-4
 
 
-def test_nothing_has_no_vectors(encoder: VoiceEncoder) -> None:
-    assert encoder.vectors([]).shape == (0, DIMENSION)
-
-
 @pytest.mark.parametrize(
     ("gain", "least"),
     [
@@ -88,17 +84,6 @@ def test_the_level_hardly_changes_a_vector(
     part = memo[RATE : 3 * RATE]
     as_it_is, scaled = (encoder.vectors([features(part * np.float32(g))]) for g in (1.0, gain))
     assert cosines(as_it_is, scaled)[0] > least
-
-
-@pytest.mark.parametrize("frames", [1, 2, 19, 20, 21])
-def test_the_shortest_rows_have_vectors_of_numbers(
-    encoder: VoiceEncoder, memo: np.ndarray, frames: int
-) -> None:
-    rows = features(memo[RATE : RATE + frames * HOP])
-    assert rows.shape == (frames, BANDS)
-    found = encoder.vectors([rows])
-    assert np.isfinite(found).all() and np.linalg.norm(found) > 0
-    assert np.isfinite(encoder.vectors([torch.zeros(frames, BANDS)])).all()
 
 
 def test_two_halves_of_a_reader_are_more_alike_than_two_readers(
@@ -127,22 +112,6 @@ def test_features_of_a_long_signal_have_no_seam(memo: np.ndarray) -> None:
     assert torch.isfinite(rows).all()
 
 
-@pytest.mark.parametrize(
-    ("samples", "frames"), [(0, 0), (1, 0), (159, 0), (160, 1), (399, 2), (400, 2), (16_000, 100)]
-)
-def test_there_is_a_row_for_each_10_ms(samples: int, frames: int) -> None:
-    rows = features(np.full(samples, 0.1, np.float32))
-    assert rows.shape == (frames, BANDS) and torch.isfinite(rows).all()
-
-
-def test_a_row_is_of_its_own_25_ms(memo: np.ndarray) -> None:
-    changed = memo[: 3 * RATE].copy()
-    before = features(changed)
-    changed[100 * HOP : 101 * HOP] = 0.3
-    differ = (features(changed) != before).any(1).nonzero().flatten().tolist()
-    assert differ == [98, 99, 100]
-
-
 # Files
 
 
@@ -160,11 +129,6 @@ def test_the_files_hold_numbers_alone_and_their_matrices_are_integers(name: str)
             assert scale.shape == tensor.shape[:1] and (scale > 0).all()
     integers = sum(t.numel() for t in stored.values() if t.dtype is torch.int8)
     assert integers > 0.95 * sum(t.numel() for t in stored.values())
-
-
-def test_the_network_is_the_one_that_the_file_describes(encoder: VoiceEncoder) -> None:
-    assert sum(tensor.numel() for tensor in encoder._w.values()) == pytest.approx(6.9e6, rel=0.05)
-    assert all(tensor.dtype is torch.float32 for tensor in encoder._w.values())
 
 
 def bundled() -> bytes:

@@ -11,7 +11,7 @@ import soundfile
 
 from forescribe.asr.errors import UsageError
 from forescribe.diarize.diarizer import Engine
-from forescribe.diarize.enrolment import extract_voice, read_speaker_audio
+from forescribe.diarize.known_speakers import extract_voice, read_speaker_audio
 from forescribe.diarize.speaker_finder import add_speakers
 from tests.diarize.attribution.test_word_speakers import said
 from tests.diarize.conversations import transcript
