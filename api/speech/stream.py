@@ -22,8 +22,8 @@ from ..telemetry import Tracing, Value, place
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Outcome
+    from forescribe.asr.decode.parts import Part
     from forescribe.asr.formats.transcript import Transcript
-    from forescribe.asr.sessions.parts import Part
 
 TRACED = ("windows", "tokens", "drafted", "accepted", "rounds")
 """Figures of a transcript that its span has as attributes."""

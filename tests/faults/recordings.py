@@ -56,7 +56,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Group:
-    """Replaces `asr.sessions.window_groups.Group`."""
+    """Replaces `asr.decode.planned.Group`."""
 
     k: int
     text: str
