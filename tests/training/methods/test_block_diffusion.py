@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from training.text.block_diffusion import (
+from training.methods.block_diffusion import (
     BLOCK,
     MASK,
     Diffusion,

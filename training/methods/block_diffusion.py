@@ -1,7 +1,6 @@
 """Drafts for a language model that denoises blocks: Spiffy (arXiv 2509.18085) and SimSD (2606.02544).
 
-    OMP_NUM_THREADS=1 python -m training.text.heads.written_texts          # texts to learn from
-    OMP_NUM_THREADS=1 python -m training.text.block_diffusion --minutes 12 # trains, or goes on; measures
+    OMP_NUM_THREADS=1 python -m training.methods.block_diffusion --minutes 12 # trains, or goes on; measures
 
 The bundled text target learns to fill in masks: a block of four positions reads the blocks before it and
 itself in both directions (as SDAR and BD3-LM do). A denoising step reveals one token, from left to right or
@@ -15,7 +14,6 @@ steps. Figures: docs/methods/block-diffusion.md.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -28,11 +26,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from forescribe.distill.training import Optimizers, rate
+from training.methods.heads import WORK, written
 from training.paths import BUNDLED
 from training.text import packing
 from training.text.evaluate import Pair, prompts
 from training.text.export import TARGET, opened
-from training.text.heads.written_texts import TEXTS, WORK
 from training.text.tokenizer import prompt_of
 
 BLOCK, MASK = 4, -1
@@ -283,7 +281,7 @@ def main() -> None:
     if WEIGHTS.exists():
         model.load_state_dict(load_file(WEIGHTS), strict=False)
     if options.minutes:
-        texts = json.loads((WORK / TEXTS).read_text("utf-8"))
+        texts = written(180)
         random.Random(1).shuffle(texts)
         train(model, texts, 60 * options.minutes)
     measure(model.eval(), options.limit)
