@@ -218,7 +218,7 @@ class SessionConfig(Frozen):
     def options(self, serving: Serving, settings: Settings) -> LiveOptions:
         """Raises ApiError `invalid_value` or `model_not_found` with the field that cannot be served."""
         from forescribe.asr.live.events import LiveOptions
-        from forescribe.asr.live.turns import Turns
+        from forescribe.asr.live.turns import TurnDetection
 
         wanted, detection = self.input.transcription, self.input.turn_detection
         fields = wanted.model_dump(exclude={"delay", "diarize", *KNOWN})
@@ -236,9 +236,9 @@ class SessionConfig(Frozen):
             raise ApiError("invalid_value", "this server does not find speakers", param=DIARIZE)
         turns = None
         if isinstance(detection, SemanticVad):
-            turns = Turns(eagerness=detection.eagerness)
+            turns = TurnDetection(eagerness=detection.eagerness)
         elif detection is not None:
-            turns = Turns(
+            turns = TurnDetection(
                 detection.threshold,
                 detection.prefix_padding_ms / 1000,
                 detection.silence_duration_ms / 1000,

@@ -15,7 +15,7 @@ from .commit import RULES, Delay, LiveWord
 if TYPE_CHECKING:
     from ..decode.parts import Token
     from ..segment.windows import Samples
-    from .turns import Turns
+    from .turns import TurnDetection
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LiveOptions:
     options: Options = field(default_factory=lambda: Options(guards=Guards()))
     step_s: float = 1.0
     delay: Delay = "medium"
-    turns: Turns | None = None
+    turns: TurnDetection | None = None
     guesses: bool = True
     speech: bool = False
 

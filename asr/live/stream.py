@@ -1,6 +1,6 @@
 """LiveStream: one speaker's or room's audio as it arrives, and the words of it while they are spoken.
 
-    stream = LiveStream(session, LiveOptions(turns=Turns()), tell)
+    stream = LiveStream(session, LiveOptions(turns=TurnDetection()), tell)
     stream.feed(samples)        # 16 kHz, any number
     stream.finish()             # ends the last item
     stream.wait(10.0)           # until everything has been told
@@ -44,7 +44,7 @@ from .events import (
 )
 from .item import LiveItem
 from .passes import Bindings, LiveWindows, Pass
-from .turns import Steps, Turns, Voice
+from .turns import Steps, TurnDetection, Voice
 
 SHORTEST = SAMPLE_RATE // 10
 """Samples of an item that is committed, at least: less holds no word (OpenAI refuses it too)."""
@@ -303,14 +303,14 @@ class LiveStream:
             stats.tentative_rounds += rounds
 
 
-def _threshold(turns: Turns | None) -> float:
-    return Turns.threshold if turns is None else turns.threshold
+def _threshold(turns: TurnDetection | None) -> float:
+    return TurnDetection.threshold if turns is None else turns.threshold
 
 
-def _prefix(turns: Turns) -> int:
+def _prefix(turns: TurnDetection) -> int:
     return round(turns.prefix_s * SAMPLE_RATE)
 
 
-def _silence_s(turns: Turns, item: LiveItem) -> float:
+def _silence_s(turns: TurnDetection, item: LiveItem) -> float:
     """The silence that ends a turn now."""
     return turns.silence_s if item.sentence_ended else turns.longest_silence_s

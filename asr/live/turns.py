@@ -1,9 +1,9 @@
-"""Turns: when somebody speaks, in audio that is still arriving.
+"""When somebody speaks, in audio that is still arriving.
 
-`Voice` says of each stretch of audio whether a voice is in it. `Turns` says what a turn is, as OpenAI's
-`server_vad` and `semantic_vad` do: it begins `prefix_s` before a voice, and ends when there was none for
-`silence_s`; with an `eagerness`, later where the words so far do not end a sentence. Positions are samples
-since the stream began. Knows nothing of words.
+`Voice` says of each stretch of audio whether a voice is in it. `TurnDetection` says what a turn is, as
+OpenAI's `server_vad` and `semantic_vad` do: it begins `prefix_s` before a voice, and ends when there was
+none for `silence_s`; with an `eagerness`, later where the words so far do not end a sentence. Positions are
+samples since the stream began. Knows nothing of words.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PATIENCE_S: dict[Eagerness, float] = {"low": 8.0, "medium": 4.0, "high": 2.0, "a
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnDetection:
     """How turns are found. `eagerness` None ends a turn after `silence_s`, whatever was said; else it waits
     as long as `PATIENCE_S` says for the rest of a sentence. Raises UsageError for impossible values."""
 

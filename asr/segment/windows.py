@@ -187,7 +187,7 @@ def total(runs: Iterable[Run]) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Decision:
     """A decision about the next `frames` frames: they are speech, or silence."""
 
     frames: int
@@ -222,7 +222,7 @@ def next_piece(
     after_silence: bool,
     skip_silence: bool = True,
     fits: bool = False,
-) -> Piece:
+) -> Decision:
     """The piece that starts at the first of these frames. There must be `lookahead(options)` of them, or
     all that are left.
 
@@ -236,28 +236,28 @@ def next_piece(
     runs = _speech_runs(voiced, _frames(options.min_speech_s))
     if not skip_silence:
         if fits:
-            return Piece(total, speech=True)
+            return Decision(total, speech=True)
         ends = [0, *(end for _, end in runs)]
         starts = [*(start for start, _ in runs), total]
         pauses = [(a, b) for a, b in zip(ends, starts, strict=True) if a < b]
-        return Piece(_cut_at(pauses, probabilities, options), speech=True)
+        return Decision(_cut_at(pauses, probabilities, options), speech=True)
     if not runs:
-        return Piece(total if last else total - pad, speech=False)
+        return Decision(total if last else total - pad, speech=False)
 
     # `pad` frames of a long pause belong to the speech before it.
     lead = runs[0][0]
     if lead >= max_silence - pad or (after_silence and lead > pad):
-        return Piece(lead - pad, speech=False)
+        return Decision(lead - pad, speech=False)
 
     # The recording ends soon after the last speech, or beyond the lookahead.
     following = [start for start, _ in runs[1:]] + [total if last else total + max_silence]
     pauses = [(end, start) for (_, end), start in zip(runs, following, strict=True)]
     for start, end in pauses:
         if start <= MAX_FRAMES and end - start >= max_silence:
-            return Piece(min(start + pad, MAX_FRAMES, total), speech=True)
+            return Decision(min(start + pad, MAX_FRAMES, total), speech=True)
     if fits:
-        return Piece(total, speech=True)
-    return Piece(_cut_at(pauses, probabilities, options), speech=True)
+        return Decision(total, speech=True)
+    return Decision(_cut_at(pauses, probabilities, options), speech=True)
 
 
 def lookahead(options: WindowOptions) -> int:

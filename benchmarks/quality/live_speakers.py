@@ -27,7 +27,7 @@ from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.live.events import Committed, Event, LiveOptions, Speech
 from forescribe.asr.live.stream import LiveStream
-from forescribe.asr.live.turns import Turns as LiveTurns
+from forescribe.asr.live.turns import TurnDetection
 from forescribe.diarize.engines import embedded
 from forescribe.diarize.engines.online import OnlineSpeakers
 from forescribe.diarize.turns import UNKNOWN, Turn, Turns
@@ -63,7 +63,7 @@ class Row:
 def windows(session: Session, audio: np.ndarray) -> list[tuple[int, np.ndarray]]:
     """The windows of speech of a stream, by the samples at which they begin. `session` does not run."""
     told: list[Event] = []
-    stream = LiveStream(session, LiveOptions(turns=LiveTurns(), speech=True), told.append)
+    stream = LiveStream(session, LiveOptions(turns=TurnDetection(), speech=True), told.append)
     for at in range(0, len(audio), FRAME):
         stream.feed(audio[at : at + FRAME])
     stream.finish()

@@ -37,7 +37,7 @@ NAME = "plda.npz"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ClusterSettings:
     """Chosen on mixtures of readers that trained nothing (docs/development/diarization-measurements.md)."""
 
     evidence: float = 0.5  # share of a piece's evidence that counts
@@ -99,10 +99,10 @@ class Clusters:
 
 
 def cluster(
-    pieces: Pieces, plda: Plda, least: int, most: int, settings: Settings | None = None
+    pieces: Pieces, plda: Plda, least: int, most: int, settings: ClusterSettings | None = None
 ) -> Clusters:
     """Find the speakers of N >= 1 pieces: `least` to `most` of them, if the pieces allow."""
-    settings = settings or Settings()
+    settings = settings or ClusterSettings()
     precision = plda.precision(pieces.seconds)
     founding = np.flatnonzero(pieces.seconds >= settings.shortest_s)
     if len(founding) < max(2, least):
@@ -261,7 +261,7 @@ class _Placing:
         precision: Floats,
         weights: Floats,
         founding: NDArray[np.int64],
-        settings: Settings,
+        settings: ClusterSettings,
     ) -> None:
         self.pieces, self.psi, self.settings = pieces, plda.psi, settings
         self.precision, self.weights = precision, weights
@@ -291,7 +291,7 @@ class _Placing:
         return _Placed(cheapest_path(scores, self.costs), scores)
 
 
-def change_costs(pieces: Pieces, settings: Settings) -> Floats:
+def change_costs(pieces: Pieces, settings: ClusterSettings) -> Floats:
     """[N - 1] nats for a change of speaker between adjacent pieces."""
     return np.asarray(settings.change * np.exp(-np.maximum(pieces.gaps, 0) / settings.change_s))
 

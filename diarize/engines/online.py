@@ -27,6 +27,7 @@ from ..diarizer import MOST_SPEAKERS, Samples, Voice
 from ..known_speakers import KnownSpeaker, match_voices
 from ..turns import UNKNOWN, Turns
 from .clustering import (
+    ClusterSettings,
     Evidence,
     Flags,
     Floats,
@@ -39,7 +40,6 @@ from .clustering import (
     densities,
     unit,
 )
-from .clustering import Settings as ClusterSettings
 from .embedded import EmbeddedDiarizer, capacity_errors
 from .pieces import turns_of
 
@@ -50,7 +50,7 @@ Label = Callable[[int], str]
 
 
 @dataclass(frozen=True)
-class Settings:
+class OnlineSettings:
     """Chosen on mixtures of tuning readers (docs/live.md)."""
 
     evidence: float = 0.65  # share of a piece's evidence that counts: more than in whole recordings
@@ -97,11 +97,11 @@ class OnlineClusters:
         plda: Plda,
         name: Callable[[Floats, float], str],
         most: int = MOST_SPEAKERS,
-        settings: Settings | None = None,
+        settings: OnlineSettings | None = None,
     ) -> None:
         """`name` gives the label of a new speaker by its mean direction [D] and seconds of speech; there are
         `most` speakers at most."""
-        self.plda, self.most, self.settings = plda, most, settings or Settings()
+        self.plda, self.most, self.settings = plda, most, settings or OnlineSettings()
         self._name, self._shared = name, ClusterSettings()
         self._bound = self.settings.longest_s * self.settings.evidence * plda.precision(ONE_S)[0]
         self._evidence = Evidence(plda.psi, (2 + self.settings.waiting) * self._bound)

@@ -34,7 +34,7 @@ DIGITAL_DB = -100.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class PieceSettings:
     """Thresholds of speech; lengths are in frames of 10 ms. Chosen on mixtures of readers that trained
     nothing (docs/development/diarization-measurements.md)."""
 
@@ -89,10 +89,10 @@ class Activity:
 
 
 def find_pieces(
-    samples: Samples, probabilities: Probabilities, settings: Settings | None = None
+    samples: Samples, probabilities: Probabilities, settings: PieceSettings | None = None
 ) -> Activity:
     """[T] samples and [F, 7] probabilities of sets of local speakers -> runs and pieces."""
-    settings = settings or Settings()
+    settings = settings or PieceSettings()
     slots = probabilities @ MEMBERS
     active = slots > settings.active
     speech = _speech(
@@ -120,11 +120,11 @@ def turns_of(
     activity: Activity,
     labels: Labels,
     confidence: NDArray[np.float64],
-    settings: Settings | None = None,
+    settings: PieceSettings | None = None,
 ) -> tuple[Turns, Turns]:
     """[N] speakers of pieces and [N] confidence -> (turns that may overlap, turns of the most probable
     speaker). A turn has the mean confidence of its frames."""
-    settings = settings or Settings()
+    settings = settings or PieceSettings()
     if not len(labels):
         return Turns(), Turns()
     nearest = _nearest_pieces(activity)
@@ -174,7 +174,7 @@ def _nearest_pieces(activity: Activity) -> Labels:
 
 
 def _turns(
-    spoken: Flags, sure: NDArray[np.float64], settings: Settings
+    spoken: Flags, sure: NDArray[np.float64], settings: PieceSettings
 ) -> Iterator[tuple[int, int, str, float]]:
     """[F, K] speech and its confidence -> (start sample, end sample, speaker, confidence), short pauses
     bridged where nobody else speaks."""
@@ -199,14 +199,14 @@ def _bridged(active: Flags, column: int, longest: int) -> list[tuple[int, int]]:
     return found
 
 
-def _runs(active: Flags, settings: Settings) -> Iterator[Run]:
+def _runs(active: Flags, settings: PieceSettings) -> Iterator[Run]:
     """[F, 3] -> the runs of each slot."""
     for slot in range(SLOTS):
         yield from (Run(slot, *span) for span in _bridged(active, slot, settings.bridge))
 
 
 def _speech(
-    level: NDArray[np.float64], heard: NDArray[np.float32], active: Flags, settings: Settings
+    level: NDArray[np.float64], heard: NDArray[np.float32], active: Flags, settings: PieceSettings
 ) -> Flags:
     """[F] level, probability of speech and activity -> [F] speech."""
     found = np.zeros(len(level), bool)
@@ -253,4 +253,13 @@ def parts(start: int, end: int, longest: int) -> Iterator[tuple[int, int]]:
     yield from zip(edges, edges[1:], strict=False)
 
 
-__all__ = ["Activity", "Piece", "Run", "Settings", "find_pieces", "parts", "stretches", "turns_of"]
+__all__ = [
+    "Activity",
+    "Piece",
+    "Run",
+    "PieceSettings",
+    "find_pieces",
+    "parts",
+    "stretches",
+    "turns_of",
+]

@@ -248,7 +248,7 @@ class ListenOptions(LoadOptions, SpeakerChoice):
         """The options of the stream."""
         from forescribe.asr.decode.options import Guards, Options
         from forescribe.asr.live.events import LiveOptions
-        from forescribe.asr.live.turns import Turns
+        from forescribe.asr.live.turns import TurnDetection
 
         eagerness = "auto" if self.turns == "sentence" else None
         return LiveOptions(
@@ -263,7 +263,7 @@ class ListenOptions(LoadOptions, SpeakerChoice):
             delay=self.delay,  # type: ignore[arg-type]  # checked above
             turns=None
             if self.turns == "none"
-            else Turns(silence_s=self.silence, eagerness=eagerness),  # type: ignore[arg-type]
+            else TurnDetection(silence_s=self.silence, eagerness=eagerness),  # type: ignore[arg-type]
             speech=self.labels,
         )
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from forescribe.diarize.engines import embedded
-from forescribe.diarize.engines.clustering import Plda, Settings, cluster
+from forescribe.diarize.engines.clustering import ClusterSettings, Plda, cluster
 from forescribe.diarize.engines.embedded import described
 from forescribe.diarize.engines.pieces import Activity, find_pieces, turns_of
 from forescribe.diarize.turns import Turns
@@ -68,7 +68,7 @@ def plda_for(group: str) -> Plda:
     return Plda(folder)
 
 
-def evaluate(parts: Sequence[tuple[Heard, Plda]], settings: Settings) -> dict[str, Errors]:
+def evaluate(parts: Sequence[tuple[Heard, Plda]], settings: ClusterSettings) -> dict[str, Errors]:
     """Errors by condition."""
     found: dict[str, Errors] = {}
     for recordings, plda in parts:
@@ -100,17 +100,19 @@ def main() -> None:
     parser.add_argument(
         "--groups", nargs="+", default=["tuning"], choices=[g for g in GROUPS if g != "test"]
     )
-    for item in fields(Settings):
+    for item in fields(ClusterSettings):
         kind = int if isinstance(item.default, int) else float
         name = f"--{item.name.replace('_', '-')}"
         parser.add_argument(name, type=kind, nargs="+", default=[item.default])
     given = parser.parse_args()
     parts = [(heard(given.data, group), plda_for(group)) for group in given.groups]
-    names = [item.name for item in fields(Settings)]
+    names = [item.name for item in fields(ClusterSettings)]
     for values in product(*(getattr(given, name) for name in names)):
-        changed = {n: v for n, v in zip(names, values, strict=True) if v != getattr(Settings(), n)}
+        changed = {
+            n: v for n, v in zip(names, values, strict=True) if v != getattr(ClusterSettings(), n)
+        }
         print(
-            f"{changed}: {row(evaluate(parts, Settings(**dict(zip(names, values, strict=True)))))}",
+            f"{changed}: {row(evaluate(parts, ClusterSettings(**dict(zip(names, values, strict=True)))))}",
             flush=True,
         )
 

@@ -18,7 +18,7 @@ from forescribe.asr.live import stream as live_stream
 from forescribe.asr.live.events import Committed, Completed, Event, Hypothesis, LiveOptions
 from forescribe.asr.live.passes import Pass
 from forescribe.asr.live.stream import LiveStream
-from forescribe.asr.live.turns import STEP, Turns
+from forescribe.asr.live.turns import STEP, TurnDetection
 from forescribe.asr.segment.vad import FRAME
 from forescribe.asr.segment.windows import MAX_SAMPLES
 
@@ -135,7 +135,7 @@ MINUTES = pytest.mark.parametrize("minutes", [5, pytest.param(60, marks=pytest.m
 @MINUTES
 def test_turns_have_the_times_of_the_audio_to_the_end(engine: Engine, minutes: int) -> None:
     told: list[Event] = []
-    stream = talk(engine, told, LiveOptions(turns=Turns(silence_s=0.5)))
+    stream = talk(engine, told, LiveOptions(turns=TurnDetection(silence_s=0.5)))
     for _ in range(minutes):
         fed(engine, stream, samples=speech(60, every_s=6, lasting_s=2.5))
         assert len(stream._steps.rest) < STEP and len(stream._before) <= 0.3 * RATE

@@ -32,7 +32,7 @@ from forescribe.asr.live.events import (
     SpeechStopped,
 )
 from forescribe.asr.live.stream import LiveStream
-from forescribe.asr.live.turns import Turns
+from forescribe.asr.live.turns import TurnDetection
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
@@ -237,7 +237,7 @@ def test_words_are_told_while_they_are_spoken(words: Session):
 
 def test_turns_begin_before_a_voice_and_end_in_silence(session: Session):
     heard = Heard()
-    stream = LiveStream(session, LiveOptions(OPTIONS, turns=Turns(silence_s=0.6)), heard)
+    stream = LiveStream(session, LiveOptions(OPTIONS, turns=TurnDetection(silence_s=0.6)), heard)
     samples = np.concatenate(
         [silence(2), sound(2.2, 1), silence(0.4), sound(1, 2), silence(3), sound(1.5, 3)]
     )
@@ -263,7 +263,7 @@ def test_a_turn_waits_for_the_end_of_a_sentence(session: Session):
     samples = np.concatenate([sound(1.5, 1), silence(1.5), sound(1.5, 2), silence(3)])
     for eagerness, items in ((None, 2), ("high", 1)):
         heard = Heard()
-        turns = Turns(eagerness=eagerness)
+        turns = TurnDetection(eagerness=eagerness)
         stream = LiveStream(session, LiveOptions(OPTIONS, turns=turns), heard)
         fed(stream, samples, 4_000)
         ended(stream)
@@ -364,9 +364,9 @@ def test_an_engine_that_fails_costs_the_item_and_no_other(
         lambda: LiveOptions(step_s=float("nan")),
         lambda: LiveOptions(delay="now"),
         lambda: LiveOptions(Options(long_form="sequential")),
-        lambda: Turns(threshold=0),
-        lambda: Turns(silence_s=-1),
-        lambda: Turns(eagerness="soon"),
+        lambda: TurnDetection(threshold=0),
+        lambda: TurnDetection(silence_s=-1),
+        lambda: TurnDetection(eagerness="soon"),
     ],
 )
 def test_impossible_options_are_refused(make: Any):

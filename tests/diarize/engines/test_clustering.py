@@ -11,10 +11,10 @@ import pytest
 from forescribe.diarize.engines.clustering import (
     NAME,
     Clusters,
+    ClusterSettings,
     Evidence,
     Pieces,
     Plda,
-    Settings,
     agglomerate,
     cluster,
 )
@@ -27,7 +27,7 @@ LINK = 8.0
 """Nats between adjacent pieces of one local speaker."""
 
 MOST = 100
-SETTINGS = Settings()
+SETTINGS = ClusterSettings()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from forescribe.asr.audio.reading import read_audio
 from forescribe.diarize.engines import embedded
 from forescribe.diarize.engines.clustering import Pieces, Plda, unit
-from forescribe.diarize.engines.online import OnlineClusters, OnlineSpeakers, Settings
+from forescribe.diarize.engines.online import OnlineClusters, OnlineSettings, OnlineSpeakers
 from forescribe.diarize.known_speakers import KnownSpeaker
 from forescribe.diarize.turns import UNKNOWN, read_rttm
 
@@ -72,7 +72,7 @@ def test_labels_are_given_in_order_of_appearance_and_stay(plda: Plda) -> None:
     assert wrong <= 2 and doubted < 50
     voices = clusters._voices
     assert [v.label for v in voices if v.label] == ["A", "B", "C"]
-    assert len(voices) <= 3 + Settings().waiting
+    assert len(voices) <= 3 + OnlineSettings().waiting
     assert all(voice.amount <= clusters._bound + 1e-9 for voice in voices)
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from forescribe.diarize.engines.pieces import (
     MEMORY,
     Activity,
+    PieceSettings,
     Run,
-    Settings,
     find_pieces,
     turns_of,
 )
@@ -22,7 +22,7 @@ from forescribe.diarize.turns import Turns
 
 HOP = 160
 LOUD, NOISE = 0.1, 1e-4
-SETTINGS = Settings()
+SETTINGS = PieceSettings()
 
 Spoken = tuple[int, int, Sequence[int]]
 """First frame, end, and the slots that speak."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from forescribe.asr.audio.reading import read_audio
 from forescribe.diarize.engines import segmentation, voice_encoder
 from forescribe.diarize.engines.clustering import unit
-from forescribe.diarize.engines.pieces import Activity, Settings, find_pieces
+from forescribe.diarize.engines.pieces import Activity, PieceSettings, find_pieces
 from forescribe.diarize.engines.segmentation import MEMBERS, SLOTS, Segmentation
 from forescribe.diarize.engines.voice_encoder import VoiceEncoder
 from forescribe.speculative.models.hub import FOLDER
@@ -103,7 +103,8 @@ def test_the_bundled_segmentation_hears_what_the_published_one_hears(
     exact = segmentation.load(BUNDLED)
     exact.network.load_state_dict(networks.published_segmentation(published))
     active, expected = (
-        rows @ MEMBERS > Settings().active for rows in (heard, exact.probabilities(conversation))
+        rows @ MEMBERS > PieceSettings().active
+        for rows in (heard, exact.probabilities(conversation))
     )
     different = 0
     for first in range(0, len(active), SECONDS * 100):
