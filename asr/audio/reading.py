@@ -29,12 +29,12 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ..errors import AudioError, ForescribeError, visible
 from ..formats.transcript_parts import SAMPLE_RATE, Notice, merged, seconds
 from ..records.sources import Source
-from .containers import DEMUXERS, MAX_RATE, MIN_RATE, Pcm, Reader, open_container
+from .containers import DEMUXERS, Pcm, Reader, open_container
 from .inputs import ARRAY, DecodedFile, Input, Sound, Spans, as_input
 from .opening import empty, open_path
 from .resampling import Resampler, resampler
@@ -266,22 +266,6 @@ def read_audio(source: Input) -> Samples:
     """Read a whole recording, [T] float32 at 16 kHz. Raises what `open_audio` raises."""
     with open_audio(source) as recording:
         return np.concatenate([np.zeros(0, np.float32), *recording.blocks()])
-
-
-def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 30.0) -> Recording:
-    """A recording from samples in memory: [T] or [T, C], floats nominally from -1 to 1, or integers.
-
-    Unsigned integers are centred at half of their range. Raises ValueError for other shapes and types,
-    and for an impossible rate.
-    """
-    array = np.asarray(samples)
-    if array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):
-        raise ValueError(f"samples of shape {array.shape}; expected [T] or [T, C]")
-    if not MIN_RATE <= rate <= MAX_RATE:
-        raise ValueError(f"rate is {rate} Hz; it must be {MIN_RATE} to {MAX_RATE}")
-    if array.dtype.kind not in "fiu":
-        raise ValueError(f"samples of type {array.dtype}; expected floats or integers")
-    return Recording(_ArrayReader(Pcm(_frames(array), rate)), name=ARRAY, block_s=block_s)
 
 
 def name_of(source: Input) -> str:

@@ -1,4 +1,5 @@
-"""Recordings without speech: a tone under noise is enough for models with random weights."""
+"""Recordings without speech: a tone under noise is enough for models with random weights; and samples as they
+are, without the checks of callers' samples."""
 
 from __future__ import annotations
 
@@ -6,6 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+from numpy.typing import ArrayLike
+
+from forescribe.asr.audio.inputs import Sound
+from forescribe.asr.audio.reading import Recording, open_audio
 
 RATE = 16_000
 
@@ -21,3 +26,7 @@ def write(
         hiss = rng.standard_normal(RATE * s) * np.linspace(*noise, RATE * s)
         soundfile.write(paths[-1], (tone + hiss).astype(np.float32), RATE, subtype="FLOAT")
     return paths
+
+
+def from_array(samples: ArrayLike, rate: int = RATE, *, block_s: float = 30.0) -> Recording:
+    return open_audio(Sound(np.asarray(samples), rate), block_s=block_s)

@@ -18,9 +18,10 @@ import soundfile
 from forescribe.asr.audio import containers
 from forescribe.asr.audio.containers import Pcm
 from forescribe.asr.audio.opening import UNREAD_BYTES, unread_bytes
-from forescribe.asr.audio.reading import from_array, length_of, open_audio
+from forescribe.asr.audio.reading import length_of, open_audio
 from forescribe.asr.errors import AudioError
 from forescribe.asr.formats.transcript_parts import Notice
+from tests.asr.recordings import from_array
 
 RATE = 16_000
 NOISE = (0.1 * np.random.default_rng(0).standard_normal(3 * RATE)).astype(np.float32)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.audio.reading import from_array, open_audio
+from forescribe.asr.audio.reading import open_audio
 from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.decode.planned import Group, planned
 from forescribe.asr.decode.session import Session
@@ -23,6 +23,7 @@ from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.segment.windows import WindowOptions, WindowSpan
 from forescribe.speculative.device import choose
 from tests.asr.model import folders
+from tests.asr.recordings import from_array
 
 RATE = 16_000
 
