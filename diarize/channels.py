@@ -37,6 +37,7 @@ from forescribe.asr.formats.transcript_parts import (
     Turn,
     Word,
 )
+from forescribe.speculative.stats import Stats
 
 from .turns import Turns
 
@@ -55,6 +56,19 @@ class ChannelTranscriber:
 
     def __init__(self, transcriber: Transcriber, names: Sequence[str] = ()) -> None:
         self.transcriber, self.names = transcriber, tuple(names)
+
+    @property
+    def batch(self) -> int:
+        """Windows that are decoded at a time."""
+        return self.transcriber.batch
+
+    def set_batch(self, size: int) -> None:
+        """As of the transcriber."""
+        self.transcriber.set_batch(size)
+
+    def stats(self) -> Stats | None:
+        """As of the transcriber."""
+        return self.transcriber.stats()
 
     def transcribe(
         self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None

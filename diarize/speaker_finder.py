@@ -87,6 +87,13 @@ class SpeakerOnlyTranscriber:
         self.diarizer, self.bounds = diarizer, bounds or Bounds()
         self.known = tuple(known)
         self.transcript = None if transcript is None else without_speakers(transcript)
+        self.batch = 1
+
+    def set_batch(self, size: int) -> None:
+        """Recordings are diarized one by one."""
+
+    def stats(self) -> None:
+        """Nothing is decoded."""
 
     def transcribe(
         self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None

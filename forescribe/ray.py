@@ -1,4 +1,4 @@
-"""Transcription in pipelines of Ray Data: the operator, and the call that applies it.
+"""Transcription in pipelines of Ray Data.
 
     import ray
     from forescribe.ray import transcribe
@@ -9,6 +9,67 @@
 Needs the extra `cluster`; see docs/cluster.md.
 """
 
-from .cluster.operator import Marks, Transcribe, transcribe
+from __future__ import annotations
 
-__all__ = ["Marks", "Transcribe", "transcribe"]
+from typing import TYPE_CHECKING, Any
+
+from forescribe.asr.errors import UsageError
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
+
+__all__ = ["transcribe"]
+
+OPTIONS = frozenset(
+    "model draft local_files_only language task initial_prompt reference_text timestamps word_timestamps vad "
+    "long_form condition_on_previous_text guards compression_ratio_threshold logprob_threshold "
+    "no_speech_threshold temperature_increment_on_fallback diarize diarizer num_speakers min_speakers "
+    "max_speakers channels gamma batch_size device dtype quantize draft_dtype engine threads "
+    "readers spool".split()
+)
+"""Options of `forescribe transcribe`, by field, that say how a recording is transcribed."""
+
+
+def transcribe(
+    dataset: Dataset,
+    *,
+    workers: int | None = None,
+    path_column: str = "path",
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    resources: dict[str, float] | None = None,
+    **options: Any,
+) -> Dataset:
+    """Add transcripts to the rows of a dataset.
+
+    A row keeps its columns and gets `text`, `language`, `audio_s`, `transcript` (JSON, as `-f json` writes
+    it), and, where a recording fails, `code` and `message` instead. `workers` is the number of actors (None:
+    as many as there is room for), each with the given resources; without any, one GPU if the cluster has one.
+    `options` are those of `forescribe transcribe`, by their names in Python.
+
+    Rows over which three actors die end the pipeline, unless `DataContext.max_errored_blocks` lets it go on
+    without them. Raises UsageError for options that are unknown or contradict each other.
+    """
+    import ray
+
+    from .cli.transcribe import work_order
+    from .cli.transcribe_options import TranscribeOptions
+    from .cluster import workers as actors
+
+    unknown = options.keys() - OPTIONS
+    if unknown:
+        raise UsageError(
+            f"{', '.join(sorted(unknown))}: no option of an operator; known: {', '.join(sorted(OPTIONS))}"
+        )
+    order = work_order(TranscribeOptions(audio=[], cluster="auto", **options), [])
+    if num_gpus is None and resources is None and options.get("device", "auto") != "cpu":
+        num_gpus = 1 if ray.cluster_resources().get("GPU", 0) >= 1 else None
+    return actors.transcribe(
+        dataset,
+        order,
+        workers=workers,
+        path_column=path_column,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        resources=resources,
+    )

@@ -21,7 +21,7 @@ from forescribe.asr.audio.inputs import Input, as_input
 from forescribe.asr.audio.reading import open_audio
 from forescribe.asr.decode.options import Guards, Hook, Options, Outcome
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.asr.errors import CapacityError, ForescribeError, UsageError
+from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.formats.transcript_parts import seconds
 from forescribe.asr.model.special_tokens import Task
 
@@ -330,20 +330,14 @@ def _local(source: Input) -> Iterator[Input]:
     if not isinstance(source, str) or not is_url(source):
         yield source
         return
-    from forescribe.asr.batch.spool import Spool
-    from forescribe.asr.records.sources import Source
-    from forescribe.asr.storage.stores import Stores, telling
+    from forescribe.asr.batch.spool import SpoolFolder
+    from forescribe.asr.sources import Source
+    from forescribe.asr.storage.stores import Stores
 
     location = Location.parse(source)
     remote = Source(location.identity, location=location)
-    spool = Spool(Stores(telling(log.warning)))
+    folder = SpoolFolder()
     try:
-        spool.order([remote])
-        copy = spool.take(remote)
-        if copy is None:
-            raise CapacityError(
-                f"{location}: no room for a copy on the disk of {spool.folder.path}"
-            )
-        yield copy
+        yield folder.copy(remote, Stores())
     finally:
-        spool.close()
+        folder.close()

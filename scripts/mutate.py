@@ -113,10 +113,9 @@ SUBJECTS = {
             "tests/api/jobs/test_jobs.py",
         ),
     ),
-    "records": Subject(
-        "asr/records/record_store.py",
+    "ledger": Subject(
+        "asr/batch/ledger.py",
         (
-            "tests/asr/records/test_record_store.py",
             "tests/asr/batch/test_outputs.py",
             "tests/asr/batch/test_results.py",
             "tests/asr/batch/remote/test_remote_batch.py",

@@ -48,7 +48,7 @@ LIGHT = (
     "asr.errors",
     "asr.live.events",
     "asr.model.presets",
-    "asr.records.sources",
+    "asr.sources",
     "asr.storage.locations",
     "api.jobs.workflows",
     "api.workers",

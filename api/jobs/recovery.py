@@ -14,9 +14,9 @@ time by this process's own clock, and a process that was suspended observes agai
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import CapacityError, StorageError, UsageError
 from forescribe.asr.installing import how_to_install
@@ -61,7 +61,7 @@ WATCH_S = 12.0
 LOOK_S = 0.5
 """Between two looks at the heartbeats."""
 
-PATIENCE: Mapping[str, Any] = {"attempts": 5, "longest_s": 5.0, "total_s": 30.0}
+PATIENCE_S = 30.0
 """Of requests to object storage: clients wait for some of them, and jobs wait on after them anyway."""
 
 
@@ -237,7 +237,7 @@ def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectBlobs:
     from .object_blobs import ObjectBlobs
 
     try:
-        store = stores.open_store(Location.parse(url), retries=stores.Retries(**PATIENCE))
+        store = stores.open_store(Location.parse(url), patience_s=PATIENCE_S)
         blobs = ObjectBlobs(store, folder / "objects", cache_bytes)
         blobs.probe()
     except StorageError as error:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from ..errors import AudioError, ForescribeError, visible
 from ..formats.transcript_parts import SAMPLE_RATE, Notice, merged, seconds
-from ..records.sources import Source
+from ..sources import Source
 from .containers import DEMUXERS, Pcm, Reader, open_container
 from .inputs import ARRAY, DecodedFile, Input, Sound, Spans, as_input
 from .opening import empty, open_path

@@ -1,18 +1,17 @@
 """Many recordings in one run: what is done already, the order of the rest, and a result for each.
 
     batch = Batch(sources, outputs, settings=fingerprint.settings({...}))
-    make = TranscriberFactory(lambda size: Transcriber.load("tiny.en", batch=size))
-    for result in batch.run(make, options, size=8):
+    transcriber = Transcriber.load("tiny.en")
+    for result in batch.run(transcriber, options):
         print(result.record.path, result.record.status)
 
-The longest recordings come first, so that none is left alone at the end; on stdout, results keep
-the order given. The files of a recording are put in place as soon as it ends, its record after
-them, so a run that was killed continues where it stopped. A failure affects one recording only. Out
-of memory, the run continues with half the batch, once: with another transcriber on the same weights.
+A run is planned before a model is loaded, and loading is the caller's. The longest recordings come first,
+so that none is left alone at the end; on stdout, results keep the order given. The files of a recording are
+put in place as soon as it ends, its record after them, so a run that was killed continues where it stopped. A
+failure affects one recording only. Out of memory, the run continues with half the batch, once.
 
 Recordings at locations are fetched ahead by a `Spool`; one that cannot be fetched fails alone. Results for a
-distant store are written in threads while the engine works. Knows nothing of models: a transcriber is
-anything with `transcribe(sources, options, hook)`.
+distant store are written in threads while the engine works.
 """
 
 from __future__ import annotations
@@ -21,27 +20,22 @@ import gc
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..audio.reading import length_s
 from ..errors import CapacityError, ForescribeError, out_of_memory
-from ..records.sources import Source
-from ..storage.locations import Location
+from ..sources import Source
 from . import fingerprint
 from .interrupts import Stop
-from .outputs import Outputs
-from .results import RecordingResult, Writer, Written
+from .outputs import Outputs, RecordingResult, Writer
 from .spool import Fetching, LocalCopy, Spool
 
 if TYPE_CHECKING:
     from forescribe.speculative.stats import Stats
 
     from ..decode.options import Hook, Options, Outcome
-    from ..decode.transcriber import Transcriber
 
 WRITERS = 8
 """Threads that write results to a distant store."""
@@ -55,13 +49,20 @@ class BatchTranscriber(Protocol):
     there is room for them; the result is a generator, so that closing it drops unfinished
     recordings."""
 
+    @property
+    def batch(self) -> int:
+        """Windows that are decoded at a time."""
+        ...
+
+    def set_batch(self, size: int) -> None:
+        """Decode another number of windows at a time from now on."""
+        ...
+
     def transcribe(
         self, sources: Iterable[Any], options: Options | None = None, hook: Hook | None = None
     ) -> Iterator[Outcome]: ...
 
-
-MakeTranscriber = Callable[[int], BatchTranscriber]
-"""Makes a transcriber for a batch size; called again with half of it after running out of memory."""
+    def stats(self) -> Stats | None: ...
 
 
 class Batch:
@@ -70,7 +71,8 @@ class Batch:
     `todo` are to be transcribed, in this order; `done` are not, because their files hold what the same
     settings gave before, unless `overwrite`. `settings` is the hash of everything that can change a
     file's text. `fail_fast` ends the run at the first failure. `fetching` fetches recordings; it is
-    needed if any of them is at a location.
+    needed if any of them is at a location. `elsewhere`: other machines read the recordings, which are neither
+    fetched nor hashed here; the transcriber gets their paths, and outcomes hold `content` and `entry`.
     """
 
     def __init__(
@@ -82,12 +84,13 @@ class Batch:
         overwrite: bool = False,
         fail_fast: bool = False,
         fetching: Fetching | None = None,
+        elsewhere: bool = False,
         stop: Stop | None = None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.outputs, self.settings, self.fetching = outputs, settings, fetching
+        self.outputs, self.fetching = outputs, fetching
         self.fail_fast, self.stop, self.notice = fail_fast, stop or Stop(), notice
-        self._overwrite = overwrite
+        self._overwrite, self._elsewhere = overwrite, elsewhere
         self._writer = Writer(outputs, settings)
         if fetching is not None and not overwrite:
             sources = fetching.with_versions(sources, self._writer.is_known)
@@ -96,53 +99,21 @@ class Batch:
         rest = [source for source in sources if source.path not in done]
         self.todo = _longest_first(rest, sort=not outputs.keeps_order)
         self._open = {source.path: source for source in self.todo}  # without a result yet
-        self._pulled: dict[str, str | None] = {}  # content hashes of what the transcriber has taken
-        self._settled: deque[Callable[[], RecordingResult]] = deque()  # without a transcriber
+        self._taken: dict[str, _Taken] = {}  # what the transcriber has
+        self._left_out: deque[Callable[[], RecordingResult]] = deque()  # ended without it
         self._writes = _WriteQueue() if self._writer.in_background else None
         self._spool: Spool | None = None
-        self._coming: deque[Source] = deque()  # not pulled yet
-        self._elsewhere = False
 
-    def run(
-        self,
-        make: MakeTranscriber,
-        options: Options | None = None,
-        *,
-        size: int,
-        hook: Hook | None = None,
-        elsewhere: bool = False,
-    ) -> Iterator[RecordingResult]:
-        """Transcribe `todo` with `size` windows at a time; yields results as recordings end.
-
-        `elsewhere`: other machines read the recordings. They are neither fetched nor hashed here; the
-        transcriber gets their paths, and outcomes hold `content` and `entry`.
-
-        Every recording of `todo` gets a result: succeeded, failed, or cancelled with `fail_fast` and
-        after an interruption. Raises KeyboardInterrupt after the last result if it was interrupted, and
-        what `make` and `transcribe` raise for a request that cannot be served.
-        """
-        self.outputs.sweep()
-        try:
-            self._elsewhere = elsewhere
-            if not elsewhere:
-                self.fetch_ahead()
-            for result in (results := self._results(make, options, size, hook)):
-                yield result
-                if self.fail_fast and result.error is not None:
-                    results.close()  # drops unfinished recordings
-                    yield from self._cancel()
-                    return
-        except KeyboardInterrupt:
-            yield from self._cancel()
-            raise
-        finally:
-            self._end()
+    @property
+    def readable(self) -> bool:
+        """Whether there is a recording to load a model for."""
+        return any(source.error is None for source in self.todo)
 
     def fetch_ahead(self) -> None:
         """Begin to fetch, before a model is loaded; `run` does it else. Raises OutputError for a spool that
         cannot be written."""
         remote = [s for s in self.todo if s.location is not None and s.error is None]
-        if remote and self._spool is None:
+        if remote and self._spool is None and not self._elsewhere:
             assert self.fetching is not None, "recordings at locations are fetched"
             self._spool = self.fetching.spool()
             self._spool.order(remote)
@@ -152,136 +123,150 @@ class Batch:
         for source in self.done:
             yield self._writer.skipped(source)
 
-    def files(self, source: Source) -> list[Path | Location]:
-        """The files of a recording's results; none for one that cannot be read."""
-        return self._writer.files(source)
+    def run(
+        self,
+        transcriber: BatchTranscriber | None,
+        options: Options | None = None,
+        hook: Hook | None = None,
+    ) -> Iterator[RecordingResult]:
+        """Transcribe `todo`; yields results as recordings end. Without a `readable` recording no transcriber
+        is needed.
+
+        Every recording of `todo` gets a result: succeeded, failed, or cancelled with `fail_fast` and
+        after an interruption. Raises KeyboardInterrupt after the last result if it was interrupted, and
+        what `transcribe` raises for a request that cannot be served.
+        """
+        self.outputs.sweep()
+        try:
+            self.fetch_ahead()
+            for result in (results := self._results(transcriber, options, hook)):
+                yield result
+                if self.fail_fast and result.error is not None:
+                    results.close()  # drops unfinished recordings
+                    yield from self._cancel()
+                    return
+        except KeyboardInterrupt:
+            yield from self._cancel()
+            raise
+        finally:
+            if self._spool is not None:
+                self._spool.close()
+            if self._writes is not None:
+                self._writes.close()
+            self.outputs.ledger.close()
 
     def _results(
-        self, make: MakeTranscriber, options: Options | None, size: int, hook: Hook | None
+        self, transcriber: BatchTranscriber | None, options: Options | None, hook: Hook | None
     ) -> Generator[RecordingResult]:
         """Results of all recordings, with one more attempt if memory runs out, and in several calls of the
         transcriber if the next recording can be fetched only after those in work have ended."""
         for source in self.todo:
             if source.error is not None:
                 yield self._failed(source, source.error)
-        may_halve, transcriber = True, None
+        size = transcriber.batch if transcriber is not None else 0
+        may_halve, smaller = size > 1, False
         while self._open:
+            assert transcriber is not None
             before = len(self._open)
             try:
-                with self.stop.interruptible():
-                    transcriber = transcriber or make(size)
-                with self._transcribing(transcriber, options, hook) as outcomes:
-                    order = _Order(self._open, keep=self.outputs.keeps_order)
-                    while True:
-                        with self.stop.interruptible():
-                            outcome = next(outcomes, None)
-                        yield from self._settled_results(order)
-                        if outcome is None:
-                            break
-                        for ready in order.ready(outcome):
-                            yield from self._finish(ready)
-                yield from self._settled_results()
-                assert len(self._open) < before, (
-                    "the transcriber left recordings without an outcome"
-                )
+                if smaller:
+                    smaller = False
+                    with self.stop.interruptible():
+                        transcriber.set_batch(size)
+                yield from self._call(transcriber, options, hook)
+                assert len(self._open) < before, "the transcriber left recordings without outcomes"
                 continue  # with those that there was no room for
             except Exception as error:
                 if not out_of_memory(error):
                     raise
             if not self._open:
                 break
-            transcriber = None
             gc.collect()  # the frames of the failed call hold its tensors
             full = f"out of memory with {size} windows at a time"
-            halve, may_halve = may_halve and size > 1, False
-            if halve:
+            smaller, may_halve = may_halve, False
+            advice = "try a smaller --batch-size or --dtype float16"
+            for path in self._lost(halved=smaller, stuck=len(self._open) == before):
+                yield self._failed(self._open[path], CapacityError(f"{path}: {full}; {advice}"))
+            if smaller:
                 size //= 2
                 self.notice(f"{full}: going on with {size}")
-            advice = "try a smaller --batch-size or --dtype float16"
-            for path in self._lost(halved=halve, stuck=len(self._open) == before):
-                yield self._failed(self._open[path], CapacityError(f"{path}: {full}; {advice}"))
         if self._writes is not None:
             yield from self._writes.rest()
 
-    @contextmanager
-    def _transcribing(
+    def _call(
         self, transcriber: BatchTranscriber, options: Options | None, hook: Hook | None
-    ) -> Iterator[Iterator[Outcome]]:
-        """The outcomes of everything that is open; closed at the end."""
-        self._pulled = {}
+    ) -> Iterator[RecordingResult]:
+        """One call of the transcriber, over everything that is open. Raises what ran out of memory."""
+        self._taken = {}
+        order = _Order(self._open, keep=self.outputs.keeps_order)
         with self.stop.interruptible():
-            outcomes = transcriber.transcribe(self._sources(), options, hook)
+            outcomes = transcriber.transcribe(_Sources(self), options, hook)
         try:
-            yield outcomes
+            while True:
+                with self.stop.interruptible():
+                    outcome = next(outcomes, None)
+                while self._left_out:
+                    result = self._left_out.popleft()()
+                    self._close(result.record.path)
+                    yield result
+                    for ready in order.without(result.record.path):
+                        yield from self._finish(ready)
+                if outcome is None:
+                    return
+                cause = outcome.error.__cause__ if outcome.error is not None else None
+                reading = outcome.error is not None and outcome.error.code == "invalid_audio"
+                if cause is not None and not reading and out_of_memory(cause):
+                    raise cause  # the batch is too large; where reading runs out, it is the recording
+                for ready in order.ready(outcome):
+                    yield from self._finish(ready)
         finally:
             if isinstance(outcomes, Generator):
                 outcomes.close()
 
-    def _sources(self) -> _SourceStream:
-        """The paths and local copies, pulled by the transcriber."""
-        self._coming = deque(self._open.values())
-        return _SourceStream(self._pulled_sources(), self._is_next_ready)
-
-    def _is_next_ready(self) -> bool:
-        source = self._coming[0] if self._coming else None
-        fetched = source is not None and source.location is not None and not self._elsewhere
-        return source is None or not fetched or self._spooled.is_ready(source)
-
-    def _pulled_sources(self) -> Iterator[str | LocalCopy]:
-        """Recordings are hashed before they are read: one that grows in the meantime does not count as
-        done. Ends early if there is no room for the next one."""
-        while self._coming:
-            source = self._coming.popleft()
-            if self._elsewhere or source.location is None:
-                self._pulled[source.path] = (
-                    None if self._elsewhere else fingerprint.content(source.path)
-                )
-                yield source.path
-                continue
-            try:
-                copy = self._spooled.take(source)
-            except ForescribeError as error:
-                self._settled.append(partial(self._writer.failed, source, error))
-                continue
-            if copy is None:
-                return
-            if source.entry is None:
-                source = replace(source, entry=copy.entry)
-                self._open[source.path] = source
-            if not self._overwrite and self._writer.is_unchanged(source, copy.content):
-                self._settled.append(partial(self._writer.confirmed, source))
-                continue
-            self._pulled[source.path] = copy.content
-            yield copy
-
-    @property
-    def _spooled(self) -> Spool:
+    def _take(self, source: Source) -> str | LocalCopy | None:
+        """What the transcriber is to read for a recording; None if there is no room for it yet, or nothing to
+        do, which `_left_out` tells."""
+        if self._elsewhere or source.location is None:
+            version = None if self._elsewhere else fingerprint.version(source.path)
+            self._taken[source.path] = _Taken(source, version=version)
+            return source.path
         assert self._spool is not None, "recordings at locations are fetched"
-        return self._spool
+        try:
+            copy = self._spool.take(source)
+        except ForescribeError as error:
+            self._left_out.append(partial(self._writer.failed, source, error))
+            return None
+        if copy is None:
+            return None
+        if source.entry is None:
+            self._open[source.path] = source = replace(source, entry=copy.entry)
+        if not self._overwrite and self._writer.is_unchanged(source, copy.content):
+            self._left_out.append(partial(self._writer.confirmed, source))
+            return None
+        self._taken[source.path] = _Taken(source, content=copy.content, version=source.version)
+        return copy
 
     def _lost(self, *, halved: bool, stuck: bool) -> list[str]:
         """The recordings that fail for lack of memory. With half the batch, pipes: they cannot be read
         again. Else those that were being decoded, or all if none has ended, as then none will."""
-        if halved:
-            return [path for path, content in self._pulled.items() if content is None]
-        return list(self._open if stuck else self._pulled)
+        if halved and not self._elsewhere:
+            return [path for path, taken in self._taken.items() if not taken.can_be_read_again]
+        return list(self._open if stuck else self._taken)
 
     def _finish(self, outcome: Outcome) -> Iterator[RecordingResult]:
-        """Write the result of an outcome; yields the results that are written by now. Raises what ran out
-        of memory."""
-        error = outcome.error
-        cause = error.__cause__ if error and error.code != "invalid_audio" else None
-        if cause is not None and out_of_memory(cause):
-            raise cause  # the batch is too large; where reading runs out of memory, it is the recording
-        if isinstance(outcome, Written):
-            self._close(outcome.name)
-            yield self._writer.written(outcome)
-            return
-        content = self._pulled.pop(outcome.name) or outcome.content
-        source = self._close(outcome.name)
-        if source.location is not None and source.entry is None and outcome.entry is not None:
-            source = replace(source, entry=outcome.entry)
-        write = partial(self._writer.finished, source, outcome, content)
+        """Write the result of an outcome; yields the results that are written by now."""
+        taken = self._taken[outcome.name]
+        source, content, version = taken.source, taken.content, taken.version
+        if self._elsewhere:
+            content = outcome.content
+            if source.location is not None and source.entry is None and outcome.entry is not None:
+                source = replace(source, entry=outcome.entry)
+            version = source.version
+        elif source.location is None and version == fingerprint.version(source.path):
+            # Hashed when it has been read, and is in memory; one that has changed is done again.
+            content = fingerprint.content(source.path)
+        self._close(source.path)
+        write = partial(self._writer.finished, source, outcome, content, version)
         if self._writes is None:
             yield write()
         else:
@@ -292,70 +277,63 @@ class Batch:
         self._close(source.path)
         return self._writer.failed(source, error)
 
-    def _settled_results(self, order: _Order | None = None) -> Iterator[RecordingResult]:
-        """Results of what `_sources` has left out; written here, where nothing interrupts it."""
-        while self._settled:
-            result = self._settled.popleft()()
-            self._close(result.record.path)
-            yield result
-            if order is not None:
-                for ready in order.without(result.record.path):
-                    yield from self._finish(ready)
-
-    def _close(self, path: str) -> Source:
+    def _close(self, path: str) -> None:
         """A recording has its outcome, and its copy is not needed any more."""
-        self._pulled.pop(path, None)
+        self._taken.pop(path, None)
         if self._spool is not None:
             self._spool.release(path)
-        return self._open.pop(path)
+        del self._open[path]
 
     def _cancel(self) -> Iterator[RecordingResult]:
         """Results of what is being written, and of what is not transcribed in this run."""
-        yield from self._settled_results()
+        while self._left_out:
+            result = self._left_out.popleft()()
+            self._close(result.record.path)
+            yield result
         if self._writes is not None:
             yield from self._writes.rest()
         results = self._writer.cancelled(list(self._open.values()))
         self._open.clear()
         yield from results
 
-    def _end(self) -> None:
-        if self._spool is not None:
-            self._spool.close()
-        if self._writes is not None:
-            self._writes.close()
-        self._writer.close()
+
+@dataclass(frozen=True)
+class _Taken:
+    """A recording that the transcriber has. `version` is that before it was read."""
+
+    source: Source
+    content: str | None = None
+    version: str | None = None
+
+    @property
+    def can_be_read_again(self) -> bool:
+        return self.content is not None or self.version is not None
 
 
-class TranscriberFactory:
-    """Makes transcribers by batch size, one at a time: making another ends the one before. `load` is
-    called once, for the first."""
+class _Sources(Iterator[Any]):
+    """The open recordings of a batch, as the transcriber pulls them. Ends early if there is no room for the
+    next one. A reader that collects recordings ahead need not wait for one that is still being fetched, which
+    is not `ready`."""
 
-    def __init__(self, load: Callable[[int], Transcriber]) -> None:
-        self.load = load
-        self.current: Transcriber | None = None
-        self.earlier: list[Stats] = []
+    def __init__(self, batch: Batch) -> None:
+        self.batch, self.coming = batch, deque(batch._open.values())
 
-    def __call__(self, size: int) -> Transcriber:
-        self.current = self.load(size) if self.current is None else self._resized(size)
-        return self.current
+    @property
+    def ready(self) -> bool:
+        spool = self.batch._spool
+        if not self.coming or spool is None or self.coming[0].location is None:
+            return True
+        return spool.is_ready(self.coming[0])
 
-    def stats(self) -> Stats | None:
-        """The sum over all transcribers; None before the first."""
-        if self.current is None:
-            return None
-        return sum(self.earlier, start=self.current.stats())
-
-    def _resized(self, size: int) -> Transcriber:
-        import torch
-
-        old, self.current = self.current, None  # its slots must be freed before new ones are made
-        assert old is not None
-        self.earlier.append(old.stats())
-        kind, whisper, gamma, detector = type(old), old.whisper, old.gamma, old.detector
-        del old
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return kind(whisper, batch=size, gamma=gamma, detector=detector)
+    def __next__(self) -> str | LocalCopy:
+        while self.coming:
+            before = len(self.batch._left_out)
+            given = self.batch._take(self.coming.popleft())
+            if given is not None:
+                return given
+            if len(self.batch._left_out) == before:  # no room
+                self.coming.clear()
+        raise StopIteration
 
 
 class _WriteQueue:
@@ -380,21 +358,6 @@ class _WriteQueue:
     def close(self) -> None:
         """Wait for the threads."""
         self._pool.shutdown()
-
-
-class _SourceStream(Iterator[Any]):
-    """The items of `pulled`; `is_ready` says whether its next one comes at once. A reader that collects
-    recordings ahead (`asr.audio.reader_pool`) need not wait for one that is still being fetched."""
-
-    def __init__(self, pulled: Iterator[Any], is_ready: Callable[[], bool]) -> None:
-        self.pulled, self.is_ready = pulled, is_ready
-
-    @property
-    def ready(self) -> bool:
-        return self.is_ready()
-
-    def __next__(self) -> Any:
-        return next(self.pulled)
 
 
 class _Order:

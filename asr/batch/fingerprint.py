@@ -39,6 +39,16 @@ def content(path: str) -> str | None:
         return None
 
 
+def version(path: str) -> str | None:
+    """The size and the time of a file, which tell contents apart without reading them; None for what
+    `content` cannot hash."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return f"{status.st_size}:{status.st_mtime_ns}" if stat.S_ISREG(status.st_mode) else None
+
+
 def settings(values: Mapping[str, Json]) -> str:
     """Hash settings; their order does not matter."""
     text = json.dumps({"version": VERSION, **values}, sort_keys=True)

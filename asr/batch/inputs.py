@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ..audio.opening import empty, open_path, unreadable
 from ..errors import AudioError, UsageError, visible
-from ..records.sources import LIST, NAMES, RESULTS, STDIN, Source, identity, remote_source
+from ..sources import LIST, NAMES, RESULTS, STDIN, Source, identity, remote_source
 from ..storage.locations import Location, is_url
 from ..storage.stores import Stores
 from .remote_inputs import described, expanded, is_object, lines_of, listed

@@ -2,13 +2,14 @@
 
     outputs = Outputs.plan(sources, "out", "txt,srt")
     outputs.write("calls/a.mp3", transcript)             # out/a.txt, out/a.srt
+    result = Writer(outputs, settings).finished(source, outcome, content)
 
 Every recording has names of its own, so that no result ever overwrites another or a recording. A recording
 from a folder that was searched keeps its place below the output. A name is not chosen if the results of
 another recording have it, in this run or by the records of an earlier one, or if a file of that name is a
-recording itself.
+recording itself. A `Writer` puts a recording's files in place first, and its record then.
 
-Knows names, files and formats; writes no records: `results` writes files and records in their order.
+Knows names, files and formats; nothing of how recordings are transcribed.
 """
 
 from __future__ import annotations
@@ -16,22 +17,26 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..errors import OutputError, UsageError, output_errors
-from ..formats.files import formats, put, rendered
+from ..errors import ForescribeError, UsageError
+from ..formats.files import formats, rendered
 from ..formats.subtitles import PLAIN, LineRules
 from ..formats.transcript import Transcript
-from ..records.record_store import RecordLedger, RecordStore
-from ..records.sources import STDIN, Source, identity
+from ..sources import STDIN, Source, identity
 from ..storage.locations import Location, is_url
-from ..storage.stores import Store, Stores
+from ..storage.stores import Stores
 from . import fingerprint
-from .manifest import Ledger, Manifest, Record
+from .destinations import Bucket, Destination, Folder, Stdout
+from .ledger import Ledger, Record, result_fields
+
+if TYPE_CHECKING:
+    from ..decode.options import Outcome
 
 STDOUT = "-"
 """The name of an output that is stdout."""
@@ -47,15 +52,12 @@ class Outputs:
 
     Attributes:
         where: the folder or the location; None for stdout.
-        store: what the files are written to.
-        ledger: knows what earlier runs wrote: for a folder its manifest, for object storage records that
-            are created once (`asr.records`), for stdout nothing.
+        ledger: knows what earlier runs wrote, and where files are written to.
         stems: for every recording the path of its files below `where`, without extension.
         owners: the recording that each name belonged to when the names were chosen.
     """
 
     where: Path | Location | None
-    store: Folder | Store | Stdout
     ledger: Ledger
     formats: tuple[str, ...]
     stems: dict[str, str]
@@ -83,10 +85,11 @@ class Outputs:
         chosen = _chosen_formats(names, rules)
         if where == STDOUT and len(chosen) > 1:
             raise UsageError("stdout takes one format: choose it, as in `-o - -f txt`")
-        place, store, ledger = _opened(where, stores or Stores(), dry_run=dry_run)
-        stems = _choose_stems(sources, chosen, ledger)
+        place, destination = _opened(where, stores or Stores(), dry_run=dry_run)
+        ledger = Ledger(destination)
+        stems = _choose_stems(sources, chosen, ledger, place)
         owners = {stem: ledger.owner(stem) for stem in stems.values()}
-        return cls(place, store, ledger, chosen, stems, rules, owners)
+        return cls(place, ledger, chosen, stems, rules, owners)
 
     @property
     def folder(self) -> Path | None:
@@ -103,21 +106,15 @@ class Outputs:
         """Whether the text is not printed to the terminal by itself."""
         return self.where is not None or not sys.stdout.isatty()
 
-    def begin(
-        self, sources: Sequence[Source], settings: str, *, overwrite: bool, dry_run: bool = False
-    ) -> None:
-        """Begin or continue the run of the output; with `dry_run` nothing is written. Raises UsageError for
-        results of other settings, where they cannot be beside those of this run."""
-        self.ledger.begin(sources, settings, self.formats, overwrite=overwrite, dry_run=dry_run)
-
     def names(self, source: str) -> list[str]:
         """The names of a recording's results, relative to the output."""
         return [f"{self.stems[source]}.{name}" for name in self.formats]
 
-    def files(self, source: str) -> list[Path | Location]:
-        """The files of a recording's results; none on stdout."""
-        where = self.where
-        return [] if where is None else [where / name for name in self.names(source)]
+    def files(self, source: Source) -> list[Path | Location]:
+        """The files of a recording's results; none on stdout, and for one that cannot be read."""
+        if self.where is None or source.error is not None:
+            return []
+        return [self.where / name for name in self.names(source.path)]
 
     def stands(self, source: Source, settings: str) -> Record | None:
         """The record of results that need not be made again if the recording's content is the same: with
@@ -134,7 +131,7 @@ class Outputs:
         texts = [rendered(f, transcript, self.stems[source]) for f in chosen]
         for name, text in zip(self.names(source), texts, strict=True):
             # One odd character, as a lone surrogate, must not cost the transcript.
-            self.store.put(name, text.encode("utf-8", errors="replace"))
+            self.ledger.destination.put(name, text.encode("utf-8", errors="replace"))
 
     def settle(self, source: str) -> None:
         """Give a recording another name if another process has taken its own since the run began."""
@@ -150,58 +147,140 @@ class Outputs:
 
     def sweep(self) -> None:
         """Remove files that a killed process left half written."""
-        self.ledger.sweep(self.stems.values())
+        self.ledger.destination.sweep(self.stems.values())
 
 
-class Folder:
-    """Files below a folder."""
+@dataclass(frozen=True)
+class RecordingResult:
+    """What became of a recording: its record, and its transcript or the error. `files` are paths, or
+    locations in object storage."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def put(self, key: str, data: bytes) -> None:
-        """Write a file, replacing another one at once. Raises OutputError."""
-        path = self.folder / key
-        with output_errors(f"{path.stem!r} to {str(path.parent)!r}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            put(path, data)
+    record: Record
+    transcript: Transcript | None = None
+    error: ForescribeError | None = None
+    files: tuple[Path | Location, ...] = ()
 
 
-class Stdout:
-    """Text, printed in UTF-8 as in files, whatever the locale is."""
+class Writer:
+    """Writes the results and records of one output, as a `Batch` needs them. Its methods raise nothing: an
+    error in writing becomes the result's error. `settings` is the hash of everything that can change a word.
+    """
 
-    def put(self, key: str, data: bytes) -> None:
-        """Raises OutputError, and BrokenPipeError if the reader has closed it: no error of ours."""
+    def __init__(self, outputs: Outputs, settings: str) -> None:
+        self.outputs, self.ledger, self.settings = outputs, outputs.ledger, settings
+        self.in_background = self.ledger.destination.in_background
+
+    def is_known(self, source: Source) -> bool:
+        """Whether there is a result of the recording with these settings, whatever it was made from."""
+        return self.outputs.stands(source, self.settings) is not None
+
+    def is_done(self, source: Source) -> bool:
+        """Whether its results hold what would be written again, as far as is known without fetching it. A
+        file is read only if its size or time differ."""
+        known = self.outputs.stands(source, self.settings)
+        if known is None:
+            return False
+        if source.location is not None:
+            return source.version is not None and known.version == source.version
+        version = fingerprint.version(source.path)
+        if version is None or known.version == version:
+            return version is not None
+        return self.is_unchanged(source, fingerprint.content(source.path))
+
+    def is_unchanged(self, source: Source, content: str | None) -> bool:
+        """Whether its results were made from bytes with this hash, with the same settings."""
+        known = self.outputs.stands(source, self.settings)
+        return (
+            content is not None and known is not None and known.fingerprint == self._mark(content)
+        )
+
+    def finished(
+        self, source: Source, outcome: Outcome, content: str | None, version: str | None
+    ) -> RecordingResult:
+        """Write the files and the record of an outcome. `content` is the hash of the recording's bytes, None
+        if it cannot be resumed. Called from several threads if `in_background`."""
+        transcript, error = outcome.transcript, outcome.error
+        mark = self._mark(content) if content else None
+        written: list[str] = []
         try:
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise OutputError(f"cannot write to stdout: {error.strerror}") from error
+            with self.ledger.locked():
+                if transcript is not None and error is None:
+                    try:
+                        written = self._write(source.path, transcript, mark)
+                    except ForescribeError as refused:
+                        error = refused
+                fields = result_fields(transcript, error, outcome.wall_s)
+                if error is None:
+                    fields |= {"outputs": tuple(written), "fingerprint": mark, "version": version}
+                record = self.ledger.add(self.ledger.record(source.path, **fields))
+        except ForescribeError as refused:  # without a record, the next run does it again
+            error = error or refused
+            fields = result_fields(transcript, error, outcome.wall_s)
+            record = self.ledger.record(source.path, **fields)
+        files = self.outputs.files(source) if written and error is None else []
+        return RecordingResult(record, transcript, error, tuple(files))
+
+    def failed(self, source: Source, error: ForescribeError) -> RecordingResult:
+        """Write the record of a recording that was not transcribed."""
+        record = self.ledger.record(source.path, **result_fields(None, error, 0.0))
+        with suppress(ForescribeError), self.ledger.locked():
+            record = self.ledger.add(record)
+        return RecordingResult(record, None, error)
+
+    def confirmed(self, source: Source) -> RecordingResult:
+        """The result of a recording that was found unchanged after it was fetched: its record gets the new
+        version."""
+        known = self.outputs.stands(source, self.settings)
+        if known is not None:
+            with (
+                suppress(ForescribeError),
+                self.ledger.locked(),
+            ):  # else it is fetched again, no more
+                self.ledger.add(replace(known, version=source.version))
+        return self.skipped(source)
+
+    def skipped(self, source: Source) -> RecordingResult:
+        """The result of a recording that is up to date; nothing is written."""
+        record = self.ledger.record(source.path, status="skipped")
+        return RecordingResult(record, files=tuple(self.outputs.files(source)))
+
+    def cancelled(self, sources: Iterable[Source]) -> list[RecordingResult]:
+        """Results of recordings that will not be transcribed in this run."""
+        records = [self.ledger.record(source.path, status="cancelled") for source in sources]
+        with suppress(ForescribeError):
+            self.ledger.cancel(records)
+        return [RecordingResult(record) for record in records]
+
+    def _write(self, path: str, transcript: Transcript, mark: str | None) -> list[str]:
+        """Write the files; returns their names, none for stdout."""
+        self.outputs.settle(path)
+        names = self.outputs.names(path)
+        self.ledger.replacing(path, names, mark)
+        self.outputs.write(path, transcript)
+        return names if self.outputs.where is not None else []
+
+    def _mark(self, content: str) -> str:
+        return fingerprint.result(content, self.settings)
 
 
 def _opened(
     where: str, stores: Stores, *, dry_run: bool
-) -> tuple[Path | Location | None, Folder | Store | Stdout, Ledger]:
+) -> tuple[Path | Location | None, Destination]:
     """What `where` names, checked: see `Outputs`."""
     if where == STDOUT:
-        return None, Stdout(), Ledger()
+        return None, Stdout()
     location = Location.parse(where) if is_url(where) else None
     if location is not None and location.scheme != "file":
-        records = RecordStore.open(location, stores=stores)
-        if not dry_run:
-            records.store.check_create()
-        return location, records.store, _planned(records, location.identity)
-    folder = where if location is None else location.key
-    path = Path(folder)
-    if not dry_run:
-        _check_writable(path, folder)
-    return path, Folder(path), _manifest(path, folder)
+        return location, Bucket(location, stores, dry_run=dry_run)
+    path = Path(where if location is None else location.key)
+    return path, Folder(path, dry_run=dry_run)
 
 
 def _choose_stems(
-    sources: Sequence[Source], formats: Sequence[str], ledger: Ledger
+    sources: Sequence[Source],
+    formats: Sequence[str],
+    ledger: Ledger,
+    where: Path | Location | None,
 ) -> dict[str, str]:
     """File stems by source: the one its results have by the ledger, else the shortest one that no
     other recording could have.
@@ -215,7 +294,7 @@ def _choose_stems(
         for path, names in choices.items()
         for name in ({kept[path]} if path in kept else set(names))
     )
-    taken = _Taken(choices, formats, ledger)
+    taken = _Taken(choices, formats, ledger, where)
     return {
         path: kept.get(path)
         or next((n for n in names if claims[n] == 1 and not taken(n, path)), names[-1])
@@ -271,16 +350,17 @@ class _Taken:
         choices: dict[str, tuple[str, ...]],
         formats: Sequence[str],
         ledger: Ledger,
+        where: Path | Location | None,
     ) -> None:
-        self.formats, self.ledger = formats, ledger
+        self.formats, self.ledger, self.where = formats, ledger, where
         self.inputs = {identity(path) for path in choices}
         self.keys = {ledger.key(path) for path in choices}
 
     def __call__(self, stem: str, path: str) -> bool:
-        if not self.ledger.folder:
+        if self.where is None:
             return False
-        files = (os.path.join(self.ledger.folder, f"{stem}.{name}") for name in self.formats)
-        if any(file in self.inputs for file in files):
+        files = (str(self.where / f"{stem}.{name}") for name in self.formats)
+        if any(identity(file) in self.inputs for file in files):
             return True
         owner = self.ledger.owner(stem)
         if owner in (None, self.ledger.key(path)):
@@ -294,33 +374,3 @@ class _Taken:
             known is not None and known.startswith(f"sha256:{content}+")
             for known in (self.ledger.fingerprint(f"{stem}.{name}") for name in self.formats)
         )
-
-
-def _check_writable(path: Path, folder: str) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise OutputError(
-            f"cannot write to the output folder {folder!r}: {error.strerror}; "
-            "name another one with -o"
-        ) from error
-
-
-def _manifest(path: Path, folder: str) -> Manifest:
-    try:
-        return Manifest(path)
-    except OSError as error:
-        raise OutputError(
-            f"cannot read the manifest in {folder!r}: {error.strerror}; "
-            "name another output folder with -o"
-        ) from error
-
-
-def _planned(records: RecordStore, folder: str) -> RecordLedger:
-    """The ledger of an output as its records and files are now."""
-    entries = records.store.list()
-    return RecordLedger(
-        records, folder, dict(records.load(entries)), frozenset(entry.key for entry in entries)
-    )

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..audio.opening import empty
 from ..errors import AudioError, ForescribeError, UsageError, visible
-from ..records.sources import NAMES, Source, remote_source
+from ..sources import NAMES, Source, remote_source
 from ..storage.errors import MissingError
 from ..storage.locations import WEB, Entry, Location
 from ..storage.stores import Stores

@@ -1,6 +1,6 @@
 """Spool: recordings are fetched ahead of the engine, into a folder of bounded size.
 
-    spool = Fetching(stores, place="/mnt/fast", limit=16 << 30).spool()
+    spool = Spool(stores, place="/mnt/fast", limit=16 << 30)
     spool.order(sources)
     copy = spool.take(sources[0])       # waits for it; raises why it cannot be fetched
     str(copy), os.fspath(copy)          # the name of the recording, the file to open
@@ -16,20 +16,20 @@ from __future__ import annotations
 import fcntl
 import os
 import posixpath
+import secrets
 import shutil
 import tempfile
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from ..errors import ForescribeError, OutputError
-from ..records.sources import Source
+from ..sources import Source
 from ..storage.locations import WEB, Entry
 from ..storage.stores import Stores
 from . import fingerprint
@@ -50,6 +50,75 @@ AHEAD = 32
 
 UNKNOWN = 1 << 30
 """Bytes that are reserved for a recording whose server does not say how long it is."""
+
+
+@dataclass(frozen=True)
+class LocalCopy(os.PathLike[str]):
+    """A recording on this machine: its name by `str`, its file by `os.fspath`. `content` is the hash of its
+    bytes, and `entry` what its store says about it; None for a file of this machine, which is no copy."""
+
+    name: str
+    path: Path
+    content: str | None
+    entry: Entry | None = None
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def remove(self) -> None:
+        if self.entry is not None:
+            self.path.unlink(missing_ok=True)
+
+
+class SpoolFolder:
+    """A folder of one process, below `place`; removed by `close`. Raises OutputError."""
+
+    def __init__(self, place: str | None = None) -> None:
+        top = Path(place) if place is not None else _default_place()
+        try:
+            top.mkdir(parents=True, exist_ok=True)
+            _sweep(top)
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=top))
+            # Also at the end of a process that does not come to `close`.
+            self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+            self._lock = (self.path / LOCK).open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write to the spool {str(top)!r}: {error.strerror or error}; name another folder "
+                "with --spool"
+            ) from error
+
+    @property
+    def free(self) -> int:
+        """Free bytes on its disk."""
+        return shutil.disk_usage(self.path).free
+
+    def copy(
+        self,
+        source: Source,
+        stores: Stores,
+        progress: Callable[[int], object] = lambda done: None,
+    ) -> LocalCopy:
+        """A recording as a file of this machine, fetched if it is at a location. `progress` gets the bytes so
+        far, and may raise. Raises LocatedError, OutputError."""
+        if source.location is None:
+            return LocalCopy(source.path, Path(source.path), fingerprint.content(source.path))
+        store, key = stores.of(source.location)
+        suffix = posixpath.splitext(source.location.name)[1][:8]
+        path = self.path / f"{secrets.token_hex(8)}{suffix}"
+        entry = store.fetch(key, path, progress=progress)
+        content = fingerprint.content(str(path))
+        if content is None:
+            raise OutputError(f"{source.path}: its local copy cannot be read")
+        return LocalCopy(source.path, path, content, replace(entry, size=path.stat().st_size))
+
+    def close(self) -> None:
+        self._remove()
+        self._lock.close()
 
 
 @dataclass(frozen=True)
@@ -85,23 +154,6 @@ class Fetching:
         return source
 
 
-@dataclass(frozen=True)
-class LocalCopy(os.PathLike[str]):
-    """A recording on this machine: its name by `str`, its file by `os.fspath`."""
-
-    name: str
-    path: Path
-    content: str
-    """The hash of its bytes."""
-    entry: Entry
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-    def __str__(self) -> str:
-        return self.name
-
-
 class Spool:
     """Local copies of recordings, at most `limit` bytes.
 
@@ -120,115 +172,116 @@ class Spool:
         fetchers: int = FETCHERS,
         ahead: int = AHEAD,
     ) -> None:
-        self.stores, self.fetchers, self.ahead = stores, fetchers, ahead
+        self.stores, self.ahead = stores, ahead
         self.folder = SpoolFolder(place)
         self.limit = min(MOST, self.folder.free // 2) if limit is None else limit
         self.used = 0  # bytes reserved
         self._items: dict[str, _Item] = {}
-        self._pending: deque[_Item] = deque()  # in order, not fetched yet
-        self._ahead = 0  # fetching or ready
-        self._changed = threading.Condition()
-        self._threads: list[threading.Thread] = []
+        self._pending: deque[_Item] = deque()  # in order, not begun yet
+        self._fetched_ahead = 0  # begun and not taken
+        self._lock = threading.RLock()
+        self._pool = ThreadPoolExecutor(fetchers, "fetch")
         self._closing = False
-        self._number = 0
 
     def order(self, sources: Iterable[Source]) -> None:
-        """Fetch these in this order, as there is room; may be called again with more."""
-        with self._changed:
+        """Fetch these in this order, as there is room."""
+        with self._lock:
             for source in sources:
-                known = self._items.get(source.path)
-                if known is None or known.state in ("released", "failed"):
-                    self._items[source.path] = _Item(source)
-                    self._pending.append(self._items[source.path])
-            self._changed.notify_all()
-        while len(self._threads) < min(self.fetchers, len(self._items)):
-            thread = threading.Thread(target=self._work, name="fetch", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+                self._items[source.path] = _Item(source)
+                self._pending.append(self._items[source.path])
+            self._begin()
 
     def take(self, source: Source) -> LocalCopy | None:
-        """The copy of a recording of the order, as soon as it is there; the same until its `release`.
+        """The copy of a recording of the order, as soon as it is there; the same until its `release`. They
+        are taken in their order.
 
         None if there is no room for it until a recording that was taken is released: who takes has to
         finish those first. Raises why it cannot be fetched: LocatedError, OutputError (`storage_full`).
         """
-        with self._changed:
-            item = self._items[source.path]
-            while True:
-                if item.state in ("ready", "taken"):
-                    self._ahead -= item.state == "ready"
-                    item.state = "taken"
-                    self._changed.notify_all()
-                    return item.copy
-                if item.state == "failed":
-                    assert item.error is not None
-                    raise item.error
-                if self._closing or item.state == "released":
-                    raise RuntimeError(f"{source.path} is not in the spool")
-                if item.state == "sized" and not self._has_room(item):
-                    states = {other.state for other in self._items.values()}
-                    if "taken" in states:
-                        return None
-                    assert "fetching" in states or "ready" not in states, "not in the order"
-                self._changed.wait(1.0)
+        item = self._items[source.path]
+        with self._lock:
+            self._begin()
+            if item.copy is None:
+                return None
+        copy = item.copy.result()
+        with self._lock:
+            self._fetched_ahead -= not item.taken
+            item.taken = True
+            self._begin()
+        return copy
 
     def is_ready(self, source: Source) -> bool:
         """Whether `take` would answer at once."""
-        with self._changed:
-            return self._items[source.path].state in ("ready", "taken", "failed")
+        copy = self._items[source.path].copy
+        return copy is not None and copy.done()
 
     def release(self, path: str) -> None:
-        """Remove a copy, if there is one; what is fetched no more is given up."""
-        with self._changed:
+        """Remove a copy, if there is one."""
+        with self._lock:
             item = self._items.get(path)
-            if item is None or item.state in ("fetching", "released"):
+            if item is None or not item.taken or item.copy is None:
                 return
-            self._remove(item, "released")
+            item.copy.result().remove()
+            self.used -= item.size
+            item.copy, item.taken, item.size = None, False, 0
+            self._begin()
 
     def close(self) -> None:
         """End all fetching and remove all copies; returns at once."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        self._closing = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self.folder.close()
 
-    # Fetching, in threads
-
-    def _work(self) -> None:
-        while (item := self._next()) is not None:
-            try:
-                self._fetch(item)
-            except _Stopped:
-                return
-            except Exception as error:
-                self._fail(item, error)
-
-    def _next(self) -> _Item | None:
-        """The next recording of the order, once there is room for it; None after `close`."""
-        with self._changed:
-            while not self._closing:
-                item = self._pending[0] if self._pending and self._ahead < self.ahead else None
-                if item is not None and item.state == "listed":
-                    self._describe(item)
-                if item is not None and item.state == "sized" and self._has_room(item):
-                    item.state, self.used = "fetching", self.used + item.size
-                    self._ahead += 1
-                if item is None or item.state == "sized":  # what comes later must not take its room
-                    self._changed.wait()
-                    continue
+    def _begin(self) -> None:
+        """Begin what there is room for, in order: what comes later must not take its room."""
+        while self._pending and self._fetched_ahead < self.ahead and not self._closing:
+            item = self._pending[0]
+            entry = item.source.entry
+            size = entry.size if entry is not None and entry.size >= 0 else min(UNKNOWN, self.limit)
+            if size > self.limit:
+                item.copy = Future()
+                item.copy.set_exception(self._too_large(item, f"{size} bytes"))
                 self._pending.popleft()
-                if item.state == "fetching":
-                    return item
-        return None
+                continue
+            if self.used + size > self.limit:
+                return
+            self._pending.popleft()
+            item.size, self.used = size, self.used + size
+            self._fetched_ahead += 1
+            item.copy = self._pool.submit(self._fetch, item)
 
-    def _describe(self, item: _Item) -> None:
-        """Set how much room a recording needs; one that can never have it fails."""
-        entry = item.source.entry
-        item.size = entry.size if entry is not None else min(UNKNOWN, self.limit)
-        item.state = "sized"
-        if item.size > self.limit:
-            item.error = self._too_large(item, f"{item.size} bytes")
-            self._remove(item, "failed")
+    def _fetch(self, item: _Item) -> LocalCopy:
+        """In a thread. Raises ForescribeError."""
+        try:
+            copy = self.folder.copy(
+                item.source, self.stores, progress=lambda done: self._grow(item, done)
+            )
+        except BaseException as error:
+            with self._lock:
+                self.used, item.size = self.used - item.size, 0
+                self._fetched_ahead -= 1
+                self._begin()
+            if isinstance(error, ForescribeError) or not isinstance(error, Exception):
+                raise
+            # A bug here: the other recordings go on.
+            text = f"{item.source.path}: {type(error).__name__} while it was fetched"
+            raise OutputError(text, code="internal_error") from error
+        with self._lock:
+            assert copy.entry is not None
+            self.used += copy.entry.size - item.size
+            item.size = copy.entry.size
+        return copy
+
+    def _grow(self, item: _Item, done: int) -> None:
+        """Between two pieces: whether to go on. More room is reserved where more has come than was said."""
+        if self._closing:
+            raise OutputError(f"{item.source.path}: the run has ended")
+        with self._lock:
+            if done > item.size:
+                more = min(max(done - item.size, UNKNOWN // 16), self.limit - self.used)
+                if item.size + more < done:
+                    raise self._too_large(item, f"more than {done} bytes")
+                item.size, self.used = item.size + more, self.used + more
 
     def _too_large(self, item: _Item, what: str) -> OutputError:
         return OutputError(
@@ -237,95 +290,13 @@ class Spool:
             code="storage_full",
         )
 
-    def _fetch(self, item: _Item) -> None:
-        location = item.source.location
-        assert location is not None
-        store, key = self.stores.of(location)
-        with self._changed:
-            self._number += 1
-            name = f"{self._number}{posixpath.splitext(location.name)[1][:8]}"
-        path = self.folder.path / name
-        entry = store.fetch(key, path, progress=lambda done: self._check(item, done))
-        content = fingerprint.content(str(path))
-        if content is None:
-            raise OutputError(f"{item.source.path}: its local copy cannot be read")
-        size = path.stat().st_size
-        with self._changed:
-            if self._closing:
-                raise _Stopped
-            item.copy = LocalCopy(item.source.path, path, content, Entry(key, size, entry.etag))
-            self.used += size - item.size
-            item.size, item.state = size, "ready"
-            self._changed.notify_all()
 
-    def _check(self, item: _Item, done: int) -> None:
-        """Between two pieces: whether to go on. More room is reserved where more has come than was said."""
-        if self._closing:
-            raise _Stopped
-        if done <= item.size:
-            return
-        with self._changed:
-            more = min(max(done - item.size, UNKNOWN // 16), self.limit - self.used)
-            if item.size + more < done:
-                raise self._too_large(item, f"more than {done} bytes")
-            item.size, self.used = item.size + more, self.used + more
-
-    def _fail(self, item: _Item, error: Exception) -> None:
-        if not isinstance(error, ForescribeError):  # a bug here: the other recordings go on
-            text = f"{item.source.path}: {type(error).__name__} while it was fetched"
-            failure = OutputError(text, code="internal_error")
-            failure.__cause__ = error
-            error = failure
-        with self._changed:
-            item.error = error
-            self._remove(item, "failed")
-
-    # Room; the lock is held
-
-    def _has_room(self, item: _Item) -> bool:
-        return self.used + item.size <= self.limit
-
-    def _remove(self, item: _Item, state: State) -> None:
-        if item.state in ("fetching", "ready", "taken"):
-            self.used -= item.size
-            self._ahead -= item.state != "taken"
-        if item.copy is not None:
-            item.copy.path.unlink(missing_ok=True)
-        item.copy, item.size, item.state = None, 0, state
-        self._changed.notify_all()
-
-
-class _Stopped(Exception):
-    """The spool was closed while a recording was fetched."""
-
-
-class SpoolFolder:
-    """A folder of one process, below `place`; removed by `close`. Raises OutputError."""
-
-    def __init__(self, place: str | None = None) -> None:
-        top = Path(place) if place is not None else _default_place()
-        try:
-            top.mkdir(parents=True, exist_ok=True)
-            _sweep(top)
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=top))
-            # Also at the end of a process that does not come to `close`.
-            self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-            self._lock = (self.path / LOCK).open("wb")
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        except OSError as error:
-            raise OutputError(
-                f"cannot write to the spool {str(top)!r}: {error.strerror or error}; name another folder "
-                "with --spool"
-            ) from error
-
-    @property
-    def free(self) -> int:
-        """Free bytes on its disk."""
-        return shutil.disk_usage(self.path).free
-
-    def close(self) -> None:
-        self._remove()
-        self._lock.close()
+@dataclass(eq=False)
+class _Item:
+    source: Source
+    copy: Future[LocalCopy] | None = None  # None: not begun, or released
+    size: int = 0  # reserved
+    taken: bool = False
 
 
 def _default_place() -> Path:
@@ -341,15 +312,3 @@ def _sweep(top: Path) -> None:
         with suppress(OSError), (folder / LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-
-
-State = Literal["listed", "sized", "fetching", "ready", "taken", "failed", "released"]
-
-
-@dataclass
-class _Item:
-    source: Source
-    state: State = "listed"
-    size: int = 0  # reserved, from "fetching" to "released"
-    copy: LocalCopy | None = None
-    error: ForescribeError | None = None

@@ -198,7 +198,6 @@ class Outcome:
     # What another machine has read: the SHA-256 of the bytes, and what the store says about them.
     content: str | None = None
     entry: Entry | None = None
-    worker: str | None = None  # which of a fleet has transcribed it
 
     @property
     def name(self) -> str:

@@ -16,6 +16,8 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from forescribe.speculative.device import choose
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
@@ -71,19 +73,8 @@ class Transcriber:
         gamma: int | None = None,
         detector: Detector | None = None,
     ) -> None:
-        engine = _engine(whisper, batch, gamma)
-        self.context = DecodingContext(
-            whisper=whisper,
-            engine=engine,
-            slots=IsolatedEngine(engine),
-            mels=tuple(LogMel(each, whisper.device.torch) for each in whisper.extractors),
-            no_speech=NoSpeech.of(whisper.target.generation_config),
-            watch=whisper.device.stopwatch(),
-            gamma=gamma,
-            detector=detector,
-        )
-        if whisper.device.static_shapes:
-            engine.warm_up()  # compile every shape once, before there is work that would wait for it
+        self._before = Stats()
+        self.context = _context(whisper, batch, gamma, detector)
 
     @classmethod
     @loading()
@@ -149,7 +140,18 @@ class Transcriber:
     def stats(self) -> Stats:
         """The engine's statistics since the transcriber was created, with the seconds before the
         engine: `audio` (decoding audio and voice activity) and `encode`."""
-        return self.context.stats()
+        if "context" not in vars(self):  # there was no memory for it
+            return self._before
+        return self._before + self.context.stats()
+
+    def set_batch(self, size: int) -> None:
+        """Decode `size` windows at a time from now on; all options stay. No call may be running."""
+        old = self.context
+        self._before, whisper, gamma, detector = self.stats(), old.whisper, old.gamma, old.detector
+        del self.context, old  # its slots must be freed before new ones are made
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self.context = _context(whisper, size, gamma, detector)
 
     def settings(self, options: Options) -> dict[str, Json]:
         """Models, options and versions, for reproducing a transcript."""
@@ -265,6 +267,27 @@ class SegmentStream(Iterator[Segment]):
 
 def _windows(options: Options) -> type[CutWindows]:
     return SequentialWindows if options.long_form == "sequential" else CutWindows
+
+
+def _context(
+    whisper: Whisper, batch: int, gamma: int | None, detector: Detector | None
+) -> DecodingContext:
+    """What the windows of all calls share. Where shapes are compiled, every one is now, before there is work
+    that would wait for it."""
+    engine = _engine(whisper, batch, gamma)
+    context = DecodingContext(
+        whisper=whisper,
+        engine=engine,
+        slots=IsolatedEngine(engine),
+        mels=tuple(LogMel(each, whisper.device.torch) for each in whisper.extractors),
+        no_speech=NoSpeech.of(whisper.target.generation_config),
+        watch=whisper.device.stopwatch(),
+        gamma=gamma,
+        detector=detector,
+    )
+    if whisper.device.static_shapes:
+        engine.warm_up()
+    return context
 
 
 def _engine(whisper: Whisper, batch: int, gamma: int | None) -> Engine:

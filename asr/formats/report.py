@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ..errors import OutputError, UsageError
-from ..records.sources import STDIN
+from ..sources import STDIN
 from .files import put, txt
 from .transcript import UNREADABLE, Transcript
 from .transcript_parts import Json
 
 if TYPE_CHECKING:
-    from ..batch.results import RecordingResult
+    from ..batch.outputs import RecordingResult
 
 EMBEDDED_BYTES = 24 << 20
 """Recordings up to this size are embedded in the page, where they are a third larger (base64).

@@ -1,11 +1,10 @@
-"""Errors of object storage by what can be done about them, and which one an answer of a server means.
+"""Errors of object storage, by what can be done about them, and which one an answer of a server means.
 
-    StorageError
+    LocatedError
         MissingError        no such object or bucket
         DeniedError         credentials missing, expired or without permission
-        UnavailableError    no answer, throttled, cut off: worth another attempt
+        UnavailableError    no answer, throttled, cut off, after all attempts
         UnreachableError    no such server, or one that is not trusted
-        ExistsError         `create`: somebody else's object is there
         ChangedError        it is not the version any more of which a part was read
         UnsupportedError    the store cannot do this
 
@@ -24,20 +23,13 @@ from typing import ClassVar
 from ..errors import Code, StorageError
 from .locations import Location
 
-NO_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
-"""Answers of a name server that it knows; EAI_AGAIN is that there was none."""
-
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z]{3,60})</Code>|\"reason\":\s*\"([A-Za-z]{3,60})\"")
 
-# Error codes of servers.
 EXPIRED = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 )
-THROTTLED = frozenset(
-    "SlowDown Throttling ThrottlingException RequestLimitExceeded TooManyRequests ServerBusy "
-    "rateLimitExceeded userRateLimitExceeded RequestTimeout OperationTimedOut".split()
-)
+"""Error codes of servers."""
 
 KEYS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL for stores other than AWS)",
@@ -52,9 +44,7 @@ _IDENTITY = ("http://169.254.", "http://metadata.google", "oauth2/v4/token", "oa
 
 
 class LocatedError(StorageError):
-    """A StorageError with its location. `temporary`: a later attempt may succeed."""
-
-    temporary = False
+    """A StorageError with its location."""
 
     def __init__(self, location: Location, reason: str, *, code: Code | None = None) -> None:
         super().__init__(f"{location.shown}: {reason}", code=code)
@@ -72,15 +62,11 @@ class DeniedError(LocatedError):
 
 
 class UnavailableError(LocatedError):
-    temporary = True
+    """A later attempt may succeed."""
 
 
 class UnreachableError(LocatedError):
     """No attempt will succeed before somebody changes something."""
-
-
-class ExistsError(LocatedError):
-    default_code: ClassVar[Code] = "internal_error"  # callers of `create` never let it out
 
 
 class ChangedError(LocatedError):
@@ -94,12 +80,10 @@ class UnsupportedError(LocatedError):
 def located(location: Location, error: BaseException, *, opening: bool = False) -> LocatedError:
     """The error of this package for one of obstore's. `opening`: of making the store, before a request."""
     kind, text = type(error).__name__, str(error)
-    if kind in ("FileNotFoundError", "NotFoundError"):
-        return _no_bucket(location) if "NoSuchBucket" in text else missing(location)
-    if kind == "AlreadyExistsError":
-        return ExistsError(location, "exists already")
+    if kind in ("FileNotFoundError", "NotFoundError") and "NoSuchBucket" not in text:
+        return MissingError(location, "no such object; check the name")
     if kind in ("PreconditionError", "NotModifiedError"):
-        return ChangedError(location, "changed while it was used; run the command again")
+        return by_status(location, 412)
     if kind in ("NotSupportedError", "NotImplementedError"):
         return UnsupportedError(location, "this store does not support the operation")
     if kind == "InvalidPathError" or (isinstance(error, ValueError) and "path" in text.lower()):
@@ -108,91 +92,72 @@ def located(location: Location, error: BaseException, *, opening: bool = False) 
             "holds a name that cannot be used here: an empty part (`a//b`), `.` or `..`; name another "
             "folder, or the other objects",
         )
-    found = _CODE.search(text)
+    found, status = _CODE.search(text), _STATUS.search(text)
     code = (found[1] or found[2]) if found else ""
-    status = _STATUS.search(text)
-    if opening:
-        return denied(location, 0, "")
-    return by_status(location, int(status[1]) if status else 0, code, text)
+    if opening or (any(mark in text for mark in _IDENTITY) and not code):
+        return _denied(location, 0, "")
+    if "BadScheme" in text or "builder error" in text:
+        return UnsupportedError(location, "the endpoint is no http address: check AWS_ENDPOINT_URL")
+    if status or code:
+        return by_status(location, int(status[1]) if status else 0, code)
+    why = " (its name cannot be looked up)" if "dns error" in text else ""
+    why = " (connection refused)" if "ConnectionRefused" in text else why
+    return UnavailableError(
+        location, f"the store does not answer{why}; check the network and the endpoint"
+    )
 
 
-def by_status(location: Location, status: int, code: str, text: str = "") -> LocatedError:
-    """The error for an answer with an HTTP status and a server's error code; status 0: no answer."""
+def by_status(location: Location, status: int, code: str = "") -> LocatedError:
+    """The error for an answer with an HTTP status, 0 if it is not known, and a server's error code."""
     shown = ", ".join(filter(None, (str(status) if status else "", code)))
-    if any(mark in text for mark in _IDENTITY) and not code:
-        return denied(location, 0, "")
     if code in EXPIRED or status in (401, 403) or code in ("AccessDenied", "InvalidAccessKeyId"):
-        return denied(location, status, code)
+        return _denied(location, status, code)
     if code in ("NoSuchBucket", "ContainerNotFound"):
-        return _no_bucket(location)
+        return MissingError(
+            location, "there is no such bucket; check its name, its region and the endpoint"
+        )
     if status in (404, 410):
-        return missing(location)
-    if status == 409 and code not in ("ConditionalRequestConflict", "OperationAborted", ""):
-        return UnsupportedError(location, f"the store refuses the request ({shown})")
+        return MissingError(location, "no such object; check the name")
     if status == 412:
         return ChangedError(location, "changed while it was used; run the command again")
     if status in (301, 307, 308) or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
         return UnsupportedError(
             location, f"the bucket is in another region ({shown}): set AWS_REGION"
         )
-    throttled = status in (408, 409, 425, 429) or status >= 500 or code in THROTTLED
-    if throttled:
+    if status in (0, 408, 425, 429) or status >= 500 or (status == 409 and not code):
         return UnavailableError(
             location, f"the store does not serve it now ({shown}); try again later"
         )
-    if "BadScheme" in text or "builder error" in text:
-        return UnsupportedError(location, "the endpoint is no http address: check AWS_ENDPOINT_URL")
-    if status:
-        return UnsupportedError(location, f"the store refuses the request ({shown})")
-    why = ""
-    if "ConnectionRefused" in text:
-        why = " (connection refused)"
-    elif "dns error" in text:
-        why = " (its name cannot be looked up)"
-    return UnavailableError(
-        location, f"the store does not answer{why}; check the network and the endpoint"
-    )
+    return UnsupportedError(location, f"the store refuses the request ({shown})")
 
 
 def unanswered(location: Location, error: BaseException) -> LocatedError:
     """The error for a request that a web server did not answer: the reason is in the chain of its causes."""
-    chain, cause = [error], error.__cause__ or error.__context__
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    for each in chain:
-        if isinstance(each, socket.gaierror) and each.errno in NO_NAME:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
             return UnreachableError(
                 location, f"no server has the name {location.host}; check the address"
             )
-        if isinstance(each, ssl.SSLCertVerificationError):
+        if isinstance(cause, ssl.SSLCertVerificationError):
             return UnreachableError(
                 location,
-                f"the server's certificate is not trusted ({each.verify_message}); set SSL_CERT_FILE for "
+                f"the server's certificate is not trusted ({cause.verify_message}); set SSL_CERT_FILE for "
                 "certificates of your own",
             )
-        if isinstance(each, ConnectionRefusedError):
+        if isinstance(cause, ConnectionRefusedError):
             return UnavailableError(
                 location,
                 "the server does not answer: nothing listens there (connection refused); check the address "
                 "and the port",
             )
+        cause = cause.__cause__ or cause.__context__
     return UnavailableError(
         location, f"the server does not answer ({type(error).__name__}); check the network"
     )
 
 
-def _no_bucket(location: Location) -> MissingError:
-    return MissingError(
-        location, "there is no such bucket; check its name, its region and the endpoint"
-    )
-
-
-def missing(location: Location) -> MissingError:
-    return MissingError(location, "no such object; check the name")
-
-
-def denied(location: Location, status: int, code: str) -> DeniedError:
+def _denied(location: Location, status: int, code: str) -> DeniedError:
     """The error for credentials that are missing, expired or not enough."""
     shown = ", ".join(filter(None, (str(status) if status else "", code)))
     keys = KEYS.get(location.scheme)
@@ -202,7 +167,7 @@ def denied(location: Location, status: int, code: str) -> DeniedError:
         )
     if keys is None:
         what = (
-            "the link has expired or gives no access" if location.scheme != "file" else "no access"
+            "no access" if location.scheme == "file" else "the link has expired or gives no access"
         )
         return DeniedError(location, f"{what} ({shown or 'no permission'})")
     if not status:

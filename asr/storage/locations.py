@@ -1,13 +1,9 @@
-"""Locations: `s3://bucket/calls/a.mp3` and the like, as values that can be shown safely; and backends.
+"""Locations: `s3://bucket/calls/a.mp3` and the like, as values that can be shown safely.
 
     location = Location.parse("https://example.com/a.mp3?X-Amz-Signature=9c41")
     location.name                    # a.mp3
     str(location)                    # https://example.com/a.mp3: no password, no signature
     Location.parse("s3://out/2026") / "a/b.srt"
-
-A `Backend` is the part of a store that differs between services: single requests, without repetitions. Its
-keys are names within its bucket. Every method that makes a request raises `LocatedError`; `reply lost` cannot
-be told from `request lost`, so callers expect that a failed write may have happened.
 
 Knows the forms of URLs; opens nothing. Import is light.
 """
@@ -17,12 +13,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import re
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from ..errors import UsageError, visible
@@ -182,50 +173,6 @@ class Entry:
     def version(self) -> str:
         """Tells contents of one key apart without reading them."""
         return f"{self.size}:{(self.etag or '').strip(chr(34))}"
-
-
-@dataclass(frozen=True)
-class Reading:
-    """An object that is being read: what it is, and its bytes from `start` on."""
-
-    entry: Entry
-    pieces: Iterator[bytes]
-    start: int = 0
-
-
-class Backend(Protocol):
-    """Single requests to one bucket, container, server or repository. `requests` counts them by kind;
-    methods may be called from several threads."""
-
-    root: Location
-    requests: Counter[str]
-
-    def list(self, prefix: str, after: str | None = None) -> Iterator[Entry]:
-        """Objects whose keys lie in the folder `prefix` ("" is everything), in the order of keys, from
-        behind `after` on."""
-        ...
-
-    def head(self, key: str) -> Entry:
-        """Raises MissingError."""
-        ...
-
-    def read(
-        self, key: str, start: int = 0, etag: str | None = None
-    ) -> AbstractContextManager[Reading]:
-        """Read from byte `start` on. With `etag`, raises ChangedError if the object has another one."""
-        ...
-
-    def put(self, key: str, data: bytes | Path) -> Entry:
-        """Write a whole object, atomically; replaces an existing one."""
-        ...
-
-    def create(self, key: str, data: bytes) -> Entry:
-        """Write an object if there is none. Raises ExistsError."""
-        ...
-
-    def delete(self, key: str) -> None:
-        """Remove an object, if it exists."""
-        ...
 
 
 def _web(scheme: str, text: str) -> Location:

@@ -1,155 +1,151 @@
-"""Stores: objects below a location, with repeated requests and conditional writes.
+"""Stores: objects below a location.
 
     stores = Stores()                              # one connection per bucket
     store = stores.at(Location.parse("s3://out/2026"))
     store.put("a.srt", b"...")
     store.create("records/9c41.json", b"...")      # False: it exists already
 
-Keys are relative to the store's location. All methods may be called from several threads.
+Keys are relative to the store's location. All methods may be called from several threads. Requests are
+repeated by the library of each service while their failure is temporary; what is raised then is final. A copy
+to a file that breaks off continues where it was.
 
-A request is repeated while its failure is temporary (throttling, resets, time-outs), ever later, a bounded
-time (`Retries`); what is raised then is final. Waiting times are exponential with full jitter, random between
-0 and a bound that doubles, so that workers that were throttled together do not return together (M. Brooker,
-"Exponential Backoff and Jitter", AWS Architecture Blog, 2015). Objects are copied to files in pieces; a copy
-that breaks off continues where it was (`Copy`).
-
-Knows which scheme is served by which backend; nothing of what becomes of objects and files.
+Knows which scheme is served by which class; nothing of what becomes of objects and files.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
-import re
 import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from ..errors import output_errors
-from .errors import (
-    ExistsError,
-    LocatedError,
-    UnavailableError,
-    UnsupportedError,
-)
-from .locations import WEB, Backend, Entry, Location
-
-T = TypeVar("T")
+from .errors import UnavailableError, UnsupportedError
+from .locations import WEB, Entry, Location
 
 SMALL = 64 << 20
 """Bytes of the largest object that `read` returns."""
 
-_MD5 = re.compile(r'"?[0-9a-f]{32}"?')
+PATIENCE_S = 180.0
+"""Seconds for which a request is repeated."""
+
+PAUSE_S = 0.5
+"""Seconds before the second attempt of a copy that broke off; they double, with jitter."""
 
 
 class Stores:
-    """Stores that share the connections of their buckets. May be used by several threads."""
+    """Stores that share the connections of their buckets. `patience_s` is how long requests are repeated."""
 
-    def __init__(self, retries: Retries | None = None) -> None:
-        self.retries = retries or Retries()
-        self._backends: dict[str, Backend] = {}
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self.patience_s = patience_s
+        self._opened: dict[str, tuple[Any, Counter[str]]] = {}
         self._opening = threading.Lock()
 
     def at(self, location: Location) -> Store:
         """The store at a location. Raises UsageError without the extra, and DeniedError or
         UnsupportedError for settings that cannot be used; nothing is requested yet."""
-        return Store(self._backend(location), location, self.retries)
+        folder = location.key if location.scheme == "file" else ""
+        key = f"{location.scheme}://{location.host}{folder}"
+        kind = _kind(location)
+        with self._opening:
+            if key not in self._opened:
+                self._opened[key] = kind.opened(location, self.patience_s), Counter()
+            return kind(location, *self._opened[key])
 
     def of(self, location: Location) -> tuple[Store, str]:
         """A store and the key of the object at a location in it."""
         if location.scheme == "file":
             return self.at(location.parent), location.name
-        return Store(self._backend(location), location.root, self.retries), location.key
-
-    def requests(self) -> int:
-        """Requests to all stores so far."""
-        return sum(backend.requests.total() for backend in self._backends.values())
-
-    def _backend(self, location: Location) -> Backend:
-        with self._opening:
-            folder = location.key if location.scheme == "file" else ""
-            key = f"{location.scheme}://{location.host}{folder}"
-            if key not in self._backends:
-                self._backends[key] = _backend(location)
-            backend = self._backends[key]
-        if location.scheme in WEB:
-            from .read_only_backends import WebBackend
-
-            assert isinstance(backend, WebBackend)
-            return backend.at(location)  # its signature is for one object
-        return backend
+        root = (
+            location if location.scheme in WEB else location.root
+        )  # its signature is for one object
+        return self.at(root), location.key
 
 
-def open_store(location: Location, *, retries: Retries | None = None) -> Store:
+def open_store(location: Location, *, patience_s: float = PATIENCE_S) -> Store:
     """The store at one location; see `Stores.at`."""
-    return Stores(retries).at(location)
+    return Stores(patience_s).at(location)
+
+
+@dataclass(frozen=True)
+class OpenObject:
+    """An object that is being read: what it is, and its bytes from `start` on."""
+
+    entry: Entry
+    pieces: Iterator[bytes]
+    start: int = 0
 
 
 class Store:
-    """The objects below `location`.
+    """The objects below `location`; of a service that can only be read, unless a method is overridden.
 
-    Args:
-        backend: single requests to its bucket.
-        location: the folder that keys are relative to.
-        retries: when temporary failures are repeated.
+    `connection` is what `opened` has made for the bucket, and `requests` counts its requests by kind.
     """
 
-    def __init__(
-        self, backend: Backend, location: Location, retries: Retries | None = None
-    ) -> None:
-        self.backend, self.location = backend, location
-        self.retries = retries or Retries()
-        self._etags_are_md5 = True
+    attempts = 2
+    """Attempts of a copy without progress: where the library repeats requests, one more."""
 
-    @property
-    def requests(self) -> Counter[str]:
-        """Requests made so far by kind (`get`, `put`, `list`, ...), repetitions included; shared by all
-        stores of the bucket."""
-        return self.backend.requests
+    def __init__(self, location: Location, connection: Any, requests: Counter[str]) -> None:
+        self.location, self.connection, self.requests = location, connection, requests
+        self._counting = threading.Lock()
+
+    @staticmethod
+    def opened(location: Location, patience_s: float) -> Any:
+        """The connection to the bucket of a location."""
+        raise NotImplementedError
 
     def list(self, prefix: str = "") -> list[Entry]:
         """All objects below the folder `prefix`, in the order of their keys; none if there is no such
-        folder. One request per 1,000 objects. A listing that breaks off continues where it was."""
-        found: list[Entry] = []
-        folder = self._key(prefix).rstrip("/")
-
-        def more() -> None:
-            for entry in self.backend.list(folder, found[-1].key if found else None):
-                found.append(entry)
-
-        self.retries.call(more)
-        return [replace(entry, key=self._relative(entry.key)) for entry in found]
+        folder."""
+        raise NotImplementedError
 
     def head(self, key: str) -> Entry:
         """What the store knows about an object. Raises MissingError."""
-        entry = self.retries.call(lambda: self.backend.head(self._key(key)))
-        return replace(entry, key=key)
+        raise NotImplementedError
+
+    def reading(
+        self, key: str, start: int = 0, etag: str | None = None
+    ) -> AbstractContextManager[OpenObject]:
+        """Read from byte `start` on. With `etag`, raises ChangedError if the object has another one."""
+        raise NotImplementedError
+
+    def put(self, key: str, data: bytes | Path) -> Entry:
+        """Write an object, atomically, in parts if it is large; replaces an existing one."""
+        raise self._read_only()
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write an object if there is none; False if there is one that is not `data`.
+
+        A write whose reply was lost is found by reading the object, so `data` should hold something that no
+        other writer writes, such as a random number.
+        """
+        raise self._read_only()
+
+    def delete(self, key: str) -> None:
+        """Remove an object, if it exists."""
+        raise self._read_only()
 
     def read(self, key: str) -> bytes:
         """The bytes of a small object. Raises MissingError, and UnsupportedError above `SMALL` bytes."""
-
-        def attempt() -> bytes:
-            data = bytearray()
-            with self.backend.read(self._key(key)) as reading:
-                size = reading.entry.size
-                for piece in () if size > SMALL else reading.pieces:
-                    data += piece
-                    size = max(size, len(data))  # not every server says it, or the truth
-                    if size > SMALL:
-                        break
-            if size > SMALL:
-                raise UnsupportedError(
-                    self.location / key, f"{size} bytes or more are too many to read at once"
-                )
-            return bytes(data)
-
-        return self.retries.call(attempt)
+        data = bytearray()
+        with self.reading(key) as reading:
+            size = reading.entry.size
+            for piece in () if size > SMALL else reading.pieces:
+                data += piece
+                size = max(size, len(data))  # not every server says it, or the truth
+                if size > SMALL:
+                    break
+        if size > SMALL:
+            raise UnsupportedError(
+                self.place(key), f"{size} bytes or more are too many to read at once"
+            )
+        return bytes(data)
 
     def fetch(
         self,
@@ -158,67 +154,54 @@ class Store:
         *,
         progress: Callable[[int], object] = lambda done: None,
     ) -> Entry:
-        """Copy an object to a new file, in pieces; after a break it continues where it was.
+        """Copy one version of an object to a new file, in pieces. `progress` receives the number of bytes so
+        far, and may raise.
 
-        Where the tag is an MD5, the copy is compared with it; a damaged copy is fetched again. `progress`
-        receives the number of bytes so far, and may raise. Raises MissingError, ChangedError if the object
-        changes between two attempts, and OutputError (`storage_full`, `unwritable_output`) for the file; what
-        is incomplete is removed.
+        Raises MissingError, ChangedError if the object changes between two attempts, and OutputError
+        (`storage_full`, `unwritable_output`) for the file; what is incomplete is removed.
         """
-        seen: set[str] = set()
+        done, etag, tried = 0, None, 0
         try:
-            for _ in range(3):
-                copy = Copy(self.backend, self._key(key), path, progress)
-                entry = copy.run(self.retries)
-                if self._is_intact(entry, copy.md5) or copy.md5 in seen:
-                    # Read twice alike: the tag is no MD5, as where a key service encrypts.
-                    self._etags_are_md5 &= copy.md5 not in seen
-                    return replace(entry, key=key)
-                seen.add(copy.md5)
+            with _disk_errors(path):
+                path.open("wb").close()
+            while True:
+                before = done
+                try:
+                    with self.reading(key, done, etag) as reading:
+                        etag = etag or reading.entry.etag
+                        done = reading.start
+                        with _disk_errors(path):
+                            file = path.open("ab", buffering=0)  # a buffer would raise when closed
+                            if file.tell() > done:  # the server has no ranges
+                                file.truncate(done)
+                        with file:
+                            for piece in reading.pieces:
+                                with _disk_errors(path):
+                                    rest = memoryview(piece)
+                                    while rest:
+                                        rest = rest[file.write(rest) :]
+                                done += len(piece)
+                                progress(done)
+                    if done < reading.entry.size:
+                        raise UnavailableError(self.place(key), "broke off")
+                    return replace(reading.entry, key=key)
+                except UnavailableError:
+                    tried = 1 if done > before else tried + 1
+                    if tried >= self.attempts:
+                        raise
+                time.sleep(random.random() * PAUSE_S * 2**tried)
         except BaseException:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
             raise
-        path.unlink(missing_ok=True)
-        raise UnavailableError(self.location / key, "arrives damaged, and differently every time")
-
-    def put(self, key: str, data: bytes | Path) -> Entry:
-        """Write an object, atomically, in parts if it is large; replaces an existing one."""
-        return self.retries.call(lambda: self.backend.put(self._key(key), data))
-
-    def create(self, key: str, data: bytes) -> bool:
-        """Write an object if there is none; False if there is one that is not `data`.
-
-        A write whose reply was lost is found by reading the object, so `data` should hold something that no
-        other writer writes, such as a random number.
-        """
-        lost = False
-
-        def attempt() -> bool:
-            nonlocal lost
-            try:
-                self.backend.create(self._key(key), data)
-            except ExistsError:
-                return lost and self.read(key) == data
-            except UnavailableError:
-                lost = True
-                raise
-            return True
-
-        return self.retries.call(attempt)
-
-    def delete(self, key: str) -> None:
-        """Remove an object, if it exists."""
-        self.retries.call(lambda: self.backend.delete(self._key(key)))
 
     def check_create(self) -> None:
         """Check that `create` refuses to replace an object: some stores ignore the condition. Costs three
         requests. Raises UnsupportedError."""
         key = f"_forescribe/probe-{secrets.token_hex(16)}"
-        first, second = secrets.token_bytes(16), secrets.token_bytes(16)
-        self.create(key, first)
+        self.create(key, secrets.token_bytes(16))
         try:
-            refused = not self.create(key, second)
+            refused = not self.create(key, secrets.token_bytes(16))
         finally:
             with suppress(Exception):  # leaving an empty object behind is no reason to fail
                 self.delete(key)
@@ -229,156 +212,35 @@ class Store:
                 "write to another store, or to a folder",
             )
 
-    @property
-    def _base(self) -> str:
-        """The folder of this store in the backend's bucket, without slashes around it."""
-        return self.location.key.removeprefix(self.backend.root.key).strip("/")
+    def place(self, key: str) -> Location:
+        """The location of an object, for messages."""
+        return self.location / key if key else self.location
 
-    def _key(self, key: str) -> str:
-        base = self._base
-        return f"{base}/{key}" if base and key else base or key
+    def _count(self, kind: str) -> None:
+        with self._counting:
+            self.requests[kind] += 1
 
-    def _relative(self, key: str) -> str:
-        return key.removeprefix(f"{self._base}/") if self._base else key
-
-    def _is_intact(self, entry: Entry, md5: str) -> bool:
-        known = entry.etag or ""
-        checks = self._etags_are_md5 and self.location.scheme == "s3" and _MD5.fullmatch(known)
-        return not checks or known.strip('"') == md5
-
-
-@dataclass(frozen=True)
-class Retries:
-    """When to try again: `attempts` in all, at most `longest_s` apart, none begun after `total_s`.
-
-    `told` is called before the first pause of a request, with the error and the seconds that all of its
-    pauses may take. `sleep`, `clock` and `draw`, a random number in [0, 1), are arguments for tests."""
-
-    attempts: int = 8
-    first_s: float = 0.25
-    longest_s: float = 20.0
-    total_s: float = 180.0
-    sleep: Callable[[float], object] = time.sleep
-    clock: Callable[[], float] = time.monotonic
-    draw: Callable[[], float] = field(default=random.random)
-    told: Callable[[LocatedError, float], object] = lambda error, seconds: None
-
-    @property
-    def patience_s(self) -> float:
-        """The seconds that the pauses of a request take at most."""
-        pauses = (min(self.longest_s, self.first_s * 2.0**n) for n in range(1, self.attempts))
-        return min(self.total_s, sum(pauses))
-
-    def call(self, request: Callable[[], T]) -> T:
-        """Return what `request` returns. Raises its error if that is not temporary, or the last one, with
-        the number of attempts."""
-        started, attempt = self.clock(), 1
-        while True:
-            try:
-                return request()
-            except LocatedError as error:
-                pause = self.draw() * min(self.longest_s, self.first_s * 2**attempt)
-                late = self.clock() - started + pause > self.total_s
-                if not error.temporary:
-                    raise
-                if attempt >= self.attempts or late:
-                    text = f"{error.reason} ({attempt} attempts)"
-                    raise type(error)(error.location, text, code=error.code) from error
-                if attempt == 1:
-                    self.told(error, self.patience_s)
-            self.sleep(pause)
-            attempt += 1
-
-
-def telling(say: Callable[[str], None]) -> Retries:
-    """The usual attempts, which say that they go on: once for each server."""
-    known: set[str] = set()
-
-    def told(error: LocatedError, seconds: float) -> None:
-        server = f"{error.location.scheme}://{error.location.host}"
-        if server not in known:
-            known.add(server)
-            say(f"{error}: trying again for up to {seconds:.0f} s")
-
-    return Retries(told=told)
-
-
-class Copy:
-    """One copy, of one version of the object. `progress` receives the number of bytes so far and may raise,
-    which ends the copy."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        key: str,
-        path: Path,
-        progress: Callable[[int], object],
-    ) -> None:
-        self.backend, self.key, self.path, self.progress = backend, key, path, progress
-        self.done = 0  # bytes
-        self._etag: str | None = None  # of the version, once it is known
-        self._entry: Entry | None = None
-        self._digest = hashlib.md5(usedforsecurity=False)
-
-    @property
-    def md5(self) -> str:
-        """The MD5 of what was copied."""
-        return self._digest.hexdigest()
-
-    def run(self, retries: Retries) -> Entry:
-        """Copy the object; attempts count from the last progress. Raises LocatedError, and OutputError for
-        the file."""
-        with self._disk_errors():
-            self.path.open("wb").close()
-        while True:
-            before = self.done
-            try:
-                return retries.call(self._attempt)
-            except UnavailableError:
-                if self.done <= before:
-                    raise
-
-    def _attempt(self) -> Entry:
-        if self._entry and 0 < self._entry.size == self.done:
-            return self._entry  # it broke off after the last byte
-        with self.backend.read(self.key, self.done, self._etag) as reading:
-            self._entry = reading.entry
-            if reading.start != self.done:  # the server has no ranges
-                self._digest, self.done = hashlib.md5(usedforsecurity=False), reading.start
-            self._etag = self._etag or reading.entry.etag
-            with self._disk_errors():
-                file = self.path.open("ab", buffering=0)  # a buffer would raise again when closed
-                if file.tell() > self.done:
-                    file.truncate(self.done)
-            with file:
-                for piece in reading.pieces:
-                    with self._disk_errors():
-                        rest = memoryview(piece)
-                        while rest:
-                            rest = rest[file.write(rest) :]
-                    self._digest.update(piece)
-                    self.done += len(piece)
-                    self.progress(self.done)
-            if self.done < reading.entry.size:
-                raise UnavailableError(self.backend.root / self.key, "broke off")
-            return reading.entry
-
-    def _disk_errors(self) -> AbstractContextManager[None]:
-        return output_errors(
-            f"the local copy {str(self.path)!r}",
-            "free some space, or name another folder with --spool",
+    def _read_only(self) -> UnsupportedError:
+        return UnsupportedError(
+            self.location, "can only be read: write to s3://, gs://, az:// or a folder"
         )
 
 
-def _backend(location: Location) -> Backend:
+def _kind(location: Location) -> type[Store]:
     if location.scheme in WEB:
-        from .read_only_backends import WebBackend
+        from .read_only_stores import WebStore
 
-        return WebBackend(location)
+        return WebStore
     if location.scheme == "hf":
-        from .read_only_backends import HubBackend
+        from .read_only_stores import HubStore
 
-        return HubBackend(location)
-    from .obstore_backend import ObstoreBackend
+        return HubStore
+    from .buckets import BucketStore
 
-    return ObstoreBackend(location)
+    return BucketStore
+
+
+def _disk_errors(path: Path) -> AbstractContextManager[None]:
+    return output_errors(
+        f"the local copy {str(path)!r}", "free some space, or name another folder with --spool"
+    )

@@ -56,7 +56,7 @@ def audit(**values: Any) -> None:
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
     from forescribe.asr.model.special_tokens import only_language
-    from forescribe.asr.records.sources import Source
+    from forescribe.asr.sources import Source
     from forescribe.speculative.device import choose
     from forescribe.speculative.models.engines import ModelEngine, draft_device
 

@@ -31,13 +31,13 @@ from forescribe.asr.formats.transcript_parts import seconds
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forescribe.asr.batch.results import RecordingResult
+    from forescribe.asr.batch.outputs import RecordingResult
     from forescribe.asr.decode.options import Hook, Partial
     from forescribe.asr.decode.options import Progress as WindowProgress
     from forescribe.asr.errors import ForescribeError
     from forescribe.asr.formats.report import Reports
     from forescribe.asr.formats.transcript import Transcript
-    from forescribe.asr.records.sources import Source
+    from forescribe.asr.sources import Source
     from forescribe.asr.storage.locations import Location
     from forescribe.speculative.stats import Stats
 

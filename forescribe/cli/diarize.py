@@ -25,9 +25,9 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from forescribe.asr.batch.batch import Batch, MakeTranscriber
+    from forescribe.asr.batch.batch import Batch
     from forescribe.asr.formats.transcript import Transcript
-    from forescribe.asr.records.sources import Source
+    from forescribe.asr.sources import Source
     from forescribe.asr.storage.stores import Stores
     from forescribe.diarize.speaker_finder import SpeakerOnlyTranscriber
 
@@ -104,12 +104,12 @@ def diarize(**values: Any) -> None:
     """Find who speaks when, without transcribing; with --transcript, on its words."""
     options = DiarizeOptions(**values)
     from forescribe.asr.batch.inputs import check_readable, discover
-    from forescribe.asr.storage.stores import Stores, telling
+    from forescribe.asr.storage.stores import Stores
 
     from .console import Console
 
     console = Console(quiet=options.quiet or options.json, verbose=False, json=options.json)
-    stores = Stores(telling(console.notice))
+    stores = Stores()
     sources = check_readable(discover(options.audio, recursive=options.recursive, stores=stores))
     if options.words is not None and len(sources) != 1:
         raise UsageError(f"--transcript is that of one recording, and there are {len(sources)}")
@@ -119,10 +119,10 @@ def diarize(**values: Any) -> None:
         console.skipped(list(batch.skipped()), len(sources))
         if not batch.todo:
             return
-        make = _load(options, batch, stop, console)
+        engine = _load(options, batch, stop, console) if batch.readable else None
         try:
             with console.progress(batch.todo) as hook:
-                for result in batch.run(make, size=1, hook=hook):
+                for result in batch.run(engine, hook=hook):
                     console.result(result)
         except KeyboardInterrupt:
             interrupted = True
@@ -141,7 +141,7 @@ def _batch(
     from forescribe.asr.batch.spool import Fetching
 
     outputs = Outputs.plan(sources, options.output_dir, options.formats, stores=stores)
-    files = [file for source in outputs.stems for file in outputs.files(source)]
+    files = [file for source in sources for file in outputs.files(source)]
     written = [file.resolve() for file in files if isinstance(file, Path)]
     if (
         options.transcript
@@ -158,7 +158,6 @@ def _batch(
         settings = fingerprint.settings(
             options.speakers.settings(network=network) | {"words": words}
         )
-    outputs.begin(sources, settings, overwrite=options.overwrite)
     return Batch(
         sources,
         outputs,
@@ -170,13 +169,10 @@ def _batch(
     )
 
 
-def _load(options: DiarizeOptions, batch: Batch, stop: Stop, console: Console) -> MakeTranscriber:
-    """The diarizer as a transcriber, or a placeholder that is never called if no recording can be
-    read."""
-    from forescribe.asr.batch.inputs import any_readable
-
-    if not any_readable(batch.todo):
-        return _no_engine
+def _load(
+    options: DiarizeOptions, batch: Batch, stop: Stop, console: Console
+) -> SpeakerOnlyTranscriber:
+    """The diarizer as a transcriber."""
     batch.fetch_ahead()
     console.status("loading the models")
     with stop.interruptible():
@@ -184,11 +180,6 @@ def _load(options: DiarizeOptions, batch: Batch, stop: Stop, console: Console) -
 
         speakers = options.speakers
         engine = speakers.engine(options.device, network=not options.local_files_only)
-        diarizer = SpeakerOnlyTranscriber(
+        return SpeakerOnlyTranscriber(
             engine, speakers.bounds, speakers.known_people(), options.words
         )
-    return lambda size: diarizer
-
-
-def _no_engine(size: int) -> SpeakerOnlyTranscriber:
-    raise AssertionError("an engine was requested although no recording can be read")

@@ -357,9 +357,9 @@ def _outputs(options: ListenOptions, console: Console) -> Outputs | None:
     if options.output_dir is None:
         return None
     from forescribe.asr.batch.outputs import Outputs
-    from forescribe.asr.storage.stores import Stores, telling
+    from forescribe.asr.storage.stores import Stores
 
-    stores = Stores(telling(console.notice))
+    stores = Stores()
     outputs = Outputs.plan((), options.output_dir, options.formats, stores=stores)
     if outputs.folder is None and options.keep_audio:
         raise UsageError("--keep-audio needs a folder of this machine: name one with -o")
@@ -440,7 +440,7 @@ def _write(
         transcript = replace(transcript, settings={**transcript.settings, RECORDING: stem})
     texts = [(f"{stem}.{f.name}", rendered(f, transcript, stem)) for f in formats(outputs.formats)]
     for name, content in texts:
-        outputs.store.put(name, content.encode("utf-8", errors="replace"))
+        outputs.ledger.destination.put(name, content.encode("utf-8", errors="replace"))
     names = [name for name, _ in texts]
     if options.keep_audio and outputs.folder is not None and record.sample_count:
         record.save_audio(outputs.folder / f"{stem}.flac")

@@ -20,7 +20,7 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
-from forescribe.asr.batch.outputs import Stdout
+from forescribe.asr.batch.destinations import Stdout
 from forescribe.asr.errors import one_line, visible
 from forescribe.asr.live.events import (
     Committed,

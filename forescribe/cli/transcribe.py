@@ -6,8 +6,9 @@ happen elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from dataclasses import replace
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,15 +23,13 @@ from .option_records import takes
 from .transcribe_options import TranscribeOptions
 
 if TYPE_CHECKING:
-    from forescribe.asr.batch.batch import Batch, BatchTranscriber, MakeTranscriber
+    from forescribe.asr.batch.batch import Batch, BatchTranscriber
     from forescribe.asr.batch.outputs import Outputs
-    from forescribe.asr.decode.options import Options
-    from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.formats.report import Reports
-    from forescribe.asr.records.sources import Source
+    from forescribe.asr.sources import Source
     from forescribe.asr.storage.stores import Stores
-    from forescribe.speculative.stats import Stats
 
+    from ..cluster.order import WorkOrder
     from .console import Console
 
 
@@ -43,14 +42,14 @@ def transcribe(**values: Any) -> None:
     options = TranscribeOptions(**values)
     from forescribe.asr.batch.inputs import check_readable, discover
     from forescribe.asr.batch.outputs import Outputs
-    from forescribe.asr.storage.stores import Stores, telling
+    from forescribe.asr.storage.stores import Stores
 
     from .console import Console
 
     console = Console(
         quiet=options.quiet or options.json, verbose=options.verbose, json=options.json
     )
-    stores = Stores(telling(console.notice))
+    stores = Stores()
     recordings = discover(options.audio, recursive=options.recursive, stores=stores)
     sources = check_readable(recordings, decode=not options.dry_run)
     outputs = Outputs.plan(
@@ -69,20 +68,18 @@ def transcribe(**values: Any) -> None:
             raise typer.Exit(list_batch(batch, as_json=options.json))
         console.skipped(list(batch.skipped()), len(sources), reports)
         if batch.todo:
-            decoder = (_on_cluster if options.cluster else _load)(options, batch, stop, console)
+            transcriber: BatchTranscriber | None = None
+            if batch.readable:
+                transcriber = (_on_cluster if options.cluster else _load)(
+                    options, batch, stop, console
+                )
             try:
                 with console.progress(batch.todo, text=outputs.leaves_terminal_free) as hook:
-                    for result in batch.run(
-                        decoder.make,
-                        decoder.options,
-                        size=options.batch_size,
-                        hook=hook,
-                        elsewhere=decoder.elsewhere,
-                    ):
+                    for result in batch.run(transcriber, options.decoding(), hook):
                         console.result(result, reports)
             except KeyboardInterrupt:
                 interrupted = True
-            console.summary(decoder.stats())
+            console.summary(None if transcriber is None else transcriber.stats())
         console.close(reports)
     raise typer.Exit(console.exit_code(interrupted=interrupted))
 
@@ -99,7 +96,7 @@ def list_batch(batch: Batch, *, as_json: bool) -> int:
 
 
 def _line(batch: Batch, source: Source, status: str, *, as_json: bool) -> str:
-    files, error = batch.files(source), source.error
+    files, error = batch.outputs.files(source), source.error
     if as_json:
         entry: dict[str, object] = {
             "path": source.path,
@@ -114,16 +111,6 @@ def _line(batch: Batch, source: Source, status: str, *, as_json: bool) -> str:
     if status == "skipped":
         return visible(f"{source.path}: already done")
     return visible(f"{source.path} -> {file_names(files) if files else 'stdout'}")
-
-
-@dataclass(frozen=True)
-class _Decoder:
-    """A loaded model, ready for `Batch.run`."""
-
-    make: MakeTranscriber
-    options: Options | None
-    stats: Callable[[], Stats | None]
-    elsewhere: bool = False
 
 
 def _reports(options: TranscribeOptions, outputs: Outputs, console: Console) -> Reports | None:
@@ -159,7 +146,6 @@ def _batch(
         # Without a readable recording, neither weights nor a model are looked for.
         readable = any_readable(sources)
         settings = _fingerprint(options, pair.target, network=network) if readable else ""
-        outputs.begin(sources, settings, overwrite=options.overwrite, dry_run=options.dry_run)
         return Batch(
             sources,
             outputs,
@@ -167,6 +153,7 @@ def _batch(
             overwrite=options.overwrite,
             fail_fast=options.fail_fast,
             fetching=Fetching(stores, options.spool, options.spool_limit),
+            elsewhere=options.cluster is not None,
             stop=stop,
             notice=console.notice,
         )
@@ -190,67 +177,90 @@ def _fingerprint(options: TranscribeOptions, target: str | Path, *, network: boo
     )
 
 
-def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console) -> _Decoder:
-    """The model, or a placeholder that is never called if no recording can be read."""
-    from forescribe.asr.audio.reader_pool import readers_for
-    from forescribe.asr.batch.batch import TranscriberFactory
-    from forescribe.asr.batch.inputs import any_readable
-
-    if not any_readable(batch.todo):
-        return _Decoder(_no_model, None, lambda: None)
+def _load(
+    options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
+) -> BatchTranscriber:
+    """The model on this machine."""
     batch.fetch_ahead()
     console.status("loading the model")
     with stop.interruptible():
-        from forescribe.asr.decode.transcriber import Transcriber
         from forescribe.asr.model.presets import locate, resolve
         from forescribe.asr.model.special_tokens import only_language
-        from forescribe.speculative.native.kernel_build import advice
 
-        decoding = options.decoding()
         if not options.local_files_only:  # the terminal is still free for the bars of downloads
             wanted = "none" if options.drafts == 0 else options.draft
             for name in resolve(options.model, wanted, only_language(options.language)).drafts:
                 locate(name, role="draft")
-
-    def load(size: int) -> Transcriber:
-        if options.threads:
-            import torch
-
-            torch.set_num_threads(options.threads)
-        network = not options.local_files_only
-        return Transcriber.load(**options.load_arguments(), batch=size, network=network)
-
-    with stop.interruptible():
-        with_speakers = options.speakers.load(
-            device=options.device, network=not options.local_files_only
-        )
-    factory = TranscriberFactory(load)
-
-    def make(size: int) -> BatchTranscriber:
-        decoding_only = factory(size)
-        console.advice(
-            advice(
-                decoding_only.context.forward,
-                asked=options.engine,
-                device=decoding_only.whisper.device.kind,
-            )
-        )
-        readers = readers_for(
-            options.readers,
-            recordings=len(batch.todo),
-            on_cpu=decoding_only.whisper.device.kind == "cpu",
-        )
-        return with_speakers(decoding_only.with_readers(readers))
-
-    return _Decoder(make, decoding, factory.stats)
+        return load_transcriber(options, len(batch.todo), console)
 
 
-def _on_cluster(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console) -> _Decoder:
-    """The workers of a cluster in place of a model."""
-    from ..cluster.cluster_transcriber import cluster_decoder
+def load_transcriber(
+    options: TranscribeOptions, recordings: int, console: Console | None = None
+) -> BatchTranscriber:
+    """What transcribes so many recordings, here or on a machine of a cluster. Raises ModelError, DeviceError
+    and UsageError."""
+    from forescribe.asr.audio.reader_pool import readers_for
+    from forescribe.asr.decode.transcriber import Transcriber
+    from forescribe.speculative.native.kernel_build import advice
 
-    return _Decoder(*cluster_decoder(options, batch, console), elsewhere=True)
+    if options.threads:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    network = not options.local_files_only
+    with_speakers = options.speakers.load(device=options.device, network=network)
+    transcriber = Transcriber.load(
+        **options.load_arguments(), batch=options.batch_size, network=network
+    )
+    kind = transcriber.whisper.device.kind
+    if console is not None:
+        console.advice(advice(transcriber.context.forward, asked=options.engine, device=kind))
+    readers = readers_for(options.readers, recordings=recordings, on_cpu=kind == "cpu")
+    return with_speakers(transcriber.with_readers(readers))
 
 
-def _no_model(size: int) -> Transcriber:
-    raise AssertionError("a model was requested although no recording can be read")
+def _on_cluster(
+    options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
+) -> BatchTranscriber:
+    """The workers of a cluster in place of a model. Raises UsageError for an address or recordings that
+    cannot be used; Ray is started or connected with the first recording."""
+    from ..cluster.connection import check_address, require_ray
+    from ..cluster.workers import ClusterTranscriber
+
+    assert options.cluster is not None
+    check_address(options.cluster)
+    require_ray()
+    recordings = [source for source in batch.todo if source.error is None]
+    return ClusterTranscriber(
+        options.cluster,
+        work_order(options, recordings),
+        recordings,
+        device=options.device,
+        workers=options.workers,
+        threads=options.threads,
+        status=console.status,
+    )
+
+
+def work_order(options: TranscribeOptions, recordings: list[Source]) -> WorkOrder:
+    """What every worker of a cluster is told. Raises UsageError for a recording that they cannot read."""
+    from forescribe.asr.model.presets import resolve
+
+    from ..cluster.order import WorkOrder
+
+    there = replace(  # a folder is named from the root: workers have their own
+        options, audio=[], model=_absolute(options.model), draft=_absolute(options.draft)
+    )
+    return WorkOrder.of(
+        partial(load_transcriber, there, 2),  # or more recordings, which is not known there
+        options.decoding(),
+        recordings,
+        target=resolve(there.model, there.draft).target,
+        batch=options.batch_size,
+        network=not options.local_files_only,
+        spool=options.spool,
+    )
+
+
+def _absolute(model: str | None) -> str | None:
+    return os.path.abspath(model) if model is not None and os.path.isdir(model) else model

@@ -1,22 +1,5 @@
-"""Many machines by Ray: `transcribe --cluster`, the operator of Ray Data, the application of Ray Serve.
+"""Many machines by Ray Data: `forescribe transcribe --cluster`, and `forescribe.ray` for pipelines.
 
-    forescribe transcribe calls -r -o out --cluster ray://head:10001
-    serve run forescribe.cluster:app model=large
-
-`ray_connection`, `ray_fleet`, `operator` and `serve_app` call Ray, and import it inside of functions. The
-rest knows workers and recordings and nothing of Ray, and is tested without it.
+`connection` finds or starts a cluster, `order` is what every worker is told, `workers` are the actors and
+what they are given. Ray is imported inside of functions.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ray.serve import Application
-
-
-def app(args: dict[str, str]) -> Application:
-    """The application of Ray Serve; `args` are settings of the service. See `serve_app`."""
-    from .serve_app import application
-
-    return application(args)

@@ -21,8 +21,7 @@ from pathlib import Path
 from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.inputs import discover
 from forescribe.asr.batch.interrupts import INTERRUPTED, Stop
-from forescribe.asr.batch.outputs import Outputs
-from forescribe.asr.batch.results import RecordingResult
+from forescribe.asr.batch.outputs import Outputs, RecordingResult
 from forescribe.asr.errors import AudioError, ForescribeError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Word
@@ -41,7 +40,6 @@ class Outcome:
     wall_s: float = 0.5
     content: str | None = None
     entry: None = None
-    worker: str | None = None
 
     @property
     def name(self) -> str:
@@ -77,12 +75,21 @@ def transcript(text: str, seconds: float = 1.0) -> Transcript:
 
 @dataclass
 class Typist:
-    """`ahead` recordings are in the air; `trouble` may raise, or make an outcome, for a path."""
+    """`ahead` recordings are in the air; `trouble` may raise, or make an outcome, for a path. `sizes` are
+    those of its batches so far."""
 
+    sizes: list[int] = field(default_factory=lambda: [4])
     ahead: int = 3
     trouble: Callable[[str], None] = lambda path: None
     typed: list[str] = field(default_factory=list)
     closed: bool = False
+
+    @property
+    def batch(self) -> int:
+        return self.sizes[-1]
+
+    def set_batch(self, size: int) -> None:
+        self.sizes.append(size)
 
     def transcribe(
         self, sources: Iterable[str], options: object = None, hook: object = None
@@ -122,7 +129,7 @@ def run(
     names: Iterable[str | Path], out: str | Path, typist: Typist | None = None, **options
 ) -> list[RecordingResult]:
     made = batch(names, out, **options)
-    return list(made.run(lambda size: typist or Typist(), size=4))
+    return list(made.run(typist or Typist()))
 
 
 def _die(call: int, module: object, name: str) -> None:
@@ -150,16 +157,16 @@ def main() -> None:
     if moment == "replace":
         _die(int(number), os, "replace")
     elif moment == "append":
-        from forescribe.asr.batch.manifest import Manifest
+        from forescribe.asr.batch.destinations import Folder
 
-        _die(int(number), Manifest, "append")
+        _die(int(number), Folder, "keep")
     elif moment == "pause":
         pause = float(number)
     with Stop() as stop:
         try:
             made = batch(names, out, stop=stop)
             typist = Typist(trouble=_deaf if moment == "deaf" else lambda path: time.sleep(pause))
-            for ended in made.run(lambda size: typist, size=4):
+            for ended in made.run(typist):
                 sys.stdout.write(f"{ended.record.status} {ended.record.path}\n")
                 sys.stdout.flush()
         except KeyboardInterrupt:

@@ -24,11 +24,11 @@ import torch
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
-from forescribe.asr.batch import batch as transcribers
-from forescribe.asr.batch.manifest import NAME
+from forescribe.asr.batch.destinations import MANIFEST as NAME
 from forescribe.asr.model import loading, presets
 from forescribe.asr.model.presets import PRESETS
 from forescribe.cli import main as command_line
+from forescribe.cli import transcribe
 from forescribe.diarize.engines import registry
 from tests.asr.model import folders
 
@@ -263,7 +263,7 @@ def test_a_folder_is_done_once(forescribe, pair, calls, here, monkeypatch) -> No
     assert done.status == 0 and "7.0 s of audio" in done.err
     places = {str(p.relative_to(here / "out")) for p in (here / "out").rglob("*") if p.is_file()}
     assert places == {"a.txt", "b.txt", "x/a.txt", NAME}
-    monkeypatch.setattr(transcribers, "TranscriberFactory", None)  # no model is loaded for this:
+    monkeypatch.setattr(transcribe, "load_transcriber", None)  # no model is loaded for this:
     again = forescribe("calls", "-r", *pair, "-o", "out", "-f", "txt")
     assert again == Run(0, "", "3 of 3: already done, --overwrite to redo\n")
 

@@ -11,13 +11,13 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console as Rich
 
-from forescribe.asr.batch.manifest import Record, result_fields
-from forescribe.asr.batch.results import RecordingResult
+from forescribe.asr.batch.ledger import Record, result_fields
+from forescribe.asr.batch.outputs import RecordingResult
 from forescribe.asr.decode.options import Partial, Progress
 from forescribe.asr.errors import AudioError, ForescribeError, OutputError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span
-from forescribe.asr.records.sources import Source
+from forescribe.asr.sources import Source
 from forescribe.cli.console import EVERY_S, Console, Screen, tail
 from forescribe.speculative.stats import Stats
 

@@ -155,4 +155,4 @@ def test_few_functions_lie_between_the_command_and_the_transcriber(
     monkeypatch.setattr(sys, "argv", ["forescribe", "a.wav", "--model", model, "--device", "cpu"])
     with pytest.raises(SystemExit):
         main()
-    assert calls == [["_results", "run", "transcribe"]]
+    assert calls == [["_call", "_results", "run", "transcribe"]]

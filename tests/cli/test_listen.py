@@ -20,7 +20,7 @@ import soundfile
 from rich.console import Console as Rich
 
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.batch.outputs import Stdout
+from forescribe.asr.batch.destinations import Stdout
 from forescribe.asr.errors import AudioError
 from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.live.commit import LiveWord

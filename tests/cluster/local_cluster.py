@@ -90,7 +90,7 @@ class LocalCluster:
 
     def workers(self) -> list[int]:
         """The processes of our actors."""
-        return [pid for pid in self.processes() if _title(pid).startswith("ray::RayWorker")]
+        return [pid for pid in self.processes() if _title(pid).startswith("ray::MapWorker")]
 
     def processes(self) -> list[int]:
         """All processes that hold the token."""

@@ -23,7 +23,7 @@ ray = pytest.importorskip("ray", reason="needs `scripts/setup cluster`")
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SAMPLES = Path(__file__).parents[2] / "samples"
-COUNT, KILLS = 60, 10
+COUNT, KILLS = 24, 4
 RUN_S = 1200.0
 
 POISON = """
@@ -41,7 +41,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Two cores; a worker that opens `poison.wav` dies."""
     hooks = tmp_path_factory.mktemp("hooks")
     (hooks / "sitecustomize.py").write_text(POISON)
-    with LocalCluster(cpus=2, more={"PYTHONPATH": str(hooks), "HF_HUB_OFFLINE": "1"}) as running:
+    path = os.pathsep.join([str(hooks), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+    with LocalCluster(cpus=2, more={"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}) as running:
         yield running
 
 
@@ -111,7 +112,7 @@ def test_workers_and_drivers_are_killed_and_every_recording_is_recorded_once(
     cluster: LocalCluster, calls: Path, expected: Path, tmp_path: Path
 ) -> None:
     out, rng = tmp_path / "out", random.Random(1)
-    victims = ["worker"] * (KILLS - 3) + ["driver"] * 3
+    victims = ["worker"] * (KILLS - 1) + ["driver"]
     rng.shuffle(victims)
     driver = [*command(calls, out), "--cluster", cluster.address, "--workers", "2"]
 
@@ -123,7 +124,7 @@ def test_workers_and_drivers_are_killed_and_every_recording_is_recorded_once(
     with (tmp_path / "log").open("w+") as log:
         process = start()
         for number, victim in enumerate(victims, 1):
-            due = number * (COUNT - 10) // KILLS
+            due = number * (COUNT - 8) // KILLS
 
             def ready(due: int = due) -> bool:
                 return len(records(out)) >= due and len(cluster.workers()) > 0
@@ -144,7 +145,7 @@ def test_workers_and_drivers_are_killed_and_every_recording_is_recorded_once(
     assert_same(out, expected)
 
 
-def test_a_file_that_kills_its_worker_is_tried_three_times(
+def test_a_file_that_kills_its_worker_fails_and_harms_no_other(
     cluster: LocalCluster, calls: Path, expected: Path, tmp_path: Path
 ) -> None:
     folder, out = tmp_path / "calls", tmp_path / "out"
@@ -170,30 +171,6 @@ def test_a_file_that_kills_its_worker_is_tried_three_times(
     assert {record["status"] for record in by_name.values()} == {"succeeded"}
     for path in some:
         assert content(out / f"{path.stem}.srt") == content(expected / f"{path.stem}.srt")
-
-
-def test_sigterm_at_a_worker_costs_no_recording(
-    cluster: LocalCluster, calls: Path, expected: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    with (tmp_path / "log").open("w+") as log:
-        process = subprocess.Popen(
-            [*command(calls, out, "-f", "srt"), "--cluster", cluster.address, "--workers", "2"],
-            env=cluster.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-        )
-        assert wait_for(lambda: len(records(out)) >= 5, process), log.seek(0) or log.read()
-        leaving = cluster.workers()[0]
-        os.kill(leaving, signal.SIGTERM)
-        told_s = time.monotonic()
-        assert wait_for(lambda: leaving not in cluster.workers(), process)
-        left_s = time.monotonic() - told_s
-        assert process.wait(RUN_S) == 0, log.seek(0) or log.read()
-    assert left_s < 27, "25 s, and the time to look"
-    assert Counter(record["status"] for record in records(out)) == {"succeeded": COUNT}
-    for path in sorted(out.glob("*.srt")):
-        assert content(path) == content(expected / path.name)
 
 
 def test_a_client_outside_of_the_cluster_gets_the_same_results(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from forescribe.asr.batch.manifest import NAME
+from forescribe.asr.batch.destinations import MANIFEST as NAME
 from forescribe.cli import main as command_line
 from tests.asr.model import folders
 

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.batch import fingerprint
-from forescribe.asr.batch.manifest import NAME
+from forescribe.asr.batch.destinations import MANIFEST as NAME
 from forescribe.asr.errors import AudioError, OutputError, UsageError, out_of_memory
-from forescribe.asr.records.sources import Source
+from forescribe.asr.sources import Source
 from tests.asr.typists import Outcome, Typist, batch, run, text_of, write_wav
 
 ROOT = Path(__file__).parents[3]
@@ -81,6 +81,7 @@ def test_a_record_says_what_became_of_a_recording() -> None:
         "outputs": ["00.txt", "00.srt"],
         "fingerprint": f"sha256:{fingerprint.content('calls/00.wav')}+5e77",
         "attempt": 1,
+        "version": fingerprint.version("calls/00.wav"),
     }
 
 
@@ -112,16 +113,16 @@ def test_a_result_that_cannot_be_put_in_place_fails_alone() -> None:
 
 def test_a_manifest_that_cannot_be_written_is_a_failure_and_no_more(monkeypatch) -> None:
     made = batch(calls(2), "out")
-    manifest = made.outputs.ledger
-    real = manifest.append
+    folder = made.outputs.ledger.destination
+    real = folder.keep
 
-    def full(records) -> None:
-        if records[0].path == "calls/00.wav":
+    def full(record) -> object:
+        if record.path == "calls/00.wav":
             raise OutputError("disk full", code="storage_full")
-        real(records)
+        return real(record)
 
-    monkeypatch.setattr(manifest, "append", full)
-    ended = {e.record.path: e.record for e in made.run(lambda size: Typist(), size=4)}
+    monkeypatch.setattr(folder, "keep", full)
+    ended = {e.record.path: e.record for e in made.run(Typist())}
     assert ended["calls/00.wav"].code == "storage_full"
     assert ended["calls/01.wav"].status == "succeeded"
     assert statuses(run(["calls"], "out")) == {"succeeded": 1}  # what has no record is done again
@@ -210,7 +211,7 @@ def test_a_name_that_another_process_took_meanwhile_is_left_alone() -> None:
     write_wav(Path("y/a.wav"), value=2)
     late = batch(["y/a.wav"], "out", formats="txt")  # it chose `a` before the other one wrote it
     run(["x/a.wav"], "out", formats="txt")
-    list(late.run(lambda size: Typist(), size=1))
+    list(late.run(Typist()))
     assert files()["a.txt"] == text_of("x/a.wav") + "\n"
     assert set(files().values()) == {text_of("x/a.wav") + "\n", text_of("y/a.wav") + "\n"}
 
@@ -321,7 +322,7 @@ def test_half_a_line_in_the_manifest_hurts_nobody() -> None:
     Path("out", NAME).write_bytes(whole[:-40])
     again = batch(["calls"], "out")
     assert len(again.todo) == 1
-    list(again.run(lambda size: Typist(), size=4))
+    list(again.run(Typist()))
     assert not batch(["calls"], "out").todo
     assert len(records()) == 3
 
@@ -400,23 +401,31 @@ class OutOfMemoryError(RuntimeError):
     """Named as torch names it."""
 
 
-def run_in(memory: int, error: Exception | None = None, ahead: int = 3):
-    """A run on a device where batches above `memory` fail; what came back, and what was said."""
+class Crowded(Typist):
+    """On a device where batches above `memory` fail, after two recordings that went well."""
+
+    def __init__(self, memory: int) -> None:
+        super().__init__(sizes=[8])
+        self.memory, self.went_well = memory, 0
+
+    def set_batch(self, size: int) -> None:
+        self.went_well = 0
+        super().set_batch(size)
+
+    def _typed(self, path):
+        self.went_well += 1
+        if self.batch > self.memory and self.went_well > 2:
+            self.went_well = 0
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super()._typed(path)
+
+
+def run_in(memory: int):
+    """What came back, the sizes of batches, and what was said."""
     said: list[str] = []
+    typist = Crowded(memory)
     made = batch(["calls"], "out", notice=said.append)
-    sizes: list[int] = []
-
-    def make(size: int) -> Typist:
-        sizes.append(size)
-        count = iter(range(2))
-
-        def trouble(path: str) -> None:
-            if size > memory and next(count, None) is None:  # after two that went well
-                raise error or OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-        return Typist(ahead=ahead, trouble=trouble)
-
-    return list(made.run(make, size=8)), sizes, said
+    return list(made.run(typist)), typist.sizes, said
 
 
 def test_out_of_memory_halves_the_batch_once_and_says_so() -> None:
@@ -432,7 +441,7 @@ def test_a_second_time_fails_what_was_in_the_air_and_goes_on() -> None:
     ended, sizes, said = run_in(memory=2)
     found = statuses(ended)
     assert found["failed"] >= 3 and found["succeeded"] >= 4 and sum(found.values()) == 8
-    assert set(sizes[1:]) == {4} and len(said) == 1
+    assert sizes == [8, 4] and len(said) == 1
     failed = next(e for e in ended if e.error)
     assert failed.record.code == "overloaded"
     assert "out of memory with 4 windows at a time; try a smaller --batch-size" in str(failed.error)
@@ -440,37 +449,30 @@ def test_a_second_time_fails_what_was_in_the_air_and_goes_on() -> None:
 
 def test_memory_that_is_never_enough_ends_the_run() -> None:
     calls(8)
-    made, sizes = batch(["calls"], "out"), []
-
-    def make(size: int) -> Typist:
-        sizes.append(size)
-        raise MemoryError
-
-    assert statuses(made.run(make, size=8)) == {"failed": 8} and sizes == [8, 4]
+    typist = Typist(trouble=_raise(MemoryError()))
+    assert statuses(run(["calls"], "out", typist)) == {"failed": 8} and typist.sizes == [4, 2]
 
 
 def test_what_the_transcriber_caught_itself_counts_as_well() -> None:
     calls(3)
-    sizes = []
 
     class Catching(Typist):
         def _typed(self, path):
-            if sizes[-1] == 8:
+            if self.batch == 4:
                 error = AudioError(path, code="internal_error")
                 error.__cause__ = OutOfMemoryError()
                 return Outcome(path, error=error)
             return super()._typed(path)
 
-    made = batch(["calls"], "out")
-    ended = made.run(lambda size: sizes.append(size) or Catching(), size=8)
-    assert statuses(ended) == {"succeeded": 3} and sizes == [8, 4]
+    typist = Catching()
+    assert statuses(run(["calls"], "out", typist)) == {"succeeded": 3} and typist.sizes == [4, 2]
 
 
 def test_a_pipe_cannot_be_read_again() -> None:
     os.mkfifo("pipe")
     made = batch(["pipe"], "out")
     assert made.todo == [Source("pipe")]
-    ended = list(made.run(lambda size: Typist(trouble=_raise(MemoryError())), size=8))
+    ended = list(made.run(Typist(trouble=_raise(MemoryError()))))
     assert [e.record.code for e in ended] == ["overloaded"]
 
 
@@ -484,7 +486,6 @@ def _raise(error: Exception):
 def test_a_recording_that_takes_too_much_memory_to_read_fails_alone() -> None:
     """It says nothing about the batch: with half of it, it would take as much."""
     calls(4)
-    sizes: list[int] = []
 
     class Reading(Typist):
         def _typed(self, path):
@@ -494,11 +495,9 @@ def test_a_recording_that_takes_too_much_memory_to_read_fails_alone() -> None:
             error.__cause__ = MemoryError()
             return Outcome(path, error=error)
 
-    made = batch(["calls"], "out")
-    ended = {
-        e.record.path: e for e in made.run(lambda size: sizes.append(size) or Reading(), size=8)
-    }
-    assert sizes == [8]
+    typist = Reading()
+    ended = {e.record.path: e for e in run(["calls"], "out", typist)}
+    assert typist.sizes == [4]
     assert ended.pop("calls/02.wav").record.code == "invalid_audio"
     assert statuses(ended.values()) == {"succeeded": 3}
 

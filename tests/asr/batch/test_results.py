@@ -13,11 +13,9 @@ import pytest
 
 from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.interrupts import Stop
-from forescribe.asr.batch.outputs import Outputs
-from forescribe.asr.batch.results import RecordingResult
+from forescribe.asr.batch.outputs import Outputs, RecordingResult
 from forescribe.asr.errors import AudioError, UsageError
-from forescribe.asr.records.record_store import RecordStore
-from forescribe.asr.records.sources import Source
+from forescribe.asr.sources import Source
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores, open_store
 from tests.asr.batch.remote import objects
@@ -41,7 +39,7 @@ class Output:
         self, *names: str, typist: Typist | None = None, **options: Any
     ) -> list[RecordingResult]:
         made = self.batch(*names, **options)
-        return list(made.run(lambda size: typist or CopyTypist(), size=4))
+        return list(made.run(typist or CopyTypist()))
 
     def files(self) -> dict[str, str]:
         """All results, with their texts."""
@@ -111,7 +109,7 @@ def test_every_recording_has_its_files_and_one_record(out) -> None:
 
 def test_a_record_comes_after_its_files(out) -> None:
     calls(4)
-    for result in out.batch().run(lambda size: CopyTypist(), size=4):
+    for result in out.batch().run(CopyTypist()):
         assert set(result.record.outputs) <= set(out.files())
 
 
@@ -140,7 +138,7 @@ def test_what_is_done_is_not_done_again(out) -> None:
     out.run()
     made = out.batch()
     assert not made.todo and statuses(made.skipped()) == {"skipped": 3}
-    assert list(made.run(lambda size: pytest.fail("no model is needed"), size=4)) == []
+    assert list(made.run(None)) == []
     assert len(out.batch(overwrite=True).todo) == 3
 
 
@@ -174,15 +172,50 @@ def test_a_failure_is_tried_again_and_counted(out) -> None:
 
 
 def test_other_settings_are_never_taken_for_these(out) -> None:
-    """In a folder each file is judged by its own settings; an output with records has those of its run."""
     calls(2)
     out.run()
-    if out.kind != "folder":
-        with pytest.raises(UsageError, match="other settings"):
-            out.batch(settings="0123")
-    again = out.run(settings="0123", overwrite=out.kind != "folder")
-    assert statuses(again) == {"succeeded": 2}
+    assert statuses(out.run(settings="0123")) == {"succeeded": 2}
     assert out.batch(settings="0123").todo == []
+    assert len(out.batch().todo) == 2
+
+
+def test_two_runs_at_once_leave_one_record_of_each(out) -> None:
+    calls(3)
+    first, second = out.batch(), out.batch()
+    assert statuses(first.run(CopyTypist())) == statuses(second.run(CopyTypist()))
+    assert len(out.files()) == 6 and out.batch().todo == []
+    if out.kind == "store":
+        assert {line["generation"] for line in out.lines()} == {1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"attempt": "1"}, {"outputs": [1]}, {"fingerprint": 1}, {"version": 2}, {"source": None}],
+)
+def test_a_damaged_record_is_as_none(out, wrong) -> None:
+    calls(1)
+    out.run()
+    (line,) = out.lines()
+    if out.kind == "folder":
+        Path(out.where, "manifest.jsonl").write_text(json.dumps(line | wrong) + "\n")
+    else:
+        store = open_store(Location.parse(out.where))
+        (name,) = (e.key for e in store.list("_forescribe/records"))
+        store.put(name, json.dumps(line | wrong).encode())
+        store.delete("manifest.jsonl")
+    assert statuses(out.run()) == {"succeeded": 1}
+    assert out.batch().todo == []
+
+
+def test_records_in_a_store_are_read_with_few_requests(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = Output("store", str(memory() / "out"))
+    calls(3)
+    out.run()
+    stores = Stores()
+    assert out.batch(stores=stores).todo == []
+    requests = stores.at(Location.parse(out.where)).requests
+    assert (requests["list"], requests["get"]) == (1, 1)
 
 
 # Ends
@@ -223,7 +256,7 @@ def test_an_interruption_keeps_what_is_written_and_leaves_the_rest(out) -> None:
 
     made, results = out.batch(stop=stop), []
     with pytest.raises(KeyboardInterrupt):
-        for result in made.run(lambda size: CopyTypist(ahead=1, trouble=interrupt), size=4):
+        for result in made.run(CopyTypist(ahead=1, trouble=interrupt)):
             results.append(result)
     assert statuses(results) == {"succeeded": 1, "cancelled": 2}
     assert len(out.files()) == 2
@@ -260,8 +293,7 @@ def test_a_run_of_an_earlier_version_is_continued(tmp_path, monkeypatch, merged)
     results = {r.record.path: r.record for r in out.run(str(recordings), typist=typist)}
     assert typist.typed == [left := f"{recordings}/02.wav"]
     assert (results[left].status, results[left].attempt) == ("succeeded", 2)
-    records = RecordStore.open(where).load()
-    assert [s.record.status for s in records.values()] == ["succeeded"] * 3
+    assert [line["status"] for line in out.lines()] == ["succeeded"] * 3
 
 
 def test_an_output_that_can_only_be_read_is_refused() -> None:

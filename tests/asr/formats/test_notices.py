@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.batch.manifest import result_fields
+from forescribe.asr.batch.ledger import result_fields
 from forescribe.asr.errors import AudioError, clipped
 from forescribe.asr.formats.report import _plain
 from forescribe.asr.formats.transcript import Transcript

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from forescribe.asr.batch.manifest import Record
-from forescribe.asr.batch.results import RecordingResult
+from forescribe.asr.batch.ledger import Record
+from forescribe.asr.batch.outputs import RecordingResult
 from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.formats import files as writers
 from forescribe.asr.formats import report

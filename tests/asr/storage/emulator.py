@@ -29,12 +29,11 @@ ROOT = Path(__file__).parents[3]
 
 MOTO = "moto[server]>=5.2,<6"
 
-OK, SLOW_DOWN, RESET, CUT_OFF, DAMAGED, EXPIRED = (
+OK, SLOW_DOWN, RESET, CUT_OFF, EXPIRED = (
     "ok",
     "503",
     "reset",
     "cut off",
-    "damaged",
     "expired",
 )
 
@@ -181,8 +180,6 @@ def _handler(s3: S3) -> type[BaseHTTPRequestHandler]:
             inner.close()
             if fate == RESET:
                 return self._break_off()
-            if fate == DAMAGED and data:
-                data = data[:-1] + bytes([data[-1] ^ 0xFF])
             self.send_response(answer.status)
             for name, value in answer.getheaders():
                 if name.lower() not in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -18,9 +19,8 @@ from forescribe.asr.storage.errors import (
     UnsupportedError,
 )
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.read_only_backends import HubBackend
+from forescribe.asr.storage.read_only_stores import HubStore
 from forescribe.asr.storage.stores import Store
-from tests.asr.storage.faults import quick
 
 REPO = "datasets/org/calls@v1"
 
@@ -69,7 +69,7 @@ def files() -> Files:
 @pytest.fixture
 def store(files) -> Store:
     location = Location.parse(f"hf://{REPO}")
-    return Store(HubBackend(location, files), location, quick(2))
+    return HubStore(location, files, Counter())
 
 
 def test_files_are_listed_and_read(store, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_files_are_listed_and_read(store, tmp_path: Path) -> None:
 
 
 def test_other_revisions_and_missing_files(store) -> None:
-    with pytest.raises(ChangedError), store.backend.read("a.mp3", etag="another"):
+    with pytest.raises(ChangedError), store.reading("a.mp3", etag="another"):
         pass
     with pytest.raises(MissingError, match=r"hf://datasets/org/calls@v1/c\.mp3"):
         store.read("c.mp3")

@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.inputs import discover
-from forescribe.asr.batch.outputs import Outputs
-from forescribe.asr.batch.results import RecordingResult
+from forescribe.asr.batch.outputs import Outputs, RecordingResult
 from forescribe.asr.batch.spool import Fetching
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.obstore_backend import ObstoreBackend
 from forescribe.asr.storage.stores import Stores, open_store
-from tests.asr.storage.faults import OK, FaultyBackend, quick
 from tests.asr.typists import SETTINGS, Outcome, Typist, text_of, transcript, write_wav
-
-
-class FaultyStores(Stores):
-    """Stores whose requests meet `fate(location, kind)`."""
-
-    def __init__(self, fate: Callable[[Location, str], str] = lambda where, kind: OK) -> None:
-        super().__init__(quick(4))
-        self.fate = fate
-
-    def _backend(self, location: Location) -> FaultyBackend:
-        key = f"{location.scheme}://{location.host}"
-        if key not in self._backends:
-            root = location.root
-            inner = ObstoreBackend(location)
-            self._backends[key] = FaultyBackend(inner, lambda kind: self.fate(root, kind))
-        return self._backends[key]
 
 
 class CopyTypist(Typist):
@@ -72,10 +52,9 @@ def batch(
     limit: int | None = 1 << 30,
     **options: Any,
 ) -> Batch:
-    stores = stores or Stores(quick())
+    stores = stores or Stores()
     sources = discover(names, recursive=recursive, stores=stores)
     outputs = Outputs.plan(sources, out, formats, stores=stores)
-    outputs.begin(sources, settings, overwrite=overwrite)
     return Batch(
         sources,
         outputs,
@@ -89,7 +68,7 @@ def batch(
 def run(
     names: list[str], out: str, typist: Typist | None = None, **options: Any
 ) -> list[RecordingResult]:
-    return list(batch(names, out, **options).run(lambda size: typist or CopyTypist(), size=4))
+    return list(batch(names, out, **options).run(typist or CopyTypist()))
 
 
 def files(out: str) -> dict[str, str]:

@@ -12,8 +12,7 @@ from forescribe.asr.batch.inputs import discover
 from forescribe.asr.errors import StorageError, UsageError
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores, open_store
-from tests.asr.batch.remote.objects import FaultyStores
-from tests.asr.storage.faults import LOST, OK, memory, quick
+from tests.asr.storage.faults import LOST, OK, FaultyStores, memory
 
 KEYS = (
     "a.mp3",
@@ -41,7 +40,7 @@ def calls() -> Location:
 
 
 def found(*names: object, recursive: bool = True, stores: Stores | None = None):
-    return discover(map(str, names), recursive=recursive, stores=stores or Stores(quick()))
+    return discover(map(str, names), recursive=recursive, stores=stores or Stores())
 
 
 def keys(sources, top: Location) -> list[str]:
@@ -57,7 +56,7 @@ def test_a_folder_holds_its_recordings_by_name(calls) -> None:
 
 
 def test_a_folder_is_one_listing_however_many_recordings_it_has(calls) -> None:
-    stores = Stores(quick())
+    stores = Stores()
     sources = found(f"{calls}/", stores=stores)
     assert stores.at(calls).requests == {"list": 1}
     assert all(source.entry is not None and source.version for source in sources)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +12,11 @@ import pytest
 
 from forescribe.asr.batch.spool import PREFIX, Spool
 from forescribe.asr.errors import OutputError
-from forescribe.asr.records.sources import Source, remote_source
+from forescribe.asr.sources import Source, remote_source
 from forescribe.asr.storage.errors import MissingError
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import Stores, open_store
-from tests.asr.storage.faults import memory, quick
+from tests.asr.storage.faults import memory
 
 SIZE = 1000
 
@@ -33,7 +32,7 @@ def calls() -> list[Source]:
 
 
 def spool(tmp_path: Path, **options) -> Spool:
-    return Spool(Stores(quick()), place=str(tmp_path), **options)
+    return Spool(Stores(), place=str(tmp_path), **options)
 
 
 def test_copies_have_the_names_of_recordings_and_the_bytes(calls, tmp_path) -> None:
@@ -117,7 +116,7 @@ def test_what_is_missing_fails_alone(calls, tmp_path) -> None:
 
 
 def test_few_are_fetched_ahead(calls, tmp_path) -> None:
-    stores = Stores(quick())
+    stores = Stores()
     made = Spool(stores, place=str(tmp_path), ahead=2, fetchers=4)
     made.order(calls)
     made.take(calls[0])
@@ -132,10 +131,8 @@ def test_closing_ends_its_threads(calls, tmp_path) -> None:
     made.order(calls)
     made.take(calls[0])
     made.close()
-    for thread in made._threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in made._threads)
-    assert threading.active_count() >= 1 and list(tmp_path.iterdir()) == []
+    made._pool.shutdown()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path) -> None:

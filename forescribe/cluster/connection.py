@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -27,10 +26,6 @@ AUTO = "auto"
 
 STARTS = 3
 """Attempts to start a cluster on this machine."""
-
-START_S = 180.0
-"""Seconds for one of them. Ray's own 30 s are too short on a busy machine, or where its modules have to be
-compiled first."""
 
 CONNECT_S = 10.0
 """Seconds for a connection to a head."""
@@ -141,13 +136,12 @@ def _start(ray: Any, status: Callable[[str], None]) -> None:
     status("starting Ray on this machine")
     for attempt in range(1, STARTS + 1):
         try:
-            with _patience():
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    **_quiet(),
-                )
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                **_quiet(),
+            )
             return
         except Exception as error:
             with suppress(Exception):
@@ -160,28 +154,6 @@ def _start(ray: Any, status: Callable[[str], None]) -> None:
                     f"{os.path.dirname(ray.__file__)}"
                 ) from error
             status(f"Ray did not start ({_first_line(error)}): attempt {attempt + 1} of {STARTS}")
-
-
-@contextmanager
-def _patience() -> Iterator[None]:
-    """Wait longer for the new node than Ray does, which gives up after a fixed 30 s: its look-up of the
-    node, in a loop with that limit, waits by itself."""
-    from ray._private import services
-
-    look_up: Callable[[str, str], Any] = services.get_node
-    until_s = time.monotonic() + START_S
-
-    def patient(gcs_address: str, node_id: str) -> Any:
-        while True:
-            try:
-                return look_up(gcs_address, node_id)
-            except RuntimeError:
-                if time.monotonic() > until_s:
-                    raise
-                time.sleep(0.5)
-
-    with patch.object(services, "get_node", patient):
-        yield
 
 
 def explained(error: Exception, address: str) -> UsageError | CapacityError:

@@ -4,8 +4,6 @@ Credentials, endpoints and regions come from the environment (AWS_ACCESS_KEY_ID,
 AWS_SESSION_TOKEN, AWS_ENDPOINT_URL, AWS_REGION, GOOGLE_*, AZURE_*), from a profile in `~/.aws`, or from the
 identity of the machine. obstore reads the environment only, so profiles are read here: those with keys; those
 that log in (SSO) or assume roles are left to the environment.
-
-obstore's own repetitions are off: ours count requests and know whether a write may have happened.
 """
 
 from __future__ import annotations
@@ -13,20 +11,17 @@ from __future__ import annotations
 import configparser
 import os
 import re
-import threading
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UsageError
 from ..installing import how_to_install
 from .errors import LocatedError, MissingError, located
-from .locations import Entry, Location, Reading
-
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+from .locations import Entry, Location
+from .stores import OpenObject, Store
 
 PROFILE_KEYS = {
     "aws_access_key_id": "access_key_id",
@@ -51,99 +46,113 @@ _MEMORY: dict[str, Any] = {}
 """Stores of `memory://`, by host: they live as long as the process."""
 
 
-class ObstoreBackend:
-    """Single requests to the bucket of `location`, or below its folder. Raises UsageError without obstore."""
+class BucketStore(Store):
+    """Objects of a bucket, below the folder of its location."""
 
-    def __init__(self, location: Location) -> None:
-        self.root = location if location.scheme == "file" else location.root
-        self.requests: Counter[str] = Counter()
-        self._counting = threading.Lock()
-        self._store = _open(location)
+    @staticmethod
+    def opened(location: Location, patience_s: float) -> Any:
+        return _opened(location, patience_s)
 
-    def list(self, prefix: str, after: str | None = None) -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> list[Entry]:
         import obstore
 
-        with self._errors(self.root / prefix):
-            pages = obstore.list(self._store, prefix or None, offset=after or None, chunk_size=PAGE)
-            self._count("list")
-            for number, page in enumerate(pages):
+        folder = self._key(prefix).rstrip("/")
+        found: list[Entry] = []
+        with self._request("list", prefix):
+            for number, page in enumerate(
+                obstore.list(self.connection, folder or None, chunk_size=PAGE)
+            ):
                 if number:
                     self._count("list")
-                yield from sorted((_entry(meta) for meta in page), key=lambda entry: entry.key)
+                found += map(self._entry, page)
+        return sorted(found, key=lambda entry: entry.key)
 
     def head(self, key: str) -> Entry:
         import obstore
 
-        self._count("head")
-        with self._errors(self.root / key):
-            return _entry(obstore.head(self._store, key))
+        with self._request("head", key):
+            return self._entry(obstore.head(self.connection, self._key(key)))
 
     @contextmanager
-    def read(self, key: str, start: int = 0, etag: str | None = None) -> Iterator[Reading]:
+    def reading(self, key: str, start: int = 0, etag: str | None = None) -> Iterator[OpenObject]:
         import obstore
 
-        self._count("get")
-        location = self.root / key
-        options: dict[str, Any] = {}
-        if etag:
-            options["if_match"] = etag
+        options: dict[str, Any] = {"if_match": etag} if etag else {}
         if start:
             options["range"] = {"offset": start}
-        with self._errors(location):
-            result = obstore.get(self._store, key, options=options or None)  # type: ignore[arg-type]
-            entry = _entry(result.meta)
-        yield Reading(entry, self._pieces(location, result), start)
+        with self._request("get", key):
+            result = obstore.get(self.connection, self._key(key), options=options or None)  # type: ignore[arg-type]
+            entry = self._entry(result.meta)
+        yield OpenObject(entry, self._pieces(key, result), start)
 
     def put(self, key: str, data: bytes | Path) -> Entry:
         import obstore
 
         size = data.stat().st_size if isinstance(data, Path) else len(data)
-        self._count("put", 1 if size <= PART else 2 + -(-size // PART))
-        with self._errors(self.root / key):
-            return _written(
-                key,
-                size,
-                obstore.put(self._store, key, data, chunk_size=PART, max_concurrency=PARTS),
+        with self._request("put", key):
+            written = obstore.put(
+                self.connection, self._key(key), data, chunk_size=PART, max_concurrency=PARTS
             )
+        return Entry(key, size, written.get("e_tag"))
 
-    def create(self, key: str, data: bytes) -> Entry:
+    def create(self, key: str, data: bytes) -> bool:
         import obstore
+        from obstore.exceptions import AlreadyExistsError
 
-        self._count("create")
-        with self._errors(self.root / key):
-            return _written(key, len(data), obstore.put(self._store, key, data, mode="create"))
+        with self._request("create", key):
+            try:
+                obstore.put(self.connection, self._key(key), data, mode="create")
+            except AlreadyExistsError:
+                pass
+            else:
+                return True
+        with suppress(MissingError):
+            return self.read(key) == data
+        return False
 
     def delete(self, key: str) -> None:
         import obstore
 
-        self._count("delete")
-        try:
-            with self._errors(self.root / key):
-                obstore.delete(self._store, key)
-        except MissingError:
-            return
+        with suppress(MissingError), self._request("delete", key):
+            obstore.delete(self.connection, self._key(key))
 
-    def _pieces(self, location: Location, result: Any) -> Iterator[bytes]:
-        with self._errors(location):
+    def _pieces(self, key: str, result: Any) -> Iterator[bytes]:
+        with self._errors(key):
             for piece in result.stream(min_chunk_size=PIECE):
                 yield bytes(piece)
 
-    def _count(self, kind: str, number: int = 1) -> None:
-        with self._counting:
-            self.requests[kind] += number
+    @contextmanager
+    def _request(self, kind: str, key: str) -> Iterator[None]:
+        self._count(kind)
+        with self._errors(key):
+            yield
 
     @contextmanager
-    def _errors(self, location: Location) -> Iterator[None]:
+    def _errors(self, key: str) -> Iterator[None]:
         try:
             yield
         except LocatedError:
             raise
         except (OSError, ValueError, NotImplementedError) as error:
-            raise located(location, error) from None  # its text may hold signatures
+            raise located(self.place(key), error) from None  # its text may hold signatures
         except BaseException as error:
             if type(error).__module__.startswith(("obstore", "pyo3")):
-                raise located(location, error) from None
+                raise located(self.place(key), error) from None
             raise
+
+    @property
+    def _base(self) -> str:
+        """The folder of this store in the bucket; a folder of this machine is opened itself."""
+        return "" if self.location.scheme == "file" else self.location.key.strip("/")
+
+    def _key(self, key: str) -> str:
+        return f"{self._base}/{key}" if self._base and key else self._base or key
+
+    def _entry(self, meta: Any) -> Entry:
+        written = meta.get("last_modified")
+        key = meta["path"].removeprefix(f"{self._base}/") if self._base else meta["path"]
+        modified = written.timestamp() if written else None
+        return Entry(key, meta["size"], meta.get("e_tag"), modified)
 
 
 def profile_settings() -> dict[str, str]:
@@ -172,32 +181,33 @@ def _section(variable: str, file: str, name: str) -> dict[str, str]:
     return dict(parser[name]) if parser.has_section(name) else {}
 
 
-def _open(location: Location) -> ObjectStore:
+def _opened(location: Location, patience_s: float) -> Any:
     try:
         from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
     except ImportError as error:
         raise UsageError(f"{location.scheme}:// needs obstore: {how_to_install('s3')}") from error
     if location.scheme == "memory":
-        store: MemoryStore = _MEMORY.setdefault(location.host, MemoryStore())
-        return store
+        return _MEMORY.setdefault(location.host, MemoryStore())
     if location.scheme == "file":
         try:
             return LocalStore(location.key, mkdir=True)
         except OSError as error:
             raise UsageError(f"{location}: the folder cannot be made; name another one") from error
     endpoint = _endpoint() if location.scheme == "s3" else ""
-    options: Any = {
-        "connect_timeout": "10s",
-        "read_timeout": "60s",
-        # Of the whole body: a long recording over a slow line. `read_timeout` finds dead connections.
-        "timeout": "6h",
-        "allow_http": endpoint.startswith("http://"),
-        "user_agent": "forescribe",
+    common: Any = {
+        "client_options": {
+            "connect_timeout": "10s",
+            "read_timeout": "60s",
+            # Of the whole body: a long recording over a slow line. `read_timeout` finds dead connections.
+            "timeout": "6h",
+            "allow_http": endpoint.startswith("http://"),
+            "user_agent": "forescribe",
+        },
+        "retry_config": {"retry_timeout": timedelta(seconds=patience_s)},
     }
-    common: dict[str, Any] = {"client_options": options, "retry_config": {"max_retries": 0}}
     try:
         if location.scheme == "s3":
-            own = profile_settings() | ({"endpoint": endpoint} if endpoint else {})
+            own: Any = profile_settings() | ({"endpoint": endpoint} if endpoint else {})
             return S3Store(location.host, **common | own)
         if location.scheme == "gs":
             return GCSStore(location.host, **common)
@@ -216,14 +226,3 @@ def _endpoint() -> str:
                 raise UsageError(f"{name} is no address: it begins with http:// or https://")
             return address
     return ""
-
-
-def _entry(meta: Any) -> Entry:
-    written = meta.get("last_modified")
-    return Entry(
-        meta["path"], meta["size"], meta.get("e_tag"), written.timestamp() if written else None
-    )
-
-
-def _written(key: str, size: int, result: Any) -> Entry:
-    return Entry(key, size, result.get("e_tag"))

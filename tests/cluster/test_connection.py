@@ -10,8 +10,7 @@ import types
 import pytest
 
 from forescribe.asr.errors import CapacityError, UsageError
-from forescribe.cluster import ray_connection
-from forescribe.cluster.ray_connection import STARTS, check_address, connected, explained
+from forescribe.cluster.connection import STARTS, check_address, connected, explained
 
 
 class FakeRay(types.ModuleType):
@@ -41,15 +40,12 @@ def ray(monkeypatch: pytest.MonkeyPatch):
 
     def install(*outcomes) -> FakeRay:
         module = FakeRay(*outcomes)
-        private, services = types.ModuleType("ray._private"), types.ModuleType("services")
-        services.get_node = lambda address, node: {}
+        private = types.ModuleType("ray._private")
         private.worker = worker = types.ModuleType("ray._private.worker")
         worker.print_to_stdstream = print
         monkeypatch.setitem(sys.modules, "ray._private.worker", worker)
-        private.services = services
         monkeypatch.setitem(sys.modules, "ray", module)
         monkeypatch.setitem(sys.modules, "ray._private", private)
-        monkeypatch.setitem(sys.modules, "ray._private.services", services)
         utils = types.ModuleType("ray._private.utils")
         utils.read_ray_address = lambda: module.left
         monkeypatch.setitem(sys.modules, "ray._private.utils", utils)
@@ -205,21 +201,3 @@ def test_explanations(text: str, kind: type[Exception], said: str) -> None:
     assert type(error) is kind
     with pytest.raises(kind, match=said):
         raise error
-
-
-def test_the_look_up_of_a_new_node_is_patient(ray, monkeypatch: pytest.MonkeyPatch) -> None:
-    ray()
-    services = sys.modules["ray._private.services"]
-    answers = [RuntimeError("not yet"), RuntimeError("not yet"), {"node": 1}]
-
-    def look_up(address, node):
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(services, "get_node", look_up)
-    monkeypatch.setattr(ray_connection.time, "sleep", lambda seconds: None)
-    with ray_connection._patience():
-        assert services.get_node("address", "node") == {"node": 1}
-    assert services.get_node is look_up

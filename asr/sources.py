@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ..errors import ForescribeError
-from ..storage.locations import Entry, Location, is_url
+from .errors import ForescribeError
+from .storage.locations import Entry, Location, is_url
 
 STDIN = "-"
 LIST = ".jsonl"

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from pathlib import Path
 
 import pytest
 
-from forescribe.asr.batch.batch import Batch
-from forescribe.asr.batch.outputs import Outputs
 from forescribe.asr.errors import UsageError
-from forescribe.asr.records.sources import Source
+from forescribe.asr.sources import Source
 from forescribe.cli.main import main
+from forescribe.cli.transcribe import load_transcriber, work_order
 from forescribe.cli.transcribe_options import TranscribeOptions
-from forescribe.cluster.cluster_transcriber import cluster_decoder
-from forescribe.cluster.order import check_machine, order_of
 
 MEMO = str(Path(__file__).parents[2] / "samples" / "memo.flac")
 
@@ -43,11 +41,6 @@ def test_known_voices_are_those_of_one_machine(monkeypatch: pytest.MonkeyPatch) 
         TranscribeOptions(audio=[MEMO], cluster="auto", diarize=True, known=True)
 
 
-def batch_of(paths: list[str], out: Path) -> Batch:
-    sources = [Source(path) for path in paths]
-    return Batch(sources, Outputs.plan(sources, str(out), "txt"), settings="5e77")
-
-
 def test_every_option_reaches_the_workers(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.txt").write_text("words")
@@ -71,22 +64,22 @@ def test_every_option_reaches_the_workers(tmp_path: Path, monkeypatch) -> None:
         num_speakers=2,
         local_files_only=True,
     )
-    order = order_of(options, [Source(MEMO)])
+    order = work_order(options, [Source(MEMO)])
     assert order.options == options.decoding()
     assert order.options.hint == "words"
-    assert (order.batch, order.readers, order.network, order.probe) == (4, 2, False, MEMO)
+    assert (order.batch, order.network, order.probe) == (4, False, MEMO)
     assert order.folder == str(tmp_path)
-    assert order.speakers == options.speakers
-    expected = {"model": "tiny.en", "draft": "none", "gamma": 3}
-    assert {name: order.models[name] for name in expected} == expected
     assert order.weights
+    function, (there, _) = pickle.loads(pickle.dumps(order.load)).func, order.load.args
+    assert function is load_transcriber
+    assert (there.speakers, there.readers, there.gamma) == (options.speakers, 2, "3")
 
 
 def test_a_model_folder_is_named_from_the_root(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     options = TranscribeOptions(audio=[MEMO], cluster="auto", model="model")
-    assert order_of(options, []).models["model"] == str(tmp_path / "model")
+    assert work_order(options, []).load.args[0].model == str(tmp_path / "model")
 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
@@ -94,7 +87,7 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     options = TranscribeOptions(audio=[str(pipe)], cluster="auto", model="tiny.en")
     with pytest.raises(UsageError, match="cannot read the pipe"):
-        order_of(options, [Source(str(pipe))])
+        work_order(options, [Source(str(pipe))])
 
 
 def test_without_ray_the_command_says_what_to_install(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -135,20 +128,7 @@ def test_a_worker_that_could_give_other_results_refuses(
 
     monkeypatch.chdir(tmp_path)  # restored, whatever the worker does
     options = TranscribeOptions(audio=[MEMO], cluster="auto", model="tiny.en")
-    order = order_of(options, [Source(MEMO)])
-    check_machine(order)
+    order = work_order(options, [Source(MEMO)])
+    order.check_machine()
     with pytest.raises(ForescribeError, match=said):
-        check_machine(replace(order, **change))
-
-
-def test_the_decoder_connects_to_nothing_before_the_first_recording(tmp_path, monkeypatch) -> None:
-    class Console:
-        notice = status = staticmethod(lambda text: None)
-
-    monkeypatch.setattr("forescribe.cluster.ray_connection.require_ray", lambda: None)
-    options = TranscribeOptions(audio=[MEMO], cluster="ray://192.0.2.1:10001", model="tiny.en")
-    batch = batch_of([MEMO], tmp_path / "out")
-    make, decoding, stats = cluster_decoder(options, batch, Console())  # type: ignore[arg-type]
-    assert decoding == options.decoding()
-    assert stats() is None
-    assert make(8).recordings == {MEMO: batch.todo[0]}
+        replace(order, **change).check_machine()

@@ -1,0 +1,230 @@
+"""The ledger of an output: what became of each recording, so that a run continues where it stopped.
+
+    ledger = Ledger(destination)
+    ledger.stands("calls/a.mp3", ["a.txt"], settings)     # the record of results that need not be made again
+    ledger.add(ledger.record("calls/a.mp3", status="failed", code="invalid_audio"))
+
+A recording gets a record after its files are in place: it says that they are complete. Where records are kept
+is the destination's matter (`asr.batch.destinations`): lines of a file, or objects that are created once.
+Knows names and fingerprints; nothing of audio or models.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import Code, ForescribeError
+from ..formats.transcript import Transcript
+from ..formats.transcript_parts import Json, seconds
+
+if TYPE_CHECKING:
+    from .destinations import Destination
+
+Status = Literal["succeeded", "failed", "skipped", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of one recording.
+
+    `path` is as given; `source` and `outputs` are relative to the folder of the results, so that
+    all can be moved together. `attempt` counts the attempts. `wall_s` is the time from its first to
+    its last window, shared with other recordings in the batch, so `rtfx`, audio seconds per second,
+    is lower the more there are. `coverage` holds seconds. `version` tells contents apart without reading:
+    size and time of a file, size and tag of an object."""
+
+    path: str
+    status: Status
+    source: str = ""
+    code: Code | None = None
+    message: str | None = None
+    audio_s: float | None = None
+    wall_s: float = 0.0
+    rtfx: float | None = None
+    language: str | None = None
+    coverage: Mapping[str, float] | None = None
+    acceptance_rate: float | None = None
+    mean_acceptance_length: float | None = None
+    warnings: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    attempt: int = 0
+    version: str | None = None
+
+    def to_dict(self) -> dict[str, Json]:
+        """As a JSON object; without a transcript, unknown values are null."""
+        return asdict(self) | {"warnings": list(self.warnings), "outputs": list(self.outputs)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Record:
+        """Raises KeyError, TypeError or ValueError for what is no record."""
+        fields = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+        fields |= {name: tuple(values[name]) for name in ("warnings", "outputs")}
+        record = cls(**fields)
+        texts = (record.path, record.source, *record.outputs)
+        marks = (record.fingerprint, record.version)
+        whole = isinstance(record.attempt, int) and all(isinstance(text, str) for text in texts)
+        if not whole or not all(isinstance(mark, str | None) for mark in marks):
+            raise ValueError("a record with values of another kind")
+        return record
+
+
+def result_fields(
+    transcript: Transcript | None, error: ForescribeError | None, wall_s: float
+) -> dict[str, Any]:
+    """Return the fields of a record that say how a recording ended."""
+    fields: dict[str, Any] = {
+        "status": "succeeded" if error is None else "failed",
+        "code": None if error is None else error.code,
+        "message": None if error is None else error.message,
+        "wall_s": round(wall_s, 3),
+    }
+    if transcript is None:
+        return fields
+    coverage, wordless = transcript.coverage, transcript.coverage.wordless_samples
+    return fields | {
+        "audio_s": transcript.duration,
+        "rtfx": round(transcript.duration / wall_s, 2) if wall_s else None,
+        "language": transcript.language,
+        "coverage": {
+            "decoded_s": seconds(coverage.decoded_samples),
+            "silent_s": seconds(coverage.silent_samples),
+            "failed_s": seconds(coverage.failed_samples),
+            "voice_without_words_s": None if wordless is None else seconds(wordless),
+        },
+        "acceptance_rate": transcript.stats.get("acceptance_rate"),
+        "mean_acceptance_length": transcript.stats.get("mean_acceptance_length"),
+        "warnings": tuple(notice.code for notice in transcript.warnings),
+    }
+
+
+class Ledger:
+    """The records of a destination, by what they say about its files. Names are relative to the destination,
+    and a stem is a name without its extension. Raises what reading the destination raises."""
+
+    def __init__(self, destination: Destination) -> None:
+        self.destination = destination
+        self._wrote: dict[str, Record] = {}  # by output the last record that names it
+        self._stems: dict[str, dict[str, None]] = {}  # by stem its outputs, the latest last
+        self._names: dict[str, dict[str, None]] = {}  # by source its stems, the latest last
+        self._attempts: Counter[str] = Counter()
+        self._refresh()
+
+    def key(self, path: str) -> str:
+        """A recording in the form of records."""
+        return self.destination.key(path)
+
+    def owner(self, stem: str) -> str | None:
+        """The source whose results have this name, if any of them exists."""
+        outputs = list(self._stems.get(stem, ()))
+        if any(map(self.destination.exists, outputs)):
+            return self._wrote[outputs[-1]].source
+        return None
+
+    def stems_of(self, source: str) -> list[str]:
+        """The names under which a source has results, the latest first."""
+        names = reversed(self._names.get(source, {}))
+        return [stem for stem in names if self.owner(stem) == source]
+
+    def fingerprint(self, output: str) -> str | None:
+        """The fingerprint of the result in an output file; None without a record."""
+        record = self._wrote.get(output)
+        return None if record is None else record.fingerprint
+
+    def stands(self, path: str, outputs: Sequence[str], settings: str) -> Record | None:
+        """The record of a recording whose results are in these files, all of which exist, made with these
+        settings; its fingerprint and version tell whether the content was the same."""
+        records = [self._wrote.get(output) for output in outputs]
+        mark = self.fingerprint(outputs[0]) if outputs else None
+        if mark is None or not mark.endswith(f"+{settings}"):
+            return None
+        same = all(record is not None and record.fingerprint == mark for record in records)
+        if not same or not all(map(self.destination.exists, outputs)):
+            return None
+        versions = {record.version for record in records if record is not None}
+        return self.record(
+            path,
+            status="succeeded",
+            outputs=tuple(outputs),
+            fingerprint=mark,
+            version=versions.pop() if len(versions) == 1 else None,
+        )
+
+    def record(self, path: str, **fields: Any) -> Record:
+        """A new record of a recording."""
+        key = self.key(path)
+        attempt = self._attempts[key] + (fields["status"] in ("succeeded", "failed"))
+        return Record(path, source=key, attempt=attempt, **fields)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Held from `replacing` to `add`, up to date: where the destination can lock, no other process writes
+        results meanwhile."""
+        with self.destination.locked():
+            self._refresh()
+            yield
+
+    def replacing(self, path: str, outputs: Sequence[str], fingerprint: str | None) -> None:
+        """Told before results of this fingerprint are written to these files. Takes back the record of
+        others in them: if the process is killed now, new files must not stand under the old one."""
+        old = tuple(o for o in outputs if self.fingerprint(o) not in (None, fingerprint))
+        if old:
+            self._keep(self.record(path, status="cancelled", outputs=old))
+
+    def add(self, record: Record) -> Record:
+        """Keep the record of a recording whose files are written, with its results of the same content in
+        other formats; returns it as it is kept. Raises ForescribeError."""
+        if record.fingerprint and record.outputs:
+            stem, suffix = os.path.splitext(record.outputs[0])[0], PurePosixPath
+            own = {suffix(output).suffix for output in record.outputs}
+            others = [
+                output
+                for output in self._stems.get(stem, ())
+                if suffix(output).suffix not in own
+                and self.fingerprint(output) == record.fingerprint
+                and self.destination.exists(output)
+            ]
+            record = replace(record, outputs=(*record.outputs, *others))
+        return self._keep(record)
+
+    def cancel(self, records: Iterable[Record]) -> None:
+        """Keep the records of recordings that will not be transcribed in this run, where that is no request
+        for each. Raises ForescribeError."""
+        if not self.destination.in_background:
+            with self.locked():
+                for record in records:
+                    self._keep(record)
+
+    def close(self) -> None:
+        """After the last record of a run."""
+        self.destination.close()
+
+    def _keep(self, record: Record) -> Record:
+        kept = self.destination.keep(record)
+        self._refresh()
+        return kept
+
+    def _refresh(self) -> None:
+        for record in self.destination.fresh():
+            self._index(record)
+
+    def _index(self, record: Record) -> None:
+        self._attempts[record.source] = max(
+            record.attempt,
+            self._attempts[record.source] + (record.status in ("succeeded", "failed")),
+        )
+        for output in record.outputs:
+            self._wrote[output] = record
+            stem = os.path.splitext(output)[0]
+            outputs = self._stems.setdefault(stem, {})
+            outputs.pop(output, None)
+            outputs[output] = None
+            names = self._names.setdefault(record.source, {})
+            names.pop(stem, None)
+            names[stem] = None
