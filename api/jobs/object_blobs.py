@@ -36,7 +36,7 @@ from .blobs import BlobDraft, BlobStore
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from forescribe.asr.storage.stores import Store
+    from forescribe.asr.storage.store import Store
 
 
 NAME = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")

@@ -28,13 +28,14 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import ForescribeError, OutputError, UsageError, output_errors
 from ..formats.files import TEMPORARY, put
 from ..sources import STDIN, identity
 from ..storage.locations import Location, is_url
-from ..storage.stores import Store, Stores
+from ..storage.store import Store
+from ..storage.stores import Stores
 from .ledger import Record
 
 MANIFEST = "manifest.jsonl"
@@ -46,43 +47,6 @@ READERS = 16
 """Records that are read at a time."""
 
 _RECORD = re.compile(rf"{RECORDS}([0-9a-f]{{32}})(?:\.(\d+))?\.json")
-
-
-class Destination(Protocol):
-    """What a ledger and a run need. `in_background`: `put` and `keep` take long, and may be called from
-    several threads."""
-
-    in_background: bool
-
-    def key(self, path: str) -> str:
-        """A recording in the form of records."""
-        ...
-
-    def exists(self, name: str) -> bool: ...
-
-    def put(self, name: str, data: bytes) -> None:
-        """Write a file, replacing another one at once. Raises OutputError, LocatedError."""
-        ...
-
-    def fresh(self) -> Iterable[Record]:
-        """The records that were made since the last call, the latest last."""
-        ...
-
-    def keep(self, record: Record) -> Record:
-        """Store a record, after its files; returns the one that stands. Raises ForescribeError."""
-        ...
-
-    def locked(self) -> AbstractContextManager[None]:
-        """No other process writes meanwhile, where that can be had."""
-        ...
-
-    def sweep(self, names: Iterable[str]) -> None:
-        """Remove what killed processes left half written beside these names."""
-        ...
-
-    def close(self) -> None:
-        """After the last record of a run."""
-        ...
 
 
 class Folder:

@@ -14,17 +14,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from ..errors import Code, ForescribeError
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Json, seconds
-
-if TYPE_CHECKING:
-    from .destinations import Destination
 
 Status = Literal["succeeded", "failed", "skipped", "cancelled"]
 
@@ -102,6 +99,43 @@ def result_fields(
         "mean_acceptance_length": transcript.stats.get("mean_acceptance_length"),
         "warnings": tuple(notice.code for notice in transcript.warnings),
     }
+
+
+class Destination(Protocol):
+    """What a ledger and a run need. `in_background`: `put` and `keep` take long, and may be called from
+    several threads."""
+
+    in_background: bool
+
+    def key(self, path: str) -> str:
+        """A recording in the form of records."""
+        ...
+
+    def exists(self, name: str) -> bool: ...
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file, replacing another one at once. Raises OutputError, LocatedError."""
+        ...
+
+    def fresh(self) -> Iterable[Record]:
+        """The records that were made since the last call, the latest last."""
+        ...
+
+    def keep(self, record: Record) -> Record:
+        """Store a record, after its files; returns the one that stands. Raises ForescribeError."""
+        ...
+
+    def locked(self) -> AbstractContextManager[None]:
+        """No other process writes meanwhile, where that can be had."""
+        ...
+
+    def sweep(self, names: Iterable[str]) -> None:
+        """Remove what killed processes left half written beside these names."""
+        ...
+
+    def close(self) -> None:
+        """After the last record of a run."""
+        ...
 
 
 class Ledger:

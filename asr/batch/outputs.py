@@ -32,8 +32,8 @@ from ..sources import STDIN, Source, identity
 from ..storage.locations import Location, is_url
 from ..storage.stores import Stores
 from . import fingerprint
-from .destinations import Bucket, Destination, Folder, Stdout
-from .ledger import Ledger, Record, result_fields
+from .destinations import Bucket, Folder, Stdout
+from .ledger import Destination, Ledger, Record, result_fields
 
 if TYPE_CHECKING:
     from ..decode.options import Outcome

@@ -21,7 +21,7 @@ from ..errors import UsageError
 from ..installing import how_to_install
 from .errors import LocatedError, MissingError, located
 from .locations import Entry, Location
-from .stores import OpenObject, Store
+from .store import OpenObject, Store
 
 PROFILE_KEYS = {
     "aws_access_key_id": "access_key_id",

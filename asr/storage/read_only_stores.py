@@ -26,7 +26,7 @@ from .errors import (
     unanswered,
 )
 from .locations import Entry, Location
-from .stores import OpenObject, Store
+from .store import OpenObject, Store
 
 if TYPE_CHECKING:
     import httpx

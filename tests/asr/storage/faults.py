@@ -10,7 +10,8 @@ from typing import Any
 from forescribe.asr.storage.buckets import BucketStore
 from forescribe.asr.storage.errors import LocatedError, UnavailableError
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.stores import Store, Stores
+from forescribe.asr.storage.store import Store
+from forescribe.asr.storage.stores import Stores
 
 OK, LOST, REPLY_LOST = "ok", "request lost", "reply lost"
 

@@ -18,7 +18,8 @@ from forescribe.asr.storage.errors import (
     UnsupportedError,
 )
 from forescribe.asr.storage.locations import Entry, Location
-from forescribe.asr.storage.stores import Store, Stores, open_store
+from forescribe.asr.storage.store import Store
+from forescribe.asr.storage.stores import Stores, open_store
 from tests.asr.storage.emulator import S3, moto_environment, running
 from tests.asr.storage.faults import LOST, OK, Fate, FaultyBucket, memory
 
@@ -172,7 +173,7 @@ def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path) -> None:
 
 
 def test_what_is_too_large_is_not_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forescribe.asr.storage.stores.SMALL", 100)
+    monkeypatch.setattr("forescribe.asr.storage.store.SMALL", 100)
     store = open_store(memory())
     store.put("a", b"1" * 100)
     store.put("b", b"1" * 101)

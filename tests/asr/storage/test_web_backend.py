@@ -27,7 +27,7 @@ from forescribe.asr.storage.stores import Stores
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forescribe.asr.storage.stores.PAUSE_S", 0.0)
+    monkeypatch.setattr("forescribe.asr.storage.store.PAUSE_S", 0.0)
 
 
 BODY = bytes(range(256)) * 8000
@@ -215,7 +215,7 @@ def test_of_an_endless_error_page_the_beginning_is_read(web: Web) -> None:
 
 
 def test_of_an_endless_list_no_more_is_read_than_a_list_may_have(web: Web, monkeypatch) -> None:
-    monkeypatch.setattr("forescribe.asr.storage.stores.SMALL", 1 << 20)
+    monkeypatch.setattr("forescribe.asr.storage.store.SMALL", 1 << 20)
     store, key = Stores().of(web.location("endless.jsonl"))
     with pytest.raises(UnsupportedError, match="too many to read at once"):
         store.read(key)
