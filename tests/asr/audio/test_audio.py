@@ -138,10 +138,6 @@ def test_a_long_recording_is_never_whole_in_memory(tmp_path: Path) -> None:
     assert peak < 180 * RATE * 4, "six blocks, of sixty"
 
 
-def test_integers_are_scaled_to_one() -> None:
-    assert joined(from_array(np.array([-32768, 16384], np.int16))).tolist() == [-1.0, 0.5]
-
-
 def test_a_recording_is_read_once() -> None:
     recording = from_array(np.zeros(10))
     joined(recording)
@@ -211,27 +207,6 @@ def test_channels_that_cancel_each_other_are_heard_all_the_same(
     assert "polarity reversed" in recording.warnings[0].message
 
 
-@pytest.mark.parametrize(
-    "channels",
-    [
-        lambda sound, other: [sound, sound],
-        lambda sound, other: [sound, 0 * sound],
-        lambda sound, other: [sound, other],
-        lambda sound, other: [sound, -0.5 * sound],  # a third of the power is left
-        lambda sound, other: [0 * sound, 0 * sound],
-        lambda sound, other: [sound, -sound, sound],
-    ],
-    ids=["equal", "one", "independent", "half reversed", "silence", "three"],
-)
-def test_other_channels_are_mixed_as_ever(channels) -> None:
-    sound = sweep(RATE)
-    parts = channels(sound, np.random.default_rng(0).normal(size=len(sound)) / 5)
-    array = np.stack(parts, axis=1).astype(np.float32)
-    recording = from_array(array)
-    assert np.array_equal(joined(recording), array.mean(axis=1))
-    assert codes(recording) == []
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32])
 def test_integers_are_scaled_by_their_range(dtype) -> None:
     info = np.iinfo(dtype)
@@ -255,14 +230,6 @@ def test_rate_and_channels_may_change_midway() -> None:
     assert len(samples) == 4 * len(sweep(RATE))
     for part in np.split(samples, 4)[:2]:  # 8 kHz holds a part of it only
         assert is_the_sweep(part)
-
-
-def test_the_length_of_an_mp3_is_found_behind_its_cover_picture(tmp_path: Path) -> None:
-    data = encode(tmp_path / "a.mp3", *CODECS["mp3"], rate=RATE).read_bytes()
-    tag = b"ID3\x04\x00\x00" + bytes([0, 0, 39, 8]) + bytes(39 * 128 + 8)  # 5000 bytes, 7 bits each
-    recording = open_audio(tag + data)
-    recording.close()
-    assert recording.declared_s == pytest.approx(3, abs=0.1)
 
 
 def test_an_mp3_without_a_length_is_heard_to_its_end(tmp_path: Path) -> None:

@@ -234,17 +234,3 @@ def test_ending_early_leaves_neither_children_nor_files(tmp_path: Path) -> None:
     assert pool.used_bytes == 0
     assert process is None or process.poll() is not None
     assert len(os.listdir("/proc/self/fd")) <= len(open_before) + 1  # the one that lists them
-
-
-@pytest.mark.usefixtures("loaded")
-def test_pipes_and_open_files_are_read_here(tmp_path: Path) -> None:
-    path = noise(tmp_path / "a.wav", 1.0)
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_bytes(Path(path).read_bytes()))
-    writer.start()
-    with open(path, "rb") as file, ReaderPool(1, Cutting(vad=False)) as pool:
-        found = list(contents(pool, [path, file, str(pipe), Path(path).read_bytes(), path]))
-    writer.join()
-    assert [len(samples) for samples, _, _ in found] == 5 * [SECOND]  # type: ignore[misc]
-    assert [spans is None for _, spans, _ in found] == [True, True, True, True, False]  # type: ignore[misc]

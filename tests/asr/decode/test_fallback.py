@@ -101,18 +101,6 @@ def without_numbers(whisper, monkeypatch, below: float = math.inf) -> Transcribe
     return made
 
 
-def test_a_planted_failing_window_alone_is_decoded_again(whisper, recording, plain, monkeypatch):
-    victim = plain.decoded[1].result.probe[0]
-    guarded = decode(
-        whisper, recording, Guards(), judge=failing(victim, 0.4), monkeypatch=monkeypatch
-    )
-    temperatures = [d.result.request.temperature for d in guarded.decoded]
-    assert temperatures == [0.0, 0.4, 0.0]
-    for n in (0, 2):
-        assert guarded.decoded[n].result.tokens == plain.decoded[n].result.tokens
-    assert guarded.decoded[1].result.tokens != plain.decoded[1].result.tokens
-
-
 def test_a_window_without_a_voice_is_not_sampled(whisper, recording, plain, monkeypatch):
     """Some sampled text would pass at last, and nobody has said it."""
     monkeypatch.setattr(PendingWindow, "heard", property(lambda pending: False))

@@ -16,7 +16,6 @@ from forescribe.asr.errors import ModelError
 from forescribe.speculative import choose
 from forescribe.speculative.errors import DeviceError
 from forescribe.speculative.models import engines
-from forescribe.speculative.models.quantized import is_int8
 from tests.asr.decode import test_draft_dtype
 from tests.asr.decode.test_draft_dtype import tokens_of
 
@@ -60,15 +59,6 @@ def test_a_quantised_target_is_refused_where_the_kernels_are_missing(monkeypatch
     monkeypatch.setattr(engines, "missing", lambda: "they are not compiled")
     with pytest.raises(ModelError, match=r"int8 needs the native engine \(they are not compiled\)"):
         Transcriber.load("tiny.en", network=False, quantize="int8")
-
-
-@pytest.mark.native
-def test_the_target_and_the_draft_are_quantised_apart(made):
-    for quantize, draft in (("int8", "float32"), ("none", "int8")):
-        whisper = made(quantize, draft).whisper
-        assert is_int8(whisper.target) == (quantize == "int8")
-        assert is_int8(whisper.draft) == (draft == "int8")
-        assert whisper.shared_encoder and not is_int8(whisper.target.model.encoder)
 
 
 @pytest.mark.native

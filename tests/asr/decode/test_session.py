@@ -18,7 +18,6 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.decode import word_timer
-from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import CapacityError, UsageError
@@ -30,7 +29,6 @@ from forescribe.asr.model.whisper import Whisper
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import BrokenError
-from forescribe.speculative.requests import Request
 from tests.asr.decode.ways import SOON, WAYS, Ear, called, in_session, running
 from tests.asr.decode.whole_windows import whole
 from tests.asr.model import folders
@@ -186,17 +184,6 @@ def test_a_draft_that_fails_costs_no_word(whisper, monkeypatch, way) -> None:
         "drafting failed: RuntimeError: the draft; the text is complete" in notices["draft_failed"]
     )
     assert "draft_failed" not in {notice.code for notice in expected.transcript.warnings}
-
-
-@WAYS
-def test_the_first_temperature_of_the_guards_is_tried_first(whisper, way) -> None:
-    one, seen = transcriber(whisper), list[Request]()
-    submit = one.engine.submit
-    one.engine.submit = lambda request: (seen.append(request), submit(request))[1]
-    options = Options(language="de", guards=Guards(None, None, None, (0.7,)))
-    texts = [way(one, [sound(2, 21)], options)[0].transcript.text for _ in range(2)]
-    assert [request.temperature for request in seen] == [0.7, 0.7]
-    assert texts[0] == texts[1]  # sampled, and the same: the seed is the window's place
 
 
 # In a call
@@ -358,29 +345,6 @@ class Watched(io.BytesIO):
     def seek(self, place: int, whence: int = 0) -> int:
         self.late += self.told
         return super().seek(place, whence)
-
-
-def test_reading_leaves_the_cores_to_the_model(whisper) -> None:
-    """A second team of OpenMP threads in the process slows the model's own down."""
-    readers, inner = [], EnergyDetector()
-
-    class Watched:
-        def stream(self):
-            readers.append(torch.get_num_threads())
-            return inner.stream()
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        t = Transcriber(whisper, batch=3, gamma=2, detector=Watched())
-        with running(Session(t.context)) as session:
-            ear = Ear()
-            session.submit(sound(2.0), GERMAN, ear)
-            assert ear.outcome().transcript is not None
-        assert set(readers) == {1}
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_source_is_left_alone_once_its_end_was_told(whisper) -> None:

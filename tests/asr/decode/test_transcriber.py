@@ -17,7 +17,6 @@ from forescribe.asr.decode import transcriber as transcriber_module
 from forescribe.asr.decode.options import Guards, Judgement, Partial
 from forescribe.asr.decode.recording import DOUBTFUL
 from forescribe.asr.decode.transcriber import Options, Outcome, Progress, Transcriber
-from forescribe.asr.decode.window_requests import prompt_tokens
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.files import srt, tsv, txt, vtt
 from forescribe.asr.formats.transcript import Transcript
@@ -121,14 +120,6 @@ def test_one_recording_is_no_list(shared, tmp_path) -> None:
             shared.transcribe(one)
 
 
-def test_results_come_as_they_end(whisper, recordings) -> None:
-    """The silent recording and the short one need not wait for the long one behind them."""
-    short, long, _, silent, _ = recordings
-    one = transcriber(whisper, batch=1)
-    names = [o.source for o in one.transcribe([silent, short, long], GERMAN)]
-    assert names[-1] == long
-
-
 def test_a_recording_that_is_done_does_not_wait_for_the_next_to_be_read(whisper, recordings):
     """The next may be a pipe from a live source."""
     opened = []
@@ -158,16 +149,6 @@ def test_coverage_is_a_partition_and_silence_is_not_decoded(shared, recordings) 
     assert made.stats["windows"] == 2
     for segment in made.segments:
         assert any(a <= segment.start_sample <= segment.end_sample <= b for a, b in decoded)
-
-
-def test_silence_costs_no_forward_and_has_no_text(whisper, recordings) -> None:
-    quiet = transcriber(whisper)
-    (outcome,) = quiet.transcribe([recordings[3]])
-    made = outcome.transcript
-    assert made is not None and (made.text, made.segments) == ("", ())
-    assert made.coverage.silent_samples == made.sample_count == 40 * RATE
-    assert quiet.stats().target_forwards == quiet.stats().draft_forwards == 0
-    assert made.stats["acceptance_rate"] is None
 
 
 def test_without_voice_activity_every_sample_is_decoded(shared, recordings) -> None:
@@ -345,21 +326,6 @@ def test_a_long_prompt_keeps_its_end(shared, recordings) -> None:
     ids = shared.whisper.tokenizer.encode(text, add_special_tokens=False)
     assert prompt[1:20] == tuple(ids[-19:])
     assert prompt[20] == shared.whisper.tokens.start
-
-
-def test_of_a_prompt_of_megabytes_only_the_end_is_tokenised(shared, monkeypatch) -> None:
-    words = " ".join(f"w{number % 97}" for number in range(500_000))
-    tokenizer, read = shared.whisper.tokenizer, []
-    expected = tokenizer.encode(words[-10_000:], add_special_tokens=False)
-    encode = type(tokenizer).encode
-
-    def counted(self, text, **options):
-        read.append(len(text))
-        return encode(self, text, **options)
-
-    monkeypatch.setattr(type(tokenizer), "encode", counted)
-    assert prompt_tokens(shared.whisper, words) == tuple(expected[-19:])
-    assert read and max(read) < 20_000
 
 
 def test_options_that_the_model_cannot_serve_are_refused_at_once(whisper, shared) -> None:
@@ -545,15 +511,3 @@ def test_a_transcript_explains_itself_in_json(shared, recordings, monkeypatch) -
     assert stats["guarantees"] == ["exact"]
     assert stats["acceptance_rate"] == stats["accepted"] / stats["drafted"]
     assert stats["windows"] == 2 and outcome.wall_s > 0
-
-
-def test_seconds_are_counted_by_stage(shared, recordings) -> None:
-    list(shared.transcribe(recordings[:1], GERMAN))
-    assert {
-        "audio",
-        "encode",
-        "prefill",
-        "draft",
-        "score",
-        "accept",
-    } <= shared.stats().seconds.keys()

@@ -313,18 +313,6 @@ def test_what_is_cleared_or_cancelled_is_not_told(session: Session):
     assert stream.wait(SOON) and not other.of(Completed)
 
 
-def test_values_that_are_not_finite_are_silence(session: Session):
-    heard, samples = Heard(), sound(2)
-    samples[100:5_000] = np.nan
-    samples[6_000] = np.inf
-    stream = LiveStream(session, LiveOptions(OPTIONS), heard)
-    fed(stream, samples, 4_096)
-    ended(stream)
-    (completed,) = heard.of(Completed)
-    clean = np.nan_to_num(samples, nan=0.0, posinf=0.0)
-    assert plain(completed.transcript) == uploaded(session, clean, OPTIONS)
-
-
 def test_a_closed_session_fails_the_item(transcriber: Transcriber):
     heard = Heard()
     with running(Session(transcriber.context)) as session:

@@ -167,13 +167,6 @@ def test_auto_takes_what_is_on_this_machine_and_never_downloads(
         registry.resolve("auto")  # a folder that was named and is not there is no reason to go on
 
 
-def test_auto_takes_the_hubs_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    cached = write(tmp_path / "snapshot", {})
-    monkeypatch.delenv(community.FOLDER_VARIABLE, raising=False)
-    monkeypatch.setattr(HUB, lambda *given, **options: str(cached))
-    assert registry.resolve("auto") == cached
-
-
 @pytest.mark.usefixtures("nothing_cached")
 def test_community_without_access_is_an_error_that_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,

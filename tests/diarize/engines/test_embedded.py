@@ -65,14 +65,6 @@ def test_the_bundled_samples_have_the_right_speakers_on_their_words(
     assert wrong <= 0.03 * words
 
 
-def test_silence_and_a_chord_have_no_speaker(diarizer: EmbeddedDiarizer) -> None:
-    time = np.arange(8 * RATE) / RATE
-    chord = sum(np.sin(2 * np.pi * f * time) for f in (262, 330, 392)).astype(np.float32) / 10
-    for samples_ in (np.zeros(8 * RATE, np.float32), chord):
-        found = diarizer.diarize(samples_)
-        assert valid(found, len(samples_)) and speakers(found) == 0 and found.voices == ()
-
-
 def spoken_by(name: str, speaker: str) -> np.ndarray:
     """What one speaker of a bundled sample says, one turn after the other."""
     path = ROOT / "samples" / f"{name}.flac"
@@ -210,17 +202,6 @@ def test_an_unknown_speaker_is_not_recognised(
     path = ROOT / "samples" / f"{sample}.flac"
     found, told = name_known_speakers(diarizer.diarize(read_audio(path)), enrolled[:1])
     assert found.speakers == ("SPEAKER_00",) and not any(match.sure for match in told)
-
-
-@pytest.mark.parametrize("name", [voice_encoder.NAME, clustering.NAME])
-def test_stored_voices_are_named_by_encoder_and_space(tmp_path: Path, name: str) -> None:
-    for file in (voice_encoder.NAME, clustering.NAME):
-        (tmp_path / file).write_bytes((embedded.folder() / file).read_bytes())
-    identity = embedded.encoder_identity(embedded.folder())
-    assert identity.startswith("campplus-") and embedded.encoder_identity(tmp_path) == identity
-    with (tmp_path / name).open("ab") as file:
-        file.write(b"x")
-    assert embedded.encoder_identity(tmp_path) != identity
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
-from forescribe.asr.errors import ModelError
 from forescribe.diarize.engines import segmentation
 from forescribe.diarize.engines.segmentation import (
     CHUNK,
-    NAME,
     ORDERS,
     SETS,
     STEP,
@@ -141,29 +136,3 @@ def test_the_bundled_network_hears_nobody_in_silence() -> None:
     found = network.probabilities(np.zeros(3 * RATE, np.float32))
     assert found.shape == (300, len(SETS)) and np.allclose(found.sum(1), 1, atol=1e-5)
     assert (found.argmax(1) == 0).all()
-
-
-def foreign() -> bytes:
-    return lzma.compress(save({"weight": torch.zeros(2, 2)}))
-
-
-def unscaled() -> bytes:
-    return lzma.compress(save({"weight": torch.zeros(2, 2, dtype=torch.int8)}))
-
-
-def cut() -> bytes:
-    return (FOLDER / "speakers" / NAME).read_bytes()[:-1000]
-
-
-@pytest.mark.parametrize(
-    "contents",
-    [None, cut, foreign, unscaled, lambda: b"", lambda: b"x", lambda: lzma.compress(b"x")],
-)
-def test_a_missing_damaged_or_foreign_file_is_named(
-    tmp_path: Path, contents: Callable[[], bytes] | None
-) -> None:
-    if contents is not None:
-        (tmp_path / NAME).write_bytes(contents())
-    with pytest.raises(ModelError) as error:
-        segmentation.load(tmp_path)
-    assert str(tmp_path / NAME) in str(error.value)

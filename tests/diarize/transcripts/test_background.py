@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Span
 from forescribe.diarize.speaker_finder import BackgroundDiarizer
@@ -31,18 +30,6 @@ def test_interleaved_recordings_have_the_same_turns_as_alone(block: int) -> None
         tuple(LevelDiarizer().diarize(TALK).regular),
         tuple(LevelDiarizer().diarize(other).regular),
     ]
-
-
-def test_an_error_of_the_engine_is_raised_by_the_result() -> None:
-    class Broken(LevelDiarizer):
-        def diarize(self, *given: object, **others: object) -> None:  # type: ignore[override]
-            raise UsageError("no")
-
-    with BackgroundDiarizer(Broken()) as background:
-        task = background.start()
-        task.feed(TALK)
-        with pytest.raises(UsageError, match="no"):
-            task.finish(wordless(TALK)).result()
 
 
 def test_a_cancelled_recording_is_not_diarized() -> None:
