@@ -8,20 +8,17 @@ when the decodes that it began have ended, so that latencies are those of the me
 are fed at the pace of the clock by several speakers at once, and lag is the age of the newest sample when
 its words were known.
 
-The ways: `guess + draft` (this project's), `guess`, `draft`, `plain` (each decode begins anew), and
-`agreement`: LocalAgreement-2 over faster-whisper with the same weights, as whisper_streaming and
-WhisperLiveKit do (Macháček et al. 2023). Times of words are those that the model gives to its final
-transcript. The exit code is 1 if the final texts of our ways differ from the offline transcript of the same
-samples.
+The ways: `guess + draft`, `guess`, `draft`, and `plain` (each decode begins anew). LocalAgreement-2 over
+faster-whisper (Macháček et al. 2023) was beside them until 2a803e84. Times of words are those that the model
+gives to its final transcript. The exit code is 1 if the final texts differ from the offline transcript of the
+same samples.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,22 +32,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks import provenance
-from benchmarks.systems import faster
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.asr.live.commit import Committer, LiveWord
+from forescribe.asr.live.commit import LiveWord
 from forescribe.asr.live.events import Completed, Delta, Event, Hypothesis, LiveOptions
 from forescribe.asr.live.stream import LiveStream
-from forescribe.asr.model.presets import locate, resolve
-from forescribe.speculative.models.quantized import as_floats
 
 RATE, CHUNK = 16_000, 1_600
 WAYS = ("guess + draft", "guess", "draft", "plain")
-AGREEMENT = "agreement"
-TRIM_S = 15.0
-"""whisper_streaming's: the buffer is cut at a finished segment once it is longer."""
 
 
 @dataclass
@@ -202,87 +193,6 @@ def ours(session: Session, samples: Any, options: LiveOptions, row: Row) -> str:
     return completed.transcript.text
 
 
-class Agreement:
-    """LocalAgreement-2 over faster-whisper, with its word times for trimming."""
-
-    def __init__(self, folder: str, chosen: Any) -> None:
-        library: Any = importlib.import_module("faster_whisper")
-        kind = "int8" if chosen.quantize == "int8" else "float32"
-        self.model = library.WhisperModel(
-            folder, device="cpu", compute_type=kind, cpu_threads=chosen.threads
-        )
-        self.decodes = 0
-
-    def hypothesis(self, samples: Any, prompt: str) -> tuple[list[tuple[str, float]], list[float]]:
-        """Words with their ends, and the ends of segments."""
-        segments, _ = self.model.transcribe(
-            samples,
-            language="en",
-            beam_size=1,
-            temperature=0.0,
-            word_timestamps=True,
-            initial_prompt=prompt or None,
-            condition_on_previous_text=False,
-            vad_filter=False,
-        )
-        found, ends = list[tuple[str, float]](), list[float]()
-        for segment in segments:
-            found += [(word.word, float(word.end)) for word in segment.words or ()]
-            ends.append(float(segment.end))
-        self.decodes += 1
-        return found, ends
-
-
-class AgreementStream:
-    """The loop of whisper_streaming: a buffer from the last cut on, decoded anew at every step."""
-
-    def __init__(self, model: Agreement) -> None:
-        self.model, self.committer = model, Committer("medium")
-        self.buffer, self.offset_s = np.zeros(0, np.float32), 0.0
-        self.released: list[str] = []
-        self.before: list[str] = []  # released words ahead of the buffer
-        self.tail = ""
-
-    def step(self, samples: Any, *, last: bool = False) -> None:
-        """Decodes with the next samples."""
-        self.buffer = np.concatenate([self.buffer, samples])
-        prompt = "".join(self.before)[-200:]
-        words, ends = self.model.hypothesis(self.buffer, prompt)
-        live = [LiveWord(word) for word, _ in words]
-        new = self.committer.close(live) if last else self.committer.update(live)
-        self.released += [word.text for word in new]
-        place = self.committer.place or 0
-        self.tail = "" if last else "".join(word.text for word in live[place:])
-        cuts = [end for end in ends if place and end <= words[place - 1][1] + 0.05]
-        if not last and len(self.buffer) > TRIM_S * RATE and cuts:
-            closed = [LiveWord(word) for word, end in words if end <= cuts[-1] + 0.05]
-            self.committer.close(closed)
-            self.before += [word.text for word in closed]
-            self.buffer = self.buffer[round(cuts[-1] * RATE) :]
-            self.offset_s += cuts[-1]
-
-
-def agreement(model: Agreement, samples: Any, step_s: float, row: Row, final: Any) -> str:
-    """The same loop by the virtual clock."""
-    stream, told, began = (
-        AgreementStream(model),
-        list[tuple[float, str, str]](),
-        time.perf_counter(),
-    )
-    step, before = round(step_s * RATE), model.decodes
-    for at in range(0, len(samples), step):
-        last = at + step >= len(samples)
-        stream.step(samples[at : at + step], last=last)
-        text = "".join(stream.released)
-        told.append((min(len(samples), at + step) / RATE, text, text + stream.tail))
-    row.wall_s += time.perf_counter() - began
-    row.decodes += model.decodes - before
-    row.contradicted += stream.committer.contradicted
-    row.audio_s += len(samples) / RATE
-    account(row, told, final)
-    return "".join(stream.released)
-
-
 def paced(
     count: int, seconds: float, recordings: Sequence[Any], begin: Callable[[int, list[float]], Any]
 ) -> list[float]:
@@ -306,7 +216,7 @@ def paced(
     return [lag for one in lags for lag in one]
 
 
-def capacity(chosen: Any, recordings: Sequence[Any], converted: str | None) -> list[list[str]]:
+def capacity(chosen: Any, recordings: Sequence[Any]) -> list[list[str]]:
     """Lags of several streams at a time."""
     rows = []
 
@@ -338,32 +248,6 @@ def capacity(chosen: Any, recordings: Sequence[Any], converted: str | None) -> l
 
                 name = "guess + draft" if guesses else "plain"
                 of(name, count, paced(count, chosen.seconds, recordings, begin))
-    if converted is not None:
-        model, lock = Agreement(converted, chosen), threading.Lock()
-        for count in chosen.streams:
-
-            def start(number: int, lags: list[float]) -> Any:
-                stream, waiting = AgreementStream(model), list[Any]()
-                arrived, busy = [0.0], threading.Lock()
-
-                def decode() -> None:
-                    with busy, lock:
-                        if not waiting:
-                            return
-                        newest, samples = arrived[0], np.concatenate(waiting)
-                        waiting.clear()
-                        stream.step(samples)
-                        lags.append(time.monotonic() - newest)
-
-                def feed(samples: Any) -> None:
-                    waiting.append(samples)
-                    arrived[0] = time.monotonic()
-                    if sum(map(len, waiting)) >= chosen.step * RATE and not busy.locked():
-                        threading.Thread(target=decode).start()
-
-                return feed, decode
-
-            of(AGREEMENT, count, paced(count, chosen.seconds, recordings, start))
     return rows
 
 
@@ -384,19 +268,16 @@ def _load(chosen: Any, gamma: int | None, batch: int = 1) -> Transcriber:
     )
 
 
-def virtual(chosen: Any, recordings: Sequence[Any], converted: str | None) -> list[Row]:
+def virtual(chosen: Any, recordings: Sequence[Any]) -> list[Row]:
     """All ways, recording by recording."""
-    rows, finals, expected = list[Row](), list[Any](), list[str]()
+    rows, expected = list[Row](), list[str]()
     reference = _load(chosen, 0)
     for outcome in (
         next(iter(reference.transcribe([(r, RATE)], _options(chosen)))) for r in recordings
     ):
         assert outcome.transcript is not None
         expected.append(outcome.transcript.text)
-        finals.append([(w.text, w.end_sample / RATE) for w in outcome.transcript.words])
     for way in chosen.ways:
-        if way == AGREEMENT:
-            continue
         loaded = _load(chosen, chosen.gamma if "draft" in way else 0)
         for delay in chosen.delays if way == WAYS[0] else chosen.delays[:1]:
             row = Row(way, delay)
@@ -408,12 +289,6 @@ def virtual(chosen: Any, recordings: Sequence[Any], converted: str | None) -> li
                     row.equal &= ours(session, samples, options, row) == text
             rows.append(row)
             print("  ".join(row.cells()), flush=True)
-    if AGREEMENT in chosen.ways and converted is not None:
-        row, model = Row(AGREEMENT, "LA-2"), Agreement(converted, chosen)
-        for samples, final, text in zip(recordings, finals, expected, strict=True):
-            row.equal &= agreement(model, samples, chosen.step, row, final).strip() == text
-        rows.append(row)
-        print("  ".join(row.cells()), flush=True)
     return rows
 
 
@@ -424,37 +299,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--draft")
     parser.add_argument("--gamma", type=int, default=5, help="drafts of the ways with a draft")
     parser.add_argument("--dtype", default="float32", help="of our ways")
-    parser.add_argument(
-        "--quantize", default="none", help="int8: our ways and faster-whisper in 8-bit integers"
-    )
+    parser.add_argument("--quantize", default="none", help="int8")
     parser.add_argument("--language", default="en")
     parser.add_argument("--step", type=float, default=1.0)
     parser.add_argument("--delays", default="medium", type=lambda text: text.split(","))
     parser.add_argument("--ways", default=",".join(WAYS), type=lambda text: text.split(","))
     parser.add_argument("--streams", type=lambda text: [int(n) for n in text.split(",")])
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--threads", type=int, default=2, help="of faster-whisper")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args(arguments)
     recordings = [read_audio(path) for path in chosen.audio]
-    with tempfile.TemporaryDirectory() as folder:
-        converted = None
-        if AGREEMENT in chosen.ways:
-            target = Path(locate(resolve(chosen.model, "none", chosen.language).target))
-            target = as_floats(target, Path(folder) / "floats")  # it reads no 8-bit integers
-            files, reason = faster.convert(target, Path(folder), ["float32"])
-            converted = files.get("float32")
-            if reason is not None:
-                print(f"no faster-whisper: {reason}", file=sys.stderr)
-        if chosen.streams:
-            print("way  streams  lag p50  p95  p95 of the second half  decodes")
-            rows: list[Any] = capacity(chosen, recordings, converted)
-            failed = False
-        else:
-            print("  ".join(HEAD))
-            found = virtual(chosen, recordings, converted)
-            failed = any(not row.equal for row in found if row.way != AGREEMENT)
-            rows = [asdict(replace(row, text="")) for row in found]
+    if chosen.streams:
+        print("way  streams  lag p50  p95  p95 of the second half  decodes")
+        rows: list[Any] = capacity(chosen, recordings)
+        failed = False
+    else:
+        print("  ".join(HEAD))
+        found = virtual(chosen, recordings)
+        failed = any(not row.equal for row in found)
+        rows = [asdict(replace(row, text="")) for row in found]
     if chosen.json is not None:
         record = provenance.record("benchmarks.live") | {"benchmark": "live", "rows": rows}
         chosen.json.write_text(json.dumps(record) + "\n")

@@ -5,8 +5,7 @@
 Starts a server process and sends recordings of 2 to 60 s, cut from the samples, over the loopback network.
 Each of the concurrent clients sends its next recording after the answer to the last one. The batch
 command's engine decodes the same files first. Prints throughput as a share of the batch command's,
-latencies, refused requests, equality of the texts, memory, and the time of each step of a request and
-of the engine.
+latencies, refused requests, and equality of the texts.
 
 Exit status: 0; 1 if a text differs or the share with the most clients is below --least; 2 if nothing
 could be measured. Run it on an idle machine; clients and server share its cores.
@@ -20,7 +19,6 @@ import itertools
 import json
 import os
 import queue
-import re
 import socket
 import statistics
 import subprocess
@@ -62,7 +60,6 @@ HEAD = (
     "longest s",
     "turned away",
     "equal",
-    "peak MB",
 )
 
 
@@ -95,9 +92,6 @@ class Row:
     refusals: dict[int, int]
     equal: int
     of: int
-    peak_bytes: int
-    steps_s: dict[str, float]  # mean over requests
-    engine_s: dict[str, float]  # sum over the engine's thread
 
     def at(self, share: float) -> float:
         """The latency quantile."""
@@ -115,7 +109,6 @@ class Row:
             f"{max(self.latencies_s):.2f}",
             away or "0",
             f"{self.equal} of {self.of}",
-            f"{self.peak_bytes / 1e6:.0f}",
         )
 
 
@@ -157,8 +150,8 @@ def batch(
 
 
 @contextmanager
-def served(arguments: Sequence[str], settings: dict[str, str]) -> Iterator[tuple[str, int]]:
-    """Run a server until the block ends. Yields its address and process id."""
+def served(arguments: Sequence[str], settings: dict[str, str]) -> Iterator[str]:
+    """Run a server until the block ends. Yields its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -170,7 +163,7 @@ def served(arguments: Sequence[str], settings: dict[str, str]) -> Iterator[tuple
         )
         try:
             _ready(f"http://127.0.0.1:{port}", process)
-            yield f"http://127.0.0.1:{port}", process.pid
+            yield f"http://127.0.0.1:{port}"
         except ServerError:
             log.seek(0)
             sys.stderr.write(log.read().decode(errors="replace")[-4000:])
@@ -251,65 +244,15 @@ def _sent(http: httpx.Client, clip: Clip, fields: dict[str, str]) -> Answer:
         time.sleep(float(answer.headers["retry-after"]))
 
 
-def peak_bytes(pid: int) -> int:
-    """The sum of the peak memory of a process and its children, each at its own time."""
-    total, pids = 0, [pid]
-    parents: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-        except OSError:
-            continue  # the process has ended
-    for known in pids:
-        pids += [child for child, parent in parents.items() if parent == known]
-        try:
-            found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{known}/status").read_text())
-        except OSError:
-            continue
-        total += int(found[1]) * 1024 if found else 0
-    return total
-
-
-def series(address: str) -> dict[str, float]:
-    """The metrics of the server, by name and labels."""
-    text = httpx.get(f"{address}/metrics", trust_env=False).text
-    pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
-    return {name: float(value) for name, value in pairs}
-
-
-def between(
-    before: dict[str, float], after: dict[str, float]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Mean seconds per step of a request, and the engine's seconds by stage."""
-    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    steps = {}
-    for name, count in grown.items():
-        found = re.fullmatch(r'forescribe_step_seconds_count\{step="(\w+)"\}', name)
-        if found and count:
-            steps[found[1]] = grown[f'forescribe_step_seconds_sum{{step="{found[1]}"}}'] / count
-    engine = {
-        found[1]: value
-        for name, value in grown.items()
-        if (found := re.fullmatch(r'forescribe_engine_seconds_total\{stage="(\w+)"\}', name))
-    }
-    return steps, engine
-
-
 def measured(
     address: str,
-    pid: int,
     work: Sequence[Clip],
     clients: int,
     fields: dict[str, str],
     batch_s: float,
     texts: dict[str, str],
 ) -> Row:
-    before = series(address)
     wall_s, answers = load(address, work, clients, fields)
-    time.sleep(5.5)  # the engine's metrics are up to five seconds old
-    steps, engine = between(before, series(address))
     refusals = Counter(status for answer in answers for status in answer.refusals)
     return Row(
         clients=clients,
@@ -320,20 +263,11 @@ def measured(
         refusals=dict(refusals),
         equal=sum(answer.text == texts[answer.clip.name] for answer in answers),
         of=len(work),
-        peak_bytes=peak_bytes(pid),
-        steps_s=steps,
-        engine_s=engine,
     )
 
 
 def table(rows: Sequence[Row], batch_s: float) -> str:
     lines = layout([HEAD, *(row.cells() for row in rows)])
-    for row in rows:
-        steps = ", ".join(f"{name} {s:.3f}" for name, s in row.steps_s.items())
-        busy = ", ".join(f"{name} {s:.2f}" for name, s in sorted(row.engine_s.items()))
-        idle_s = max(0.0, row.wall_s - sum(row.engine_s.values()))
-        lines.append(f"{row.clients} clients, mean seconds per request: {steps}")
-        lines.append(f"  engine seconds: {busy}, other or idle {idle_s:.2f}")
     audio_s = rows[0].audio_s
     lines.append(f"batch command: {batch_s:.2f} s, {audio_s / batch_s:.1f} x real time")
     return "\n".join(lines)
@@ -399,10 +333,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         fields = {"model": "load", "language": given.language}
         rows = []
-        with served(command, settings) as (address, pid):
+        with served(command, settings) as address:
             load(address, work[: 2 * given.batch], given.batch, fields)  # warm
             for clients in given.clients:
-                row = measured(address, pid, work, clients, fields, batch_s, texts)
+                row = measured(address, work, clients, fields, batch_s, texts)
                 rows.append(row)
                 print(f"{clients} clients: {row.wall_s:.2f} s", file=sys.stderr)
     except (ForescribeError, ServerError) as error:

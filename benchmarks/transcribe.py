@@ -281,7 +281,7 @@ class Result:
             "\nSeconds of this engine by stage (of the median run)\n",
             tables.stages(self.rows),
         ]
-        return "\n".join([*parts, *(line for end in tables.lines(self.rows) for line in ("", end))])
+        return "\n".join(parts)
 
     def record(self) -> dict[str, object]:
         """Return the JSON record."""
@@ -303,7 +303,6 @@ class Result:
                 "reference_words": len(self.material.reference.split()),
             },
             "rows": [_record(row) for row in self.rows],
-            "ratios": tables.record(self.rows),
         }
 
 

@@ -18,10 +18,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks import provenance
-from benchmarks.gpu.compiled import compiled
 from benchmarks.gpu.decoding import decoding
 from benchmarks.gpu.dimensions import KNOWN, LARGE_V3, SMALL
-from benchmarks.gpu.overlap import overlap
 from benchmarks.gpu.report import Section, card, run, table
 from benchmarks.gpu.sections import Bench, build, end_to_end, equality
 from benchmarks.gpu.timings import bandwidth, encoder, kernels, prefill, rounds
@@ -36,13 +34,12 @@ SECTIONS = {
     "prefill": Section(prefill, 20),
     "rounds": Section(rounds, 140),
     "end to end": Section(end_to_end, 140),
-    "overlap": Section(overlap, 25),
     "kernels": Section(kernels, 30),
 }
 """Sections in their order, with seconds; together less than ten minutes."""
 
-ON_REQUEST = {"decoding": Section(decoding, 500), "compiled": Section(compiled, 450)}
-"""Sections that run only when they are named; `compiled` needs `build`."""
+ON_REQUEST = {"decoding": Section(decoding, 500)}
+"""Sections that run only when they are named."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from forescribe.speculative import Engine, ModelDrafter, Request, Result, Stats
 from forescribe.speculative.models.engines import causal_decoder
 from forescribe.speculative.protocols import Poll, Schedule
 from training.paths import BUNDLED
-from training.text.corpus import Document, documents, glossary
+from training.text.corpus import Document, documents
 from training.text.export import DRAFT, TARGET, opened
 from training.text.tokenizer import prompt_of, text_of
 
@@ -32,8 +32,6 @@ GAMMAS = {0.0: tuple(range(1, 9)), 0.5: (1, 2, 4, 8), 1.0: (1, 2, 4, 8)}
 """Draft lengths by temperature."""
 LONGEST = 128  # new tokens
 BATCH = 8
-EXAMPLES = 2  # of every kind
-ASKED = 40  # questions about words of the glossary
 
 
 @dataclass(frozen=True)
@@ -126,19 +124,6 @@ def run(pair: Pair, chosen: Sequence[Document], gamma: int, temperature: float) 
     return Run([found[i] for i in range(len(chosen))], engine.stats, schedule.alpha)
 
 
-def by_kind(chosen: Sequence[Document], results: Sequence[Result]) -> dict[str, float]:
-    """Accepted / drafted for each kind of prompt."""
-    return {
-        kind: round(_share(r for d, r in zip(chosen, results, strict=True) if d.kind == kind), 4)
-        for kind in COUNTS
-    }
-
-
-def _share(results: Iterable[Result]) -> float:
-    found = list(results)
-    return sum(r.accepted for r in found) / max(1, sum(r.drafted for r in found))
-
-
 @torch.inference_mode()
 def losses(pair: Pair, chosen: Sequence[Document]) -> dict[str, float]:
     """The loss of both models on the answers, in nats per token."""
@@ -156,45 +141,15 @@ def losses(pair: Pair, chosen: Sequence[Document]) -> dict[str, float]:
     return {name: round(total / count, 4) for name, total in sums.items()}
 
 
-def learnt(pair: Pair) -> dict[str, Any]:
-    """The number of words of the glossary that are defined word for word; none is held out."""
-    words = glossary()
-    chosen = words[:: max(1, len(words) // ASKED)][:ASKED]
-    record: dict[str, Any] = {"asked": len(chosen), "loss": losses(pair, chosen), "kept": {}}
-    for temperature in GAMMAS:
-        made = run(pair, chosen, 4, temperature)
-        record["kept"][str(temperature)] = round(made.stats.acceptance_rate, 4)
-        if temperature == 0:
-            said = answers(pair, made.results)
-            record["right"] = sum(a == d.answer for a, d in zip(said, chosen, strict=True))
-            record["written"] = [
-                [d.kind, prompt_of(d), a] for d, a in list(zip(chosen, said, strict=True))[::20]
-            ]
-    return record
-
-
-def answers(pair: Pair, results: Sequence[Result]) -> list[str]:
-    return [pair.tokenizer.decode(r.tokens, skip_special_tokens=True) for r in results]
-
-
-def sizes(pair: Pair) -> dict[str, int]:
-    return {
-        name: sum(p.numel() for p in model.parameters())
-        for name, model in (("target", pair.target), ("draft", pair.draft))
-    }
-
-
 def evaluate(pair: Pair) -> dict[str, Any]:
     chosen = prompts()
     record: dict[str, Any] = {
         "prompts": COUNTS,
-        "parameters": sizes(pair),
         "engines": pair.engines(),
         "loss": {
             kind: losses(pair, [d for d in documents() if d.held_out and d.kind == kind][:50])
             for kind in COUNTS
         },
-        "glossary": learnt(pair),
         "acceptance": {},
     }
     plain = run(pair, chosen, 0, 0.0).results
@@ -213,18 +168,10 @@ def evaluate(pair: Pair) -> dict[str, Any]:
                     "alpha": round(made.alpha, 4),
                     "acceptance_rate": round(stats.acceptance_rate, 4),
                     "mean_acceptance_length": round(stats.mean_acceptance_length, 3),
-                    "by_kind": by_kind(chosen, results),
                     "tokens": stats.emitted,
                 }
             )
         record["acceptance"][str(temperature)] = rows
-    said = list(zip(chosen, answers(pair, plain), strict=True))
-    record["written"] = [
-        [kind, prompt_of(d), text]
-        for kind in COUNTS
-        for d, text in [x for x in said if x[0].kind == kind][:EXAMPLES]
-    ]
-    record["different_answers"] = round(len({r.tokens for r in plain}) / len(plain), 3)
     return record
 
 

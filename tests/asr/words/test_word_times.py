@@ -1,7 +1,7 @@
 """Word times of the bundled pair against the truth: speech whose synthesiser told when each word is said.
 
-The large form is `python -m benchmarks.quality.word_times`; here is one window, made by
-`python -m training.speech.make_timed_words`.
+The large form is `python -m benchmarks.quality.word_times`; here is one window of the
+same synthesisers.
 """
 
 from __future__ import annotations

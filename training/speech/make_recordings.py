@@ -1,7 +1,7 @@
 """Recordings for `forescribe distill`: synthetic speech, and recordings of people in other channels.
 
-    python -m training.domain.make_recordings out/synthetic
-    python -m training.domain.make_recordings out/people --people ../speakers --channels 4
+    python -m training.speech.make_recordings out/synthetic
+    python -m training.speech.make_recordings out/people --people ../speakers --channels 4
 
 Without `--people`: the clips of `training.speech.synthesize`, which are joined to recordings of one to two
 minutes with pauses. With it: every recording of a folder but the held-out ones, as it is and in other
@@ -89,7 +89,7 @@ def of_person(job: tuple[Path, Path, int]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m training.domain.make_recordings")
+    parser = argparse.ArgumentParser(prog="python -m training.speech.make_recordings")
     parser.add_argument("out", type=Path, help="folder for the recordings")
     parser.add_argument("--people", type=Path, help="folder of FLAC files, 16 kHz")
     parser.add_argument("--channels", type=int, default=4, help="of each recording of a person")
