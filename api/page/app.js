@@ -1,8 +1,7 @@
-// The page: a store of recordings (on the server or in this tab), their list, and the open recording.
-import { connection, pause, persistently } from "./connection.js";
+// The page: the server's recordings, their list, and the open one.
+import { connection, persistently } from "./connection.js";
 import { calmly, h } from "./dom.js";
-import { ask, askJson, key, Refusal, setKey } from "./http.js";
-import { intake } from "./intake.js";
+import { askJson, key, Refusal, setKey } from "./http.js";
 import { Live } from "./live.js";
 import { List, busy, nameOf } from "./list.js";
 import { closing } from "./menu.js";
@@ -10,55 +9,38 @@ import { Notices } from "./notices.js";
 import { Open } from "./open.js";
 import { Outbox } from "./outbox.js";
 import { Recordings } from "./recordings.js";
-import { forgetCorrections } from "./saving.js";
 import { ServerJobs } from "./server.js";
 import { Settings } from "./settings.js";
-import { TabJobs } from "./tab.js";
-
-const READY_MS = 3000;
 
 const element = (id) => document.getElementById(id);
 const notices = new Notices(element("notices"));
 const settings = new Settings();
+const store = new ServerJobs();
 
-let model = null; // the server's, as /v1/models has it
-let recordings = null; // of the current store
+let recordings = null;
 let open = null;
-let starting = null; // aborts the search for a store when another begins
-const found = []; // callers that wait for the store
+let starting = null; // aborts a beginning when another begins
 
 const act = {
   async cancel(job) {
     if (job.state === "sending") return job.stop.abort();
-    await told(job, async () => recordings.put(await store().cancel(job.id)));
+    await told(job, async () => recordings.put(await store.cancel(job.id)));
   },
   async remove(job) {
-    if (!confirm(`Delete ${nameOf(job)}${store().remembered ? ", its audio and its text, on the server" : ""}?`)) return;
+    if (!confirm(`Delete ${nameOf(job)}, its audio and its text, on the server?`)) return;
     await told(job, async () => {
-      await store().remove(job.id);
-      forgetCorrections(job.id);
-      if (open?.job.id === job.id) {
-        close();
-        location.hash = "";
-        home();
-      }
+      await store.remove(job.id);
+      if (open?.job.id === job.id) leave();
       recordings.remove(job.id);
     });
   },
   async retry(job) {
-    await told(job, async () => recordings.put(await store().retry(job.id)));
-  },
-  async diarize(job, speakers, corrected) {
-    if (corrected && !confirm("Finding speakers again discards the corrections of this transcript.")) return;
-    await told(job, async () => {
-      if (corrected) await store().dropCorrections(job.id);
-      recordings.put(await store().diarize(job.id, speakers));
-    });
+    await told(job, async () => recordings.put(await store.retry(job.id)));
   },
 };
 
 const list = new List(element("list"), element("none"), act);
-const outbox = new Outbox({
+const outbox = new Outbox(store, {
   onchange: show,
   onjob(job, one) {
     recordings.put(job);
@@ -69,8 +51,6 @@ const outbox = new Outbox({
   onerror: (error, one) => fail(error, one),
 });
 
-const store = () => recordings?.store;
-
 // -- connection -------------------------------------------------------------------------------------
 
 async function begin() {
@@ -78,67 +58,30 @@ async function begin() {
   starting = new AbortController();
   const { signal } = starting;
   try {
-    model = await persistently(() => identify(signal), { signal });
-    const kept = await persistently(() => chosen(signal), { signal });
-    tellReady(signal);
+    const models = await persistently(() => askJson("v1/models", { signal }), { signal });
+    const model = models.data[0] || { id: "", speakers: false };
+    await persistently(() => store.list(1), { signal });
+    element("server").textContent = model.id;
+    element("server").className = "server ready";
     recordings?.close();
-    recordings = new Recordings(kept, { onchange: refreshed, onerror: (error) => error.needsKey && fail(error) });
-    settings.limit(kept.remembered, model.speakers);
+    recordings = new Recordings(store, { onchange: refreshed, onerror: (error) => error.needsKey && fail(error) });
+    settings.limit(model.speakers);
     notices.drop("key");
-    for (const tell of found.splice(0)) tell(kept);
+    element("files").disabled = false;
     await recordings.refresh();
     await route(true);
   } catch (error) {
-    if (!signal.aborted) fail(error);
-  }
-}
-
-async function identify(signal) {
-  const models = await askJson("v1/models", { signal });
-  return models.data[0] || { id: "", speakers: false };
-}
-
-// The server's jobs if they are enabled; otherwise this tab, with a notice.
-async function chosen(signal) {
-  try {
-    await ask("v1/jobs?limit=1", { signal });
-    notices.drop("jobs");
-    return new ServerJobs();
-  } catch (error) {
-    if (error.status !== 404) throw error;
-    notices.tell("jobs", "Jobs are disabled on this server: transcripts are kept in this tab only.", { kind: "note" });
-    return store() instanceof TabJobs ? store() : new TabJobs(model.id);
-  }
-}
-
-// Show the server's name, and its state until it is ready.
-async function tellReady(signal) {
-  const say = (state, text) => {
-    element("server").textContent = text;
-    element("server").className = `server ${state}`;
-  };
-  while (!signal.aborted) {
-    try {
-      await ask("ready", { signal });
-      return say("ready", model.id);
-    } catch (error) {
-      if (signal.aborted) return;
-      say("busy", error.status === 503 ? `${model.id}: ${error.message}` : model.id);
-    }
-    await pause(READY_MS, signal).catch(() => {});
+    if (signal.aborted) return;
+    if (error.status === 404) notices.tell("jobs", "Jobs are disabled on this server (jobs = false), and this page needs them.");
+    else fail(error);
   }
 }
 
 connection.listeners.push((up) => {
-  if (!up) {
-    element("server").className = "server gone";
-    tellWaiting();
-    return;
-  }
+  element("server").className = `server ${up ? "ready" : "gone"}`;
+  if (!up) return tellWaiting();
   notices.tell("connection", "The server answers again.", { kind: "good" });
-  if (!recordings) return;
-  recordings.refresh();
-  tellReady(starting.signal);
+  recordings?.refresh();
 });
 
 // What this page does once the server is back.
@@ -150,10 +93,8 @@ function tellWaiting() {
     open?.shown?.saving.dirty ? `corrections of ${nameOf(open.job)} to be saved` : "",
   ].filter(Boolean);
   const text = waiting.length ? `This page retries automatically. Waiting: ${waiting.join("; ")}.` : "This page retries automatically.";
-  notices.tell("connection", `The server does not answer. ${text}`, {
-    kind: "warning",
-    action: { name: "Try now", run: () => connection.now() },
-  });
+  const action = { name: "Try now", run: () => connection.now() };
+  notices.tell("connection", `The server does not answer. ${text}`, { kind: "warning", action });
 }
 
 // -- errors ----------------------------------------------------------------------------------
@@ -171,11 +112,9 @@ function fail(error, job = null) {
     notices.tell("key", key() ? "The server does not know this key." : "This server requires an API key.");
     element("access").open = true;
     element("key").focus();
-    return;
-  }
-  if (!job) return notices.tell("server", error.message);
+  } else if (!job) notices.tell("server", error.message);
   // The name of the form field is of no use to the user.
-  notices.tell(subjectOf(job), `${nameOf(job)}: ${error.message.replace(/^file: /, "")}`);
+  else notices.tell(subjectOf(job), `${nameOf(job)}: ${error.message.replace(/^file: /, "")}`);
 }
 
 async function told(job, work) {
@@ -193,11 +132,27 @@ async function told(job, work) {
 function take(files) {
   const batch = { from: location.hash };
   const ordered = [...files].sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
-  const options = settings.get();
-  outbox.add(ordered, options, batch, async () => {
-    const kept = store() || (await new Promise((resolve) => found.push(resolve)));
-    options.diarize ??= settings.get().diarize;
-    return kept;
+  if (recordings) outbox.add(ordered, settings.get(), batch);
+}
+
+// Anywhere on the page, because a file dropped outside the zone would replace the page.
+function intake() {
+  const zone = element("drop");
+  const held = (run) => (event) => {
+    if (![...event.dataTransfer.types].includes("Files")) return;
+    event.preventDefault();
+    run(event);
+  };
+  addEventListener("dragover", held(() => zone.classList.add("over")));
+  addEventListener("dragleave", (event) => event.relatedTarget || zone.classList.remove("over"));
+  addEventListener("drop", held((event) => {
+    zone.classList.remove("over");
+    if (event.dataTransfer.files.length) take([...event.dataTransfer.files]);
+  }));
+  element("files").addEventListener("change", (event) => {
+    const files = [...event.target.files];
+    event.target.value = "";
+    if (files.length) take(files);
   });
 }
 
@@ -209,25 +164,12 @@ function show() {
   if (!connection.up) tellWaiting();
 }
 
-// The open recording may have been retried or deleted, here or in another tab.
+// The open recording may have been retried, here or in another tab.
 function refreshed() {
   show();
   if (!open || open.following) return;
   const now = recordings.find(open.job.id);
-  if (!now) gone(open);
-  else if (busy(now)) route(true);
-}
-
-// It is not in the list: deleted, or older than the listed ones.
-async function gone(one) {
-  try {
-    await store().get(one.job.id);
-  } catch (error) {
-    if (error.status !== 404 || open !== one) return;
-    forgetCorrections(one.job.id);
-    close();
-    home(`${nameOf(one.job)} was deleted, in another tab or by the server.`);
-  }
+  if (now && busy(now)) route(true);
 }
 
 function close() {
@@ -235,11 +177,17 @@ function close() {
   open = null;
 }
 
+function leave() {
+  close();
+  location.hash = "";
+  home();
+}
+
 async function route(again = false) {
   if (!recordings) return;
   const id = asked();
-  if (open && open.job.id === id && !again) return;
   const same = open?.job.id === id;
+  if (open && same && !again) return;
   if (!same && !leaves()) {
     location.hash = encodeURIComponent(open.job.id);
     return;
@@ -249,18 +197,16 @@ async function route(again = false) {
   document.body.classList.toggle("reading", Boolean(id));
   if (!id) return home();
   try {
-    const job = await persistently(() => store().get(id), { signal });
+    const job = await persistently(() => store.get(id), { signal });
     if (asked() !== id || open) return; // the user has navigated in the meantime
     document.title = `${nameOf(job)} · forescribe`;
-    const one = new Open(element("content"), store(), job, { heard: (news) => recordings.heard(news), act, settings });
-    open = one;
+    open = new Open(element("content"), store, job, { heard: (news) => recordings.heard(news), act });
     show();
     if (!same) {
       open.title.focus({ preventScroll: true });
       scrollTo({ top: 0, behavior: calmly() });
     }
     await open.run();
-    if (open === one && one.lost) gone(one);
   } catch (error) {
     if (asked() !== id || signal.aborted) return;
     if (error.status === 404) home(error.message);
@@ -284,26 +230,11 @@ function asked() {
   }
 }
 
-const STEPS = [
-  ["Drop", "recordings or videos anywhere on this page, choose files, or record. Several files are processed in order."],
-  ["Watch", "the text while it is transcribed. You can close the page: the server continues."],
-  ["Read and hear", "the text by speaker: click a word to hear it, search, and rename speakers."],
-  ["Download", "the transcript as text, subtitles or data."],
-];
-
 function home(message = "") {
   document.title = "forescribe";
-  document.body.classList.toggle("reading", Boolean(message));
-  const steps = STEPS.map(([what, how]) => h("li", {}, h("b", {}, what), ` ${how}`));
+  const text = message || "Drop recordings or videos anywhere on this page, choose files, or record. They are sent to this server only.";
   element("content").replaceChildren(
-    message ? h("a", { class: "back", href: "#" }, "All recordings") : "",
-    h(
-      "div",
-      { class: "empty" },
-      h("h1", {}, message ? "Not here" : "Transcripts with speakers"),
-      message ? h("p", { dir: "auto", role: "status" }, message) : h("ol", { class: "steps" }, steps),
-      message ? null : h("p", { class: "note" }, "Recordings are sent to this server only."),
-    ),
+    h("div", { class: "empty" }, h("h1", {}, message ? "Not here" : "Transcripts with speakers"), h("p", { dir: "auto", role: "status" }, text)),
   );
   show();
 }
@@ -316,15 +247,10 @@ element("keyform").addEventListener("submit", (event) => {
   element("access").querySelector("summary").focus();
   begin();
 });
-element("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address names the open recording
-  const main = element("content");
-  (main.checkVisibility?.() === false ? element("list").querySelector("a") : main)?.focus();
-});
 element("older").addEventListener("click", () => recordings.older());
 addEventListener("hashchange", () => route());
 closing(element("access"));
-intake(take);
+intake();
 new Live({ take, settings: () => settings.get(), notices });
 home();
 begin();

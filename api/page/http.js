@@ -26,7 +26,7 @@ export class Refusal extends Error {
 }
 
 function unanswered() {
-  connection.lost();
+  connection.heard(false);
   return new Refusal("The server does not answer.", { status: 0 });
 }
 
@@ -38,6 +38,7 @@ function authorised(headers = {}) {
 export async function ask(path, { headers, ...rest } = {}) {
   const options = { ...rest, headers: authorised(headers), cache: "no-store" };
   const answer = await broken(() => fetch(path, options));
+  connection.heard(true);
   if (!answer.ok) throw refusal(answer.status, await answer.text().catch(() => ""), answer.headers.get("Retry-After"));
   return answer;
 }
@@ -73,28 +74,6 @@ function refusal(status, text, after) {
   } catch {
     return new Refusal(`The server answered ${status}.`, told);
   }
-}
-
-// A request with a long body: calls `onprogress(bytes)` while it is sent, which fetch cannot. Resolves to
-// `header(name)` of the answer.
-export function send(method, path, body, { headers = {}, onprogress = () => {}, signal }) {
-  return new Promise((resolve, reject) => {
-    if (signal?.aborted) return reject(new DOMException("cancelled", "AbortError"));
-    const request = new XMLHttpRequest();
-    request.open(method, path);
-    for (const [name, value] of Object.entries(authorised(headers))) request.setRequestHeader(name, value);
-    const header = (name) => request.getResponseHeader(name);
-    request.upload.onprogress = (event) => onprogress(event.loaded);
-    request.onload = () => {
-      if (request.status >= 400) reject(refusal(request.status, request.responseText, header("Retry-After")));
-      else resolve(header);
-    };
-    request.onerror = () => reject(unanswered());
-    // Browsers also abort requests when the page is left.
-    request.onabort = () => reject(signal?.aborted ? new DOMException("cancelled", "AbortError") : unanswered());
-    signal?.addEventListener("abort", () => request.abort(), { once: true });
-    request.send(body);
-  });
 }
 
 // Server-sent events of an answer: {event, data, id}. EventSource cannot send the key. A silent connection

@@ -1,14 +1,11 @@
 // Recording: words appear while they are spoken, and at the end the recording is sent like a file.
-import { clock, lasting } from "./clock.js";
-import { h } from "./dom.js";
+import { button, clock, h } from "./dom.js";
 import { Microphone, prevented, RATE } from "./microphone.js";
 import { Realtime } from "./realtime.js";
 
 const FLOOR_DB = -60; // of the meter
 const QUIET_PEAK = 33; // of 32768, -60 dB
 const QUIET_S = 5; // until the page asks whether the microphone is muted
-const GAP_S = 1.5;
-const LOOK_MS = 2000; // after a tab was hidden: pieces that waited have come
 
 const element = (id) => document.getElementById(id);
 
@@ -24,14 +21,12 @@ export class Live {
     this.button.addEventListener("click", () => this.#start());
     addEventListener("beforeunload", (event) => this.microphone && event.preventDefault());
     addEventListener("hashchange", () => this.microphone || this.#close());
-    document.addEventListener("visibilitychange", () => this.microphone && this.#seen());
   }
 
   async #start() {
     this.button.disabled = true;
-    const told = { onpiece: (samples) => this.#heard(samples), onpause: (paused) => this.#paused(paused), onend: () => this.#gone() };
     try {
-      this.microphone = await Microphone.open(told);
+      this.microphone = await Microphone.open({ onpiece: (samples) => this.#heard(samples), onend: () => this.#gone() });
       this.notices.drop("microphone");
       this.#show();
     } catch (error) {
@@ -42,21 +37,21 @@ export class Live {
 
   #show() {
     this.#close();
-    Object.assign(this, { quiet: 0, missed: 0, since: performance.now() });
-    this.panel = new Panel(this.root, { stop: () => this.#stop(true), discard: () => this.#stop(false), close: () => this.#close(true) });
+    this.quiet = 0;
+    this.panel = new Panel(this.root, { stop: () => this.#stop(true), discard: () => this.#stop(false), close: () => this.#close() });
     this.words = new Realtime(this.settings(), this.panel);
     this.button.hidden = true;
     this.panel.ends.focus({ preventScroll: true });
-    this.#stayAwake();
+    // Phones stop recording when their screen goes off; where the battery is low they refuse.
+    this.lock = navigator.wakeLock?.request("screen").catch(() => null);
   }
 
   #heard(samples) {
     if (!this.panel) return;
     this.words.push(samples);
     const peak = samples.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
-    this.panel.tick(this.microphone.seconds, peak);
     this.quiet = peak < QUIET_PEAK ? this.quiet + samples.length : 0;
-    this.panel.silent(this.quiet > QUIET_S * RATE);
+    this.panel.tick(this.microphone.seconds, peak, this.quiet > QUIET_S * RATE);
   }
 
   // Recorded, the microphone is given back, and the recording sent unless it is not wanted.
@@ -66,15 +61,14 @@ export class Live {
     panel.ends.disabled = panel.drops.disabled = true;
     const file = await microphone.stop();
     this.microphone = null;
-    this.lock?.release();
+    this.lock?.then((lock) => lock?.release());
     this.button.hidden = false;
-    this.#title();
-    if (wanted) words.finish();
-    else this.#close();
-    if (wanted) panel.over();
     this.button.focus({ preventScroll: true });
-    if (wanted && file) this.take([file]);
-    else if (wanted) this.notices.tell("microphone", "The microphone recorded nothing.");
+    if (!wanted) return this.#close();
+    words.finish();
+    panel.over();
+    if (file) this.take([file]);
+    else this.notices.tell("microphone", "The microphone recorded nothing.");
   }
 
   #gone() {
@@ -82,54 +76,18 @@ export class Live {
     this.#stop(true);
   }
 
-  #paused(paused) {
-    if (!this.microphone) return;
-    if (paused) this.notices.tell("microphone", "The system has taken the microphone away: nothing is recorded until it gives it back.", { kind: "warning" });
-    else this.notices.drop("microphone");
-  }
-
-  // A hidden tab says that it records, and afterwards what was not recorded.
-  #seen() {
-    this.#title();
-    if (document.hidden) return;
-    this.#stayAwake();
-    setTimeout(() => {
-      if (!this.microphone || document.hidden) return;
-      const missed = (performance.now() - this.since) / 1000 - this.microphone.seconds;
-      if (missed - this.missed > GAP_S) {
-        const text = `While this tab was hidden, the browser did not record ${lasting(missed - this.missed)}.`;
-        this.notices.tell("hidden", text, { kind: "warning" });
-      }
-      this.missed = Math.max(missed, 0);
-    }, LOOK_MS);
-  }
-
-  #title() {
-    const plain = document.title.replace(/^● /, "");
-    document.title = this.microphone && document.hidden ? `● ${plain}` : plain;
-  }
-
-  // Phones stop recording when their screen goes off.
-  #stayAwake() {
-    navigator.wakeLock?.request("screen").then(
-      (lock) => (this.microphone ? (this.lock = lock) : lock.release()),
-      () => {}, // the battery is low
-    );
-  }
-
-  #close(focus = false) {
+  #close() {
     this.words?.close();
     this.words = this.panel = null;
     this.root.hidden = true;
     this.root.replaceChildren();
-    if (focus) this.button.focus({ preventScroll: true });
   }
 }
 
 const HINT = "Words appear here while you speak.";
 const STATES = {
-  live: () => "",
-  waiting: (reason) => `${reason} The recording goes on; words follow.`,
+  live: () => HINT,
+  waiting: (reason) => `${reason} The recording goes on; its transcript will have all words.`,
   off: (reason) => `No words while you speak: ${reason} The recording goes on, and its transcript is made after it.`,
 };
 
@@ -140,13 +98,13 @@ class Panel {
   constructor(root, { stop, discard, close }) {
     this.time = h("span", { class: "time", "aria-hidden": "true" }, clock(0)); // else it is announced every second
     this.level = h("span");
-    this.ends = h("button", { type: "button", class: "recorder on", onclick: stop }, "Stop and send");
-    this.drops = h("button", { type: "button", onclick: discard }, "Discard");
-    this.closes = h("button", { type: "button", hidden: true, onclick: close }, "Close");
+    this.ends = button("Stop and send", stop, { class: "recorder on" });
+    this.drops = button("Discard", discard);
+    this.closes = button("Close", close, { hidden: true });
     this.title = h("h2", { id: "live-title" }, "Recording");
     this.meter = h("span", { class: "level", "aria-hidden": "true" }, this.level);
     this.said = h("p", { class: "note", role: "status" }, HINT);
-    this.hush = h("p", { class: "note", role: "status" });
+    this.hush = h("p", { class: "note", role: "status", hidden: true }, "Nothing is heard. Is the microphone muted?");
     this.log = h("div", { class: "spoken", role: "log", "aria-label": "Words of the recording", tabindex: "0" });
     this.shown = new Map(); // paragraphs by item
     const row = h("div", { class: "live-row" }, this.title, this.time, this.meter, this.ends, this.drops, this.closes);
@@ -154,22 +112,17 @@ class Panel {
     root.hidden = false;
   }
 
-  tick(seconds, peak) {
+  tick(seconds, peak, silent) {
     this.time.textContent = clock(seconds);
     const share = 1 - (20 * Math.log10(Math.max(peak, 1) / 32768)) / FLOOR_DB;
     this.level.style.width = `${100 * Math.max(0, Math.min(1, share))}%`;
-  }
-
-  silent(yes) {
-    const text = yes ? "Nothing is heard. Is the microphone muted?" : "";
-    if (this.hush.textContent !== text) this.hush.textContent = text;
+    this.hush.hidden = !silent;
   }
 
   over() {
     this.title.textContent = "Recorded";
     this.said.textContent = "The recording is being sent. Its transcript replaces these words.";
-    this.hush.textContent = "";
-    this.meter.hidden = this.ends.hidden = this.drops.hidden = true;
+    this.hush.hidden = this.meter.hidden = this.ends.hidden = this.drops.hidden = true;
     this.closes.hidden = false;
   }
 
@@ -177,7 +130,7 @@ class Panel {
 
   state(name, reason) {
     if (this.ends.hidden) return;
-    this.said.textContent = name === "live" && !this.shown.size ? HINT : STATES[name](reason);
+    this.said.textContent = STATES[name](reason);
     this.said.classList.toggle("bad", name !== "live");
   }
 
@@ -200,20 +153,7 @@ class Panel {
       tail.textContent = item.tail;
       if (item.failure) root.append(h("span", { class: "note" }, ` (no further words: ${item.failure})`));
       root.hidden = !item.open && !root.textContent.trim();
-      root.classList.toggle("tail", item.again);
     });
-  }
-
-  dropped(items) {
-    for (const item of items) {
-      this.shown.get(item).root.remove();
-      this.shown.delete(item);
-    }
-  }
-
-  missing(from, to) {
-    const text = `The words from ${clock(from)} to ${clock(to)} are missing here, and will be in the transcript.`;
-    this.#scrolling(() => this.log.append(h("p", { class: "note" }, text)));
   }
 
   // The newest words stay in view, unless the reader has scrolled back.

@@ -2,7 +2,6 @@
 
 export const RATE = 16000; // Hz, what the models hear
 const PIECE = 1280; // samples: 80 ms
-const MOVED = 125; // pieces that are made one part of the file, which the browser can move out of memory
 
 // Why this page cannot record, or "".
 export function prevented() {
@@ -21,8 +20,7 @@ const REASONS = {
 };
 
 export class Microphone {
-  // `onpiece(samples)`; `onend()` when the microphone is gone; `onpause(paused)` while the system takes it
-  // away. Throws an Error for users.
+  // `onpiece(samples)`; `onend()` when the microphone is gone. Throws an Error for users.
   static async open(told) {
     try {
       const stream = await navigator.mediaDevices.getUserMedia({ audio: AS_HEARD });
@@ -35,7 +33,7 @@ export class Microphone {
   }
 
   constructor(stream, told) {
-    Object.assign(this, { stream, told, parts: [], pieces: [], length: 0, began: new Date() });
+    Object.assign(this, { stream, told, pieces: [], length: 0, began: new Date() });
     this.context = new AudioContext();
     this.ended = new Promise((resolve) => (this.end = resolve));
   }
@@ -53,9 +51,6 @@ export class Microphone {
       this.node.port.onmessage = ({ data }) => (data ? this.#take(data) : this.end());
       const [track] = stream.getAudioTracks();
       track.onended = () => told.onend();
-      track.onmute = () => told.onpause(true);
-      track.onunmute = () => told.onpause(false);
-      context.onstatechange = () => context.state !== "closed" && told.onpause(context.state !== "running");
       await context.resume();
       // Its output is silence; some browsers run only what leads to an output.
       context.createMediaStreamSource(stream).connect(this.node).connect(context.destination);
@@ -69,13 +64,7 @@ export class Microphone {
   #take(samples) {
     this.length += samples.length;
     this.pieces.push(samples);
-    if (this.pieces.length === MOVED) this.#move();
     this.told.onpiece(samples);
-  }
-
-  #move() {
-    this.parts.push(new Blob(this.pieces));
-    this.pieces = [];
   }
 
   // The recording as a file, or null if there is nothing of it.
@@ -83,15 +72,13 @@ export class Microphone {
     this.node.port.postMessage("end");
     await Promise.race([this.ended, new Promise((resolve) => setTimeout(resolve, 1000))]); // a suspended one does not answer
     this.#leave();
-    this.#move();
     const type = "audio/wav";
-    return this.length ? new File([header(2 * this.length), ...this.parts], nameOf(this.began), { type }) : null;
+    return this.length ? new File([header(2 * this.length), ...this.pieces], nameOf(this.began), { type }) : null;
   }
 
   #leave() {
     for (const track of this.stream.getTracks()) track.stop();
     if (this.node) this.node.port.onmessage = null;
-    this.context.onstatechange = null;
     this.context.close();
   }
 }

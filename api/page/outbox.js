@@ -4,16 +4,16 @@ import { Refusal } from "./http.js";
 import { check } from "./uploads.js";
 
 export class Outbox {
-  // `store` is a promise; `onchange()` after each change, `onjob(job, one)`, `onerror(error, one)`.
-  constructor({ onchange, onjob, onerror }) {
-    Object.assign(this, { onchange, onjob, onerror });
+  // `onchange()` after each change, `onjob(job, one)`, `onerror(error, one)`.
+  constructor(store, { onchange, onjob, onerror }) {
+    Object.assign(this, { store, onchange, onjob, onerror });
     this.waiting = [];
     this.line = Promise.resolve();
     this.made = 0;
     addEventListener("beforeunload", (event) => this.waiting.length && event.preventDefault());
   }
 
-  add(files, options, batch, store) {
+  add(files, options, batch) {
     const asked = files.map((file) => ({
       id: `sending-${++this.made}`,
       state: "sending",
@@ -30,12 +30,12 @@ export class Outbox {
     this.waiting = this.waiting.concat(asked); // the list shows them in this order
     for (const one of asked) {
       one.stop.signal.addEventListener("abort", () => this.#drop(one), { once: true });
-      this.line = this.line.then(() => this.#send(one, store));
+      this.line = this.line.then(() => this.#send(one));
     }
     this.onchange();
   }
 
-  async #send(one, store) {
+  async #send(one) {
     const { signal } = one.stop;
     if (signal.aborted) return;
     const change = (news) => {
@@ -43,14 +43,13 @@ export class Outbox {
       this.onchange();
     };
     try {
-      const keeper = await Promise.race([store(), aborted(signal)]);
       const watch = {
         signal,
         onprogress: (sent) => change({ sent, trouble: "" }),
         ontrouble: (error) => change({ trouble: error.message }),
       };
       await check(one.file, one.size);
-      this.onjob(await keeper.create(one.file, one.options, watch), one);
+      this.onjob(await this.store.create(one.file, one.options, watch), one);
     } catch (error) {
       if (!signal.aborted) this.#failed(error, one);
     } finally {
@@ -67,12 +66,4 @@ export class Outbox {
     if (!(error instanceof Refusal)) reportError(error); // ours
     this.onerror(error instanceof Refusal ? error : new Refusal("This page failed; the browser's console says how."), one);
   }
-}
-
-function aborted(signal) {
-  return new Promise((_, reject) => {
-    const leave = () => reject(new DOMException("cancelled", "AbortError"));
-    if (signal.aborted) leave();
-    else signal.addEventListener("abort", leave, { once: true });
-  });
 }

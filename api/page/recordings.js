@@ -1,5 +1,5 @@
-// The recordings of a store as the list shows them, kept up to date with changes by other tabs, programs and
-// the server.
+// The server's recordings as the list shows them, kept up to date with changes by other tabs, programs and the
+// server.
 import { busy } from "./list.js";
 
 const PAGE = 100;
@@ -12,22 +12,15 @@ export class Recordings {
     Object.assign(this, { store, onchange, onerror });
     this.jobs = [];
     this.more = false; // there are older ones
-    this.read = false; // the list has been read at least once
     this.most = PAGE;
     this.edits = 0; // changes made here; a list that was asked for before one of them is old
     this.stop = new AbortController();
-    // Other tabs of this browser send a message; other changes are found by polling.
-    this.channel = store.remembered && "BroadcastChannel" in window ? new BroadcastChannel("forescribe.jobs") : null;
     const look = () => document.hidden || this.refresh();
-    const { signal } = this.stop;
-    this.channel?.addEventListener("message", () => this.refresh(), { signal });
-    document.addEventListener("visibilitychange", look, { signal });
-    addEventListener("focus", look, { signal });
+    document.addEventListener("visibilitychange", look, { signal: this.stop.signal });
   }
 
   close() {
     this.stop.abort();
-    this.channel?.close();
     clearTimeout(this.timer);
   }
 
@@ -40,37 +33,25 @@ export class Recordings {
     return this.refresh();
   }
 
-  // Reads the list, and once more if it was requested in the meantime.
+  // Reads the list; one that was asked for before a change made here is read again.
   async refresh() {
-    this.wanted = true;
-    if (this.reading) return;
-    this.reading = true;
     clearTimeout(this.timer);
+    const { edits, most } = this;
     try {
-      while (this.wanted && !this.stop.signal.aborted) {
-        this.wanted = false;
-        await this.#read();
-      }
+      const { jobs, more } = await this.store.list(most);
+      if (this.stop.signal.aborted) return;
+      if (edits !== this.edits || most !== this.most) return await this.refresh();
+      Object.assign(this, { jobs, more });
+      this.onchange();
     } catch (error) {
       if (!this.stop.signal.aborted) this.onerror(error);
     }
-    this.reading = false;
     this.#later();
   }
 
-  async #read() {
-    const { edits } = this;
-    const { jobs, more } = await this.store.list(this.most);
-    if (edits !== this.edits) this.wanted = true;
-    else if (!this.stop.signal.aborted) {
-      Object.assign(this, { jobs, more, read: true });
-      this.onchange();
-    }
-  }
-
   #later() {
-    if (this.stop.signal.aborted) return;
     clearTimeout(this.timer);
+    if (this.stop.signal.aborted) return;
     this.timer = setTimeout(() => (document.hidden ? this.#later() : this.refresh()), this.jobs.some(busy) ? BUSY_MS : IDLE_MS);
   }
 
@@ -81,23 +62,17 @@ export class Recordings {
     this.onchange();
   }
 
-  // A change made in this tab; other tabs are notified.
+  // A change made in this tab.
   put(job) {
     this.edits++;
-    const known = this.find(job.id);
-    this.jobs = known ? this.jobs.map((other) => (other === known ? job : other)) : [job, ...this.jobs];
-    this.#tell();
+    this.jobs = this.find(job.id) ? this.jobs.map((other) => (other.id === job.id ? job : other)) : [job, ...this.jobs];
+    this.onchange();
+    this.#later();
   }
 
   remove(id) {
     this.edits++;
     this.jobs = this.jobs.filter((job) => job.id !== id);
-    this.#tell();
-  }
-
-  #tell() {
-    this.channel?.postMessage("changed");
     this.onchange();
-    this.#later();
   }
 }

@@ -1,17 +1,13 @@
 // Recordings that the server stores: its jobs.
 import { passing, pause, persistently } from "./connection.js";
-import { ask, askBlob, askJson, bodyOf, events, key, Refusal } from "./http.js";
-import { forget, upload } from "./uploads.js";
+import { ask, askBlob, askJson, bodyOf, events, key } from "./http.js";
+import { upload } from "./uploads.js";
 
 const PAGE = 100;
 const AGAIN_MS = [250, 500, 1000, 2000, 4000, 8000];
 const WHOLE_BYTES = 200e6; // a recording that needs a key is fetched whole before it can be played
-const DRAWN_BYTES = 60e6; // a larger one is not fetched to draw its waveform
 
 export class ServerJobs {
-  remembered = true;
-  formats = ["json", "verbose_json", "diarized_json", "rttm"];
-
   // The latest `most`, and whether there are more.
   async list(most = PAGE) {
     const found = [];
@@ -41,8 +37,6 @@ export class ServerJobs {
     } catch (error) {
       ask(`v1/uploads/${encodeURIComponent(id)}`, { method: "DELETE" }).catch(() => {}); // nobody will want it
       throw error;
-    } finally {
-      forget(file);
     }
   }
 
@@ -71,24 +65,19 @@ export class ServerJobs {
     }
   }
 
-  // The arguments of `Viewer`: the result as it was decoded.
-  async result(job, signal) {
+  // The result as it was decoded.
+  result(job, signal) {
     const path = `${resultAt(job.id, "transcript")}&corrected=false`;
-    return [await persistently(() => askJson(path, { signal }), { signal })];
+    return persistently(() => askJson(path, { signal }), { signal });
   }
 
   keeper(job, signal) {
     return new ServerKeeper(job.id, signal);
   }
 
-  // Corrections belong to the speakers that they were made with.
-  async dropCorrections(id) {
-    await ask(correctionsAt(id), { method: "DELETE" });
-  }
-
   // `json` is the file that the command writes, with all details; OpenAI's `json` has the fewest.
   file(job, format) {
-    return askBlob(resultAt(job.id, format === "json" ? "transcript" : format));
+    return askBlob(resultAt(job.id, { json: "transcript", txt: "text" }[format] || format));
   }
 
   // The uploaded recording: a URL if the browser can fetch it without a key.
@@ -96,16 +85,9 @@ export class ServerJobs {
     return key() ? askBlob(audioAt(job.id)) : audioAt(job.id);
   }
 
-  // {src, note, drop, bytes}: without a key the player streams it; a player cannot send a key. `bytes()` is the
-  // whole recording, or null if that is much.
+  // {src, note, drop}: without a key the player streams it; a player cannot send a key.
   async audio(job, signal) {
-    const bytes = async () => {
-      const answer = await ask(audioAt(job.id), { signal });
-      if (Number(answer.headers.get("Content-Length")) <= DRAWN_BYTES) return bodyOf(answer, "arrayBuffer");
-      await answer.body.cancel();
-      return null;
-    };
-    if (!key()) return { src: audioAt(job.id), note: "", drop: () => {}, bytes };
+    if (!key()) return { src: audioAt(job.id), note: "", drop: () => {} };
     return persistently(() => this.#whole(job, signal), { signal });
   }
 
@@ -114,22 +96,10 @@ export class ServerJobs {
     const bytes = Number(answer.headers.get("Content-Length"));
     if (bytes > WHOLE_BYTES) {
       await answer.body.cancel();
-      const note = `The recording has ${Math.round(bytes / 1e6)} MB, too much to be fetched with a key.`;
-      return { src: null, note, drop: () => {}, bytes: () => null };
+      return { src: null, note: `The recording has ${Math.round(bytes / 1e6)} MB, too much to be fetched with a key.`, drop: () => {} };
     }
-    const blob = await bodyOf(answer, "blob");
-    const src = URL.createObjectURL(blob);
-    return { src, note: "", drop: () => URL.revokeObjectURL(src), bytes: () => blob.arrayBuffer() };
-  }
-
-  // The waveform of a recording that is too large to be decoded here; [] while the server has no time for it.
-  async peaks(job, signal) {
-    try {
-      return (await askJson(`${at(job.id)}/peaks`, { signal })).peaks.map((height) => height / 255);
-    } catch (error) {
-      if (!(error instanceof Refusal)) throw error;
-      return [];
-    }
+    const src = URL.createObjectURL(await bodyOf(answer, "blob"));
+    return { src, note: "", drop: () => URL.revokeObjectURL(src) };
   }
 
   // Throws the reason why a streaming player failed; returns if the recording exists.
@@ -147,12 +117,6 @@ export class ServerJobs {
     return askJson(`${at(id)}/retry`, { method: "POST" });
   }
 
-  diarize(id, speakers) {
-    const body = new FormData();
-    if (speakers) body.append("num_speakers", speakers);
-    return askJson(`${at(id)}/diarize`, { method: "POST", body });
-  }
-
   async remove(id) {
     try {
       await ask(at(id), { method: "DELETE" });
@@ -164,8 +128,6 @@ export class ServerJobs {
 
 // Keeps the corrections of a job on the server (see saving.js).
 class ServerKeeper {
-  history = [];
-
   constructor(id, signal) {
     Object.assign(this, { path: correctionsAt(id), signal, etag: "" });
   }
@@ -188,21 +150,16 @@ class ServerKeeper {
     }
   }
 
-  version(number) {
-    return persistently(() => askJson(`${this.path}?version=${number}`));
-  }
-
   async #heard(work) {
     const answer = await persistently(work, { signal: this.signal });
     const found = await bodyOf(answer, "json");
     this.etag = answer.headers.get("ETag");
-    this.history = found.history;
     return found;
   }
 }
 
 function equal(one, other) {
-  return ["segments", "names", "merged"].every((part) => JSON.stringify(one[part]) === JSON.stringify(other[part]));
+  return ["segments", "names"].every((part) => JSON.stringify(one[part]) === JSON.stringify(other[part]));
 }
 
 function at(id) {

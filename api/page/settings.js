@@ -15,33 +15,26 @@ export class Settings {
     const languages = CODES.split(" ").map((code) => [code, names.of(code === "jw" ? "jv" : code)]);
     languages.sort(([, a], [, b]) => a.localeCompare(b));
     element("language").append(new Option("detect", ""), ...languages.map(([code, name]) => new Option(name, code)));
-    this.limited = false; // `limit` was called
     this.chosen = new Set(this.#restore()); // what the user has set; the rest are the server's defaults
     element("settings").addEventListener("input", (event) => this.#set(event.target.id));
     this.#tell();
   }
 
-  // What the server cannot do without jobs, or always does with them; and whether it can find `speakers`,
-  // which it then does unless the user has switched it off.
-  limit(remembered, speakers) {
+  // Whether the server can find `speakers`, which it then does unless the user has switched it off.
+  limit(speakers) {
     const diarize = element("diarize");
-    this.limited = true;
     diarize.disabled = !speakers;
     if (!speakers || !this.chosen.has("diarize")) diarize.checked = speakers;
     diarize.closest("label").title = speakers ? "" : "This server does not identify speakers.";
     this.#tell();
-    element("words").closest("label").hidden = remembered;
-    element("speakers").closest("label").hidden = !remembered;
   }
 
-  // `diarize` is null until the server has told what it can, unless the user has set it.
   get() {
     return {
       language: element("language").value,
       task: element("task").value,
-      diarize: this.limited || this.chosen.has("diarize") ? element("diarize").checked : null,
+      diarize: element("diarize").checked,
       speakers: element("speakers").value,
-      words: element("words").checked,
     };
   }
 
@@ -50,7 +43,7 @@ export class Settings {
     try {
       const kept = JSON.parse(localStorage.getItem(SHELF)) || {};
       for (const name of ["language", "task", "speakers"]) if (name in kept) element(name).value = kept[name];
-      for (const name of ["diarize", "words"]) if (name in kept) element(name).checked = kept[name];
+      if ("diarize" in kept) element("diarize").checked = kept.diarize;
       return Object.keys(kept);
     } catch {
       return []; // nothing kept, or nothing that we wrote

@@ -56,27 +56,17 @@ PLAYABLE: Mapping[str, str] = {  # types of sound that browsers play, by extensi
 
 MODULES = (
     "dom.js",
-    "clock.js",
     "model.js",
     "names.js",
-    "lines.js",
     "formats.js",
-    "roving.js",
     "menu.js",
-    "options.js",
     "edits.js",
     "saving.js",
     "editor.js",
     "search.js",
     "people.js",
-    "captions.js",
     "transcript.js",
     "player.js",
-    "coverage.js",
-    "band.js",
-    "figures.js",
-    "warnings.js",
-    "shortcuts.js",
     "viewer.js",
     "report.js",
 )
@@ -258,7 +248,7 @@ class IndexRow:
             "" if self.speed is None else f"{self.speed:.1f}×",
             "" if self.acceptance_rate is None else f"{100 * self.acceptance_rate:.1f} %",
         )
-        cells = "".join(f'<td class="number">{number}</td>' for number in numbers)
+        cells = "".join(f"<td>{number}</td>" for number in numbers)
         return (
             f'<tr><th scope="row" dir="auto">{link}</th><td{failed}>{html.escape(self.status)}</td>'
             f"<td>{html.escape(self.language or '')}</td>{cells}</tr>"
@@ -285,7 +275,7 @@ def _plain(transcript: Transcript) -> str:
 
 @cache
 def _style() -> str:
-    return view("view.css") + view("report.css")
+    return view("view.css")
 
 
 @cache

@@ -1,4 +1,4 @@
-// Elements without markup: all text is inserted as text, so no transcript or name becomes code.
+// Elements without markup, so that no transcript or name becomes code, and times as text.
 
 export function h(tag, props = {}, ...children) {
   const node = document.createElement(tag);
@@ -11,7 +11,18 @@ export function h(tag, props = {}, ...children) {
   return node;
 }
 
+export function button(name, onclick, more = {}) {
+  return h("button", { type: "button", onclick, ...more }, name);
+}
+
 // Smooth scrolling, unless the reader prefers reduced motion.
 export function calmly() {
   return matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth";
+}
+
+export function clock(seconds) {
+  const whole = Math.max(0, Math.floor(seconds || 0));
+  const [hours, m, s] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  const two = (n) => String(n).padStart(2, "0");
+  return hours ? `${hours}:${two(m)}:${two(s)}` : `${m}:${two(s)}`;
 }

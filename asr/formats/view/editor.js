@@ -1,10 +1,10 @@
 // The field in which a segment's text is corrected, in place of its words.
-import { h } from "./dom.js";
+import { button, h } from "./dom.js";
 
 const HELP = "Enter keeps the text, Escape leaves it as it was, Ctrl Enter splits it at the cursor. Alt K plays or pauses, Alt J goes 3 seconds back.";
 
-// `text` is the Transcript, `act` has `correct(segment, text, word number)`, `split(segment, text, place)`,
-// `join(segment, text)`, `toggle()` and `back()`.
+// `text` is the Transcript, `act` has `correct(segment, text)`, `split(segment, text, place)`, `toggle()` and
+// `back()`.
 export class Editor {
   constructor(text, act) {
     Object.assign(this, { text, act, index: -1 });
@@ -34,7 +34,6 @@ export class Editor {
       onkeydown: (event) => this.#pressed(event),
     });
     this.field.value = this.before;
-    const button = (name, run, look = "") => h("button", { type: "button", class: look, onclick: run }, name);
     this.root = h(
       "span",
       { class: "editor", onfocusout: (event) => this.#left(event), ondblclick: (event) => event.stopPropagation() },
@@ -42,10 +41,9 @@ export class Editor {
       h(
         "span",
         { class: "editor-actions" },
-        button("Keep", () => this.keep(true), "main"),
+        button("Keep", () => this.keep(true), { class: "main" }),
         button("Cancel", () => this.cancel()),
         button("Split here", () => this.#split()),
-        this.index + 1 < model.segments.length ? button("Join with next", () => this.#join()) : null,
       ),
     );
     own[0].before(this.root);
@@ -80,12 +78,6 @@ export class Editor {
     const place = this.#wordAt(field.selectionStart);
     this.#close();
     this.act.split(index, field.value, place);
-  }
-
-  #join() {
-    const { index, field } = this;
-    this.#close();
-    this.act.join(index, field.value);
   }
 
   #close() {

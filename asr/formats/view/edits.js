@@ -1,4 +1,4 @@
-// Corrections of a transcript: a list of segments, names, and speakers that were merged, with undo and redo.
+// Corrections of a transcript: a list of segments and the names of speakers, with undo and redo.
 //
 //   const edits = new Edits(segments, spaced);
 //   edits.do(edits.withText(3, "Good day."), "Corrected at 0:34");
@@ -6,14 +6,14 @@
 //
 // States never change: an edit makes a new list, in which untouched segments and words are the same objects.
 // `packed` relies on that: what is still the original's is a number.
-import { clock } from "./clock.js";
+import { clock } from "./dom.js";
 
 const MOST_STEPS = 500;
 
 export class Edits {
   // `segments` as `segmentsOf` makes them; `spaced` is whether the language puts spaces between words.
   constructor(segments, spaced = true) {
-    this.original = { segments, names: {}, merged: {} };
+    this.original = { segments, names: {} };
     this.spaced = spaced;
     this.state = this.original;
     this.past = []; // [state, note]: what `undo` goes back to, and what was done then
@@ -53,8 +53,7 @@ export class Edits {
   }
 
   get changed() {
-    const { segments, names, merged } = this.state;
-    return !same(segments, this.original.segments) || Object.keys(names).length + Object.keys(merged).length > 0;
+    return !same(this.state.segments, this.original.segments) || Object.keys(this.state.names).length > 0;
   }
 
   #turn(state, note) {
@@ -85,21 +84,10 @@ export class Edits {
     return this.#spliced(index, 1, piece(one, segment.start, end), piece(two, Math.max(start, segment.start), segment.end));
   }
 
-  // One segment of this one and the next.
-  withJoin(index) {
-    const [one, two] = this.state.segments.slice(index, index + 2);
-    if (!two) return null;
-    const space = this.spaced && !/\s$/.test(one.text) && !/^\s/.test(two.text) ? " " : "";
-    const rest = space && two.words ? two.words.map((word, n) => (n ? word : { ...word, word: space + word.word })) : two.words;
-    const words = one.words && rest ? [...one.words, ...rest] : null;
-    const end = Math.max(one.end, two.end);
-    return this.#spliced(index, 2, { ...one, end, text: one.text + space + two.text, words, doubt: one.doubt || two.doubt });
-  }
-
   withSpeaker(indices, speaker) {
     const wanted = new Set(indices);
     const segments = this.state.segments.map((segment, n) =>
-      wanted.has(n) && this.speakerOf(segment) !== speaker ? { ...segment, speaker, sure: null } : segment,
+      wanted.has(n) && segment.speaker !== speaker ? { ...segment, speaker, sure: null } : segment,
     );
     return { segments };
   }
@@ -111,20 +99,18 @@ export class Edits {
     return { names };
   }
 
+  // All that one speaker said was said by the other.
   withMerge(from, into) {
-    const [merged, names] = [{ ...this.state.merged, [from]: into }, { ...this.state.names }];
-    for (const [label, other] of Object.entries(merged)) if (other === from) merged[label] = into;
-    if (!names[into] && names[from]) names[into] = names[from];
-    delete names[from];
-    return { merged, names };
+    const indices = this.state.segments.flatMap((segment, n) => (segment.speaker === from ? [n] : []));
+    const { [from]: name, ...names } = this.state.names;
+    return { ...this.withSpeaker(indices, into), names: name && !names[into] ? { ...names, [into]: name } : names };
   }
 
   // Replaces all places in the text that are equal but for case; returns [changes, count].
-  withReplaced(text, by, { whole = false } = {}) {
+  withReplaced(text, by) {
     const wanted = text.trim().replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replace(/\s+/g, "\\s+");
     if (!wanted) return [null, 0];
-    const edge = whole ? ["(?<![\\p{L}\\p{N}])", "(?![\\p{L}\\p{N}])"] : ["", ""];
-    const pattern = new RegExp(edge[0] + wanted + edge[1], "giu");
+    const pattern = new RegExp(wanted, "giu");
     let count = 0;
     const segments = this.state.segments.flatMap((segment) => {
       const changed = segment.text.replace(pattern, () => (count++, by));
@@ -143,10 +129,6 @@ export class Edits {
     }
   }
 
-  speakerOf(segment) {
-    return this.state.merged[segment.speaker] ?? segment.speaker;
-  }
-
   #spliced(index, count, ...made) {
     return { segments: [...this.state.segments.slice(0, index), ...made, ...this.state.segments.slice(index + count)] };
   }
@@ -159,7 +141,7 @@ export class Edits {
   // -- to and from the server ------------------------------------------------------------------------
 
   packed(note = "") {
-    const { segments, names, merged } = this.state;
+    const { segments, names } = this.state;
     const word = (one) => this.words.get(one) ?? [one.word, one.start, one.end];
     const segment = (one) =>
       this.places.get(one) ?? {
@@ -169,11 +151,12 @@ export class Edits {
         speaker: one.speaker,
         words: one.words && one.words.map(word),
       };
-    return { segments: segments.map(segment), names, merged, note: note.slice(0, 200) };
+    return { segments: segments.map(segment), names, merged: {}, note: note.slice(0, 200) };
   }
 
-  // The state of what was packed. Throws TypeError if it belongs to another transcript.
-  unpacked({ segments, names, merged }) {
+  // The state of what was packed, with speakers that were `merged` as one. Throws TypeError if it belongs to
+  // another transcript.
+  unpacked({ segments, names, merged = {} }) {
     const [places, words] = [[...this.places.keys()], [...this.words.keys()]];
     const known = (found) => {
       if (found === undefined) throw new TypeError("The corrections belong to another transcript.");
@@ -182,7 +165,8 @@ export class Edits {
     const word = (one) => (Array.isArray(one) ? { word: one[0], start: one[1], end: one[2] } : known(words[one]));
     const segment = (one) =>
       typeof one === "number" ? known(places[one]) : { sure: null, doubt: null, ...one, words: one.words && one.words.map(word) };
-    return { segments: segments.map(segment), names: { ...names }, merged: { ...merged } };
+    const joined = (one) => (one.speaker in merged ? { ...one, speaker: merged[one.speaker] } : one);
+    return { segments: segments.map((one) => joined(segment(one))), names: { ...names } };
   }
 
   // What was saved before: no step, and nothing to save.
@@ -216,26 +200,23 @@ function parts(text, spaced) {
   return found;
 }
 
-// The new words of a segment: those of the longest common subsequence are the old ones.
+// The new words of a segment: equal ones at its beginning and end are the old ones, those between share their time.
 function realigned(segment, texts, first) {
   const old = segment.words;
   const fresh = texts.map((text, n) => (n ? text : first + text.trim()));
-  const pairs = [...common(old.map(({ word }) => word.trim()), fresh.map((text) => text.trim())), [old.length, fresh.length]];
-  const made = [];
-  let [a, b] = [0, 0];
-  for (const [i, j] of pairs) {
-    const [gone, come] = [old.slice(a, i), fresh.slice(b, j)];
-    if (gone.length === come.length) {
-      made.push(...gone.map(({ start, end }, n) => ({ word: come[n], start, end })));
-    } else if (come.length) {
-      const start = gone.length ? gone[0].start : (made.at(-1)?.end ?? segment.start);
-      const end = gone.length ? gone.at(-1).end : (old[i]?.start ?? segment.end);
-      made.push(...evenly(come, start, Math.max(start, end)));
-    }
-    if (i < old.length) made.push(old[i].word === fresh[j] ? old[i] : { ...old[i], word: fresh[j] });
-    [a, b] = [i + 1, j + 1];
-  }
-  return made;
+  const equal = (a, b) => old[a].word.trim() === fresh[b].trim();
+  const kept = (a, b) => (old[a].word === fresh[b] ? old[a] : { ...old[a], word: fresh[b] });
+  const least = Math.min(old.length, fresh.length);
+  let [head, tail] = [0, 0];
+  while (head < least && equal(head, head)) head++;
+  while (tail < least - head && equal(old.length - 1 - tail, fresh.length - 1 - tail)) tail++;
+  const [gone, come] = [old.slice(head, old.length - tail), fresh.slice(head, fresh.length - tail)];
+  const start = gone.length ? gone[0].start : (old[head - 1]?.end ?? segment.start);
+  const end = gone.length ? gone.at(-1).end : (old[head]?.start ?? segment.end);
+  const one = gone.length === come.length;
+  const made = one ? gone.map((word, n) => (word.word.trim() === come[n].trim() ? kept(head + n, head + n) : { word: come[n], start: word.start, end: word.end })) : evenly(come, start, Math.max(start, end));
+  const rest = Array.from({ length: tail }, (_, n) => kept(old.length - tail + n, fresh.length - tail + n));
+  return [...Array.from({ length: head }, (_, n) => kept(n, n)), ...made, ...rest];
 }
 
 // Words that share a time by their lengths.
@@ -247,28 +228,4 @@ function evenly(texts, start, end) {
     done += text.trim().length;
     return { word: text, start: from, end: start + ((end - start) * done) / total };
   });
-}
-
-// Pairs of places of the longest common subsequence. Equal beginnings and ends are left out of the table.
-function common(one, two) {
-  let [head, tail] = [0, 0];
-  const least = Math.min(one.length, two.length);
-  while (head < least && one[head] === two[head]) head++;
-  while (tail < least - head && one[one.length - 1 - tail] === two[two.length - 1 - tail]) tail++;
-  const [n, m] = [one.length - head - tail, two.length - head - tail];
-  const best = Array.from({ length: n + 1 }, () => new Uint32Array(m + 1));
-  for (let i = n - 1; i >= 0; i--) {
-    for (let j = m - 1; j >= 0; j--) {
-      const equal = one[head + i] === two[head + j];
-      best[i][j] = equal ? best[i + 1][j + 1] + 1 : Math.max(best[i + 1][j], best[i][j + 1]);
-    }
-  }
-  const pairs = Array.from({ length: head }, (_, k) => [k, k]);
-  for (let i = 0, j = 0; i < n && j < m; ) {
-    if (one[head + i] === two[head + j]) pairs.push([head + i++, head + j++]);
-    else if (best[i + 1][j] >= best[i][j + 1]) i++;
-    else j++;
-  }
-  for (let k = tail; k > 0; k--) pairs.push([one.length - k, two.length - k]);
-  return pairs;
 }

@@ -1,84 +1,31 @@
-// The transcript as files, with the names given to speakers: the same bytes as formats/files.py gives if
-// nothing was changed (a test compares them).
-import { blocksOf, RATE } from "./lines.js";
+// The transcript as files where no server makes them, with the names given to speakers: the same bytes as
+// formats/files.py gives if nothing was changed (a test compares them).
 
-// `rules` are {width, count, speakers}: characters of a line and lines at a time in subtitles, or null, and
-// whether speakers are named.
-export const PLAIN = { width: null, count: null, speakers: true };
+const RATE = 16000; // of the samples that times are rounded to
 
-export function files(model, names, rules = PLAIN) {
-  const shown = told(model, rules);
-  return {
-    txt: () => txt(shown, names),
-    srt: () => srt(shown, names, rules),
-    vtt: () => vtt(shown, names, rules),
-    tsv: () => tsv(shown, names),
-  };
-}
-
-// What is on the screen at a time: {start, end, text, speaker}, in milliseconds.
-export function cuesOf(model, names, rules) {
-  return cues(told(model, rules), names, rules);
-}
-
-function told(model, { speakers }) {
-  return speakers ? model : { ...model, segments: model.segments.map((segment) => ({ ...segment, speaker: null })) };
-}
-
-function txt(model, names) {
-  const spoken = model.segments.filter((segment) => line(segment.text));
-  if (!spoken.some((segment) => segment.speaker)) {
-    return spoken.map((segment) => `${line(segment.text)}\n`).join("");
-  }
+// Without speakers a line for each segment, else for each turn.
+export function txt(model, names) {
   const turns = [];
-  for (const segment of spoken) {
-    if (turns.at(-1)?.speaker === segment.speaker) turns.at(-1).text += segment.text;
-    else turns.push({ speaker: segment.speaker, text: segment.text });
+  for (const { speaker, text } of model.segments.filter((segment) => line(segment.text))) {
+    if (model.speakers.length && turns.at(-1)?.speaker === speaker) turns.at(-1).text += text;
+    else turns.push({ speaker, text });
   }
-  return turns
-    .map(({ speaker, text }) => (speaker ? `${names.filed(speaker)}: ${line(text)}\n` : `${line(text)}\n`))
-    .join("");
+  return turns.map(({ speaker, text }) => `${speaker ? `${names.filed(speaker)}: ` : ""}${line(text)}\n`).join("");
 }
 
-function srt(model, names, rules) {
-  return cues(model, names, rules)
-    .map((cue, n) => {
-      const label = cue.speaker ? `[${cue.speaker}]: ` : "";
-      const span = `${stamp(cue.start, ",", true)} --> ${stamp(cue.end, ",", true)}`;
-      return `${n + 1}\n${span}\n${noArrow(label)}${noArrow(cue.text)}\n\n`;
-    })
-    .join("");
+export function srt(model, names) {
+  const cue = ({ start, end, speaker, text }, n) =>
+    `${n + 1}\n${stamp(start)} --> ${stamp(end)}\n${noArrow((speaker ? `[${speaker}]: ` : "") + text)}\n\n`;
+  return cues(model, names).map(cue).join("");
 }
 
-function vtt(model, names, rules) {
-  const body = cues(model, names, rules).map((cue) => {
-    const voice = cue.speaker ? `<v ${escaped(cue.speaker).replaceAll(">", "&gt;")}>` : "";
-    return `${stamp(cue.start, ".")} --> ${stamp(cue.end, ".")}\n${voice}${escaped(noArrow(cue.text))}\n\n`;
-  });
-  return ["WEBVTT\n\n", ...body].join("");
-}
-
-function tsv(model, names) {
-  const rows = cues(model, names, PLAIN).map((cue) => {
-    const text = cue.speaker ? `[${cue.speaker}]: ${cue.text}` : cue.text;
-    return `${cue.start}\t${cue.end}\t${text.replaceAll("\t", " ")}\n`;
-  });
-  return ["start\tend\ttext\n", ...rows].join("");
-}
-
-// Segments or blocks of lines as subtitles: in order, not empty, no overlaps, none after the end of the audio.
-function cues(model, names, { width, count }) {
+// Segments as subtitles, in milliseconds: in order, not empty, no overlaps, none after the end of the audio.
+function cues(model, names) {
   const limit = Math.max(1, ms(model.duration));
-  const whole = model.segments.map(({ start, end, text, speaker }) => ({ start, end, text: line(text), speaker }));
-  const parts = (width ? blocksOf(model, width, count) : whole)
+  const parts = model.segments
+    .map(({ start, end, text, speaker }) => ({ start: ms(start), end: ms(end), text: line(text), speaker: speaker ? names.filed(speaker) : null }))
     .filter(({ text }) => text)
-    .sort((a, b) => a.start - b.start)
-    .map(({ start, end, text, speaker }) => ({
-      start: ms(start),
-      end: ms(end),
-      text,
-      speaker: speaker ? names.filed(speaker) : null,
-    }));
+    .sort((a, b) => a.start - b.start);
   const found = [];
   parts.forEach((part, n) => {
     const next = n + 1 < parts.length ? parts[n + 1].start : limit;
@@ -99,12 +46,10 @@ function ms(seconds) {
   return Math.floor((Math.round(seconds * RATE) * 1000 + RATE / 2) / RATE);
 }
 
-function stamp(total, point, hours = false) {
+function stamp(total) {
   const two = (n) => String(n).padStart(2, "0");
-  const [h, m] = [Math.floor(total / 3600000), Math.floor(total / 60000) % 60];
-  const prefix = hours || h ? `${two(h)}:` : "";
-  const fraction = String(total % 1000).padStart(3, "0");
-  return `${prefix}${two(m)}:${two(Math.floor(total / 1000) % 60)}${point}${fraction}`;
+  const parts = [Math.floor(total / 3600000), Math.floor(total / 60000) % 60, Math.floor(total / 1000) % 60];
+  return `${parts.map(two).join(":")},${String(total % 1000).padStart(3, "0")}`;
 }
 
 function line(text) {
@@ -115,8 +60,4 @@ function line(text) {
 function noArrow(text) {
   while (text.includes("-->")) text = text.replaceAll("-->", "->");
   return text;
-}
-
-function escaped(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 }

@@ -3,7 +3,7 @@
 export class Names {
   constructor(edits) {
     this.edits = edits;
-    this.labels = []; // in order of appearance; merged ones keep their letter
+    this.labels = []; // in order of appearance; one whose parts went to others keeps its letter
     this.learn();
   }
 
@@ -30,9 +30,8 @@ export class Names {
   }
 
   shown(label) {
-    if (!label || label === "unknown") return "Unknown speaker";
-    if (this.given[label]) return this.given[label];
-    return /^(speaker[_ ]?)?(\d+|[A-Z])$/i.test(label) ? `Speaker ${this.letter(label)}` : label;
+    if (!label) return "Unknown speaker";
+    return this.given[label] || (/^SPEAKER_\d+$/.test(label) ? `Speaker ${this.letter(label)}` : label);
   }
 
   // Files keep the server's label unless a name was given.

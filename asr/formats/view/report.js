@@ -5,9 +5,9 @@ import { Viewer } from "./viewer.js";
 const report = JSON.parse(document.getElementById("report").textContent);
 const keeper = new LocalKeeper(report.key);
 const shown = (kept) => {
-  const whole = ["json", () => new Blob([JSON.stringify(viewer.corrected())], { type: "application/json" })];
-  const about = { title: report.title, keeper, kept, src: report.audio, note: report.note, downloads: [whole] };
-  const viewer = new Viewer(report.transcript, null, about);
+  const downloads = ["txt", "srt", "json"].map((name) => [name, () => new Blob([viewer.files()[name]], { type: "text/plain" })]);
+  const about = { title: report.title, keeper, kept, src: report.audio, note: report.note, downloads };
+  const viewer = new Viewer(report.transcript, about);
   viewer.player.onbroken = async () => {
     throw new Error("The recording is not where this page looks for it, or this browser cannot play it.");
   };

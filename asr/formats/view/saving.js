@@ -4,12 +4,10 @@ import { h } from "./dom.js";
 const WAIT_MS = 700;
 const SHELF = "forescribe.corrections.";
 
-// A keeper has `load()`, which gives what was packed or null, `save(packed)`, `version(number)`, and
-// `history`: [{version, saved_at, note}]. `save` throws an error with status 412 if somebody else has saved
-// meanwhile; `load` then gives theirs, and the next `save` replaces it. This one is for pages without a server.
+// A keeper has `load()`, which gives what was packed or null, and `save(packed)`, which throws an error with
+// status 412 if somebody else has saved meanwhile; `load` then gives theirs, and the next `save` replaces it. This
+// one is for pages without a server.
 export class LocalKeeper {
-  history = [];
-
   constructor(key) {
     this.key = SHELF + key;
   }
@@ -28,14 +26,6 @@ export class LocalKeeper {
     } catch {
       throw new Error("this browser does not keep them: download the files before you leave");
     }
-  }
-}
-
-export function forgetCorrections(key) {
-  try {
-    localStorage.removeItem(SHELF + key);
-  } catch {
-    // nothing is stored
   }
 }
 
@@ -86,23 +76,18 @@ export class Saving {
     } catch (error) {
       this.notes.unshift(...notes);
       if (error.name === "AbortError") return;
-      if (error.status === 412) await this.#conflict();
-      else this.#say(`Not saved: ${error.message}`, [["Try again", () => this.flush()]]);
+      const conflict = error.status === 412;
+      this.#say(conflict ? "Somebody else has saved another version meanwhile." : `Not saved: ${error.message}`, [
+        ...(conflict ? [["Show theirs", () => this.#take()]] : []),
+        [conflict ? "Keep mine" : "Try again", () => this.flush()],
+      ]);
     }
   }
 
-  async #conflict() {
-    try {
-      const theirs = await this.keeper.load();
-      const other = theirs ? this.edits.unpacked(theirs) : this.edits.original;
-      const take = () => {
-        this.edits.do(other, "Took the other version");
-        this.flush();
-      };
-      this.#say("Somebody else has saved another version meanwhile.", [["Show theirs", take], ["Keep mine", () => this.flush()]]);
-    } catch (error) {
-      this.#say(`Not saved: ${error.message}`, [["Try again", () => this.flush()]]);
-    }
+  // Theirs, which `keeper.load` has read since: mine are a step back.
+  async #take() {
+    const theirs = await this.keeper.load();
+    this.edits.do(theirs ? this.edits.unpacked(theirs) : this.edits.original, "Took the other version");
   }
 
   // `choices` are what the user can do about corrections that are not saved.

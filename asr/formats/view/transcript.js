@@ -1,21 +1,19 @@
 // The text of a transcript: paragraphs by speaker, words that can be played, searched and coloured.
-import { clock } from "./clock.js";
-import { calmly, h } from "./dom.js";
-import { lastUpTo, paragraphsOf, writerOf } from "./model.js";
+import { calmly, clock, h } from "./dom.js";
+import { lastUpTo, paragraphsOf } from "./model.js";
 
-// A paragraph whose speaker has less confidence than this says so.
-const UNSURE = 0.6;
+const UNSURE = 0.6; // a paragraph whose speaker has less confidence says so
+const DOUBTFUL = 0.5; // words of less probability are marked
 
 // `seek(seconds)` plays from there, `toggle()` plays or pauses; `edit(word number)` and
-// `speaker(button, segment numbers)` are asked for by a double click and by the name of a speaker.
+// `speaker(segment numbers, label or "new")` are asked for by a double click and by the name of a speaker.
 export class Transcript {
   constructor(names, act) {
     Object.assign(this, { names, act });
     this.lit = [];
     this.hits = [];
     this.spans = [];
-    this.unsure = []; // words below the limit
-    this.limit = 0;
+    this.unsure = []; // words of little probability
     this.now = -1;
     this.cursor = 0; // the word that is the tab stop
     this.editing = false; // a click edits
@@ -23,7 +21,7 @@ export class Transcript {
     this.none = h("p", { class: "quiet" }, "Nobody speaks in this recording.");
     this.root = h("section", {
       class: "transcript",
-      "aria-label": "Transcript. Left and right go from word to word, up and down from paragraph to paragraph; Enter plays the word, Space pauses.",
+      "aria-label": "Transcript. Left and right go from word to word; Enter plays the word, Space pauses, F2 edits.",
       onclick: (event) => this.#clicked(event),
       ondblclick: (event) => this.#edited(event),
       onkeydown: (event) => this.#pressed(event),
@@ -45,36 +43,17 @@ export class Transcript {
     });
     this.drawn.words = words;
     this.paragraphs = paragraphsOf(model);
-    this.firsts = this.paragraphs.map(([index]) => this.members[index][0]).filter((n) => n !== undefined);
     this.#draw();
-    this.#named();
+    this.#name();
     this.#stopAt(Math.min(this.cursor, this.spans.length - 1));
-    this.mark(this.limit);
+    this.#mark();
     [this.lit, this.hits, this.now] = [[], [], -1];
     for (const span of this.root.querySelectorAll(".now, .hit, .found")) span.classList.remove("now", "hit", "found");
   }
 
-  // Marks words whose probability is below the limit.
-  mark(limit) {
-    this.limit = limit;
-    this.unsure = [];
-    this.model.words.forEach(({ sure }, n) => {
-      const low = sure !== null && sure < limit;
-      if (low) this.unsure.push(n);
-      const span = this.spans[n];
-      if (span.classList.contains("unsure") === low) return;
-      span.classList.toggle("unsure", low);
-      if (low) span.title = `Probability ${Math.round(100 * sure)} %`;
-      else span.removeAttribute("title");
-    });
-  }
-
-  // Goes to the next doubtful word behind the cursor, or before it, and returns it; null without one.
-  goToUnsure(step) {
-    const { unsure, cursor } = this;
-    if (!unsure.length) return null;
-    const place = lastUpTo(unsure, step > 0 ? cursor : cursor - 1);
-    const n = unsure[(place + (step > 0 ? 1 : 0) + unsure.length) % unsure.length];
+  // Goes to the next doubtful word behind the cursor, and returns it.
+  goToUnsure() {
+    const n = this.unsure.find((one) => one > this.cursor) ?? this.unsure[0];
     this.focus(n);
     return this.model.words[n];
   }
@@ -89,24 +68,6 @@ export class Transcript {
   // Moves the cursor to the word at a time, or the one after it.
   focusAt(seconds) {
     this.focus(Math.max(0, lastUpTo(this.starts, seconds + 1e-6)));
-  }
-
-  // The segments in the selection, else that of the cursor.
-  get chosen() {
-    const selection = getSelection();
-    if (selection.rangeCount && !selection.isCollapsed && this.root.contains(selection.anchorNode)) {
-      const inside = this.spans.filter((span) => selection.containsNode(span, true));
-      if (inside.length) return [...new Set(inside.map((span) => this.model.words[span.dataset.n].segment))];
-    }
-    const word = this.model.words[this.here];
-    return word ? [word.segment] : [];
-  }
-
-  // The word that edits are about: the focused one, else the one that is played, else the cursor.
-  get here() {
-    const focused = document.activeElement?.closest?.(".transcript .w");
-    if (focused || this.now < 0) return this.cursor;
-    return this.now;
   }
 
   // Highlights the word at a time, and scrolls to it as long as the reader has not scrolled away.
@@ -155,14 +116,22 @@ export class Transcript {
   #spansOf(segment, members) {
     const old = this.drawn.words.get(segment.own);
     const used = old?.length === members.length ? old : members.map((n) => this.#span(this.model.words[n], segment));
-    if (used !== old) used[0]?.classList.add("begins");
     if (used.length && used[0].dataset.n !== String(members[0])) members.forEach((n, at) => (used[at].dataset.n = n));
     return used;
   }
 
   #span(word, segment) {
-    const writer = writerOf(word);
-    return h("span", { class: `w${writer ? ` by-${writer}` : ""}${segment.doubt ? " doubtful" : ""}`, tabindex: "-1" }, word.text);
+    return h("span", { class: `w${segment.doubt ? " doubtful" : ""}`, tabindex: "-1" }, word.text);
+  }
+
+  #mark() {
+    this.unsure = [];
+    this.model.words.forEach(({ sure }, n) => {
+      if (sure === null || sure >= DOUBTFUL) return;
+      this.unsure.push(n);
+      this.spans[n].classList.add("unsure");
+      this.spans[n].title = `Probability ${Math.round(100 * sure)} %`;
+    });
   }
 
   #draw() {
@@ -206,46 +175,29 @@ export class Transcript {
       text.append(this.spans[n]);
     }
     const colour = speaker ? ` speaker-${this.names.colour(speaker)}` : "";
-    const time = h(
-      "button",
-      { type: "button", class: "time", tabindex: "-1", "aria-label": `Play from ${clock(start)}`, onclick: () => this.act.seek(start) },
-      clock(start),
-    );
-    const who = headed
-      ? h(
-          "h2",
-          { class: "who" },
-          h("span", { class: "letter", "aria-hidden": "true" }, this.names.letter(speaker)),
-          h(
-            "button",
-            {
-              type: "button",
-              class: "name",
-              tabindex: "-1",
-              "data-label": speaker || "",
-              "aria-haspopup": "menu",
-              title: "Another speaker",
-              onclick: ({ currentTarget }) => this.act.speaker(currentTarget, this.#run(segments[0].own)),
-            },
-            this.names.shown(speaker),
-          ),
-        )
-      : null;
-    const doubts = new Set(segments.map((segment) => segment.doubt).filter(Boolean));
-    const notes = [...doubts].map((doubt) =>
-      h("p", { class: "doubt" }, h("span", { class: "icon", "aria-hidden": "true" }, "?"), `Underlined text is doubtful: ${doubt}`),
-    );
+    const seek = () => this.act.seek(start);
+    const time = h("button", { type: "button", class: "time", tabindex: "-1", "aria-label": `Play from ${clock(start)}`, onclick: seek }, clock(start));
+    const letter = h("span", { class: "letter", "aria-hidden": "true" }, this.names.letter(speaker));
+    const who = headed ? h("div", { class: "who" }, letter, this.#named(segments[0])) : null;
+    const doubts = [...new Set(segments.map(({ doubt }) => doubt).filter(Boolean))].map((doubt) => `Underlined text is doubtful: ${doubt}`);
     const sure = confidence(segments);
-    if (speaker && sure !== null && sure < UNSURE) {
-      const share = `${Math.round(100 * sure)} %`;
-      notes.push(h("p", { class: "doubt" }, h("span", { class: "icon", "aria-hidden": "true" }, "?"), `The speaker is doubtful (confidence ${share}).`));
-    }
+    if (speaker && sure !== null && sure < UNSURE) doubts.push(`The speaker is doubtful (confidence ${Math.round(100 * sure)} %).`);
+    const notes = doubts.map((doubt) => h("p", { class: "doubt" }, h("span", { class: "icon", "aria-hidden": "true" }, "?"), doubt));
     return h("div", { class: `paragraph${colour}` }, who, time, text, notes);
   }
 
-  #named() {
-    for (const name of this.root.querySelectorAll(".name")) {
-      name.textContent = this.names.shown(name.dataset.label);
+  // Who speaks from here to the next heading: a choice of all speakers, and of a new one.
+  #named({ own, speaker }) {
+    const onchange = ({ target }) => this.act.speaker(this.#run(own), target.value);
+    return h("select", { class: "name", "data-speaker": speaker || "", title: "Another speaker", "aria-label": "Speaker", onchange });
+  }
+
+  #name() {
+    const labels = this.model.speakers;
+    for (const choice of this.root.querySelectorAll(".name")) {
+      const own = choice.dataset.speaker;
+      const option = (label) => h("option", { value: label, selected: label === own }, this.names.shown(label));
+      choice.replaceChildren(...(own ? labels : ["", ...labels]).map(option), h("option", { value: "new" }, "A new speaker"));
     }
   }
 
@@ -279,26 +231,14 @@ export class Transcript {
   #pressed(event) {
     const word = event.target.closest(".w");
     if (!word || event.altKey || event.ctrlKey || event.metaKey) return;
-    const to = this.#target(event.key, getComputedStyle(word.parentNode).direction === "rtl" ? -1 : 1);
-    if (to !== null) this.spans[Math.min(Math.max(to, 0), this.spans.length - 1)].focus();
+    const step = getComputedStyle(word.parentNode).direction === "rtl" ? -1 : 1;
+    if (event.key === "ArrowRight") this.focus(this.cursor + step);
+    else if (event.key === "ArrowLeft") this.focus(this.cursor - step);
     else if (event.key === "Enter") this.act.seek(this.model.words[this.cursor].start);
     else if (event.key === " ") this.act.toggle();
+    else if (event.key === "F2") this.act.edit(this.cursor);
     else return;
     event.preventDefault();
-  }
-
-  // The word that a key moves to; `step` is -1 for text from right to left.
-  #target(key, step) {
-    const here = this.cursor;
-    const paragraph = lastUpTo(this.firsts, here);
-    return {
-      ArrowRight: here + step,
-      ArrowLeft: here - step,
-      ArrowDown: this.firsts[paragraph + 1] ?? here,
-      ArrowUp: this.firsts[here > this.firsts[paragraph] ? paragraph : paragraph - 1] ?? here,
-      Home: 0,
-      End: this.spans.length - 1,
-    }[key] ?? null;
   }
 
   #wordAt(seconds) {

@@ -1,4 +1,4 @@
-"""A service as the page sees it, without models: the contract of jobs and uploads, or streaming alone.
+"""A service as the page sees it, without models: the contract of jobs and uploads, .
 
 Everything is told by the test: what is there, when a running job goes on, which connection breaks. `Server`
 is stopped and started again at its address; the Fake that it runs keeps what it has.
@@ -39,8 +39,6 @@ from forescribe.asr.formats.transcript_parts import (
     samples_at,
 )
 
-WRITERS = ("accepted", "accepted", "accepted", "bonus", "accepted", "correction")
-
 
 def transcript(
     lines: list[tuple[str | None, str]], *, pace_s: float = 0.4, failed_s: float = 0.0, **more: Any
@@ -51,9 +49,8 @@ def transcript(
         start, words = at, []
         for word in text.split():
             end = samples_at(at + pace_s)
-            sources = (WRITERS[n % 6], WRITERS[n % 5])[: 1 + n % 2]
             words.append(
-                Word(f" {word}", samples_at(at), end, 0.9, speaker, 0.9, False, sources)  # type: ignore[arg-type]
+                Word(f" {word}", samples_at(at), end, 0.9, speaker, 0.9)  # type: ignore[arg-type]
             )
             at, n = at + pace_s, n + 1
         segments.append(
@@ -73,60 +70,8 @@ def transcript(
     spans = [Span(0, ends[0], "silent"), Span(ends[0], ends[1], "decoded")]
     spans += [Span(ends[1], ends[2], "silent")]
     spans += [Span(ends[2], ends[3], "failed", "numbers broke")] if failed_s else []
-    stats = {
-        "rounds": 40,
-        "drafted": 160,
-        "accepted": 118,
-        "acceptance_rate": 118 / 160,
-        "mean_acceptance_length": 1 + 118 / 40,
-        "written": {"accepted": 118, "correction": 21, "bonus": 19, "plain": 0},
-        "judged_at_depth": [40, 37, 31, 28],
-        "accepted_at_depth": [37, 31, 28, 22],
-        "wall_s": at / 11,
-    }
-    told = {"language": "en", "diarized": any(s for s, _ in lines), "stats": stats, **more}
+    told = {"language": "en", "diarized": any(s for s, _ in lines), **more}
     return Transcript(tuple(segments), ends[3 if failed_s else 2], Coverage(tuple(spans)), **told)
-
-
-def verbose(told: Transcript) -> dict[str, Any]:
-    whole: dict[str, Any] = told.to_dict()
-    words = [
-        {"word": w.text.strip(), "start": w.start, "end": w.end, "sources": list(w.sources or ())}
-        for s in told.segments
-        for w in s.words or ()
-    ]
-    segments = [{"id": s.id, "start": s.start, "end": s.end, "text": s.text} for s in told.segments]
-    return {
-        "task": "transcribe",
-        "language": "english",
-        "duration": told.duration,
-        "text": told.text,
-        "words": words,
-        "segments": segments,
-        "warnings": whole["warnings"],
-        "coverage": whole["coverage"],
-        "speculation": whole["stats"],
-    }
-
-
-def diarized(told: Transcript) -> dict[str, Any]:
-    segments = [
-        {
-            "type": "transcript.text.segment",
-            "id": f"seg_{n:03}",
-            "start": s.start,
-            "end": s.end,
-            "text": s.text,
-            "speaker": s.speaker or "unknown",
-        }
-        for n, s in enumerate(told.segments, 1)
-    ]
-    return {
-        "task": "transcribe",
-        "duration": told.duration,
-        "text": told.text,
-        "segments": segments,
-    }
 
 
 @dataclass
@@ -161,8 +106,6 @@ class Fake:
         self.forms: list[dict[str, Any]] = []
         self.resumed: list[str] = []
         self.refuse: tuple[int, str, str] | None = None  # of what is posted
-        self.streaming = threading.Event()
-        self.streaming.set()
         self.loading = False
         self.uploads: dict[str, Upload] = {}
         self.offsets: list[int] = []  # of each PATCH
@@ -316,9 +259,6 @@ class Fake:
                 told = Corrections.parse(saved[-1]).apply(told)
             if response_format == "transcript":
                 return Response(json_(told), media_type="application/json")
-            made = {"verbose_json": verbose, "diarized_json": diarized}
-            if response_format in made:
-                return JSONResponse(made[response_format](told))
             return PlainTextResponse(f"{response_format} of {id}\n")
 
         @app.get("/v1/jobs/{id}/corrections")
@@ -341,19 +281,11 @@ class Fake:
             saved.append(body)
             return self._versioned(saved, {"version": len(saved), **body})
 
-        @app.delete("/v1/jobs/{id}/corrections", status_code=204)
-        async def uncorrect(id: str) -> None:
-            self.jobs[id].saved.clear()
-
         @app.get("/v1/jobs/{id}/audio")
         async def audio(id: str) -> Response:
             if self.audio_gone:
                 return refused(404, "not_found", "the job's audio is not kept any more")
             return FileResponse(self.audio, media_type="audio/wav")
-
-        @app.get("/v1/jobs/{id}/peaks")
-        async def peaks(id: str) -> Any:
-            return {"duration": self.told.duration, "peaks": [0, 255] * 1000}
 
         @app.post("/v1/jobs/{id}/cancel")
         async def cancel(id: str) -> Any:
@@ -365,26 +297,9 @@ class Fake:
             self.jobs[id].view.update(state="running", error=None)
             return self.jobs[id].view
 
-        @app.post("/v1/jobs/{id}/diarize", status_code=202)
-        async def diarize(id: str, request: Request) -> Any:
-            await self._read(request)
-            job = self.jobs[id]
-            job.told, job.view["state"] = self.told, "running"
-            job.going.set()
-            return job.view
-
         @app.delete("/v1/jobs/{id}", status_code=204)
         async def delete(id: str) -> None:
             self.jobs.pop(id).view["state"] = "erased"
-
-        @app.post("/v1/audio/transcriptions")
-        async def transcriptions(request: Request) -> Response:
-            form = await self._read(request)
-            if self.refuse:
-                return refused(*self.refuse)
-            if form.get("stream") == "true":
-                return Stream(self._deltas(form), media_type="text/event-stream")
-            return JSONResponse(verbose(self.told))
 
         return app
 
@@ -436,21 +351,6 @@ class Fake:
         while not job.going.is_set() and job.state == "running":
             await asyncio.sleep(0.02)
         return job.state == "running"
-
-    async def _deltas(self, form: dict[str, Any]) -> AsyncIterator[bytes]:
-        def event(body: dict[str, Any]) -> bytes:
-            return f"data: {json.dumps(body)}\n\n".encode()
-
-        for n, segment in enumerate(self.told.segments):
-            text = segment.text if n else segment.text.lstrip()
-            yield event({"type": "transcript.text.delta", "delta": text})
-            while not self.streaming.is_set():
-                await asyncio.sleep(0.02)
-        if form["response_format"] == "diarized_json":
-            for segment in diarized(self.told)["segments"]:
-                yield event(segment)
-        yield event({"type": "transcript.text.done", "text": self.told.text})
-        yield b"data: [DONE]\n\n"
 
 
 def refused(status: int, code: str, message: str) -> Response:
