@@ -12,8 +12,8 @@ import typer
 
 from forescribe.asr.errors import UsageError
 
-from .option_records import DIAGNOSTICS, arg, like, opt, takes
-from .options import DecodingOptions, ModelOptions, PerformanceOptions
+from .option_records import arg, like, takes
+from .options import DecodingOptions, ModelOptions, PerformanceOptions, RunOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +22,7 @@ class AuditOptions(ModelOptions, DecodingOptions, PerformanceOptions):
 
     audio: list[str] = arg("AUDIO...", "Recordings or videos; - reads stdin.")
     gamma: str = like(PerformanceOptions, "gamma", default="5")
-    json: bool = opt(
-        DIAGNOSTICS, "--json/--no-json", "Print one JSON record per recording to stdout.", False
-    )
+    json: bool = like(RunOptions, "json")
 
     def __post_init__(self) -> None:
         _ = self.drafts

@@ -56,7 +56,7 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
         "JSON transcript of the recording, with word times: its words get new speakers, and are not "
         "transcribed again.",
     )
-    device: str = like(PerformanceOptions, "device", "auto, cuda, cuda:N or cpu.")
+    device: str = like(PerformanceOptions, "device")
     local_files_only: bool = like(ModelOptions, "local_files_only")
 
     def __post_init__(self) -> None:

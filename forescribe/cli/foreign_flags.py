@@ -24,6 +24,9 @@ GONE: Mapping[str, str] = {
     "--mix": "name the general recordings beside your own",
     "--choose": "leave it out: the block of layers that turns the hidden states least is left out",
     "--on-policy": "leave it out: it was off unless asked for",
+    "--min-p": "send it to `forescribe serve`: generate has --top-p, --top-k and --temperature",
+    "--presence-penalty": "use --repetition-penalty, or send it to `forescribe serve`",
+    "--frequency-penalty": "use --repetition-penalty, or send it to `forescribe serve`",
     "bench": "use python -m benchmarks.transcribe, .text or .drafts in the repository",
     "--limit": "for one key: --max-requests N; a gateway in front counts what keys use",
     "status": "a run says how much is done when it begins: repeat it with --dry-run; a cluster is shown by "

@@ -16,7 +16,7 @@ import typer
 from forescribe.asr.errors import UsageError
 
 from .option_records import DECODING, DIAGNOSTICS, INPUT, MODEL, OUTPUT, arg, like, opt, takes
-from .options import LoadOptions
+from .options import LoadOptions, RunOptions
 
 if TYPE_CHECKING:
     from forescribe.speculative.stats import Stats
@@ -41,7 +41,7 @@ class GenerateOptions(LoadOptions):
     stop: list[str] | None = opt(
         OUTPUT, "--stop TEXT", "End a text before this string; may be given several times."
     )
-    json: bool = opt(OUTPUT, "--json", "Print one JSON record per prompt.", False)
+    json: bool = like(RunOptions, "json")
     # Model
     model: str | None = like(
         LoadOptions, "model", "Preset, Hugging Face id or local folder.", shown="demo-text"
@@ -76,32 +76,15 @@ class GenerateOptions(LoadOptions):
     top_k: int = opt(
         DECODING, "--top-k N", "Sample from this many likeliest tokens; 0 is all.", 0, min=0
     )
-    min_p: float = opt(
-        DECODING,
-        "--min-p RATIO",
-        "Minimum probability of a token, relative to the likeliest one.",
-        0.0,
-        min=0,
-        max=1,
-    )
     repetition_penalty: float = opt(
         DECODING,
         "--repetition-penalty FACTOR",
         "Penalty for tokens of prompt and text; 1 is none.",
         1.0,
     )
-    presence_penalty: float = opt(
-        DECODING, "--presence-penalty X", "Penalty for tokens that occur in the text.", 0.0
-    )
-    frequency_penalty: float = opt(
-        DECODING,
-        "--frequency-penalty X",
-        "Penalty for tokens, times their number in the text.",
-        0.0,
-    )
     seed: int = opt(DECODING, "--seed SEED", "Seed of the random numbers.", 0)
     # Performance
-    batch_size: int = like(LoadOptions, "batch_size", "Texts generated together.")
+    batch_size: int = like(LoadOptions, "batch_size")
     # Diagnostics
     stats: bool = opt(DIAGNOSTICS, "--stats", "Print speed and acceptance rate to stderr.", False)
     compare: bool = opt(
@@ -121,14 +104,7 @@ class GenerateOptions(LoadOptions):
         from forescribe.speculative.requests import Sampling
         from forescribe.text.streaming import Options
 
-        sampling = Sampling(
-            self.top_k,
-            self.top_p,
-            self.min_p,
-            self.repetition_penalty,
-            self.presence_penalty,
-            self.frequency_penalty,
-        )
+        sampling = Sampling(top_k=self.top_k, top_p=self.top_p, repetition=self.repetition_penalty)
         return Options(
             max_tokens=self.max_tokens,
             temperature=self.temperature,

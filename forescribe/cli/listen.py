@@ -20,7 +20,7 @@ import typer
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError, visible
 
-from .option_records import DECODING, DIAGNOSTICS, INPUT, OUTPUT, arg, like, opt, takes
+from .option_records import DECODING, INPUT, OUTPUT, arg, like, opt, takes
 from .options import AUTO, DecodingOptions, LoadOptions, RunOptions, SpeakerChoice
 from .transcribe_options import STDOUT, TranscribeOptions
 
@@ -134,12 +134,7 @@ class ListenOptions(LoadOptions, SpeakerChoice):
         "word of the transcript in --output-dir.",
     )
     batch_size: int = like(LoadOptions, "batch_size", default=2)
-    quiet: bool = opt(
-        DIAGNOSTICS,
-        "--quiet/--no-quiet -q",
-        "Show errors only: no changing text, no summary.",
-        False,
-    )
+    quiet: bool = like(RunOptions, "quiet")
 
     def __post_init__(self) -> None:
         _ = self.drafts

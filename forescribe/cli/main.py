@@ -29,7 +29,8 @@ from .distill import distill
 from .foreign_flags import GONE
 from .generate import generate
 from .listen import listen
-from .option_records import DIAGNOSTICS, SectionedCommand, arg, opt, takes
+from .option_records import SectionedCommand, arg, like, takes
+from .options import RunOptions
 from .service import key, serve, worker
 from .speakers import speakers
 from .transcribe import transcribe
@@ -75,7 +76,7 @@ class ModelsOptions:
         "A name as for --model: what it loads, where that is, and what it would download.",
         None,
     )
-    json: bool = opt(DIAGNOSTICS, "--json", "Print one JSON object.", False)
+    json: bool = like(RunOptions, "json")
 
 
 @takes(ModelsOptions)

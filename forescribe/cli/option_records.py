@@ -80,6 +80,7 @@ class Declaration:
             metavar=None if len(names) == len(words) else words[-1],
             help=self.help if self.shown is None else f"{self.help}  [default: {self.shown}]",
             rich_help_panel=self.section,
+            show_default=self.shown is None,
             **self.bounds,  # type: ignore[arg-type]  # min and max
         )
 

@@ -69,13 +69,13 @@ class RunOptions:
     quiet: bool = opt(
         DIAGNOSTICS,
         "--quiet/--no-quiet -q",
-        "Show errors only: no progress, no summary.",
+        "Show errors only: no progress, no changing text, no summary.",
         False,
     )
     json: bool = opt(
         DIAGNOSTICS,
         "--json/--no-json",
-        "Print one JSON record per recording to stdout; implies --quiet.",
+        "Print JSON to stdout: one record per recording or prompt; implies --quiet.",
         False,
     )
 
@@ -176,14 +176,23 @@ class PerformanceOptions:
         AUTO,
     )
     batch_size: int = opt(
-        PERFORMANCE, "--batch-size N", "Windows decoded together.", 8, min=1, max=1024
+        PERFORMANCE,
+        "--batch-size N",
+        "Windows, or texts, decoded together.",
+        8,
+        shown="8",
+        min=1,
+        max=1024,
     )
-    device: str = opt(PERFORMANCE, "--device DEVICE", "auto, cuda, cuda:N, hpu, mps or cpu.", AUTO)
+    device: str = opt(
+        PERFORMANCE, "--device DEVICE", "auto, cuda, cuda:N, hpu, mps or cpu.", AUTO, shown=AUTO
+    )
     dtype: str = opt(
         PERFORMANCE,
         "--dtype TYPE",
         "Format of the weights: auto, float32, float16, bfloat16.",
         AUTO,
+        shown=AUTO,
     )
     quantize: str | None = opt(
         PERFORMANCE,
@@ -197,6 +206,7 @@ class PerformanceOptions:
         "--draft-dtype TYPE",
         "Number format of the draft: auto, float32, float16, bfloat16 or int8. Same text.",
         AUTO,
+        shown=AUTO,
     )
 
     @property
@@ -214,6 +224,7 @@ class LoadOptions(ModelOptions, PerformanceOptions):
         "--engine ENGINE",
         "What computes the decoders: auto, native, lean or modules (transformers' own). Same text.",
         AUTO,
+        shown=AUTO,
     )
 
     def load_arguments(self) -> dict[str, Any]:

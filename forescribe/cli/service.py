@@ -20,7 +20,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.installing import how_to_install
 
 from .option_records import PERFORMANCE, SERVICE, arg, like, opt, takes
-from .options import AUTO, DecodingOptions, LoadOptions
+from .options import DecodingOptions, LoadOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,19 +29,24 @@ class ServiceOptions:
     that are shown are those of `api.settings.Settings`."""
 
     host: str | None = opt(SERVICE, "--host ADDRESS", "Address to bind.", shown="127.0.0.1")
-    port: int | None = opt(SERVICE, "--port PORT", "Port to bind.", shown="8000")
+    port: int | None = opt(
+        SERVICE,
+        "--port PORT",
+        "Port to bind; of a worker for /health, /ready and /metrics.",
+        shown="8000, no port for a worker",
+    )
     data_dir: Path | None = opt(
         SERVICE,
         "--data-dir FOLDER",
-        "Folder of jobs, files and uploads.",
+        "Folder of jobs, files and uploads; of a worker its own.",
         shown="forescribe in XDG_DATA_HOME",
     )
     settings: Path | None = opt(SERVICE, "--settings FILE", "TOML file with further settings.")
     model: str | None = like(LoadOptions, "model")
     draft: str | None = like(LoadOptions, "draft")
-    device: str | None = like(LoadOptions, "device", default=None, shown=AUTO)
-    dtype: str | None = like(LoadOptions, "dtype", default=None, shown=AUTO)
-    batch_size: int | None = like(LoadOptions, "batch_size", default=None, shown="8")
+    device: str | None = like(LoadOptions, "device", default=None)
+    dtype: str | None = like(LoadOptions, "dtype", default=None)
+    batch_size: int | None = like(LoadOptions, "batch_size", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +55,8 @@ class ServeOptions(ServiceOptions):
 
     language: str | None = like(DecodingOptions, "language", "Language of requests that name none.")
     quantize: str | None = like(LoadOptions, "quantize")
-    draft_dtype: str | None = like(LoadOptions, "draft_dtype", default=None, shown=AUTO)
-    engine: str | None = like(LoadOptions, "engine", default=None, shown=AUTO)
+    draft_dtype: str | None = like(LoadOptions, "draft_dtype", default=None)
+    engine: str | None = like(LoadOptions, "engine", default=None)
     wyoming: str | None = opt(
         SERVICE,
         "--wyoming [ADDRESS:]PORT",
@@ -106,11 +111,6 @@ class WorkerOptions(ServiceOptions):
         SERVICE,
         "--blobs URL",
         "Their object storage, such as s3://bucket/prefix; gs:// and az:// too.",
-    )
-    data_dir: Path | None = like(ServiceOptions, "data_dir", "A folder of this worker alone.")
-    host: str | None = like(ServiceOptions, "host", "Address to bind for --port.")
-    port: int | None = like(
-        ServiceOptions, "port", "Answer /health, /ready and /metrics there.", shown="no port"
     )
     concurrency: int | None = opt(PERFORMANCE, "--concurrency N", "Jobs at a time.", shown="4")
     until_idle: float | None = opt(

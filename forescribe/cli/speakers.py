@@ -47,7 +47,7 @@ class EnrolOptions:
         "",
     )
     diarizer: str = like(SpeakerChoice, "diarizer")
-    device: str = like(PerformanceOptions, "device", "auto, cuda or cpu.")
+    device: str = like(PerformanceOptions, "device")
 
     def __post_init__(self) -> None:
         if (self.transcript is None) != (self.speaker is None):
