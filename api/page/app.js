@@ -164,12 +164,11 @@ function show() {
   if (!connection.up) tellWaiting();
 }
 
-// The open recording may have been retried, here or in another tab.
+// The open recording may have been retried, here or in another tab, or have ended while this machine slept.
 function refreshed() {
   show();
-  if (!open || open.following) return;
-  const now = recordings.find(open.job.id);
-  if (now && busy(now)) route(true);
+  const now = open && recordings.find(open.job.id);
+  if (now && busy(now) !== open.following) route(true);
 }
 
 function close() {

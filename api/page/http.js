@@ -2,7 +2,6 @@
 import { connection } from "./connection.js";
 
 const SHELF = "forescribe.key";
-const SILENT_MS = 45000; // the server sends a ping each 15 s
 
 export function key() {
   return sessionStorage.getItem(SHELF) || "";
@@ -76,14 +75,13 @@ function refusal(status, text, after) {
   }
 }
 
-// Server-sent events of an answer: {event, data, id}. EventSource cannot send the key. A silent connection
-// counts as broken, because a machine that was suspended may not notice.
+// Server-sent events of an answer: {event, data, id}. EventSource cannot send the key.
 export async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   try {
     for (;;) {
-      const { value, done } = await broken(() => spoken(reader));
+      const { value, done } = await broken(() => reader.read());
       if (done) return;
       held += value.replaceAll("\r", "");
       const whole = held.split("\n\n");
@@ -95,18 +93,6 @@ export async function* events(answer) {
     }
   } finally {
     reader.cancel().catch(() => {});
-  }
-}
-
-async function spoken(reader) {
-  let timer;
-  const silence = new Promise((_, reject) => {
-    timer = setTimeout(() => reject(new TypeError("nothing came")), SILENT_MS);
-  });
-  try {
-    return await Promise.race([reader.read(), silence]);
-  } finally {
-    clearTimeout(timer);
   }
 }
 

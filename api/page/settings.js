@@ -15,18 +15,16 @@ export class Settings {
     const languages = CODES.split(" ").map((code) => [code, names.of(code === "jw" ? "jv" : code)]);
     languages.sort(([, a], [, b]) => a.localeCompare(b));
     element("language").append(new Option("detect", ""), ...languages.map(([code, name]) => new Option(name, code)));
-    this.chosen = new Set(this.#restore()); // what the user has set; the rest are the server's defaults
-    element("settings").addEventListener("input", (event) => this.#set(event.target.id));
-    this.#tell();
+    this.kept = this.#restore();
+    element("settings").addEventListener("input", () => this.#keep());
   }
 
   // Whether the server can find `speakers`, which it then does unless the user has switched it off.
   limit(speakers) {
     const diarize = element("diarize");
     diarize.disabled = !speakers;
-    if (!speakers || !this.chosen.has("diarize")) diarize.checked = speakers;
+    if (!speakers || !this.kept) diarize.checked = speakers;
     diarize.closest("label").title = speakers ? "" : "This server does not identify speakers.";
-    this.#tell();
   }
 
   get() {
@@ -38,36 +36,24 @@ export class Settings {
     };
   }
 
-  // Returns the names of what was kept.
+  // Whether anything was kept.
   #restore() {
     try {
-      const kept = JSON.parse(localStorage.getItem(SHELF)) || {};
-      for (const name of ["language", "task", "speakers"]) if (name in kept) element(name).value = kept[name];
-      if ("diarize" in kept) element("diarize").checked = kept.diarize;
-      return Object.keys(kept);
+      const { diarize, ...values } = JSON.parse(localStorage.getItem(SHELF));
+      for (const [name, value] of Object.entries(values)) element(name).value = value;
+      element("diarize").checked = diarize;
+      return true;
     } catch {
-      return []; // nothing kept, or nothing that we wrote
+      return false; // nothing kept, or nothing that we wrote
     }
   }
 
-  #set(name) {
-    this.chosen.add(name);
-    const kept = Object.entries(this.get()).filter(([one]) => this.chosen.has(one));
+  #keep() {
+    this.kept = true;
     try {
-      localStorage.setItem(SHELF, JSON.stringify(Object.fromEntries(kept)));
+      localStorage.setItem(SHELF, JSON.stringify(this.get()));
     } catch {
       // it holds for this page
     }
-    this.#tell();
-  }
-
-  #tell() {
-    const now = this.get();
-    element("speakers").disabled = !now.diarize;
-    const language = element("language").selectedOptions[0];
-    const told = [language.value ? language.text : "any language"];
-    if (now.task === "translate") told.push("into English");
-    if (now.diarize) told.push("speakers");
-    element("chosen").textContent = told.join(", ");
   }
 }

@@ -10,15 +10,13 @@ const TUS = { "Tus-Resumable": "1.0.0" };
 export async function upload(file, watch) {
   const { signal, ontrouble } = watch;
   const again = (work) => persistently(work, { signal, ontrouble });
-  for (let begun = 0; ; begun++) {
-    const id = await again(() => create(file));
-    try {
-      await fill(id, file, again, watch);
-      return id;
-    } catch (error) {
-      if (signal.aborted) ask(at(id), { method: "DELETE", headers: TUS }).catch(() => {});
-      if (error.status !== 404 || begun) throw error; // else the server has lost it: once more
-    }
+  const id = await again(() => create(file));
+  try {
+    await fill(id, file, again, watch);
+    return id;
+  } catch (error) {
+    if (signal.aborted) ask(at(id), { method: "DELETE", headers: TUS }).catch(() => {});
+    throw error;
   }
 }
 
