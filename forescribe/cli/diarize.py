@@ -22,6 +22,7 @@ from .options import (
     PerformanceOptions,
     RunOptions,
     SpeakerChoice,
+    SpeakerOptions,
 )
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from forescribe.diarize.speaker_finder import SpeakerOnlyTranscriber
 
     from .console import Console
-    from .speaker_options import SpeakerOptions
 
 
 FORMATS = "rttm,json"
@@ -94,8 +94,6 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
     @cached_property
     def speakers(self) -> SpeakerOptions:
         """The options for speakers."""
-        from .speaker_options import SpeakerOptions
-
         return SpeakerOptions(self.diarizer, self.bounds, self.known)
 
 

@@ -21,7 +21,7 @@ from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError, visible
 
 from .option_records import DECODING, INPUT, OUTPUT, arg, like, opt, takes
-from .options import AUTO, DecodingOptions, LoadOptions, RunOptions, SpeakerChoice
+from .options import AUTO, DecodingOptions, LoadOptions, RunOptions, SpeakerChoice, SpeakerOptions
 from .transcribe_options import STDOUT, TranscribeOptions
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from .console import Console
     from .live_session import LiveEngine
-    from .speaker_options import SpeakerOptions
 
 STDIN = "-"
 
@@ -204,8 +203,6 @@ class ListenOptions(LoadOptions, SpeakerChoice):
     @cached_property
     def speakers(self) -> SpeakerOptions:
         """The options for speakers."""
-        from .speaker_options import SpeakerOptions
-
         return SpeakerOptions(
             self.diarizer if self.diarize else None,
             self.bounds,

@@ -19,14 +19,14 @@ from .options import (
     LoadOptions,
     RunOptions,
     SpeakerChoice,
+    SpeakerOptions,
+    guards,
     shown_url,
 )
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Guards, Options
     from forescribe.asr.formats.subtitles import LineRules
-
-    from .speaker_options import SpeakerOptions
 
 
 STDOUT = "-"
@@ -310,8 +310,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     @cached_property
     def speakers(self) -> SpeakerOptions:
         """The options for speakers."""
-        from .speaker_options import SpeakerOptions
-
         return SpeakerOptions(
             self.diarizer if self.diarize else None,
             self.bounds,
@@ -331,8 +329,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     @cached_property
     def active_guards(self) -> Guards | None:
         """Guards with their thresholds; None if they are off."""
-        from .speaker_options import guards
-
         return guards(
             self.guards,
             compression_ratio=self.compression_ratio_threshold,

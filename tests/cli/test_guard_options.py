@@ -6,7 +6,7 @@ import pytest
 
 from forescribe.asr.decode.options import Guards
 from forescribe.asr.errors import UsageError
-from forescribe.cli.speaker_options import guards
+from forescribe.cli.options import guards
 
 
 def test_thresholds_make_guards() -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
-from forescribe.cli.speaker_options import SpeakerOptions
+from forescribe.cli.options import SpeakerOptions
 from forescribe.cli.speakers import speakers
 from forescribe.diarize.channels import ChannelTranscriber
 from forescribe.diarize.diarizer import Bounds, Engine

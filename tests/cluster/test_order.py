@@ -35,7 +35,7 @@ def test_what_a_cluster_cannot_serve_is_refused_by_name(given: dict, said: str) 
 
 def test_known_voices_are_those_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "forescribe.cli.speaker_options.KnownSpeakers.list", lambda self: ["somebody"]
+        "forescribe.diarize.known_speakers.KnownSpeakers.list", lambda self: ["somebody"]
     )
     with pytest.raises(UsageError, match="enrolled on this machine"):
         TranscribeOptions(audio=[MEMO], cluster="auto", diarize=True, known=True)
