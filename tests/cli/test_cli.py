@@ -22,11 +22,9 @@ import pytest
 import soundfile
 import torch
 from huggingface_hub import constants
-from typer.testing import CliRunner
 
 from forescribe.asr.batch.destinations import MANIFEST as NAME
 from forescribe.asr.model import loading, presets
-from forescribe.asr.model.presets import PRESETS
 from forescribe.cli import main as command_line
 from forescribe.cli import transcribe
 from forescribe.diarize.engines import registry
@@ -160,12 +158,6 @@ def test_a_mistyped_command_is_told_the_one_that_was_meant(forescribe, here, typ
     assert command_line.with_command([typed]) == ["transcribe", typed]  # a recording after all
 
 
-def test_a_command_that_has_moved_says_where_it_is(forescribe) -> None:
-    done = forescribe("bench", "text", "--batch", "1")
-    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "python -m benchmarks.transcribe" in done.err
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -190,12 +182,6 @@ def test_what_is_not_possible_names_what_is(forescribe, here, options, message) 
     assert set(here.iterdir()) == before
 
 
-def test_every_command_is_known_to_the_short_form() -> None:
-    for command in command_line.app.registered_commands:
-        name = command.name or command.callback.__name__.replace("_", "-")
-        assert command_line.with_command([name]) == [name]
-
-
 def test_stdout_holds_the_result_and_nothing_else(forescribe, pair, here) -> None:
     assert forescribe("a.wav", *pair, "-f", "vtt").status == 0
     done = forescribe("a.wav", *pair, "-o", "-", "-f", "vtt")
@@ -217,31 +203,6 @@ def test_json_records_parse_and_stand_alone(forescribe, pair, here) -> None:
     assert records["a.wav"]["outputs"] == ["a.txt"] and records["a.wav"]["audio_s"] == 2.0
     assert records["none.wav"]["code"] == "missing_file"
     assert done.err.count("\n") == 1  # the failure, for people
-
-
-def test_quiet_is_silent(forescribe, pair) -> None:
-    done = forescribe("a.wav", *pair, "-f", "txt", "--quiet")
-    assert done == Run(0, "", "")
-
-
-def test_verbose_shows_segments(forescribe, pair) -> None:
-    assert " --> " in forescribe("a.wav", *pair, "-f", "txt", "-v").err
-
-
-def test_gamma_and_batch_change_no_byte_of_the_text(forescribe, pair, here) -> None:
-    results = set()
-    for gamma, batch in ((0, 1), (4, 1), (7, 3)):
-        more = ["--gamma", str(gamma), "--batch_size", str(batch), "-f", "srt", "--overwrite"]
-        assert forescribe("a.wav", *pair, *more).status == 0  # all greedy
-        results.add((here / "a.srt").read_bytes())
-    assert len(results) == 1
-
-
-def test_an_existing_result_is_replaced_whole(forescribe, pair, here) -> None:
-    (here / "a.txt").write_text("old " * 10_000)
-    assert forescribe("a.wav", *pair, "-f", "txt").status == 0
-    assert "old" not in (here / "a.txt").read_text(encoding="utf-8")
-    assert not list(here.glob("*.tmp")) and not list(here.glob(".a*"))
 
 
 # Folders
@@ -322,27 +283,6 @@ def test_a_dry_run_lists_and_does_nothing(forescribe, pair, calls, here) -> None
     assert {p: p.stat().st_mtime_ns for p in here.rglob("*")} == before
 
 
-def test_the_manifest_says_how_each_ended(forescribe, pair, calls, here) -> None:
-    (calls / "bad.mp3").write_bytes(b"no audio")
-    assert forescribe("calls", *pair, "-o", "out", "-f", "json").status == 1
-    lines = (here / "out" / NAME).read_text(encoding="utf-8").splitlines()
-    found = {r["path"]: r for r in map(json.loads, lines)}
-    assert found["calls/bad.mp3"]["code"] == "invalid_audio"
-    good = found["calls/b.wav"]
-    assert (good["status"], good["audio_s"], good["outputs"]) == ("succeeded", 3.0, ["b.json"])
-    totals = {"decoded_s": 3.0, "silent_s": 0.0, "failed_s": 0.0}
-    assert good["coverage"] == totals | {"voice_without_words_s": 0.0}
-    assert good["language"] in folders.CODES and good["rtfx"] > 0
-
-
-def test_fail_fast_ends_with_the_first_failure(forescribe, pair, calls, here) -> None:
-    (calls / "bad.wav").write_bytes(b"RIFF" + b"no audio" * 100_000)  # by its size the longest
-    done = forescribe("calls", *pair, "-o", "out", "-f", "txt", "--fail_fast", "--json")
-    assert done.status == 1
-    statuses = [json.loads(line)["status"] for line in done.out.splitlines()]
-    assert statuses.count("failed") == 1 and statuses.count("cancelled") >= 1
-
-
 def test_out_of_memory_is_survived_with_half_the_batch(forescribe, pair, here, monkeypatch) -> None:
     """The device is full whenever eight rows are in the engine."""
     from forescribe.speculative.engine.engine import Engine
@@ -378,22 +318,6 @@ def test_times_of_words_that_no_format_holds_are_said(forescribe, pair, here) ->
     assert "note" not in forescribe("b.wav", *pair, "-f", "json", "--word_timestamps").err
 
 
-@pytest.mark.parametrize(
-    ("typed", "long_form", "previous"),
-    [
-        ("", "windows", False),  # no window has a text before it
-        ("--long-form sequential --no-condition-on-previous-text", "sequential", False),
-        ("--long-form sequential --vad_filter False", "sequential", True),  # it is so anyway
-    ],
-)
-def test_how_long_recordings_are_decoded_is_what_was_asked(
-    forescribe, pair, here, typed, long_form, previous
-) -> None:
-    assert forescribe("a.wav", *pair, "-f", "json", *typed.split()).status == 0
-    settings = json.loads((here / "a.json").read_text(encoding="utf-8"))["settings"]
-    assert (settings["long_form"], settings["condition_on_previous_text"]) == (long_form, previous)
-
-
 # Help, version, models
 
 
@@ -402,17 +326,6 @@ def test_version_and_help_answer(forescribe) -> None:
     whole = forescribe("--help")
     assert whole.status == 0 and all(c in whole.out for c in ("transcribe", "audit", "models"))
     assert forescribe("-h").out == whole.out
-
-
-def test_help_shows_defaults() -> None:
-    text = " ".join(CliRunner().invoke(command_line.app, ["transcribe", "--help"]).stdout.split())
-    for default in ("[default: large]", "[default: auto]", "[default: all]"):
-        assert default in text
-
-
-def test_no_arguments_show_the_help(forescribe) -> None:
-    done = forescribe()
-    assert done.status == 2 and "Usage: forescribe" in done.out + done.err
 
 
 def test_the_command_and_its_help_load_nothing_heavy() -> None:
@@ -438,13 +351,6 @@ def test_help_answers_in_half_a_second() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
     assert statistics.median(times) < 0.5
-
-
-def test_models_lists_every_preset_with_its_weights(forescribe) -> None:
-    done = forescribe("models")
-    assert done.status == 0
-    for preset in PRESETS.values():
-        assert preset.name in done.out and preset.target in done.out and preset.note in done.out
 
 
 # What is refused
@@ -626,14 +532,6 @@ def test_names_do_nothing_to_the_terminal(forescribe, pair, here) -> None:
 
 
 # Audit
-
-
-def test_an_audit_of_a_sound_engine_finds_nothing(forescribe, guarded) -> None:
-    done = forescribe("audit", "a.wav", "b.wav", *guarded)
-    assert done.status == 0
-    assert [line.split(":")[-1] for line in done.out.splitlines()] == [
-        " all equal to plain decoding"
-    ] * 2
 
 
 def test_an_audit_in_json_parses_and_a_failure_is_counted(forescribe, guarded, here) -> None:

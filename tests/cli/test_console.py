@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from rich.console import Console as Rich
 from forescribe.asr.batch.ledger import Record, result_fields
 from forescribe.asr.batch.outputs import RecordingResult
 from forescribe.asr.decode.options import Partial, Progress
-from forescribe.asr.errors import AudioError, ForescribeError, OutputError
+from forescribe.asr.errors import AudioError, ForescribeError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span
 from forescribe.asr.sources import Source
@@ -114,22 +113,6 @@ def test_the_summary_names_the_engine(capsys) -> None:
     assert capsys.readouterr().err.rstrip().endswith("; engine lean, native")
 
 
-def test_advice_is_given_once_and_not_to_scripts(capsys) -> None:
-    made = console()
-    for text in (None, "install a compiler", "install a compiler"):
-        made.advice(text)
-    assert capsys.readouterr().err == "note install a compiler\n"
-    console(quiet=True).advice("install a compiler")
-    assert capsys.readouterr().err == ""
-
-
-def test_without_drafts_nothing_is_said_of_them(capsys) -> None:
-    made = console()
-    tell(made, done())
-    made.summary(Stats())
-    assert "drafts" not in capsys.readouterr().err
-
-
 def test_quiet_says_nothing_but_errors(capsys) -> None:
     made = console(quiet=True)
     made.status("loading")
@@ -160,21 +143,6 @@ def test_json_is_one_record_per_recording(capsys) -> None:
     assert bad["outputs"] == [] and bad["audio_s"] is None
 
 
-def test_a_result_that_could_not_be_written_is_a_failure(capsys) -> None:
-    made = console(quiet=True, json=True)
-    whole = done().transcript
-    made.result(ended("a.wav", whole, OutputError("disk full", code="storage_full")))
-    (record,) = records(capsys)
-    assert (record["status"], record["code"]) == ("failed", "storage_full")
-    assert made.audio_s == 0  # and does not count as done
-
-
-def test_a_name_that_is_no_text_is_written_all_the_same(capsys) -> None:
-    tell(console(quiet=True, json=True), done(b"caf\xe9.wav".decode(errors="surrogateescape")))
-    (record,) = records(capsys)
-    assert record["path"] == "caf\udce9.wav"
-
-
 def progress(seconds: float, total: float | None = 60.0) -> Progress:
     return Progress("a.wav", seconds, total, (SEGMENT,), STATS)
 
@@ -187,21 +155,6 @@ def test_a_bar_counts_seconds_of_audio() -> None:
         hook(progress(30.0))
         hook(progress(60.0))
     assert "60/60 s" in screen.getvalue() and "50% of drafts accepted" in screen.getvalue()
-
-
-def test_a_recording_of_unknown_length_has_a_bar_too() -> None:
-    made = console()
-    screen = on_terminal(made)
-    with made.progress([A]) as hook:
-        assert hook is not None
-        hook(progress(30.0, None))
-    assert "30/30 s" in screen.getvalue()
-
-
-def test_there_is_no_bar_in_a_log(capsys) -> None:
-    with console().progress([A]) as hook:
-        assert hook is None
-    assert capsys.readouterr() == ("", "")
 
 
 def test_verbose_writes_segments_as_they_come(capsys) -> None:
@@ -238,21 +191,6 @@ def test_words_are_shown_as_they_come_on_a_terminal() -> None:
         < said.index("thr")
     )
     assert " thr" not in final  # what was being written is replaced
-
-
-def test_what_stdout_shows_anyway_is_not_shown_twice() -> None:
-    said = shown(spoken(" One."), Partial("a.wav", " tw"), text=False)
-    assert "One." not in said and "tw" in said
-
-
-def test_of_several_recordings_only_the_line_is_shown() -> None:
-    said = shown(spoken(" One."), Partial("a.wav", " tw"), sources=2)
-    assert "One." not in said and "tw" in said
-
-
-def test_verbose_shows_times_instead() -> None:
-    said = shown(replace(progress(30.0), spoken=(SEGMENT,)), verbose=True)
-    assert said.count("Hello [there].") == 1
 
 
 def test_what_was_said_does_not_steer_the_terminal() -> None:
@@ -317,9 +255,3 @@ def test_cancelled_recordings_are_counted_not_listed(capsys) -> None:
     made.summary(None)
     _, totals, cancelled = capsys.readouterr().err.splitlines()
     assert totals.startswith("2.0 s of audio") and cancelled.startswith("4 cancelled;")
-
-
-def test_a_notice_is_for_everybody_but_the_quiet(capsys) -> None:
-    console().notice("out of memory: [smaller]")
-    console(quiet=True).notice("out of memory")
-    assert capsys.readouterr().err == "note out of memory: [smaller]\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +11,6 @@ from typer.testing import CliRunner
 
 from benchmarks.systems.ggml import dims_of, write_ggml
 from forescribe.asr.errors import ModelError
-from forescribe.asr.model.conversion import caches
 from forescribe.asr.model.presets import WHISPER, locate, resolve
 from forescribe.cli.main import app
 from forescribe.speculative.models.hub import HubError, would_download
@@ -76,19 +73,6 @@ def test_the_lists_are_printed(machine) -> None:
     assert "large-v3" in text and "ON THIS MACHINE" in text and "ggml-mine.bin" in text
 
 
-def test_listing_loads_no_torch(machine) -> None:
-    script = (
-        "import sys; from typer.testing import CliRunner; from forescribe.cli.main import app; "
-        "r = CliRunner().invoke(app, ['models']); assert 'ggml-mine.bin' in r.stdout, r.output; "
-        "print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
-    )
-    root = Path(__file__).resolve().parents[2]
-    run = subprocess.run(
-        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert run.stdout == "[]\n"
-
-
 def test_files_are_found_by_name_only_if_asked_for_by_it(machine) -> None:
     cache = machine / ".cache"
     assert resolve("ggml-mine.bin", None).target == cache / "whisper.cpp" / "ggml-mine.bin"
@@ -135,9 +119,3 @@ def test_without_a_network_a_name_says_so(machine, monkeypatch) -> None:
     result = CliRunner().invoke(app, ["models", "base"])
     assert "openai/whisper-base: not on this machine; the hub does not say" in result.stdout
     assert result.exit_code == 0
-
-
-def test_a_licence_is_that_of_the_card(tmp_path, original) -> None:
-    (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\nlicense: none\n")
-    assert caches.describe("x", tmp_path).licence == "apache-2.0"
-    assert caches.describe("x", original).licence is None

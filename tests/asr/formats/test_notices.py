@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.batch.ledger import result_fields
 from forescribe.asr.errors import AudioError, clipped
-from forescribe.asr.formats.report import _plain
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import (
-    MESSAGE_LENGTH,
-    MOST_NOTICES,
     Coverage,
     Notice,
     merged,
@@ -50,22 +43,6 @@ def test_merging_twice_changes_nothing_and_loses_no_count(given) -> None:
     assert all(len(n.places) <= 3 for n in once)
 
 
-def test_a_hundred_thousand_notices_are_few_and_short_everywhere() -> None:
-    """JSON, its record, the report and the terminal get no more."""
-    many = [Notice(f"code{n % 7}", f"{n} " + "m" * 5000) for n in range(100_000)]
-    made = transcript(*many)
-    assert len(made.warnings) == MOST_NOTICES
-    assert made.warnings[:2] == merged(many[:2])
-    last = made.warnings[-1]
-    assert (last.code, last.count) == ("more_warnings", 100_000 - MOST_NOTICES + 1)
-    assert last.message.startswith("99969 more warnings are left out: code")
-    most = MOST_NOTICES * (MESSAGE_LENGTH + 100)
-    assert len(json.dumps(made.to_dict())) < most + 500
-    assert len(_plain(made)) < most
-    assert len(result_fields(made, None, 1.0)["warnings"]) == MOST_NOTICES
-    assert Transcript.from_dict(made.to_dict()) == made
-
-
 def test_the_json_of_one_is_as_before_and_of_several_has_count_and_places() -> None:
     several = Notice("audio_gap", "3 gaps", 3, (0.5, 1.5, 2.5))
     made = transcript(Notice("short_audio", "short"), several)
@@ -74,11 +51,6 @@ def test_the_json_of_one_is_as_before_and_of_several_has_count_and_places() -> N
         {"code": "audio_gap", "message": "3 gaps", "count": 3, "places": [0.5, 1.5, 2.5]},
     ]
     assert Transcript.from_dict(made.to_dict()).warnings == made.warnings
-
-
-def test_a_count_is_one_or_more() -> None:
-    with pytest.raises(ValueError, match="applies 0 times"):
-        Notice("a", "b", 0)
 
 
 @given(st.text(max_size=60), st.integers(8, 40))

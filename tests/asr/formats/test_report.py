@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -22,11 +21,9 @@ from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.formats import files as writers
 from forescribe.asr.formats import report
 from forescribe.asr.formats.report import (
-    IndexRow,
     Reports,
     Sound,
     page_sound,
-    render_index,
     render_page,
 )
 from forescribe.asr.formats.transcript import Transcript
@@ -92,14 +89,6 @@ def test_what_was_said_cannot_leave_its_place() -> None:
     assert held["title"] == HOSTILE
 
 
-def test_it_asks_nobody_for_anything() -> None:
-    text = render_page(spoken("one two"), "a.wav", SILENCE)
-    assert not re.search(r"https?:|<link|\ssrc=|@import|url\(", text)
-    policy = re.search(r'Security-Policy" content="([^"]+)"', text)[1]
-    assert policy.startswith("default-src 'none'".replace("'", "&#x27;"))
-    assert "unsafe" not in policy
-
-
 def test_modules_are_joined_whole_and_in_order() -> None:
     """No import is left, nothing is imported before it is there, and no two have one name."""
     script = report._script()
@@ -123,13 +112,6 @@ def test_a_recording_travels_in_the_page_up_to_a_size(tmp_path, monkeypatch) -> 
     beside = page_sound(str(path), tmp_path / "out")
     assert beside.src == "../a%20b.wav" and "is not in this page" in beside.note
     assert "media-src data:" not in render_page(spoken("one"), "a", beside)
-
-
-def test_a_name_that_is_no_text_in_any_encoding_is_shown_as_it_can_be(tmp_path) -> None:
-    name = os.fsdecode(b"caf\xe9.wav")
-    reports = Reports.plan(str(tmp_path / "r.html"), {name: "a"})
-    reports.add(ended(name, spoken("one")))
-    assert "caf?.wav" in reports.close()[0].read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -275,10 +257,3 @@ def test_doubtful_speakers_are_marked(tmp_path, browser) -> None:
     with browsing.watched(browser, path.as_uri()) as opened:
         doubts = opened.locator(".doubt").all_inner_texts()
         assert len(doubts) == 1 and doubts[0].endswith("doubtful (confidence 42 %).")
-
-
-def test_the_list_is_a_page_too(tmp_path, browser) -> None:
-    path = tmp_path / "index.html"
-    path.write_text(render_index([IndexRow(None, HOSTILE, "failed")]), encoding="utf-8")
-    with browsing.watched(browser, path.as_uri()) as opened:
-        assert opened.get_by_role("rowheader").inner_text() == HOSTILE

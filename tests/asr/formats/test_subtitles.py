@@ -130,19 +130,6 @@ def test_segments_are_joined_only_with_a_number_of_lines() -> None:
     assert shown(made, width=8) == [["We went", "home"], ["by the", "river."]]
 
 
-def test_words_alone_mean_one_line_at_a_time() -> None:
-    found = cues(spoken("one two three four five"), LineRules(words=2))
-    assert sorted(len(cue.text.split()) for cue in found) == [1, 2, 2]
-    assert (found[0].start_ms, found[-1].end_ms) == (0, 2000)
-    assert all(two.start_ms == one.end_ms for one, two in pairwise(found))
-
-
-def test_a_word_longer_than_a_line_has_one_to_itself() -> None:
-    assert shown(spoken("a Donaudampfschiff b"), width=10, count=1) == [
-        ["a"], ["Donaudampfschiff"], ["b"]
-    ]  # fmt: skip
-
-
 def test_text_without_spaces_is_cut_at_its_words() -> None:
     pieces = [
         Word(text, n * RATE, (n + 1) * RATE)
@@ -215,37 +202,6 @@ def test_no_cue_spans_a_change_of_speaker_and_no_word_is_lost(
     assert all(one[1] <= two[0] for one, two in pairwise(times)) and len(times) == len(texts)
 
 
-def test_words_of_two_speakers_in_one_segment_are_two_cues() -> None:
-    words = (
-        Word(" Are", 0, RATE // 2, speaker="Ann"),
-        Word(" you", RATE // 2, RATE, speaker="Ann"),
-        Word(" there?", RATE, 2 * RATE, speaker="Ann"),
-        Word(" Yes.", 2 * RATE, 3 * RATE, speaker="Bob"),
-    )
-    segment = Segment(0, 0, 0, 0, 3 * RATE, " Are you there? Yes.", words=words, speaker="Ann")
-    made = Transcript(
-        (segment,), 3 * RATE, Coverage((Span(0, 3 * RATE, "decoded"),)), diarized=True
-    )
-    assert vtt(made) == (
-        "WEBVTT\n\n00:00.000 --> 00:02.000\n<v Ann>Are you there?\n"
-        "\n00:02.000 --> 00:03.000\n<v Bob>Yes.\n\n"
-    )
-    assert "[Ann]: Are you there?\n" in srt(made) and "[Bob]: Yes.\n" in srt(made)
-
-
-def test_the_last_word_of_another_speaker_has_a_cue_where_no_time_is_left() -> None:
-    segments = (
-        Segment(0, 0, 0, 0, RATE, " Are you there?", speaker="Ann"),
-        Segment(1, 0, 0, RATE, 2 * RATE, " Yes.", speaker="Bob"),  # behind the end
-        Segment(2, 0, 0, 2 * RATE, 3 * RATE, " Good.", speaker="Bob"),
-    )
-    made = Transcript(segments, RATE, Coverage((Span(0, RATE, "decoded"),)), diarized=True)
-    assert [(c.start_ms, c.end_ms, c.speaker, c.text) for c in cues(made)] == [
-        (0, 999, "Ann", "Are you there?"),
-        (999, 1000, "Bob", "Yes. Good."),
-    ]
-
-
 def test_a_segment_without_word_times_stays_whole() -> None:
     segments = (
         Segment(0, 0, 0, 0, RATE, " no times for these", words=None),
@@ -259,11 +215,6 @@ def test_a_segment_without_word_times_stays_whole() -> None:
     ]  # fmt: skip
 
 
-def test_silence_has_no_lines() -> None:
-    made = Transcript((), RATE, Coverage((Span(0, RATE, "silent"),)))
-    assert srt(made, LineRules(width=10)) == "" and vtt(made, LineRules(width=10)) == "WEBVTT\n\n"
-
-
 # Highlighting
 
 
@@ -275,16 +226,6 @@ def test_each_word_is_underlined_while_it_is_said() -> None:
         "3\n00:00:01,000 --> 00:00:01,500\nHi & <u><you></u>\n\n"
     )
     assert "Hi &amp; <u>&lt;you></u>" in vtt(made, LineRules(highlight=True))
-
-
-def test_between_words_none_is_underlined() -> None:
-    words = (Word(" a", 0, RATE), Word(" b", 2 * RATE, 2 * RATE), Word(" c", 3 * RATE, 4 * RATE))
-    segment = Segment(0, 0, 0, 0, 4 * RATE, " a b c", words=words)
-    made = Transcript((segment,), 5 * RATE, Coverage((Span(0, 5 * RATE, "decoded"),)))
-    found = cues(made, LineRules(highlight=True))
-    assert [(cue.start_ms, cue.end_ms, cue.mark) for cue in found] == [
-        (0, 1000, (0, 1)), (1000, 3000, None), (3000, 4000, (4, 5))
-    ]  # fmt: skip  # b takes no time
 
 
 @settings(max_examples=40)
@@ -324,10 +265,3 @@ def test_without_rules_nothing_changes_and_with_them_subtitles_only(tmp_path) ->
     assert render["vtt"] == vtt(made, rules) != vtt(made)
     write(made, tmp_path, "a", "srt", rules)
     assert (tmp_path / "a.srt").read_text() == srt(made, rules)
-
-
-def test_a_long_talk_without_punctuation_has_few_blocks() -> None:
-    made = spoken(*["word " * 9 + "word"] * 200)
-    assert (
-        len(split_into_blocks(made, LineRules(width=42, count=2))) == 125
-    )  # 8 words fit into a line

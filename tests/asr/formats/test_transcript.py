@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.files import write
-from forescribe.asr.formats.subtitles import LineRules
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import (
     Coverage,
@@ -180,33 +176,10 @@ def test_words_are_absent_where_nobody_asked_and_empty_where_there_are_none() ->
     assert first["words"] == [] and "words" not in second
 
 
-def test_seek_counts_frames_of_ten_milliseconds() -> None:
-    assert Segment(0, 1, 480_000, 480_000, 496_000, " a").seek == 3000
-
-
 def test_coverage_adds_up() -> None:
     coverage = Coverage((Span(0, 10, "decoded"), Span(10, 15, "silent"), Span(15, 18, "failed")))
     totals = coverage.decoded_samples, coverage.silent_samples, coverage.failed_samples
     assert totals == (10, 5, 3) and coverage.sample_count == 18
-
-
-@pytest.mark.parametrize(
-    "spans",
-    [
-        (Span(5, 10, "decoded"),),
-        (Span(0, 10, "decoded"), Span(11, 12, "silent")),
-        (Span(0, 10, "decoded"), Span(9, 12, "silent")),
-    ],
-    ids=["late start", "gap", "overlap"],
-)
-def test_coverage_that_is_no_partition_is_refused(spans: tuple[Span, ...]) -> None:
-    with pytest.raises(ValueError, match="gap or overlap"):
-        Coverage(spans)
-
-
-def test_coverage_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="coverage of 10 of 11 samples"):
-        Transcript((), 11, decoded(10))
 
 
 @pytest.mark.parametrize("make", [lambda: Word("a", 5, 4), lambda: Segment(0, 0, 0, -1, 4, "a")])
@@ -215,23 +188,10 @@ def test_time_does_not_run_backwards(make: Any) -> None:
         make()
 
 
-def test_a_span_knows_three_states() -> None:
-    with pytest.raises(ValueError, match="known: decoded, silent, failed"):
-        Span(0, 1, cast(State, "skipped"))
-
-
 def test_a_file_that_is_no_transcript_is_refused_by_key() -> None:
     data = Transcript((), 0, Coverage()).to_dict() | {"duration": "long"}
     with pytest.raises(TypeError, match="'duration' is str"):
         Transcript.from_dict(data)
-
-
-def test_the_record_and_the_writers_load_without_numpy_and_torch() -> None:
-    program = (
-        "import sys, forescribe.asr.formats.transcript, forescribe.asr.formats.files, forescribe.asr.errors;"
-        "sys.exit(int(bool({'numpy', 'torch', 'av'} & set(sys.modules))))"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def decoded(samples: int) -> Coverage:
@@ -260,25 +220,6 @@ def _meeting(text: str = " Good morning.", **speaker: str) -> Transcript:
     rest = Segment(1, 0, 0, 24_000, 48_000, " Bye.", **speaker)
     spans = Coverage((Span(0, 64_000, "decoded"),))
     return Transcript((first, rest), 64_000, spans, "en", diarized=bool(speaker))
-
-
-def test_a_record_is_shown_in_one_short_line():
-    plain, diarized = _meeting(" word" * 1000), _meeting(speaker="Zoë")
-    assert repr(plain).startswith("Transcript(4.0 s, language='en', segments=2, 'word word")
-    assert len(repr(plain)) < 130 and len(repr(plain.segments[0])) < 90
-    assert "segments=2, speakers=1, " in repr(diarized)
-    assert repr(diarized.words[1]) == "Word(0.50-0.75 s, ' morning.', 'Zoë')"
-
-
-@pytest.mark.parametrize("name", ["txt", "srt", "vtt", "tsv", "json", "rttm"])
-def test_a_saved_file_is_the_one_that_the_command_writes(name: str, tmp_path: Path):
-    for rules in (LineRules(words=1), LineRules()):
-        (written,) = write(_meeting(), tmp_path, "command", name, rules)
-        saved = _meeting().save(tmp_path / "new" / f"own.{name.upper()}", rules)
-        assert saved.read_bytes() == written.read_bytes()
-    assert name != "json" or Transcript.load(saved) == _meeting()
-    assert getattr(_meeting(), f"to_{name}")().encode() == saved.read_bytes()
-    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
 
 
 @pytest.mark.parametrize("name", ["a.docx", "a", "a.all", "srt"])
