@@ -1,10 +1,11 @@
 // The words of a recording while it is spoken, from sessions of /v1/realtime (docs/live.md). What is said while there
-// is no session has no words here; the transcript of the recording has them.
+// is no session waits for the next one; what a broken one had not ended has its words in the transcript alone.
 import { pause, persistently } from "./connection.js";
 import { ask, key, Refusal } from "./http.js";
 import { RATE } from "./microphone.js";
 
 const WAIT_MS = 4000;
+const KEPT = 3750; // pieces of 80 ms that wait for a session
 const LAST_WORDS_MS = 15000;
 const REFUSED = [1008, 4000]; // codes of closes that will come again
 const TRANSCRIPT = "conversation.item.input_audio_transcription";
@@ -14,13 +15,15 @@ export class Realtime {
   // which was released, its `tail`, which may change, and `failure`; `said` has its speakers in turn, once it is
   // complete.
   constructor({ language, diarize }, told) {
-    Object.assign(this, { language, diarize, told, items: [], session: null });
+    Object.assign(this, { language, diarize, told, items: [], waiting: [], session: null });
     this.stop = new AbortController();
     this.#run();
   }
 
   push(samples) {
-    if (this.session?.ready) this.session.say("input_audio_buffer.append", { audio: base64(samples) });
+    this.waiting.push(samples);
+    if (this.waiting.length > KEPT) this.waiting.shift();
+    this.#send();
   }
 
   // The recording has ended: the last words, if they come soon.
@@ -75,7 +78,10 @@ export class Realtime {
 
   #heard(event) {
     const { type, item_id: id } = event;
-    if (type === "session.updated") return this.told.state("live", "");
+    if (type === "session.updated") {
+      this.told.state("live", "");
+      return this.#send();
+    }
     if (type === "input_audio_buffer.speech_started") return this.#started(id);
     const item = this.items.findLast((one) => one.id === id);
     if (type === "input_audio_buffer.speech_stopped") item.stopped = true;
@@ -89,6 +95,11 @@ export class Realtime {
     else if (type === `${TRANSCRIPT}.failed`) this.#change(item, { tail: "", open: false, failure: event.error.message });
     else if (type === "error") this.answered = this.finishing;
     if (this.finishing && this.answered && !this.items.some((one) => one.open)) this.close();
+  }
+
+  #send() {
+    if (!this.session?.ready) return;
+    for (const samples of this.waiting.splice(0)) this.session.say("input_audio_buffer.append", { audio: base64(samples) });
   }
 
   #started(id) {

@@ -33,7 +33,7 @@ async function fill(id, file, again, watch) {
 }
 
 async function create(file) {
-  const name = btoa(String.fromCharCode(...new TextEncoder().encode(wellFormed(file.name))));
+  const name = btoa(String.fromCharCode(...new TextEncoder().encode(file.name.toWellFormed())));
   const headers = { ...TUS, "Upload-Length": String(file.size), "Upload-Metadata": `filename ${name}` };
   const answer = await ask("v1/uploads", { method: "POST", headers });
   await bodyOf(answer, "text");
@@ -71,9 +71,4 @@ export async function check(file, size, offset = 0) {
 
 function at(id) {
   return `v1/uploads/${encodeURIComponent(id)}`;
-}
-
-// File names may contain half of a surrogate pair, which cannot be encoded.
-function wellFormed(text) {
-  return text.toWellFormed ? text.toWellFormed() : text;
 }

@@ -69,7 +69,7 @@ export class Saving {
     const notes = this.notes.splice(0);
     this.#say("Saving");
     try {
-      await this.keeper.save(this.edits.packed(notes.length > 1 ? `${notes.length} changes: ${notes.join("; ")}` : notes[0]));
+      await this.keeper.save(this.edits.packed(notes.join("; ")));
       this.saved = state;
       if (this.dirty) return await this.#save();
       this.#say("Saved");

@@ -180,8 +180,8 @@ export class Transcript {
     const letter = h("span", { class: "letter", "aria-hidden": "true" }, this.names.letter(speaker));
     const who = headed ? h("div", { class: "who" }, letter, this.#named(segments[0])) : null;
     const doubts = [...new Set(segments.map(({ doubt }) => doubt).filter(Boolean))].map((doubt) => `Underlined text is doubtful: ${doubt}`);
-    const sure = confidence(segments);
-    if (speaker && sure !== null && sure < UNSURE) doubts.push(`The speaker is doubtful (confidence ${Math.round(100 * sure)} %).`);
+    const sure = Math.min(...segments.map((segment) => segment.sure ?? 1));
+    if (speaker && sure < UNSURE) doubts.push(`The speaker is doubtful (confidence ${Math.round(100 * sure)} %).`);
     const notes = doubts.map((doubt) => h("p", { class: "doubt" }, h("span", { class: "icon", "aria-hidden": "true" }, "?"), doubt));
     return h("div", { class: `paragraph${colour}` }, who, time, text, notes);
   }
@@ -250,13 +250,6 @@ export class Transcript {
   #show(n) {
     this.spans[n].scrollIntoView({ block: "center", behavior: calmly() });
   }
-}
-
-// The mean over the segments' time; null where no confidence is known.
-function confidence(segments) {
-  const known = segments.filter(({ sure }) => sure !== null);
-  const total = known.reduce((sum, { start, end }) => sum + end - start, 0);
-  return total ? known.reduce((sum, { start, end, sure }) => sum + sure * (end - start), 0) / total : null;
 }
 
 function visible(node) {

@@ -360,7 +360,7 @@ def test_phones_show_all_of_it_without_scrolling_sideways(browser, tone) -> None
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, (id, width)
                 inside = page.evaluate(
                     "[...document.querySelectorAll('button, a, input, select, summary, .notice')]"
-                    ".filter(e => e.checkVisibility() && !e.closest('.unseen, '))"
+                    ".filter(e => e.checkVisibility() && !e.closest('.unseen'))"
                     ".filter(e => e.getBoundingClientRect().right > innerWidth + 0.5)"
                     ".map(e => e.outerHTML)"
                 )
