@@ -1,7 +1,7 @@
 """The HTML reports of a run: a page for each recording, to read, play and share, and an index.
 
     reports = Reports.plan("report.html", stems)
-    reports.add(result)          # for each recording that has ended
+    reports.add("a.mp3", transcript)     # for each recording that has ended, or why there is none
     reports.close()
 
 A page loads nothing else: text, figures, program and, up to EMBEDDED_BYTES, the recording are in
@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ..errors import OutputError, UsageError
@@ -33,9 +32,6 @@ from ..sources import STDIN
 from .files import put, txt
 from .transcript import UNREADABLE, Transcript
 from .transcript_parts import Json
-
-if TYPE_CHECKING:
-    from ..batch.outputs import RecordingResult
 
 EMBEDDED_BYTES = 24 << 20
 """Recordings up to this size are embedded in the page, where they are a third larger (base64).
@@ -101,25 +97,23 @@ class Reports:
             )
         return cls(path.parent, stems, path)
 
-    def add(self, result: RecordingResult) -> None:
+    def add(self, source: str, outcome: Transcript | str) -> None:
         """Add a recording that has ended: its page, or the reason why there is none."""
-        record, transcript = result.record, result.transcript
-        if transcript is None or result.error is not None:
-            status = result.error.message if result.error is not None else record.status
-            self._rows.append(IndexRow(None, record.path, status))
-            return
-        self._page(record.path, transcript)
+        if isinstance(outcome, str):
+            self._rows.append(IndexRow(None, source, outcome))
+        else:
+            self._page(source, outcome)
 
-    def add_skipped(self, result: RecordingResult) -> bool:
-        """Add a recording that an earlier run has transcribed; returns False if its results include no
-        readable JSON."""
-        for path in result.files:
+    def add_skipped(self, source: str, files: Iterable[object]) -> bool:
+        """Add a recording that an earlier run has transcribed into these files; returns False if they include
+        no readable JSON."""
+        for path in files:
             if isinstance(path, Path) and path.suffix == ".json":  # no report has URLs
                 try:
                     transcript = Transcript.from_dict(json.loads(path.read_text(encoding="utf-8")))
                 except (OSError, *UNREADABLE):  # changed by another program
                     return False
-                self._page(result.record.path, transcript)
+                self._page(source, transcript)
                 return True
         return False
 

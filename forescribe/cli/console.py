@@ -91,8 +91,8 @@ class Console:
             what = path if len(results) == 1 else f"{len(results)} of {total}"
             self.rich.print(f"{escape(what)}: already done, --overwrite to redo")
         for result in results if reports else ():
-            if reports and not reports.add_skipped(result):
-                path = result.record.path
+            path = result.record.path
+            if reports and not reports.add_skipped(path, result.files):
                 self.notice(f"{path}: no report without its JSON; --overwrite -f json")
 
     @contextmanager
@@ -111,7 +111,9 @@ class Console:
         """Show the line of one recording that has ended, and add it to the reports."""
         self._show(result)
         if reports:
-            reports.add(result)
+            why = result.record.status if result.error is None else result.error.message
+            made = result.transcript if result.error is None else None
+            reports.add(result.record.path, why if made is None else made)
 
     def _show(self, result: RecordingResult) -> None:
         record, transcript, error = result.record, result.transcript, result.error

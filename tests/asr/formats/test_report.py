@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from forescribe.asr.batch.ledger import Record
-from forescribe.asr.batch.outputs import RecordingResult
-from forescribe.asr.errors import AudioError, OutputError, UsageError
+from forescribe.asr.errors import OutputError, UsageError
 from forescribe.asr.formats import files as writers
 from forescribe.asr.formats import report
 from forescribe.asr.formats.report import (
@@ -72,11 +70,6 @@ def wav(path: Path, seconds: float = 8.0) -> Path:
     return path
 
 
-def ended(path: str, transcript: Transcript | None, error: Any = None) -> RecordingResult:
-    status = "succeeded" if error is None else "failed"
-    return RecordingResult(Record(path=path, status=status), transcript, error)
-
-
 # -- the file -----------------------------------------------------------------------------------------
 
 
@@ -128,8 +121,8 @@ def test_several_recordings_are_a_folder_with_a_list(tmp_path) -> None:
     stems = {names[0]: "a", names[1]: "sub/b", "<i>.mp3": "c"}
     reports = Reports.plan(str(tmp_path / "out"), stems)
     for name in names:
-        reports.add(ended(name, spoken("one two")))
-    reports.add(ended("<i>.mp3", None, AudioError("<i>.mp3: no audio in it")))
+        reports.add(name, spoken("one two"))
+    reports.add("<i>.mp3", "<i>.mp3: no audio in it")
     assert reports.close() == [tmp_path / "out" / "index.html"]
     text = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert re.findall(r'href="([^"]+)"', text) == ["a.html", "sub/b.html"]
@@ -144,8 +137,8 @@ def test_warnings_are_in_the_page_with_and_without_programs_and_in_the_list(tmp_
     held = json.loads(text.split('id="report">')[1].split("</script>")[0])
     assert [notice["message"] for notice in held["transcript"]["warnings"]] == [HOSTILE, "not sure"]
     reports = Reports.plan(str(tmp_path), {"a.wav": "a", "b.wav": "b"})
-    reports.add(ended("a.wav", warned))
-    reports.add(ended("b.wav", replace(warned, warnings=warned.warnings[:1])))
+    reports.add("a.wav", warned)
+    reports.add("b.wav", replace(warned, warnings=warned.warnings[:1]))
     (listed,) = reports.close()
     assert re.findall(r"<td>(done[^<]*)</td>", listed.read_text(encoding="utf-8")) == [
         "done, 2 warnings",
@@ -158,7 +151,7 @@ def test_one_page_holds_one_recording(tmp_path) -> None:
         Reports.plan("r.html", {"a.wav": "a", "b.wav": "b"})
     name = str(wav(tmp_path / "a.wav"))
     reports = Reports.plan(str(tmp_path / "r.html"), {name: "a"})
-    reports.add(ended(name, spoken("one")))
+    reports.add(name, spoken("one"))
     assert reports.close() == [tmp_path / "r.html"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.wav", "r.html"]
 
@@ -166,8 +159,8 @@ def test_one_page_holds_one_recording(tmp_path) -> None:
 def test_a_page_that_cannot_be_written_stops_no_recording(tmp_path) -> None:
     (tmp_path / "file").touch()
     reports = Reports.plan(str(tmp_path / "file" / "out"), {"a.wav": "a"})
-    reports.add(ended("a.wav", spoken("one")))
-    reports.add(ended("a.wav", spoken("one")))
+    reports.add("a.wav", spoken("one"))
+    reports.add("a.wav", spoken("one"))
     with pytest.raises(OutputError, match="cannot write the report .* --report"):
         reports.close()
 
@@ -176,11 +169,10 @@ def test_what_an_earlier_run_has_done_is_shown_from_its_json(tmp_path) -> None:
     told, name = spoken("one two", speakers=("A",)), str(wav(tmp_path / "a.wav"))
     files = tuple(writers.write(told, tmp_path, "a", "txt,json"))
     reports = Reports.plan(str(tmp_path / "r.html"), {name: "a"})
-    record = Record(path=name, status="skipped")
-    assert reports.add_skipped(RecordingResult(record, files=files))
-    assert not reports.add_skipped(RecordingResult(record, files=files[:1]))
+    assert reports.add_skipped(name, files)
+    assert not reports.add_skipped(name, files[:1])
     (tmp_path / "changed.json").write_text('{"text": 1}')
-    assert not reports.add_skipped(RecordingResult(record, files=(tmp_path / "changed.json",)))
+    assert not reports.add_skipped(name, [tmp_path / "changed.json"])
     reports.close()
     assert '"speaker": "A"' in (tmp_path / "r.html").read_text(encoding="utf-8")
 
