@@ -27,6 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from ..errors import ForescribeError, OutputError
 from ..sources import Source
@@ -82,10 +83,10 @@ class SpoolFolder:
             top.mkdir(parents=True, exist_ok=True)
             _sweep(top)
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=top))
+            lock = (self.path / LOCK).open("wb")
             # Also at the end of a process that does not come to `close`.
-            self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-            self._lock = (self.path / LOCK).open("wb")
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self.close = weakref.finalize(self, _removed, self.path, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             raise OutputError(
                 f"cannot write to the spool {str(top)!r}: {error.strerror or error}; name another folder "
@@ -115,10 +116,6 @@ class SpoolFolder:
         if content is None:
             raise OutputError(f"{source.path}: its local copy cannot be read")
         return LocalCopy(source.path, path, content, replace(entry, size=path.stat().st_size))
-
-    def close(self) -> None:
-        self._remove()
-        self._lock.close()
 
 
 @dataclass(frozen=True)
@@ -297,6 +294,11 @@ class _Item:
     copy: Future[LocalCopy] | None = None  # None: not begun, or released
     size: int = 0  # reserved
     taken: bool = False
+
+
+def _removed(folder: Path, lock: IO[bytes]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.close()
 
 
 def _default_place() -> Path:

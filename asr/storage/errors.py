@@ -124,7 +124,8 @@ def by_status(location: Location, status: int, code: str = "") -> LocatedError:
         return UnsupportedError(
             location, f"the bucket is in another region ({shown}): set AWS_REGION"
         )
-    if status in (0, 408, 425, 429) or status >= 500 or (status == 409 and not code):
+    conflict = status == 409 and code in ("", "ConditionalRequestConflict", "OperationAborted")
+    if conflict or status in (0, 408, 425, 429) or status >= 500:
         return UnavailableError(
             location, f"the store does not serve it now ({shown}); try again later"
         )

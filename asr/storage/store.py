@@ -152,7 +152,7 @@ class Store:
             raise
 
     def check_create(self) -> None:
-        """Check that `create` refuses to replace an object: some stores ignore the condition. Costs three
+        """Check that `create` refuses to replace an object: some stores ignore the condition. Costs four
         requests. Raises UnsupportedError."""
         key = f"_forescribe/probe-{secrets.token_hex(16)}"
         self.create(key, secrets.token_bytes(16))

@@ -149,7 +149,7 @@ def test_storage_that_cannot_be_used_is_told_at_the_start(
     def refuse(self, *_):
         raise error(Location.parse("s3://bucket/service"), "refused")
 
-    monkeypatch.setattr("forescribe.asr.storage.stores.Store.create", refuse)
+    monkeypatch.setattr("forescribe.asr.storage.buckets.BucketStore.create", refuse)
     (tmp_path / "bucket").mkdir()
     with pytest.raises(kind, match="blobs_url: s3://bucket/service"):
         recovery.open_objects(f"file://{tmp_path / 'bucket'}", tmp_path / "own", 1 << 30)

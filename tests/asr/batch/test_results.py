@@ -215,7 +215,7 @@ def test_records_in_a_store_are_read_with_few_requests(tmp_path, monkeypatch) ->
     stores = Stores()
     assert out.batch(stores=stores).todo == []
     requests = stores.at(Location.parse(out.where)).requests
-    assert (requests["list"], requests["get"]) == (1, 1)
+    assert (requests["list"], requests["get"]) == (1, 2)  # the manifest, and the check of `create`
 
 
 # Ends
