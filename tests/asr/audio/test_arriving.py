@@ -62,14 +62,6 @@ def test_raw_samples_in_any_pieces(sizes) -> None:
     assert notices == []
 
 
-def test_channels_are_mixed_and_rates_converted() -> None:
-    stereo = np.stack([S16, S16], 1)
-    samples, _ = heard(stereo.tobytes(), PcmFormat(channels=2))
-    np.testing.assert_array_equal(samples, S16 / np.float32(32768))
-    samples, _ = heard(S16.tobytes(), PcmFormat(rate=8000))
-    assert len(samples) == 2 * RATE
-
-
 @pytest.mark.parametrize("kind", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
 def test_a_wav_file_of_any_kind_is_read_as_the_file_would_be(kind) -> None:
     data = wav(kind, TONE)

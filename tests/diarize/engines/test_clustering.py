@@ -170,16 +170,6 @@ def test_short_pieces_go_with_their_speaker_and_found_none(plda: Plda) -> None:
     assert same(found.labels[known], given.truth[known])
 
 
-def test_a_speaker_of_less_than_a_second_in_all_is_left_out(plda: Plda) -> None:
-    given = talk(plda, 3, each=6)
-    lonely = np.flatnonzero(given.truth == 2)
-    kept = np.sort(np.append(np.flatnonzero(given.truth != 2), lonely[0]))
-    for length, count in ((0.9, 2), (1.1, 3)):
-        seconds = np.where(given.truth == 2, length, given.pieces.seconds)[kept]
-        found = cluster(unlinked(given.pieces.vectors[kept], seconds), plda, 1, MOST)
-        assert len(found.means) == count, length
-
-
 # What the segmentation heard
 
 

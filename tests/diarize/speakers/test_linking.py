@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forescribe.diarize.blocks import link_voices
 from forescribe.diarize.diarizer import Voice
@@ -39,19 +37,3 @@ def test_a_voice_without_a_vector_stays_alone() -> None:
         0,
         2,
     ]
-
-
-def test_the_voice_of_a_person_is_weighted_by_speech() -> None:
-    long, short = voice(0, samples=100_000), voice(30, samples=10)
-    other = voice(62, samples=10)  # 47 degrees from the plain mean, 62 from the weighted one
-    assert link_voices([(0, long), (1, short), (2, other)], 0.6) == [0, 0, 1]
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 360)), max_size=8), st.floats(-1, 1))
-def test_persons_are_numbered_by_first_appearance(
-    drawn: list[tuple[int, float]], alike: float
-) -> None:
-    numbers = link_voices([(place, voice(angle)) for place, angle in drawn], alike)
-    assert list(dict.fromkeys(numbers)) == list(range(len(set(numbers))))
-    pairs = list(zip((place for place, _ in drawn), numbers, strict=True))
-    assert len(set(pairs)) == len(pairs)
