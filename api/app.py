@@ -218,7 +218,7 @@ async def _start(failed: Callable[[Failure], None], *starts: Callable[[], None])
 
 def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
     """Add the layers in front of every route, the innermost first."""
-    app.add_middleware(Pace, idle_s=settings.upload_idle_s, rate=settings.min_upload_rate)
+    app.add_middleware(Pace)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -64,14 +64,26 @@ GONE: Mapping[str, str] = MappingProxyType(
             for unit in ("requests", "audio_s", "tokens")
             for period in ("minute", "hour", "day", "month")
         },
+        **dict.fromkeys(
+            (
+                "max_uploads_per_address",
+                "upload_idle_s",
+                "min_upload_rate",
+                "max_streams_per_key",
+                "decode_timeout_s",
+                "decode_memory_bytes",
+            ),
+            "remove it: the bound is fixed (docs/serve.md)",
+        ),
+        "max_stored_bytes_per_key": "remove it: min_free_bytes alone bounds what is stored",
+        "max_open_bytes_per_key": "remove it: max_open_uploads_per_key bounds unfinished uploads",
+        "traces": "set OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_TRACES_EXPORTER",
         "watch_settings_s": "start the service again after a change; it drains first",
     }
 )
 """Settings and rights of keys that are gone, and for one version one sentence each what to use instead."""
 
 NO_DIARIZER = "none"
-
-Rate = Annotated[float, Field(gt=0)]
 
 
 class Settings(BaseSettings):
@@ -119,24 +131,15 @@ class Settings(BaseSettings):
     max_audio_s: Seconds = 4 * 3600.0  # decoded length of one upload; longer is 413
     max_requests: Count = 64  # requests at a time, once they have arrived; more are 503
     max_uploads: Count = 256  # bodies received at a time, pieces of uploads included; more are 503
-    max_uploads_per_address: Count = 64  # of one address (IPv6: /64) without keys; more are 429
-    upload_idle_s: Seconds = 30.0  # longest pause in an upload; then 408
-    min_upload_rate: Rate = 1024.0  # bytes per second of an upload, on average; below it 408
     max_requests_per_key: Count = 16  # running or being received, of one key; more are 429
     max_streams: Count = 64  # live sessions at a time; more are 503
-    max_streams_per_key: Count = 16  # of one key or, without keys, of one address; more are 429
     max_queued_audio_s: Seconds = 12 * 3600.0  # of all requests, not yet decoded; more is 503
     timeout_s: Seconds = 3600.0  # for one request, after its upload
-    decode_timeout_s: Seconds = 600.0  # for decoding the audio file of one upload
-    decode_memory_bytes: Count = 1 << 30  # additional memory of that decoder
     announce_s: float = Field(3.0, ge=0)  # from SIGTERM (/ready: draining) to the first refusal
     drain_s: float = Field(30.0, ge=0)  # for requests in progress at the end
     idle_unload_s: Seconds | None = None  # without work until the model leaves memory; unset: never
     stall_s: Seconds = 1800.0  # longest round of a model; then the process ends with status 70
     readers: Count = 2  # uploads decoded at a time, and threads that cut them into windows
-
-    # Traces
-    traces: bool = False  # send traces by OpenTelemetry; its own variables (OTEL_*) do so too
 
     # Jobs
     jobs: bool = True  # enable the job routes

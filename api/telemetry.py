@@ -29,7 +29,6 @@ from forescribe.asr.installing import how_to_install
 
 from .errors import ApiError
 from .http.errors import UNLOGGED
-from .settings import Settings
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -52,9 +51,9 @@ class Tracing:
             provider.add_span_processor(_without_address())
 
     @classmethod
-    def of(cls, settings: Settings) -> Tracing:
-        """As the settings and OpenTelemetry's variables say. Raises UsageError."""
-        return cls(_provider() if configured(settings) else None)
+    def from_environment(cls) -> Tracing:
+        """As OpenTelemetry's variables say. Raises UsageError."""
+        return cls(_provider() if configured() else None)
 
     @contextmanager
     def span(self, name: str, *, parent: str | None = None, **facts: Value) -> Iterator[None]:
@@ -122,15 +121,15 @@ def place(span: trace.Span | None = None) -> str | None:
     return carrier.get("traceparent")
 
 
-def configured(settings: Settings, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether traces are to be sent: by the setting `traces`, or OpenTelemetry's own variables."""
+def configured(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether traces are to be sent."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
     if exporter:
         return exporter != "none"
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    return settings.traces or any(environment.get(name) for name in endpoints)
+    return any(environment.get(name) for name in endpoints)
 
 
 def _provider() -> TracerProvider:
@@ -147,7 +146,7 @@ def _provider() -> TracerProvider:
     except ModuleNotFoundError as error:
         raise UsageError(
             f"traces need {error.name}: {how_to_install('serve', 'otel')}, "
-            "or unset traces and OTEL_EXPORTER_OTLP_ENDPOINT"
+            "or unset OTEL_EXPORTER_OTLP_ENDPOINT"
         ) from error
     resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", SERVICE)})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)

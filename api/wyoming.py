@@ -5,15 +5,13 @@
 
 A client sends `transcribe`, `audio-start`, `audio-chunk` and `audio-stop`, and receives `transcript-start`
 and `transcript-chunk` while it sends, then `transcript`, which alone is certain, and `transcript-stop`. The
-package `wyoming` reads and writes the messages (github.com/OHF-Voice/wyoming). The protocol has no keys. A
-request is a live stream in the session of uploads (`asr.live`), one of `Streams`; what it cannot be is
-answered by `error` and the end of the connection, which harms no other.
+package `wyoming` reads and writes the messages. The protocol has no keys. A request is a live stream in the
+session of uploads, one of `Streams`; what it cannot be is answered by `error` and the end of the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from importlib.metadata import version
@@ -48,11 +46,8 @@ IDLE_S = 60.0
 MAX_BEHIND_S = 60.0
 """Of audio that waits to be decoded; the connection is not read meanwhile."""
 
-RATES = range(4_000, 192_001)
-"""Hz."""
-
-WRONG = (AttributeError, KeyError, TypeError, ValueError, EOFError, RecursionError)
-"""What the package raises for messages that are none; for most it tells the end of the connection."""
+WRONG = (AttributeError, KeyError, TypeError, ValueError, EOFError, RecursionError, OSError)
+"""What the package raises for messages that are none, and for clients that are gone or silent."""
 
 
 @asynccontextmanager
@@ -69,12 +64,9 @@ async def listening(
         task = asyncio.current_task()
         assert task is not None
         open_now[task] = connection = Connection(streams, reader, writer)
-        try:
+        with suppress(asyncio.CancelledError):  # of the end: Python 3.11's streams would log it
             await connection.run()
-        except asyncio.CancelledError:
-            pass  # the end of the service: streams of Python 3.11 log a task that was cancelled
-        finally:
-            del open_now[task]
+        del open_now[task]
 
     server = None
     try:
@@ -113,14 +105,16 @@ class Connection:
     async def run(self) -> None:
         """Answer until the client leaves, or something is wrong."""
         try:
-            while (message := await self._next()) is not None:
+            while True:
+                async with asyncio.timeout(IDLE_S):
+                    message = await async_read_event(self._reader)
+                if message is None:
+                    return
                 await self._answer(message)
         except ApiError as error:
-            with suppress(OSError, TimeoutError):
+            with suppress(OSError):
                 await self.send(Error(error.message, error.code))
         except WRONG as error:
-            report("wyoming refused", error=type(error).__name__)
-        except (OSError, TimeoutError) as error:  # the client is gone, or silent
             report("wyoming ended", error=type(error).__name__)
         except Exception as error:
             report("fault", error=type(error).__name__, place=place_of(error))
@@ -132,10 +126,6 @@ class Connection:
         """Raises OSError where the client is gone, TimeoutError where it does not read."""
         async with asyncio.timeout(IDLE_S):
             await async_write_event(message.event(), self._writer)
-
-    async def _next(self) -> Message | None:
-        async with asyncio.timeout(IDLE_S):
-            return await async_read_event(self._reader)
 
     async def _answer(self, message: Message) -> None:
         """Raises ApiError for what cannot be served, and WRONG."""
@@ -161,14 +151,16 @@ class Connection:
         # Servers are expected to ignore what they do not know.
 
     async def _begin(self, given: AudioFormat) -> None:
-        if (given.width, given.channels) != (2, 1) or given.rate not in RATES:
-            raise ApiError("invalid_value", f"audio: send 16-bit mono of {RATES[0]} Hz and more")
+        if (given.width, given.channels) != (2, 1) or given.rate not in range(4_000, 192_001):
+            raise ApiError("invalid_value", "audio: send 16-bit mono of 4 to 192 kHz")
         asked = self._asked
         language = (asked.language or "").replace("_", "-").partition("-")[0] or None  # en-US
         named = [*(asked.transcript_names or []), *(asked.transcript_terms or [])]
-        fields = {"model": self.settings.model_name, "language": language}
-        values = {**fields, "keywords": named[: forms.MAX_LISTED]}
-        chosen = forms.TranscriptionForm.model_validate(values)
+        chosen = forms.TranscriptionForm(
+            model=self.settings.model_name,
+            language=language,
+            keywords=tuple(named[: forms.MAX_LISTED]),
+        )
         options = LiveOptions(forms.transcription(chosen, self.serving, self.settings))
         self.request = Request(self, AudioInput("audio/pcm", given.rate))
         await self.request.start(options)
@@ -183,13 +175,10 @@ class Connection:
         """What `describe` tells. Raises ApiError `not_ready`."""
         tokens, name = self.serving.facts.tokens, self.settings.model_name
         assert tokens is not None
-        origin, ours = (
-            Attribution("OpenAI", "https://github.com/openai/whisper"),
-            version("forescribe"),
-        )
+        by, ours = Attribution("OpenAI", "https://openai.com"), version("forescribe")
         languages, text = sorted(tokens.languages) or ["en"], "Whisper with speculative decoding"
-        model = AsrModel(name, origin, True, f"Whisper {name}", ours, languages)
-        return AsrProgram("forescribe", origin, True, text, ours, [model], True)
+        model = AsrModel(name, by, True, f"Whisper {name}", ours, languages)
+        return AsrProgram("forescribe", by, True, text, ours, [model], True)
 
 
 class Request:
@@ -197,8 +186,8 @@ class Request:
 
     def __init__(self, connection: Connection, audio: AudioInput) -> None:
         self.connection, self.streams, self.audio = connection, connection.streams, audio
-        self._received_s, self._began_s = 0.0, time.perf_counter()
-        self._held = ExitStack()  # its place, and the model in memory
+        self._received_s = 0.0
+        self._held = ExitStack()  # its place, the model in memory, and the stream
         self._stream: LiveStream | None = None
         self._streamed = False
         self._told: asyncio.Queue[Event] = asyncio.Queue()
@@ -217,18 +206,15 @@ class Request:
                 loop.call_soon_threadsafe(self._told.put_nowait, event)
 
         self._stream = await asyncio.to_thread(lambda: serving.live(options, tell))
+        self._held.callback(self._stream.cancel)
 
     async def feed(self, data: bytes) -> None:
         """Take audio, and send the words that it has released."""
         assert self._stream is not None
-        seconds, longest_s = (
-            len(data) / self.audio.bytes_per_s,
-            self.connection.settings.max_audio_s,
-        )
-        self._received_s += seconds
-        self.streams.received(seconds)
-        if self._received_s > longest_s:
-            raise ApiError("audio_too_long", f"longer than {longest_s:g} s")
+        self.streams.received(len(data) / self.audio.bytes_per_s)
+        self._received_s += len(data) / self.audio.bytes_per_s
+        if self._received_s > (most := self.connection.settings.max_audio_s):
+            raise ApiError("audio_too_long", f"longer than {most:g} s")
         await asyncio.to_thread(self._stream.feed, self.audio.push(data))
         while self._stream.behind_s > MAX_BEHIND_S:
             await asyncio.sleep(0.05)
@@ -248,17 +234,14 @@ class Request:
                     await self._send(event)
         except TimeoutError as error:
             raise ApiError("inference_timeout", f"not done within {limit_s:g} s") from error
-        transcript, wall_s = event.transcript, time.perf_counter() - self._began_s
+        transcript = event.transcript
         await self.connection.send(Transcript(transcript.text, language=transcript.language))
         if self._streamed:
             await self.connection.send(TranscriptStop())
-        audio_s = round(transcript.duration, 3)
-        report("wyoming transcript", audio_s=audio_s, wall_s=round(wall_s, 3))
+        report("wyoming transcript", audio_s=round(transcript.duration, 3))
 
     async def drop(self) -> None:
-        self._held.close()
-        if self._stream is not None:
-            await asyncio.to_thread(self._stream.cancel)
+        await asyncio.to_thread(self._held.close)
 
     async def _send(self, event: Event) -> None:
         """Raises ApiError for a failure, also of audio that is still arriving."""

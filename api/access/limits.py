@@ -27,6 +27,9 @@ from ..settings import Settings
 IPV6_BITS = 64
 """A line of IPv6 gives its owner that many bits of addresses, so all of them are one client."""
 
+MAX_UPLOADS_PER_ADDRESS = 64
+"""Without keys: many people may share an address, and one machine must not take all places for bodies."""
+
 SLOW_RATE = 16 << 10
 """Bytes per second: audio of 128 kbit/s that is sent as fast as it is spoken. A body that comes faster is
 never dropped for another."""
@@ -111,9 +114,8 @@ class Admission:
             maximum = (own and own.max_requests) or settings.max_requests_per_key
             if self._requests[name] + self._uploads[name] >= maximum:
                 text = f"this key has {maximum} requests in progress, its maximum"
-        elif name and self._uploads[name] >= settings.max_uploads_per_address:
-            maximum = settings.max_uploads_per_address
-            text = f"this address has {maximum} uploads in progress, its maximum"
+        elif name and self._uploads[name] >= MAX_UPLOADS_PER_ADDRESS:
+            text = f"this address has {MAX_UPLOADS_PER_ADDRESS} uploads in progress, its maximum"
         if text is not None:
             slowest = _slowest(other for other in self._receiving if other.client.name == name)
             if slowest is None:

@@ -28,6 +28,12 @@ HEAD_S = 20.0
 """Seconds from the start of a connection, or the end of the previous answer, to the end of a request's head.
 Between two requests uvicorn's own limit is shorter."""
 
+IDLE_S = 30.0
+"""The longest pause in a body: mobile networks have some of ten seconds."""
+
+MIN_RATE = 1024.0
+"""Bytes per second of a body: a tenth of speech in the most economical codec."""
+
 YOUNG_S = 2.0
 """How long a body may take to begin before its rate is known."""
 
@@ -40,15 +46,13 @@ Clock = Callable[[], float]
 class Pace:
     """ASGI middleware that limits bodies."""
 
-    def __init__(
-        self, app: ASGIApp, idle_s: float, rate: float, clock: Clock = time.monotonic
-    ) -> None:
-        self.app, self.idle_s, self.rate, self.clock = app, idle_s, rate, clock
+    def __init__(self, app: ASGIApp, clock: Clock = time.monotonic) -> None:
+        self.app, self.clock = app, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        body = Body(receive, self.idle_s, self.rate, self.clock)
+        body = Body(receive, IDLE_S, MIN_RATE, self.clock)
         scope.setdefault("state", {})["body"] = body
 
         async def send_and_note(message: Message) -> None:

@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -34,9 +34,6 @@ not restart such a worker."""
 PASSING = 75
 """The exit status if it may not (EX_TEMPFAIL of sysexits.h): no memory, no network, a full disk, a fault of
 the device."""
-
-PROGRESS_S = 15.0
-"""Seconds between two log lines during a load."""
 
 POLL_S = 0.1
 """How often a thread that waits for another load looks whether the process ends."""
@@ -102,7 +99,10 @@ class ModelThread(Generic[T]):
     def _main(self) -> None:
         try:
             while True:
-                model = Load(self.what, self.name).run(self._load)
+                began_s = time.monotonic()
+                self._log("loading")
+                model = self._load()
+                self._log("loaded", seconds=round(time.monotonic() - began_s, 1))
                 self.loaded.set()
                 self._wait_for_others()
                 self._run(model)
@@ -114,6 +114,9 @@ class ModelThread(Generic[T]):
             self._fail(Failure.of(self.what, error))
         finally:
             self.loaded.set()
+
+    def _log(self, event: str, **facts: float) -> None:
+        log.info(json.dumps({"event": event, "what": self.what, "name": self.name, **facts}))
 
     def _wait_for_others(self) -> None:
         for other in self.others:
@@ -145,41 +148,6 @@ class Mailbox(Generic[T]):
                 raise  # a timeout of the caller
             text = f"not done within {self.timeout_s:g} s"
             raise ApiError("inference_timeout", text) from error
-
-
-@dataclass(frozen=True)
-class Load:
-    """One load: a description of the model, and its name in the settings."""
-
-    what: str
-    name: str
-
-    def run(self, make: Callable[[], T]) -> T:
-        """The result of `make`."""
-        began_s = time.monotonic()
-        self._log("loading")
-        with self._repeated(began_s):
-            made = make()
-        self._log("loaded", seconds=round(time.monotonic() - began_s, 1))
-        return made
-
-    @contextmanager
-    def _repeated(self, began_s: float) -> Iterator[None]:
-        """Log repeatedly that the load continues, so that a slow load does not look like a hang."""
-        over = threading.Event()
-
-        def repeat() -> None:
-            while not over.wait(PROGRESS_S):
-                self._log("loading", seconds=round(time.monotonic() - began_s, 1))
-
-        threading.Thread(target=repeat, name="load", daemon=True).start()
-        try:
-            yield
-        finally:
-            over.set()
-
-    def _log(self, event: str, **facts: float) -> None:
-        log.info(json.dumps({"event": event, "what": self.what, "name": self.name, **facts}))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ from .client_secrets import ClientSecrets
 THREADS = 4
 """Threads that look for voices in the audio of all sessions: some milliseconds for each second of audio."""
 
+MAX_PER_CLIENT = 16
+"""Sessions of one key or, without keys, of one address: a quarter of the default of `max_streams`."""
+
 LAGS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -118,9 +121,9 @@ class Streams:
         settings = self.settings
         if self.leaving:
             raise ApiError("not_ready", "the server is draining")
-        if client.name and self._clients[client.name] >= settings.max_streams_per_key:
+        if client.name and self._clients[client.name] >= MAX_PER_CLIENT:
             what = "key" if client.keyed else "address"
-            text = f"this {what} has {settings.max_streams_per_key} live sessions open, its maximum"
+            text = f"this {what} has {MAX_PER_CLIENT} live sessions open, its maximum"
             raise ApiError("rate_limited", text, retry_after=RETRY_S)
         if len(self._places) >= settings.max_streams:
             text = f"{settings.max_streams} live sessions are open, the maximum of this server"

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -65,6 +64,10 @@ if TYPE_CHECKING:
 
 SPEECH_MODEL = "the speech model"
 """What log lines call it."""
+
+DECODE_S, DECODE_BYTES = 600, 1 << 30
+"""Time and additional memory of the decoder of one upload: a hundred times what four hours of any codec
+take."""
 
 NAME = "file"
 """What messages call the upload: the name of its field, never the client's name for it."""
@@ -115,7 +118,7 @@ class Serving(Lifecycle):
         """With the models of the settings."""
         load = None if settings.front_end else partial(load_transcriber, settings)
         serving = cls(settings, load, partial(load_diarizer, settings))
-        serving.tracing = Tracing.of(settings)
+        serving.tracing = Tracing.from_environment()
         return serving
 
     def start(self) -> None:
@@ -191,12 +194,11 @@ class Serving(Lifecycle):
     async def decoded(self, file: BinaryIO) -> DecodedFile:
         """The samples of an upload, which the caller closes. Raises ApiError for a file that is not audio,
         is too long, or takes too long to decode."""
-        settings = self.settings
         bounds = Bounds(
-            max_s=settings.max_audio_s,
-            wall_s=settings.decode_timeout_s,
-            cpu_s=math.ceil(settings.decode_timeout_s),
-            memory_bytes=settings.decode_memory_bytes,
+            max_s=self.settings.max_audio_s,
+            wall_s=DECODE_S,
+            cpu_s=DECODE_S,
+            memory_bytes=DECODE_BYTES,
         )
         began, began_ns = time.perf_counter(), time.time_ns()
         samples = self.decoders.submit(file, bounds, name=NAME)

@@ -12,7 +12,6 @@ from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
 from forescribe.api.settings import Settings
 from tests import browser as browsing
-from tests.api.conftest import served
 from tests.api.jobs.application import application
 
 browser = browsing.browser
@@ -99,12 +98,3 @@ def test_every_operation_says_whether_it_wants_a_key(keyless, tmp_path) -> None:
             assert (answer.status_code == 401) is bool(wanted), (verb, path)
     plain = keyless.app.openapi()["paths"]
     assert all(op["security"] == [] for path in plain.values() for op in path.values())
-
-
-@pytest.mark.slow
-def test_it_works_in_a_browser(browser) -> None:
-    """Without a violation of the policy, and without a request to anybody else."""
-    app = create_app(Settings(model="random", jobs=False))
-    with served(app, "off") as url, browsing.watched(browser, f"{url}/docs") as page:
-        page.get_by_text("/v1/audio/transcriptions").first.wait_for()
-        assert page.locator(".opblock").count() > 5

@@ -49,13 +49,6 @@ def test_the_way_of_a_recording_and_what_was_refused(service) -> None:
     assert 0 <= now["forescribe_slots_busy"] <= 1 and now["forescribe_scratch_free_bytes"] > 0
 
 
-def test_applications_do_not_count_together(service, transcriber) -> None:
-    first = service()
-    first.post(TRANSCRIBE, files={"file": sound(1)}, data=FORM)
-    first.__exit__(None, None, None)
-    assert series(service())["forescribe_audio_seconds_total"] == 0
-
-
 def test_labels_are_few_whatever_is_asked_for(service) -> None:
     client = service()
     for path in ("/a", "/b", "/v1/models/x", "/v1/models/y"):

@@ -127,24 +127,6 @@ def test_a_conversation_and_its_stream_say_the_same(client, model) -> None:
     assert chunks[-1].choices[0].delta.content is None
 
 
-def test_several_prompts_and_texts_keep_their_places(client, model) -> None:
-    asked = {**ASKED, "max_tokens": 6, "model": str(model)}
-    both = client.completions.create(prompt=["he", "on"], n=2, **asked)
-    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
-    for place, prompt in ((0, "he"), (2, "on")):  # the first of each has the seed itself
-        alone = client.completions.create(prompt=prompt, **asked)
-        assert both.choices[place].text == alone.choices[0].text
-    assert both.usage.prompt_tokens < both.usage.completion_tokens <= 24
-    stop = both.choices[0].text[2:4]
-    cut = client.completions.create(prompt="he", stop=[stop], **asked)
-    assert cut.choices[0].text == both.choices[0].text[: both.choices[0].text.find(stop)]
-    assert cut.choices[0].finish_reason == "stop"
-    extra = {"top_k": 1, "gamma": 0}
-    greedy = client.completions.create(prompt="he", extra_body=extra, **asked)
-    cold = client.completions.create(prompt="he", **{**asked, "temperature": 0})
-    assert greedy.choices[0].text == cold.choices[0].text
-
-
 @pytest.mark.parametrize(
     ("changed", "param", "said"),
     [
@@ -200,30 +182,6 @@ def test_other_errors_have_openais_body_too(client, server) -> None:
         assert answer.status_code in (400, 404) and "error" in answer.json()
 
 
-def test_many_at_once_and_a_client_that_leaves(server, model) -> None:
-    """More texts than rows; one stream is left in the middle, and its row is free again."""
-    url, text_serving = server
-    name = str(model)
-
-    async def run() -> list[str]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=300
-        ) as client:
-            left = await client.completions.create(
-                model=name, prompt="on", max_tokens=80, stream=True, seed=1, n=3
-            )
-            await anext(left.__aiter__())
-            await left.close()
-            made = await asyncio.gather(
-                *(client.completions.create(model=name, prompt="the", **ASKED) for _ in range(5))
-            )
-            return [one.choices[0].text for one in made]
-
-    texts = asyncio.run(run())
-    assert len(set(texts)) == 1 and len(texts) == 5
-    until(lambda: text_serving.generator.idle and not text_serving._owners, 60)
-
-
 def test_a_client_that_no_longer_waits_frees_its_rows(server, model) -> None:
     """128 texts on three rows: a client that disconnects leaves most of them unwritten."""
     url, text_serving = server
@@ -238,22 +196,6 @@ def test_a_client_that_no_longer_waits_frees_its_rows(server, model) -> None:
         )
     until(lambda: text_serving.generator.idle and not text_serving._owners, 60)
     assert text_serving.generator.stats.emitted - before < 64 * 90
-
-
-def test_operators_see_what_was_written(server) -> None:
-    answer = httpx.get(f"{server[0]}/metrics", headers={"Authorization": f"Bearer {KEY}"})
-    lines = dict(
-        line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#")
-    )
-    assert float(lines["forescribe_text_ready"]) == 1
-    assert 0 < float(lines["forescribe_text_accepted"]) < float(lines["forescribe_text_tokens"])
-
-
-def test_the_models_are_listed(client, model) -> None:
-    """A folder by its own name: its path on the machine is not revealed."""
-    listed = {each.id for each in client.models.list()}
-    assert model.name in listed and str(model) not in listed
-    assert client.models.retrieve(model.name).id == model.name
 
 
 def test_without_a_text_model_the_routes_say_so() -> None:

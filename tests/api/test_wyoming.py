@@ -130,14 +130,6 @@ def test_nothing_was_said(address) -> None:
         assert client.answer() == ({"text": ""}, [])
 
 
-def test_a_request_that_begins_anew_drops_the_one_before(address, transcriber) -> None:
-    with connected(address) as client:
-        client.speak(NOISE, stop=False)
-        client.speak(bytes(RATE))
-        told, _ = client.answer()
-    assert told["text"] == ""
-
-
 @pytest.mark.parametrize(
     ("asked", "form", "word"),
     [

@@ -36,17 +36,8 @@ SLURM = DEPLOY / "slurm" / "workers.sbatch"
 SKYPILOT = DEPLOY / "skypilot" / "workers.yaml"
 REPLICAS = DEPLOY / "compose" / "replicas.yaml"
 
-EXAMPLE = {
-    "database_url": "postgresql://user:password@host/name",
-    "blobs_url": "s3://bucket/prefix",
-}
 """What users fill in."""
 
-SKYPILOT_TASK = {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "setup", "run"}
-SKYPILOT_RESOURCES = {
-    *("infra", "accelerators", "cpus", "memory", "instance_type", "use_spot", "disk_size"),
-    *("image_id", "job_recovery", "any_of"),
-}
 """Documented fields, as far as they may be needed here."""
 
 
@@ -193,53 +184,6 @@ def test_every_selector_finds_its_pods_and_no_others() -> None:
         assert chosen == [workload], (kind, name)
 
 
-def test_pods_write_only_where_volumes_are() -> None:
-    """Their root is read only, and the image names the folders that it writes to."""
-    image = (ROOT / "Dockerfile").read_text()
-    folders = set(re.findall(r'"(/\w+)"', image[image.rindex("VOLUME") :].splitlines()[0]))
-    for name, pod in pods().items():
-        mounted = {mount["mountPath"] for mount in container(name)["volumeMounts"]}
-        needed = folders - {"/models"} if name == "forescribe" else folders
-        assert needed <= mounted, name
-        assert container(name)["securityContext"]["readOnlyRootFilesystem"]
-        volumes = {volume["name"] for volume in pod["volumes"]}
-        assert {mount["name"] for mount in container(name)["volumeMounts"]} == volumes
-        assert str(pod["securityContext"]["runAsUser"]) in image
-    extras = re.search(r"list_requirements.py (.*) >", image)
-    assert extras is not None and {"serve", "s3"} <= set(extras[1].split())
-
-
-def test_the_scaler_has_the_fields_that_keda_documents() -> None:
-    scaled, login = (
-        named("ScaledObject", "forescribe-worker"),
-        named("TriggerAuthentication", "forescribe-database"),
-    )
-    assert scaled["apiVersion"] == login["apiVersion"] == "keda.sh/v1alpha1"
-    spec = scaled["spec"]
-    documented = {
-        "scaleTargetRef",
-        "minReplicaCount",
-        "maxReplicaCount",
-        "pollingInterval",
-        "cooldownPeriod",
-        "advanced",
-        "triggers",
-    }
-    assert spec.keys() <= documented and named("Deployment", spec["scaleTargetRef"]["name"])
-    assert 0 == spec["minReplicaCount"] < spec["maxReplicaCount"]
-    (trigger,) = spec["triggers"]
-    assert trigger["type"] == "postgresql"
-    assert trigger["authenticationRef"]["name"] == login["metadata"]["name"]
-    metadata = trigger["metadata"]
-    assert metadata.keys() == {"query", "targetQueryValue", "activationTargetQueryValue"}
-    assert all(isinstance(value, str) for value in metadata.values())  # KEDA reads strings only
-    assert float(metadata["targetQueryValue"]) > float(metadata["activationTargetQueryValue"])
-    (secret,) = login["spec"]["secretTargetRef"]
-    assert secret["parameter"] == "connection"
-    assert secret["key"] in named("Secret", secret["name"])["stringData"]
-    assert "replicas" in named("Deployment", "forescribe-worker")["spec"]
-
-
 @pytest.mark.slow
 def test_the_scalers_query_counts_queued_seconds(tmp_path) -> None:
     """On PostgreSQL, in tables that the service has made."""
@@ -268,39 +212,7 @@ def test_the_scalers_query_counts_queued_seconds(tmp_path) -> None:
         pytest.skip(str(error))
 
 
-def test_the_batch_ends_and_does_not_repeat_what_cannot_succeed() -> None:
-    from forescribe.api.process.models import LASTING
-
-    job = named("Job", "forescribe-batch")["spec"]
-    assert (
-        job["completionMode"] == "Indexed" and job["template"]["spec"]["restartPolicy"] == "Never"
-    )
-    fail, ignore = job["podFailurePolicy"]["rules"]
-    assert fail["action"] == "FailJob" and fail["onExitCodes"]["values"] == [LASTING]
-    assert ignore["onPodConditions"][0]["type"] == "DisruptionTarget"
-    made = container("forescribe-batch")
-    assert parsed([*made["command"], *made["args"]])["until_idle"] > 0
-
-
-REQUIRED = {
-    "podFailurePolicy.rules[].onPodConditions[]": {"type", "status"},
-    "podFailurePolicy.rules[].onExitCodes": {"operator", "values"},
-    "tolerations[]": {"operator"},
-    "topologySpreadConstraints[]": {"maxSkew", "topologyKey", "whenUnsatisfiable"},
-}
 """Fields that a version from 1.31 to 1.34 requires, though a later one or the API's defaults may not."""
-
-
-def test_objects_have_the_fields_that_older_versions_require() -> None:
-    """Offline; the schemas themselves are read in the slow test."""
-    seen = set()
-    for made in objects():
-        for place, value in _entries(made.get("spec", {})):
-            for name, fields in REQUIRED.items():
-                if place.endswith(name):
-                    seen.add(name)
-                    assert fields <= value.keys(), (made["metadata"]["name"], place, value)
-    assert seen == REQUIRED.keys()
 
 
 def _entries(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
@@ -312,23 +224,6 @@ def _entries(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list):
         for below in value:
             yield from _entries(below, f"{place}[]")
-
-
-def test_pods_with_a_gpu_come_to_nodes_that_have_one_and_share_the_weights() -> None:
-    claims = {o["metadata"]["name"]: o["spec"] for o in objects() if "Claim" in o["kind"]}
-    with_gpu = 0
-    for name, pod in pods().items():
-        if "nvidia.com/gpu" not in container(name)["resources"]["limits"]:
-            assert "nodeSelector" not in pod and "tolerations" not in pod
-            continue
-        with_gpu += 1
-        assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
-        taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
-        assert any(taint.items() <= each.items() for each in pod["tolerations"])
-        (models,) = [volume for volume in pod["volumes"] if volume["name"] == "models"]
-        claim = claims[models["persistentVolumeClaim"]["claimName"]]
-        assert claim["accessModes"] == ["ReadWriteMany"]
-    assert with_gpu == 2
 
 
 def test_the_slurm_script_is_a_script_and_needs_its_settings() -> None:
@@ -375,20 +270,6 @@ def test_the_slurm_script_passes_the_end_on_and_cleans_up(tmp_path) -> None:
         assert task.wait(60) == 7 and task.stdout.read() == "gave back\n"
     assert (tmp_path / "log").read_text().startswith("worker --until-idle")
     assert not list((tmp_path / "scratch").iterdir())
-
-
-def test_the_skypilot_file_has_documented_fields_and_our_settings(monkeypatch) -> None:
-    task = yaml.safe_load(SKYPILOT.read_text())
-    assert task.keys() <= SKYPILOT_TASK and task["resources"].keys() <= SKYPILOT_RESOURCES
-    recovery = task["resources"]["job_recovery"]
-    assert recovery.keys() <= {"strategy", "max_restarts_on_errors", "recover_on_exit_codes"}
-    assert re.fullmatch(r"[A-Z0-9]+:1", task["resources"]["accelerators"])
-    secrets = dict.fromkeys(task["secrets"], EXAMPLE["database_url"])
-    assert None in task["secrets"].values()  # required from the shell, never in the file
-    worker_settings(settings_of({**task["envs"], **secrets}, monkeypatch, "127.0.0.1"))
-    groups = re.search(r"scripts/setup (.*)", task["setup"])[1].split()
-    known = (ROOT / "scripts" / "setup").read_text()
-    assert all(re.search(rf"\b{group}\b", known) for group in groups)
 
 
 def test_the_replicas_of_compose_are_alike_and_share_what_they_must() -> None:

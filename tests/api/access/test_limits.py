@@ -7,29 +7,12 @@ from pathlib import Path
 import pytest
 
 from forescribe.api.access.keys import SCOPES, Rights, digest, new_key
-from forescribe.api.access.limits import Admission, Client
 from forescribe.api.app import create_app
 from forescribe.api.dependencies import NEEDS
-from forescribe.api.errors import ApiError
 from forescribe.api.settings import Settings
 from tests.api.conftest import FORM, TRANSCRIBE, keyed, sound
 
 KEY, OTHER = new_key(), new_key()
-
-
-def refused(act) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        act()
-    return caught.value
-
-
-def test_a_keys_own_share_of_what_is_under_way() -> None:
-    keys = {"team": {"hash": digest(KEY), "max_requests": 1}, "free": digest(OTHER)}
-    admission = Admission(Settings(api_keys=keys))
-    admission.start(Client("team"))
-    assert "1 requests" in refused(lambda: admission.start(Client("team"))).message
-    for _ in range(2):
-        admission.start(Client("free"))
 
 
 def test_every_private_route_needs_a_scope_or_says_that_it_needs_none() -> None:

@@ -11,32 +11,6 @@ import pytest
 from forescribe.api.http.bodies import in_thread
 
 
-def test_a_block_is_entered_and_left_in_threads_whatever_happens() -> None:
-    seen: list[tuple[str, bool]] = []
-
-    @contextmanager
-    def block(value: int):
-        seen.append(("in", threading.current_thread() is threading.main_thread()))
-        try:
-            yield value
-        except KeyError:
-            seen.append(("KeyError", False))
-            raise
-        finally:
-            seen.append(("out", threading.current_thread() is threading.main_thread()))
-
-    async def use() -> None:
-        async with in_thread(block(7)) as value:
-            assert value == 7
-        with pytest.raises(KeyError):
-            async with in_thread(block(8)):
-                raise KeyError
-
-    asyncio.run(use())
-    steps = ["in", "out", "in", "KeyError", "out"]
-    assert seen == [(step, False) for step in steps]
-
-
 def test_a_block_that_was_being_entered_for_a_cancelled_task_is_left() -> None:
     go, left = threading.Event(), threading.Event()
 

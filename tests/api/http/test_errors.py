@@ -46,10 +46,6 @@ def test_who_need_not_come_again_is_not_told_to() -> None:
         assert "Retry-After" not in ApiError(code, "").headers()
 
 
-def test_a_missing_key_is_asked_for() -> None:
-    assert ApiError("invalid_api_key", "").headers() == {"WWW-Authenticate": "Bearer"}
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -63,13 +59,3 @@ def test_a_missing_key_is_asked_for() -> None:
 def test_a_fault_of_ours_names_no_path(error) -> None:
     made = ApiError.of(error)
     assert made.status >= 500 and "secret" not in str(made.body())
-
-
-def test_a_fault_of_the_clients_is_explained() -> None:
-    made = ApiError.of(AudioError("file: the file is empty", code="empty_file"), param="file")
-    assert made.body()["error"] == {
-        "message": "file: the file is empty",
-        "type": "invalid_request_error",
-        "param": "file",
-        "code": "empty_file",
-    }

@@ -150,20 +150,6 @@ def test_the_names_that_a_server_answers_to(settings, answered, refused) -> None
             assert found == status, name
 
 
-@pytest.mark.parametrize(
-    ("headers", "said"),
-    [
-        ({"Host": ""}, "no valid Host header"),
-        ({"Host": "evil.test"}, "the name 'evil.test'"),
-        ({"Sec-Fetch-Site": "cross-site"}, "pages of another origin may"),
-        ({"Origin": "http://evil.test"}, "pages of 'http://evil.test' may"),
-    ],
-)
-def test_a_refusal_says_what_it_was(keyless, headers, said) -> None:
-    answer = client(keyless).get("/v1/models", headers=headers)
-    assert answer.status_code == 403 and said in answer.json()["error"]["message"]
-
-
 def test_pages_of_allowed_origins_may_call() -> None:
     app = application(allowed_origins=("https://app.example.com",))
     told = {"Origin": "https://app.example.com", "Sec-Fetch-Site": "cross-site"}
@@ -181,13 +167,6 @@ def test_pages_of_allowed_origins_may_call() -> None:
     assert "access-control-allow-credentials" not in answer.headers
     other = {**told, "Origin": "https://app.example.com.evil.test"}
     assert client(app).options("/v1/models", headers={**other, **asked}).status_code == 403
-
-
-def test_every_answer_keeps_other_origins_from_embedding_it(keyless) -> None:
-    for path in ("/health", "/v1/models", "/nowhere", "/"):
-        headers = client(keyless).get(path).headers
-        assert headers["cross-origin-resource-policy"] == "same-origin", path
-        assert headers["x-content-type-options"] == "nosniff", path
 
 
 def test_a_websocket_is_checked_too(keyless) -> None:

@@ -106,28 +106,6 @@ def test_a_head_that_drips_ends_too(address) -> None:
             raise AssertionError("a head may take as long as it likes")
 
 
-def test_the_second_request_of_a_connection_has_the_same_limit(address) -> None:
-    with socket.create_connection(address) as connection:
-        connection.sendall(GET)
-        answer = b""
-        while not answer.endswith(b"hello"):  # head and body may come in pieces
-            answer += connection.recv(65536)
-        assert answer.startswith(b"HTTP/1.1 200")
-        connection.sendall(b"GET / HT")
-        refused(all_of(connection), 408, "request_timeout")
-
-
-def test_an_answer_may_take_longer(address) -> None:
-    with socket.create_connection(address) as connection:
-        connection.sendall(
-            GET.replace(b"GET /", b"GET /slow").replace(
-                b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"
-            )
-        )
-        answer = all_of(connection)
-    assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"\r\n.\r\n") == 5
-
-
 @pytest.mark.parametrize(
     "request_",
     [

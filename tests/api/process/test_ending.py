@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import uvicorn
 
-from forescribe.api.process.lifecycle import STALLED, Watchdog
-from forescribe.api.process.models import LASTING, PASSING, Failure, Load
+from forescribe.api.process.models import LASTING, PASSING, Failure
 from forescribe.api.server import Server
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
@@ -58,12 +55,6 @@ def test_a_signal_is_announced_first_and_obeyed_when_the_announcement_is_over(de
     clock.now = 30.0
     assert tick(made) and not died
     assert made._captured_signals == [signal.SIGTERM]  # its status, at the end, is the signal's
-
-
-def test_somebody_at_a_terminal_need_not_wait(decoders) -> None:
-    made, serving, _, _ = server(decoders, announce_s=30.0)
-    made.handle_exit(signal.SIGINT, None)
-    assert serving.leaving and tick(made)
 
 
 def test_a_second_signal_ends_the_process_at_once(decoders) -> None:
@@ -129,22 +120,6 @@ def test_whether_another_start_can_help(error, lasting) -> None:
     assert failure.line.count("\n") == 0 and ("will not help" in failure.line) == lasting
 
 
-def test_a_slow_load_is_told_in_the_log_and_is_no_hang(monkeypatch, caplog) -> None:
-    monkeypatch.setattr("forescribe.api.process.models.PROGRESS_S", 0.01)
-    go, hung = threading.Event(), threading.Event()
-    serving = Serving(Settings(model="random"), lambda: go.wait(20), Halves)
-    watchdog = Watchdog((serving,), 0.05, hung.set)
-    watchdog.start()
-    thread = threading.Thread(target=lambda: Load("the speech model", "x").run(serving._load))
-    with caplog.at_level("INFO", "forescribe.api"):
-        thread.start()
-        until(lambda: caplog.text.count('"event": "loading"') >= 12)
-        go.set()
-        thread.join()
-    watchdog.stop()
-    assert '"event": "loaded"' in caplog.text and not hung.is_set()
-
-
 def test_a_failed_load_ends_a_real_process_with_its_status_and_one_line() -> None:
     code = """
 from forescribe.asr.errors import CapacityError
@@ -167,7 +142,3 @@ run(settings, bound(settings))
     lines = [line for line in done.stderr.splitlines() if line.startswith("forescribe: ")]
     assert len(lines) == 1 and "the speech model" in lines[0], done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_statuses_are_all_different() -> None:
-    assert len({LASTING, PASSING, STALLED, os.EX_OK, 1}) == 5

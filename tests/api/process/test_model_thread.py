@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
 from forescribe.api.process.lifecycle import Lifecycle
 from forescribe.api.process.models import Failure, ModelThread
 from forescribe.api.settings import Settings
@@ -72,30 +70,3 @@ class Service(Lifecycle):
 
     def close(self) -> None:
         self.closed.set()
-
-
-@pytest.mark.parametrize("state", ["loading", "ready"])
-def test_draining_refuses_work_calls_each_callback_once_and_closes(state) -> None:
-    service, called = Service(drain_s=0.05), []
-    service.state = state
-    service.ending.append(lambda: called.append("ending"))
-    service.closing.append(lambda: called.append("closing"))
-    service.drain()
-    service.drain()
-    assert not service.open and service.leaving and service.state == "draining"
-    assert service.closed.wait(20)
-    until(lambda: sorted(called) == ["closing", "ending"])
-
-
-def test_after_the_announcement_work_is_admitted_until_draining_begins() -> None:
-    service = Service(announce_s=0.3, drain_s=0)
-    service.state = "ready"
-    assert service.announce() == 0.3
-    assert service.state == "draining" and service.open and not service.leaving
-    until(lambda: service.leaving)
-    assert service.closed.wait(20)
-
-
-def test_an_announcement_before_the_model_is_ready_drains_at_once() -> None:
-    service = Service(announce_s=60, drain_s=0)
-    assert service.announce() == 0 and service.closed.wait(20)

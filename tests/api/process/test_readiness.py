@@ -132,13 +132,6 @@ def test_a_server_that_cannot_store_is_ready_to_transcribe_and_says_so(
     assert str(client.app.state.jobs.store.blobs.root) not in answer.text
 
 
-def test_a_full_disk_does_not_hide_a_database_that_is_away(client, fresh, monkeypatch) -> None:
-    limited(client, fresh, monkeypatch, 8000)
-    free(monkeypatch, client, scratch=1 << 40, data=0)
-    monkeypatch.setattr(client.app.state.jobs.store.database, "available", lambda: False)
-    assert "database" in reason(client)
-
-
 @pytest.mark.parametrize("state", ["loading", "draining", "broken", "stopped"])
 def test_whatever_else_the_server_is_it_is_not_ready(client, fresh, monkeypatch, state) -> None:
     monkeypatch.setattr(client.app.state.serving, "state", state)
@@ -165,63 +158,6 @@ def test_probes_do_not_ask_the_database_more_than_once_a_second() -> None:
     now[0] += FRESH_S
     with pytest.raises(ApiError, match="wrong"):
         asyncio.run(probe(1))
-
-
-def test_probes_that_come_together_have_one_answer() -> None:
-    """Each waits for the check in progress; none may find it already forgotten by another."""
-    checks, state = [], SimpleNamespace(state="ready")
-    made = Readiness(Settings(min_free_bytes=0), state, state, None)
-
-    def slow() -> Storage:
-        checks.append(1)
-        time.sleep(0.05)
-        return Storage(fault="wrong")
-
-    made._check_storage = slow
-
-    async def probes() -> list[BaseException | str | None]:
-        return await asyncio.gather(*(made.check() for _ in range(16)), return_exceptions=True)
-
-    answers = asyncio.run(probes())
-    assert [(type(a), str(a)) for a in answers] == [(ApiError, "wrong")] * 16
-    assert len(checks) == 1
-
-
-def test_a_probe_that_gives_up_leaves_the_check_to_the_others() -> None:
-    state = SimpleNamespace(state="ready")
-    made = Readiness(Settings(min_free_bytes=0), state, state, None)
-    go = threading.Event()
-
-    def slow() -> Storage:
-        go.wait(30)
-        return Storage()
-
-    made._check_storage = slow
-
-    async def probes() -> None:
-        first, second = (asyncio.ensure_future(made.check()) for _ in range(2))
-        await asyncio.sleep(0.05)
-        first.cancel()
-        await asyncio.wait({first})
-        go.set()
-        await second
-        await made.check()
-
-    asyncio.run(probes())
-
-
-def test_a_disk_that_cannot_be_asked_is_not_ready_and_is_asked_again(monkeypatch) -> None:
-    def gone(path: object) -> None:
-        raise FileNotFoundError(path)
-
-    now, state = [0.0], SimpleNamespace(state="ready")
-    made = Readiness(Settings(min_free_bytes=1), state, state, None, clock=lambda: now[0])
-    with monkeypatch.context() as patched:
-        patched.setattr("forescribe.api.routers.operations.shutil.disk_usage", gone)
-        with pytest.raises(ApiError, match="cannot be read"):
-            asyncio.run(made.check())
-    now[0] += FRESH_S
-    asyncio.run(made.check())
 
 
 def test_a_value_that_fails_or_hangs_leaves_a_gap_and_comes_back() -> None:

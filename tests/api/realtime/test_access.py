@@ -12,6 +12,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
+from forescribe.api.realtime import streams as streams_of
 from forescribe.api.realtime.client_secrets import MAX_LENGTH, ClientSecrets
 from forescribe.api.realtime.session import initial
 from forescribe.api.settings import Settings
@@ -154,8 +155,9 @@ def test_a_secret_ends_with_the_key_that_made_it(service) -> None:
     assert refusal(client, headers=keyed(value)).status_code == 401
 
 
-def test_sessions_are_limited_per_key_and_process(service) -> None:
-    client = service(api_keys=keys(), max_streams_per_key=2, max_streams=3)
+def test_sessions_are_limited_per_key_and_process(service, monkeypatch) -> None:
+    monkeypatch.setattr(streams_of, "MAX_PER_CLIENT", 2)
+    client = service(api_keys=keys(), max_streams=3)
     streams, named = client.app.state.streams, {"headers": keyed(KEY)}
     with client.websocket_connect(PATH, **named), client.websocket_connect(PATH, **named):
         answer = refusal(client, **named)
@@ -165,11 +167,12 @@ def test_sessions_are_limited_per_key_and_process(service) -> None:
     assert opens(client, **named)
 
 
-def test_a_full_process_and_a_full_address(service) -> None:
+def test_a_full_process_and_a_full_address(service, monkeypatch) -> None:
     client = service(max_streams=1)
     with client.websocket_connect(PATH):
         assert refusal(client).json()["error"]["code"] == "overloaded"
-    client = service(max_streams_per_key=1)
+    monkeypatch.setattr(streams_of, "MAX_PER_CLIENT", 1)
+    client = service()
     with client.websocket_connect(PATH):
         answer = refusal(client)
         assert answer.status_code == 429 and "address" in answer.json()["error"]["message"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
@@ -188,60 +187,8 @@ def words(text: str) -> list[str]:
     return [word.strip(",.?!").lower() for word in text.split()]
 
 
-def test_turns_are_found(client, speech) -> None:
-    with client.realtime.connect(extra_query=INTENT) as connection:
-        connection.session.update(
-            session={
-                **session(
-                    {"type": "audio/pcm", "rate": RATE},
-                    turn_detection={"type": "server_vad", "silence_duration_ms": 600},
-                ),
-                "include": ["item.input_audio_transcription.logprobs", "forescribe.hypothesis"],
-            }
-        )
-        silence = bytes(2 * RATE)
-        data = silence + speech.tobytes() + 2 * silence
-        connection.input_audio_buffer.append(audio=base64.b64encode(data[: 6 * RATE]).decode())
-        received = []
-        while not received or received[-1].type != "forescribe.hypothesis":
-            received.append(connection.recv())
-        connection.input_audio_buffer.append(audio=base64.b64encode(data[6 * RATE :]).decode())
-        received += until_end(iter(connection))
-        started = first(received, "input_audio_buffer.speech_started")
-        while received[-1].item_id != started.item_id:  # a later turn may be done before it
-            received += until_end(iter(connection))
-    mine = [event for event in received if getattr(event, "item_id", "") == started.item_id]
-    assert 600 <= started.audio_start_ms <= 1500
-    stopped = first(mine, "input_audio_buffer.speech_stopped")
-    assert started.audio_start_ms + 1000 < stopped.audio_end_ms < 9000
-    done = first(mine, f"{TRANSCRIPT}.completed")
-    assert first(mine, f"{TRANSCRIPT}.delta").logprobs and done.logprobs
-    written = bytes(byte for token in done.logprobs for byte in token.bytes)
-    assert written.decode().strip() == done.transcript
-    heard = first(mine, "forescribe.hypothesis")
-    assert heard.audio_ms > started.audio_start_ms and heard.committed + heard.tail
-
-
 def first(events: list[Any], kind: str) -> Any:
     return next(event for event in events if event.type == kind)
-
-
-def test_the_asynchronous_client(address, speech, uploaded) -> None:
-    async def talk() -> str:
-        async with openai.AsyncOpenAI(base_url=address, api_key=KEY, max_retries=0) as client:
-            async with client.realtime.connect(extra_query=INTENT) as connection:
-                await connection.session.update(
-                    session=session({"type": "audio/pcm", "rate": RATE})
-                )
-                for piece in pieces(speech.tobytes(), 32_000):
-                    await connection.input_audio_buffer.append(audio=piece)
-                await connection.input_audio_buffer.commit()
-                async for event in connection:
-                    if checked(event).type == f"{TRANSCRIPT}.completed":
-                        return event.transcript
-        raise AssertionError
-
-    assert asyncio.run(talk()) == uploaded
 
 
 @pytest.mark.slow
@@ -285,19 +232,3 @@ def test_a_secret_opens_sessions_and_nothing_else(client, address, speech) -> No
             browser.models.list()
         with pytest.raises(openai.AuthenticationError):
             browser.realtime.client_secrets.create(session={"type": "transcription"})
-
-
-def test_a_handler_of_events(client, speech, uploaded) -> None:
-    heard = []
-    with client.realtime.connect(extra_query=INTENT) as connection:
-
-        def ended(event: Any) -> None:
-            heard.append(event.transcript)
-            connection.close()
-
-        connection.on(f"{TRANSCRIPT}.completed", ended)
-        connection.session.update(session=session({"type": "audio/pcm", "rate": RATE}))
-        connection.input_audio_buffer.append(audio=base64.b64encode(speech.tobytes()).decode())
-        connection.input_audio_buffer.commit()
-        connection.dispatch_events()
-    assert heard == [uploaded]

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import base64
-import threading
 import time
-from contextlib import closing
 
-import numpy as np
 import pytest
 
-from forescribe.api.speech.diarization import Speakers
-from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.errors import CapacityError, ModelError
-from tests.api.conftest import TRANSCRIBE, Halves, silence, sound, until
+from tests.api.conftest import TRANSCRIBE, Halves, sound, until
 from tests.api.contract import conforms
 from tests.api.speech.test_transcriptions import events
 
@@ -73,12 +68,6 @@ def test_a_stream_ends_with_the_segments(service) -> None:
 KINDS = ("delta", "segment", "done")
 
 
-def test_silence_has_no_speakers(service) -> None:
-    body = post(service(), silence(3)).json()
-    conforms(body, "CreateTranscriptionResponseDiarizedJson")
-    assert body["segments"] == [] and body["text"] == ""
-
-
 @pytest.mark.parametrize(
     ("names", "references", "param"),
     [
@@ -135,25 +124,3 @@ def test_a_request_is_inside_until_its_speakers_are_found(service, monkeypatch) 
     post(client, sound(1))
     assert seen == [1]
     nobody_inside(client)
-
-
-def test_threads_that_tell_speakers_apart_end_with_their_work() -> None:
-    """Their teams of OpenMP threads would stay with them, and slow the model's down."""
-    seen: list[threading.Thread] = []
-
-    class Watched(Halves):
-        def __init__(self) -> None:
-            super().__init__()
-            seen.append(threading.current_thread())
-
-        def diarize(self, *given, **named):
-            seen.append(threading.current_thread())
-            return super().diarize(*given, **named)
-
-    with closing(Decoders(1)) as decoders:
-        speakers = Speakers(Watched, decoders)
-        samples = np.zeros(16000, np.float32)
-        made = [speakers.diarize(samples).exclusive for _ in range(2)]
-    assert made == [Halves().diarize(samples).exclusive] * 2
-    assert len(seen) == 3 and threading.current_thread() not in seen
-    assert not any(thread.is_alive() for thread in seen)

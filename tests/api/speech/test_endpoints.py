@@ -41,22 +41,6 @@ def test_the_answer_has_the_ancestors_keys(service) -> None:
         assert 0 <= start <= end <= 40
 
 
-def test_parameters_may_be_left_out_or_text(service) -> None:
-    client, audio = service(), sound(2, 2)
-    assert client.post("/predict", files={"file": audio}).status_code == 200
-    texts = {"batch_size": 1, "assisted": "true", "sampling_rate": "8000", "chunk_length_s": "30"}
-    assert post(client, audio, **texts).json()["text"] == post(client, audio).json()["text"]
-
-
-def test_what_has_no_effect_is_named(service) -> None:
-    asked = {"num_speakers": 2, "chunk_length_s": 10, "beams": 4, "assisted": True}
-    text = " ".join(post(service(diarizer="none"), sound(2), **asked).json()["warnings"])
-    assert all(word in text for word in ("speakers", "chunk_length_s", "beams", "assisted"))
-    assert "number of speakers" not in " ".join(
-        post(service(), sound(2), **asked).json()["warnings"]
-    )
-
-
 def test_so_many_speakers_as_are_asked_for(service) -> None:
     client, audio = service(), sound(6, 6)
     for count in (1, 2):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forescribe.api.errors import ApiError
 from forescribe.api.speech import answers
-from forescribe.api.speech.answers import PING, Deltas, data, events
+from forescribe.api.speech.answers import PING, Deltas, events
 from forescribe.asr.decode.parts import Part, Token
 from tests.api.page.fakejobs import transcript
 
@@ -21,12 +21,6 @@ from tests.api.page.fakejobs import transcript
 def test_deltas_joined_are_the_whole_text(texts) -> None:
     deltas = Deltas()
     assert "".join(deltas.push(text) for text in texts) == "".join(texts).strip()
-
-
-def test_an_event_is_one_line_whatever_is_in_it() -> None:
-    sent = data({"delta": "a\nb\r\nc\u2028d\x00é"})
-    assert sent.endswith(b"\n\n") and sent.count(b"\n") == 2 and b"\r" not in sent
-    assert json.loads(sent.removeprefix(b"data: "))["delta"] == "a\nb\r\nc\u2028d\x00é"
 
 
 class Failing:
@@ -76,15 +70,6 @@ def said(text: str, pieces: list[bytes]) -> list[tuple[str, int]]:
     told = transcript([(None, "any")])
     segments = tuple(replace(s, text=text, tokens=tuple(range(len(pieces)))) for s in told.segments)
     return [(text, len(own)) for text, own in answers.pieces(Part(segments, tokens, 1.0))]
-
-
-def test_a_delta_has_a_few_words() -> None:
-    text = " Printing, in the only sense with which we are at present concerned"
-    words = [b" " + word.encode() for word in text.split()]
-    found = said(text, words)
-    assert "".join(one for one, _ in found) == text and len(found) == 3
-    assert all(count == answers.PIECE_TOKENS for _, count in found)
-    assert all(one.startswith(" ") for one, _ in found)
 
 
 def test_no_delta_ends_within_a_word_or_a_character() -> None:

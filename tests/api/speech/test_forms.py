@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.api.errors import ApiError
-from forescribe.api.speech.forms import ARRAYS, TranscriptionForm, TranslationForm, VadConfig, parse
+from forescribe.api.speech.forms import TranscriptionForm, TranslationForm, VadConfig, parse
 
 MODEL = ("model", "whisper-1")
 
@@ -40,14 +40,6 @@ def test_every_spelling_of_a_list_means_the_same(fields) -> None:
     assert transcription(*fields).timestamp_granularities == ("word", "segment")
 
 
-@pytest.mark.parametrize("name", sorted(ARRAYS))
-def test_every_list_may_come_as_one_element(name) -> None:
-    values = {"include": "logprobs", "timestamp_granularities": "word"}
-    value = values.get(name, "en")
-    for written in (name, f"{name}[]"):
-        assert getattr(transcription((written, value)), name) == (value,)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -57,27 +49,6 @@ def test_every_list_may_come_as_one_element(name) -> None:
 )
 def test_every_spelling_of_an_object_means_the_same(fields) -> None:
     assert transcription(*fields).chunking_strategy == VadConfig(type="server_vad", threshold=0.7)
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [("auto", "auto"), ("null", None), ("", None), (" ", None)]
-)
-def test_a_strategy_may_be_a_word_or_nothing(value, expected) -> None:
-    assert transcription(("chunking_strategy", value)).chunking_strategy == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [("true", True), ("1", True), ("True", True), ("false", False), ("0", False), ("", False)],
-)
-def test_booleans_come_in_every_spelling(value, expected) -> None:
-    assert transcription(("stream", value)).stream is expected
-
-
-def test_what_is_not_given_has_the_contracts_default() -> None:
-    made = transcription()
-    assert made.response_format == "json" and made.temperature == 0 and not made.stream
-    assert made.timestamp_granularities is None and made.include == ()
 
 
 @pytest.mark.parametrize(

@@ -46,18 +46,6 @@ def test_the_models_are_listed(client) -> None:
     assert {"tiny.en", "whisper-1"} <= {model.id for model in client.models.list()}
 
 
-def test_json(client) -> None:
-    made = client.audio.transcriptions.create(model="whisper-1", file=MEMO)
-    assert isinstance(made.text, str) and made.text
-    assert made.usage.type == "duration"
-
-
-@pytest.mark.parametrize("form", ["text", "srt", "vtt"])
-def test_text_formats_are_text(client, form) -> None:
-    made = client.audio.transcriptions.create(model="tiny.en", file=MEMO, response_format=form)
-    assert isinstance(made, str) and made.strip()
-
-
 def test_verbose_json_with_words(client) -> None:
     made = client.audio.transcriptions.create(
         model="whisper-1",

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,12 +13,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from forescribe.api.settings import Settings
-from forescribe.api.speech.serving import Serving
 from forescribe.api.telemetry import Tracing, configured
 from forescribe.asr.errors import UsageError
-from tests.api.batches.calls import begin, jsonl, line, upload
-from tests.api.batches.calls import ended as batch_ended
 from tests.api.conftest import TRANSCRIBE, memo, until
 from tests.api.jobs.application import FORM, JOBS, application, ended, ready, submit
 
@@ -130,24 +124,6 @@ def test_a_job_is_traced_by_the_process_that_does_it(
     assert {span.attributes["forescribe.job"] for span in mine} == {job}
 
 
-def test_a_batch_is_one_trace(client, kept) -> None:
-    file = upload(client, memo(2)).json()["id"]
-    lines = [line(str(k), file=file) for k in range(2)]
-    made = begin(client, jsonl(lines), headers=PARENT).json()["id"]
-    batch_ended(client, made)
-    root = kept.named("POST /v1/batches")
-    steps = {"decode", "job prepare", "job finish"}
-
-    def submitted() -> list[ReadableSpan]:
-        return [span for span in list(kept.spans) if span.name == "batch line"]
-
-    # One that met a busy database or server is submitted again, and has no steps.
-    until(lambda: sum(steps <= kept.children(span) for span in submitted()) == 2)
-    assert "batch line" in kept.children(root)
-    assert {span.attributes["forescribe.batch"] for span in submitted()} == {made}
-    assert sum("job prepare" in kept.children(span) for span in submitted()) == 2
-
-
 def test_spans_hold_no_text_no_names_and_no_keys(client, kept) -> None:
     text = post(client, **WORDS).json()["text"]
     job = submit(client, memo(3), headers={"Idempotency-Key": "k3y"}, prompt="confidential")
@@ -175,32 +151,32 @@ def test_a_step_that_fails_tells_its_code(client, kept) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "setting", "on"),
+    ("environment", "on"),
     [
-        ({}, False, False),
-        ({}, True, True),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, False, True),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x"}, False, True),
-        ({"OTEL_TRACES_EXPORTER": "console"}, False, True),
-        ({"OTEL_TRACES_EXPORTER": "none"}, True, False),
-        ({"OTEL_SDK_DISABLED": "true"}, True, False),
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x"}, True),
+        ({"OTEL_TRACES_EXPORTER": "console"}, True),
+        ({"OTEL_TRACES_EXPORTER": "none"}, False),
+        ({"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"}, False),
     ],
 )
-def test_what_switches_traces_on(environment, setting, on) -> None:
-    assert configured(Settings(traces=setting), environment) is on
+def test_what_switches_traces_on(environment, on) -> None:
+    assert configured(environment) is on
 
 
 def test_an_exporter_that_is_not_there_is_named(monkeypatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
     with pytest.raises(UsageError, match="zipkin"):
-        Tracing.of(Settings())
+        Tracing.from_environment()
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     for name in [name for name in sys.modules if name.startswith("opentelemetry.sdk")]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match="scripts/setup serve otel"):
-        Tracing.of(Settings(traces=True))
+        Tracing.from_environment()
 
 
 def run(code: str) -> str:
@@ -246,32 +222,3 @@ print(len(spans.get_finished_spans()))
 def test_nothing_is_imported_or_measured_when_off_and_fastapis_own_telemetry_is() -> None:
     """FastAPI's records messages of exceptions, wherever the process has a global provider."""
     assert run(OFF + FASTAPI).split() == ["False", "False", "None", "0"]
-
-
-class Collector(BaseHTTPRequestHandler):
-    received: list[tuple[str, int]] = []
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.received.append((self.path, len(body)))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-def test_a_service_sends_its_spans_to_the_collector_of_the_environment(monkeypatch) -> None:
-    server = HTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-    made = Serving.of(Settings()).tracing
-    assert made.active
-    with made.span("work"):
-        pass
-    made.close()
-    server.shutdown()
-    server.server_close()
-    ((path, size),) = Collector.received
-    assert path == "/v1/traces" and size > 100
