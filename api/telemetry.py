@@ -38,6 +38,9 @@ Value = str | int | float | bool
 
 SERVICE = "forescribe"
 
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+"""Variables that switch traces on, as OTEL_TRACES_EXPORTER does."""
+
 _FORMAT = TraceContextTextMapPropagator()
 
 
@@ -51,9 +54,11 @@ class Tracing:
             provider.add_span_processor(_without_address())
 
     @classmethod
-    def from_environment(cls) -> Tracing:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Tracing:
         """As OpenTelemetry's variables say. Raises UsageError."""
-        return cls(_provider() if configured() else None)
+        exporter = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+        asked = exporter or any(environment.get(name) for name in ENDPOINTS)
+        return cls(_provider(exporter or "otlp") if asked and exporter != "none" else None)
 
     @contextmanager
     def span(self, name: str, *, parent: str | None = None, **facts: Value) -> Iterator[None]:
@@ -121,21 +126,9 @@ def place(span: trace.Span | None = None) -> str | None:
     return carrier.get("traceparent")
 
 
-def configured(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether traces are to be sent."""
-    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return False
-    exporter = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
-    if exporter:
-        return exporter != "none"
-    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    return any(environment.get(name) for name in endpoints)
-
-
-def _provider() -> TracerProvider:
-    """With the exporter of OTEL_TRACES_EXPORTER: `otlp` (the default) or `console`. Endpoint, headers and
-    sampling come from its other variables. Raises UsageError."""
-    name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() or "otlp"
+def _provider(name: str) -> TracerProvider:
+    """With an exporter, `otlp` or `console`. Endpoint, headers and sampling come from OpenTelemetry's other
+    variables. Raises UsageError."""
     if name not in ("otlp", "console"):
         raise UsageError(f"OTEL_TRACES_EXPORTER={name}: this server has otlp, console and none")
     try:

@@ -1,1 +1,1 @@
-"""Access: keys, quotas and limits, and the addresses that the service itself may call."""
+"""Access: keys and limits, and the addresses that the service itself may call."""

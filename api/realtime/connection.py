@@ -80,7 +80,7 @@ LONG_MESSAGE = 1 << 16
 """Characters from which on an event is parsed in a thread."""
 
 METER_S = 10.0
-"""Of audio, which is counted against the limits of the key together."""
+"""Of audio, which is counted together, and after which the key is looked at again."""
 
 CLOSE_S = 5.0
 """For the last messages and the close."""

@@ -28,6 +28,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, Self
@@ -42,8 +43,7 @@ from ..access.limits import Admission, Reservation
 from ..errors import ApiError
 from ..http.errors import report
 from ..metrics import Metrics, watch
-from ..process.idle import IdleUnload
-from ..process.lifecycle import Lifecycle
+from ..process.lifecycle import IdleUnload, Lifecycle
 from ..process.models import POLL_S, ModelThread, log_engine
 from ..settings import Settings
 from ..telemetry import Tracing
@@ -228,9 +228,12 @@ class Serving(Lifecycle):
         samples are closed, and its reservation is released unless a `tap` has more to do. Raises ApiError if
         its options cannot be served or no work is admitted; then nothing of it was taken."""
         observation = Observation(self.metrics, self.tracing)
-        done = samples.close if tap is not None else _both(samples.close, reservation.release)
+        done = ExitStack()
+        done.callback(samples.close)
+        if tap is None:
+            done.callback(reservation.release)
         stream = TranscriptionStream(
-            observation, self.settings.timeout_s, reservation.progressed, done
+            observation, self.settings.timeout_s, reservation.progressed, done.close
         )
         phases = observation.phases
         try:
@@ -334,16 +337,6 @@ def load_diarizer(settings: Settings) -> Diarizer:
 
     network = not settings.local_files_only
     return registry.load(settings.diarizer, device=settings.device, network=network)
-
-
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def call() -> None:
-        try:
-            first()
-        finally:
-            second()
-
-    return call
 
 
 def _discard(samples: Future[DecodedFile]) -> None:

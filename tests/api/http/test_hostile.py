@@ -136,53 +136,6 @@ def test_no_text_of_a_field_is_a_fault(client, value) -> None:
             refused(client.post(path, headers=MULTIPART, content=form(raw)), (path, name))
 
 
-def post_raw(client, path: str, fields: str):
-    """Post JSON with the text model and fields that are not encoded again."""
-    content = f'{{"model": {json.dumps(client.text_model)}, {fields}}}'
-    return client.post(path, headers=JSON, content=content.encode())
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        '[{"role": "user", "content": "\\ud800"}]',
-        '[{"role": "user", "content": "a\\u0000"}]',
-        '[{"role": "user", "content": [{"type": "text", "text": "\\udc00 x"}]}]',
-        '[{"role": "user", "content": "x", "name": "\\ud83d"}]',
-        '[{"role": "\\ud800", "content": "x"}]',
-        '[{"role": "user", "content": "x", "\\ud800": 1}]',
-    ],
-)
-def test_no_message_is_a_fault(client, messages) -> None:
-    refused(post_raw(client, CHAT, f'"messages": {messages}'), messages)
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        '"prompt": "\\udc80"',
-        '"prompt": ["a", "\\ud800"]',
-        '"prompt": [99999999999999999999999999]',
-        '"prompt": [[1, 2], [4294967296]]',
-        '"prompt": [-1]',
-        '"prompt": []',
-        '"prompt": "a", "temperature": 1e999',
-        '"prompt": "a", "top_k": 1e400',
-        '"prompt": "a", "seed": ' + "9" * 400,
-        '"prompt": "a", "stop": "\\ud800"',
-        '"prompt": "a", "stop": ["a", "b", "c", "d", "e"]',
-        '"prompt": "a", "user": "\\ud800"',
-        '"prompt": "a", "n": 1e5',
-        '"prompt": "a", "\\ud800": 1',
-        '"prompt": "a", "prompt": 5',
-        '"prompt": "a", "max_tokens": 0',
-        '"prompt": "a", "max_tokens": 1.5',
-    ],
-)
-def test_no_field_of_a_completion_is_a_fault(client, field) -> None:
-    refused(post_raw(client, COMPLETE, field), field)
-
-
 def multipart(head: str, value: bytes = AUDIO) -> bytes:
     return f"--{BOUNDARY}\r\n{head}\r\n\r\n".encode("latin-1") + value + b"\r\n"
 

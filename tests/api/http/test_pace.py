@@ -59,18 +59,6 @@ def test_a_body_that_drips_ends_once_its_average_is_too_low() -> None:
     assert IDLE_S < dripping.now <= IDLE_S + 10.0 + 1
 
 
-def test_a_body_that_stalls_ends_by_itself() -> None:
-    async def never():
-        await asyncio.sleep(3600)
-
-    async def stalled() -> None:
-        await Body(never, 0.01, RATE, Sender(0, 0).clock).receive()
-
-    with pytest.raises(ApiError, match="too slowly") as caught:
-        asyncio.run(stalled())
-    assert caught.value.code == "request_timeout"
-
-
 def test_a_body_that_stalls_behind_the_beginning_of_its_answer_ends_that_quietly(
     monkeypatch,
 ) -> None:

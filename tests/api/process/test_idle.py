@@ -12,10 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from forescribe.api.app import create_app
-from forescribe.api.process.idle import IdleUnload
+from forescribe.api.process.lifecycle import IdleUnload
 from forescribe.api.settings import Settings, load
 from forescribe.api.speech.serving import Serving
-from forescribe.asr.decode.session import Session
 from forescribe.asr.errors import UsageError
 from tests.api.conftest import FORM, TRANSCRIBE, memo, until
 from tests.api.jobs.application import application, ended, submit
@@ -164,28 +163,6 @@ def test_requests_that_come_while_it_leaves_and_comes_back_all_have_their_text(
                 until(lambda: serving.idle.unloaded, 20)
                 time.sleep(pause_s)
         assert len(said) == 1 and len(unloads) >= 4
-
-
-def test_a_request_that_runs_longer_than_the_time_keeps_it(
-    tmp_path, transcriber, decoders, monkeypatch
-) -> None:
-    with application(tmp_path, transcriber, decoders, idle_unload_s=0.02) as client:
-        serving = client.app.state.serving
-        until(lambda: serving.state == "ready")
-        step, seen = Session._step, []
-
-        def slow(self) -> None:
-            time.sleep(0.05)
-            seen.append(serving.idle.unloaded)
-            step(self)
-
-        monkeypatch.setattr(Session, "_step", slow)
-        data = {**FORM, "stream": "true"}
-        with client.stream("POST", TRANSCRIBE, files={"file": memo(9)}, data=data) as answer:
-            text = "".join(answer.iter_text())
-        assert "transcript.text.done" in text and "error" not in text
-        assert len(seen) > 3 and not any(seen)
-        until(lambda: serving.idle.unloaded, 20)
 
 
 def test_a_job_wakes_it_and_keeps_it(tmp_path, transcriber, decoders) -> None:

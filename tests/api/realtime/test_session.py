@@ -298,16 +298,6 @@ def test_an_open_session_survives_anything(refusing, texts) -> None:
         assert refusing.next()["type"] == "error"
 
 
-@pytest.mark.parametrize("path", ["translations", "calls", "sessions", "no-such"])
-def test_what_is_not_there_is_refused_by_name(refusing_client, path) -> None:
-    answer = refusing_client.post(f"/v1/realtime/{path}", json={})
-    assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
-    message = answer.json()["error"]["message"]
-    assert "/v1/realtime" in message
-    if path == "translations":
-        assert "/v1/audio/translations" in message
-
-
 def test_a_request_that_is_no_socket_is_told_so(refusing_client) -> None:
     answer = refusing_client.get("/v1/realtime")
     assert answer.status_code == 400 and "WebSocket" in answer.json()["error"]["message"]
@@ -328,15 +318,3 @@ def test_the_beta_shape_is_ended_with_its_own_code(refusing_client, how) -> None
         error = socket.next()["error"]
         assert error["code"] == "beta_api_shape_disabled" and "session.update" in error["message"]
         assert session.receive() == {"type": "websocket.close", "code": 4000, "reason": ""}
-
-
-def test_silence_costs_nothing(service, transcriber) -> None:
-    client = service()
-    with connected(client) as socket:
-        socket.configure(audio=audio(VAD))
-        before = client.app.state.serving.session.stats.rounds
-        for _ in range(30):
-            socket.append(quiet(10))
-        socket.configure(audio=audio(VAD))  # answered behind the audio
-        assert client.app.state.serving.session.stats.rounds == before
-    assert [e["type"] for e in socket.received] == ["session.created", *["session.updated"] * 3]

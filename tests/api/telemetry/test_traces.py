@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from forescribe.api.telemetry import Tracing, configured
+from forescribe.api.telemetry import Tracing
 from forescribe.asr.errors import UsageError
 from tests.api.conftest import TRANSCRIBE, memo, until
 from tests.api.jobs.application import FORM, JOBS, application, ended, ready, submit
@@ -158,11 +158,12 @@ def test_a_step_that_fails_tells_its_code(client, kept) -> None:
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x"}, True),
         ({"OTEL_TRACES_EXPORTER": "console"}, True),
         ({"OTEL_TRACES_EXPORTER": "none"}, False),
-        ({"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"}, False),
     ],
 )
 def test_what_switches_traces_on(environment, on) -> None:
-    assert configured(environment) is on
+    tracing = Tracing.from_environment(environment)
+    assert tracing.active is on
+    tracing.close()
 
 
 def test_an_exporter_that_is_not_there_is_named(monkeypatch) -> None:
