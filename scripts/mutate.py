@@ -69,14 +69,14 @@ SUBJECTS = {
         (
             "tests/speculative/rounds/test_accept.py",
             "tests/speculative/rounds/test_noise.py",
-            "tests/speculative/engine/test_scheduler.py",
+            "tests/speculative/engine/test_periods.py",
             "tests/speculative/rounds/test_rounds.py",
         ),
     ),
     "scheduler": Subject(
-        "speculative/engine/scheduler.py",
+        "speculative/engine/periods.py",
         (
-            "tests/speculative/engine/test_scheduler.py",
+            "tests/speculative/engine/test_periods.py",
             "tests/speculative/engine/test_engine.py",
             "tests/speculative/engine/test_runs.py",
             "tests/speculative/engine/test_faults.py",

@@ -1,6 +1,6 @@
 """Devices: cpu, cuda, hpu (Intel Gaudi) and mps. No other module of the core tells them apart.
 
-A `Device` gives the rest of the core its dtype, clock and round borders; graphs are in `graphs.runner`.
+A `Device` gives the rest of the core its dtype, clock and round borders; captures are in `engine.captures`.
 Gaudi's packages are imported only when an hpu is requested or detected.
 
 Of a CPU also the number of threads that tensor operators of the calling thread use (`at_most`).

@@ -17,7 +17,7 @@ from forescribe import Options, TextGenerator, Transcriber, Word
 from forescribe.asr.audit import audit
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.diarize.engines.registry import load as load_diarizer
-from forescribe.speculative.graphs.runner import GraphRunner
+from forescribe.speculative.engine.runner import RoundRunner
 from forescribe.text import Options as TextOptions
 
 CARD = "cuda"
@@ -89,9 +89,9 @@ def test_captured_rounds_write_what_operators_one_by_one_write(on_card: Transcri
 
 
 def test_no_round_waits_for_the_card(on_card: Transcriber, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, rounds = GraphRunner.run, []
+    plain, rounds = RoundRunner.run, []
 
-    def watched(self: GraphRunner, *arguments: object) -> None:
+    def watched(self: RoundRunner, *arguments: object) -> None:
         rounds.append(1)
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -100,7 +100,7 @@ def test_no_round_waits_for_the_card(on_card: Transcriber, monkeypatch: pytest.M
             torch.cuda.set_sync_debug_mode("default")
 
     written(on_card)  # captures what it needs
-    monkeypatch.setattr(GraphRunner, "run", watched)
+    monkeypatch.setattr(RoundRunner, "run", watched)
     before = on_card.stats().faults
     written(on_card)
     assert len(rounds) > 20 and on_card.stats().faults == before == 0

@@ -59,7 +59,7 @@ def test_the_engine_reaches_the_target_in_five_functions(folder: Path, gamma: in
         below = stack[stack.index("engine.Engine.step") :]
         assert below == [
             "engine.Engine.step",
-            "runner.GraphRunner.run",
+            "runner.RoundRunner.run",
             "round.run_round",
             "modules.ModuleModel.score",
             "modules.CausalDecoder.forward",

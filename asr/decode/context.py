@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.device import Stopwatch
-from forescribe.speculative.engine.context import release
 from forescribe.speculative.engine.engine import Engine
-from forescribe.speculative.graphs.snapshots import SideStream
+from forescribe.speculative.engine.faults import release
 from forescribe.speculative.requests import Finish, Request, Result
 from forescribe.speculative.stats import Stats
+from forescribe.speculative.transfers import SideStream
 
 from ..audio.features import LogMel
 from ..model.encoder_states import DraftStates, EncoderStates

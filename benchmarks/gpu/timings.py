@@ -91,7 +91,7 @@ def prefilled(bench: Bench, batch: int) -> Record:
     tokens = torch.tensor([k.request.prompt for k in work], device=place)
     states = [k.request.encoder_states for k in work]
     eager = best_ms(bench, lambda: engine.target.prefill(rows, tokens, states))
-    run = engine._scheduler._admission._prompts
+    run = engine._admission._prompts
     run(rows, tokens, states, None)  # the next one is captured, where the device captures
     ms = best_ms(bench, lambda: run(rows, tokens, states, None))
     return {"ms": ms, "ms_per_row": ms / batch, "eager_ms": eager}
@@ -142,7 +142,9 @@ def active_rounds(engine: Engine, gamma: int, bench: Bench) -> Callable[[], obje
     with torch.inference_mode(), bench.device.guard():
         for known in bench.work(engine.batch):
             engine.submit(known.request)
-        engine._scheduler.prepare()
+        engine._admit()
+        if gamma and engine._reader is not None:
+            engine._reader.read()
     rows, runner = engine.rows, engine._runner
     shape = runner._shapes.pick(engine.batch, gamma, Mode(), 128)
 

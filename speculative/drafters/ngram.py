@@ -59,7 +59,6 @@ class NgramDrafter:
         self._earlier = self._own = torch.empty(0, 0, dtype=torch.int32)
         self._written = torch.zeros(1, dtype=torch.int64)
         self._searched = 0, 0  # answers, and tokens of each
-        self._crops = False
 
     @property
     def needs(self) -> Needs:
@@ -84,8 +83,7 @@ class NgramDrafter:
         # [1] answers put into the ring so far
         self._written = torch.zeros(1, dtype=torch.int64, device=device)
         # Where shapes may change, only as much of the ring is searched as is filled.
-        self._crops = device.type == "cpu"
-        self._searched = (0, 0) if self._crops else (kept, self.length)
+        self._searched = (0, 0) if self.early else (kept, self.length)
 
     def forwards(self, gamma: int) -> int:
         return 0
@@ -103,7 +101,7 @@ class NgramDrafter:
         self._earlier[kept] = _EMPTY
         self._written += some.sum()
         self._own[rows] = _EMPTY
-        if self._crops:
+        if self.early:
             longest = max(self._searched[1], int((done != _EMPTY).sum(1).max()))
             self._searched = min(int(self._written), kept), longest
 
@@ -150,7 +148,7 @@ class NgramDrafter:
         place = ((rows.lengths - rows.begin)[:, None] + column).clamp_max(self.length)
         own = self._own[: rows.batch]
         own.scatter_(1, torch.where(written, place, self.length), verdict.tokens.int())
-        own[:, self.length] = _EMPTY
+        own[:, self.length].fill_(_EMPTY)
 
 
 def _continued(text: Tensor, may_end: Tensor, suffix: Tensor, gamma: int) -> tuple[Tensor, Tensor]:

@@ -16,16 +16,17 @@ from torch import Tensor
 
 from ..device import Device
 from ..errors import RequestError
-from ..graphs.prefill import PrefillRunner
-from ..graphs.runner import Capture, Function
-from ..graphs.shapes import ShapeSet
-from ..graphs.snapshots import upload
 from ..protocols import Drafter, Processor
 from ..requests import Guarantee, Mode, Request, check_in_vocabulary
 from ..rounds.accept import RuleChoice
 from ..rounds.round import Parts, verify
 from ..rows import Rows, first_rows
-from .context import CATCH_UP, PREFILL, PROMPT, EngineContext
+from ..transfers import HostReader, upload
+from .captures import Capture, Function
+from .faults import CATCH_UP, PREFILL, PROMPT
+from .prefill import PrefillRunner
+from .shapes import ShapeSet
+from .shared import Shared
 from .slots import SlotState, failed
 
 PROMPT_BUCKETS = (4, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -43,26 +44,27 @@ class Admission:
 
     def __init__(
         self,
-        context: EngineContext,
+        shared: Shared,
         rules: RuleChoice,
         shapes: ShapeSet,
         processors: tuple[Processor, ...] = (),
         read: Callable[[Prompts], None] | None = None,
         capture: Capture | None = None,
     ) -> None:
-        self._context, self._rules, self._shapes = context, rules, shapes
-        self._prompts = PrefillRunner(context.target, context.rows.batch, capture)
+        self._shared, self._rules, self._shapes = shared, rules, shapes
+        self._prompts = PrefillRunner(shared.target, shared.rows.batch, capture)
         rule = rules.pick(sampling=False)
-        self._parts = Parts(context.target, None, rule, processors, context.eos)
+        self._parts = Parts(shared.target, None, rule, processors, shared.eos)
         self._read = read  # of a drafter that takes requests at once
+        self._probes = HostReader(shared.device)
 
     def check(self, request: Request) -> None:
         """Raises `RequestError` for a request that this engine cannot decode."""
-        context, need = self._context, Mode.of([request])
-        vocab, ranks, max_gamma = context.target.vocab_size, context.rows.ranks, context.max_gamma
-        if len(request.prompt) > context.max_tokens:
+        shared, need = self._shared, Mode.of([request])
+        vocab, ranks, max_gamma = shared.target.vocab_size, shared.rows.ranks, shared.max_gamma
+        if len(request.prompt) > shared.max_tokens:
             raise RequestError(
-                f"the prompt has {len(request.prompt)} tokens; the model holds {context.max_tokens}"
+                f"the prompt has {len(request.prompt)} tokens; the model holds {shared.max_tokens}"
             )
         check_in_vocabulary("the prompt", request.prompt, vocab)
         check_in_vocabulary("the hint", request.hint, vocab)
@@ -73,11 +75,11 @@ class Admission:
             raise RequestError(f"{request.ranks} ranked tokens; this engine keeps {ranks}")
         if request.gamma is not None and request.gamma > max_gamma:
             raise RequestError(f"gamma is {request.gamma}; this engine drafts {max_gamma} at most")
-        if request.guess and context.needs.prompt and context.drafting:
+        if request.guess and shared.needs.prompt and shared.drafting:
             raise RequestError(
                 "this engine's drafter reads the target's states of prompts; it does not take a guess"
             )
-        if context.device.static_shapes and not self._shapes.covers(need):
+        if shared.device.static_shapes and not self._shapes.covers(need):
             raise RequestError(f"no mode of this engine covers {need}; give it one that does")
         if self._rules.guarantee(sampling=need.sampling) is Guarantee.GREEDY_ONLY:
             name = self._rules.pick(sampling=True).name
@@ -86,7 +88,7 @@ class Admission:
     def admit(self, chosen: list[tuple[int, SlotState]]) -> None:
         """Admits requests into their rows together; one by one if that fails. Those that fail alone get
         a failed result."""
-        watch, log = self._context.watch, self._context.faults
+        watch, log = self._shared.watch, self._shared.faults
         watch.start()
         error = log.attempt(partial(self._prefill, chosen), PREFILL)
         if error is not None:
@@ -99,13 +101,13 @@ class Admission:
 
     def _prefill(self, chosen: list[tuple[int, SlotState]]) -> None:
         """Admits all of these, or none if it raises."""
-        context, state = self._context, self._context.rows
+        shared, state = self._shared, self._shared.rows
         rows, requests = [row for row, _ in chosen], [slot.request for _, slot in chosen]
         limits = [self._limit(request) for request in requests]
-        write(state, rows, requests, limits, context.max_gamma)
-        index, tokens, padded = prompts(rows, requests, context.device, context.max_tokens)
-        nodes = LogitNodes.of(padded, context.device, context.max_tokens)
-        places, place = nodes.positions(tokens.shape[1]), context.device.torch
+        write(state, rows, requests, limits, shared.max_gamma)
+        index, tokens, padded = prompts(rows, requests, shared.device, shared.max_tokens)
+        nodes = LogitNodes.of(padded, shared.device, shared.max_tokens)
+        places, place = nodes.positions(tokens.shape[1]), shared.device.torch
         prefilled = self._prompts(
             index,
             tokens,
@@ -122,19 +124,19 @@ class Admission:
             guess, count = (upload(n, torch.int64, place) for n in (nodes.guesses, nodes.count))
             judged, mode = prefilled.logits[:, 1:], Mode.of(requests)
             verify(state, index, self._parts, guess, count, judged, mode)
-        context.device.mark_step()
+        shared.device.mark_step()
         at_once = self._read is not None
         for (row, slot), probe in zip(chosen, probes, strict=True):
-            slot.probe = None if probe is None else context.reader.copy(probe)
-            pending = context.drafter is not None and not at_once
-            context.slots.occupy(row, slot, prefill_pending=pending)
-        context.counts.target_forwards += 1
+            slot.probe = None if probe is None else self._probes.read(lambda probe=probe: probe)
+            pending = shared.drafter is not None and not at_once
+            shared.slots.occupy(row, slot, prefill_pending=pending)
+        shared.counts.target_forwards += 1
         if self._read is not None:
             self._read(Prompts(tuple(rows), index, tokens, padded, prefilled.taps))
 
     def _limit(self, request: Request) -> int:
         """The most tokens of the row, prompt included."""
-        limit = self._context.max_tokens
+        limit = self._shared.max_tokens
         if request.max_new_tokens is None:
             return limit
         return min(limit, len(request.prompt) + request.max_new_tokens)
@@ -145,33 +147,33 @@ class DraftReader:
 
     def __init__(
         self,
-        context: EngineContext,
+        shared: Shared,
         drafter: Drafter,
         shapes: ShapeSet,
         capture: Capture | None = None,
     ) -> None:
-        self._context, self._drafter, self._shapes = context, drafter, shapes
-        self._texts = CatchUp(context.rows, drafter, shapes, capture)
+        self._shared, self._drafter, self._shapes = shared, drafter, shapes
+        self._texts = CatchUp(shared.rows, drafter, shapes, capture)
 
     @classmethod
     def of(
-        cls, context: EngineContext, shapes: ShapeSet, capture: Capture | None = None
+        cls, shared: Shared, shapes: ShapeSet, capture: Capture | None = None
     ) -> DraftReader | None:
         """The reader of an engine; None where nothing is ever drafted."""
-        if context.drafter is None or not context.drafting:
+        if shared.drafter is None or not shared.drafting:
             return None
-        return cls(context, context.drafter, shapes, capture)
+        return cls(shared, shared.drafter, shapes, capture)
 
     def read(self) -> None:
         """Reads all prompts and all text that the drafter lacks."""
-        backlog, device = self._context.slots.backlog, self._context.device
+        backlog, device = self._shared.slots.backlog, self._shared.device
         if backlog.prompts:
-            pending, max_tokens = backlog.take_prompts(), self._context.max_tokens
-            self._context.watch.start()
+            pending, max_tokens = backlog.take_prompts(), self._shared.max_tokens
+            self._shared.watch.start()
             self.read_prompts(Prompts.of(pending, device, max_tokens))
-            self._context.watch.mark("prefill")
+            self._shared.watch.mark("prefill")
         if backlog.tokens:
-            self._read_texts(backlog.take_tokens(self._context.slots.longest))
+            self._read_texts(backlog.take_tokens(self._shared.slots.longest))
 
     def warm_up(self) -> None:
         """Captures the reading of text on free rows, where the schedule may leave text unread."""
@@ -180,24 +182,24 @@ class DraftReader:
 
     def read_prompts(self, prompts: Prompts) -> None:
         """Reads the prompts together; one by one if that fails."""
-        log = self._context.faults
+        log = self._shared.faults
         error = log.attempt(partial(self._admit, prompts), PROMPT)
         if error is not None:
             for one in prompts.alone():
                 if len(prompts.rows) > 1:
                     error = log.attempt(partial(self._admit, one), PROMPT)
                 if error is not None:
-                    self._context.slots.stop_drafting(one.rows[0], error)
+                    self._shared.slots.stop_drafting(one.rows[0], error)
 
     def _admit(self, prompts: Prompts) -> None:
         self._drafter.admit(prompts.index, prompts.tokens, prompts.requests, prompts.taps)
-        self._context.counts.draft_forwards += self._drafter.forwards(1)
-        self._context.device.mark_step()
+        self._shared.counts.draft_forwards += self._drafter.forwards(1)
+        self._shared.device.mark_step()
 
     def _read_texts(self, tokens: int) -> None:
         """Reads the last `tokens` of the drafting rows together; row by row if that fails. Waits for a
         device without events, so that the time of the next rounds does not include it."""
-        slots, log, watch = self._context.slots, self._context.faults, self._context.watch
+        slots, log, watch = self._shared.slots, self._shared.faults, self._shared.watch
         watch.start()
         drafting = slots.drafting()
         if drafting:
@@ -206,23 +208,23 @@ class DraftReader:
                 error = log.attempt(together, CATCH_UP)
             if error is not None:
                 self._read_alone(tokens, drafting)
-        if not self._context.device.events:
-            self._context.device.synchronize()
+        if not self._shared.device.events:
+            self._shared.device.synchronize()
         watch.mark("draft")
 
     def _read_alone(self, tokens: int, rows: Sequence[int]) -> None:
         """Reads the text of one row after the other, operator by operator."""
-        slots = self._context.slots
+        slots = self._shared.slots
         for row in rows:
             read = partial(self._catch_up, tokens, row + 1, captured=False)
             with slots.masked_to([row]):
-                error = self._context.faults.attempt(read, CATCH_UP)
+                error = self._shared.faults.attempt(read, CATCH_UP)
             if error is not None:
                 slots.stop_drafting(row, error)
 
     def _catch_up(self, tokens: int, rows: int, *, captured: bool = True) -> None:
         pieces = self._texts.read(tokens, rows, captured=captured)
-        self._context.counts.draft_forwards += pieces * self._drafter.forwards(1)
+        self._shared.counts.draft_forwards += pieces * self._drafter.forwards(1)
 
 
 class CatchUp:

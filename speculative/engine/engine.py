@@ -15,6 +15,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -22,18 +24,21 @@ import torch
 
 from ..device import Device, choose
 from ..errors import BrokenError, DecodingError
-from ..graphs.runner import GraphRunner, capture_for
-from ..graphs.shapes import Shape, ShapeSet
 from ..protocols import Drafter, Model, Processor, Rule, Schedule
 from ..requests import Mode, Partial, Request, Result
 from ..rounds.accept import RuleChoice
 from ..stats import Stats
-from .admission import DraftReader
-from .context import EngineContext, FaultBoundary, Sizes
+from .admission import Admission, DraftReader
+from .captures import capture_for
+from .faults import ENGINE, FaultBoundary
+from .periods import Periods
+from .results import Results
+from .runner import RoundRunner
 from .schedule import Fixed
-from .scheduler import Scheduler
-from .slots import Inbox, Run
-from .warm_up import Preparation
+from .shapes import Shape, ShapeSet
+from .shared import Shared, Sizes
+from .slots import Inbox, RequestQueue, Run, SlotState
+from .threads import RoundThreads, measured_round
 
 _NOTHING: Mapping[Any, int] = MappingProxyType({})
 
@@ -73,28 +78,29 @@ class Engine:
         self.schedule = Fixed(5 if drafter is not None else 0) if schedule is None else schedule
         self.max_gamma = max(self.schedule.buckets)
         sizes = Sizes(batch, self.max_gamma, ranks, max_tokens)
-        self._context = context = EngineContext.allocate(self.device, target, drafter, sizes, eos)
-        self.rows, rules = context.rows, RuleChoice(rule, sampled, drafter)
+        self._shared = shared = Shared.allocate(self.device, target, drafter, sizes, eos)
+        self.rows, rules = shared.rows, RuleChoice(rule, sampled, drafter)
         gammas, slots = self.schedule.buckets, self.rows.scratch
-        shapes = ShapeSet.of(self.device, batch, slots, gammas, modes)
+        self._shapes = shapes = ShapeSet.of(self.device, batch, slots, gammas, modes)
         capture = capture_for(self.device) if captured else None
-        reader = DraftReader.of(context, shapes, capture)
+        self._reader = reader = DraftReader.of(shared, shapes, capture)
+        if reader is not None:
+            rules.check()
         processors = tuple(processors)
-        self._scheduler = Scheduler(
-            context,
+        self._admission = Admission(
+            shared,
             rules,
             shapes,
-            self.schedule,
-            reader,
-            clock,
             processors,
+            reader.read_prompts if reader is not None and shared.needs.at_once else None,
             capture if self.device.captures_at_once else None,  # prompts have many lengths
         )
-        fail = self._scheduler.collector.fail
-        self._runner = GraphRunner(context, rules, processors, fail, shapes, capture)
-        self._preparation = Preparation(context, self._runner, reader, self._scheduler)
-        self.threads = self._preparation.threads
-        self._guarded = FaultBoundary(self.device, self._scheduler.fail_all)
+        self._queue = RequestQueue()
+        self._periods = Periods(shared, self.schedule, clock)
+        self._results = Results(shared, rules)
+        self._runner = RoundRunner(shared, rules, processors, self._results.fail, shapes, capture)
+        self.threads = RoundThreads()
+        self._guarded = FaultBoundary(self.device, self._fail_all)
 
     @property
     def batch(self) -> int:
@@ -108,18 +114,18 @@ class Engine:
     @property
     def faults(self) -> deque[DecodingError]:
         """The latest faults."""
-        return self._context.faults.recent
+        return self._shared.faults.recent
 
     @property
     def free(self) -> int:
         """Slots that could take a request in the next step."""
         self._drop_abandoned()
-        return max(0, len(self._context.slots.free()) - len(self._scheduler.queue.waiting))
+        return max(0, len(self._shared.slots.free()) - len(self._queue.waiting))
 
     @property
     def takes_guesses(self) -> bool:
         """Whether requests may have a guess: a drafter that reads the target's states of prompts has none."""
-        return not (self._context.needs.prompt and self._context.drafting)
+        return not (self._shared.needs.prompt and self._shared.drafting)
 
     @property
     def captured(self) -> tuple[Shape, ...]:
@@ -130,28 +136,33 @@ class Engine:
     def idle(self) -> bool:
         """Whether no request waits, is decoded, or has a result that `step` did not return yet."""
         self._drop_abandoned()
-        return self._scheduler.idle
+        queue = self._queue
+        return not (queue.waiting or self._shared.slots.occupied or queue.own.results)
 
     @property
     def stats(self) -> Stats:
         """Everything since the engine was made; waits for the device. A broken engine returns what was
         read last."""
-        return self._context.stats(lost=self.broken is not None)
+        return self._shared.stats(lost=self.broken is not None)
 
     def submit(self, request: Request) -> None:
         """Queues a request; `step` returns its result or, while a run is under way, the run. Raises
         `RequestError` if it cannot be decoded, `BrokenError` once the device has failed."""
         self._drop_abandoned()
         self._guarded.check()
-        self._scheduler.submit(request)
+        self._admission.check(request)
+        self._queue.put(request)
 
     def cancel(self, tag: Hashable) -> int:
         """Cancels all requests with this tag, and returns how many there were. Their slots are free in
         the next step."""
-        cancelled = 0
+        waiting, rows = 0, []
         with self._guarded():
-            cancelled = self._scheduler.cancel(tag)
-        return cancelled
+            waiting = self._queue.remove(lambda state: state.request.tag == tag)
+            occupied = self._shared.slots.occupied
+            rows = [row for row, state in occupied.items() if state.request.tag == tag]
+            self._shared.slots.cancel(rows)
+        return waiting + len(rows)
 
     def run(self, requests: Iterable[Request]) -> Run:
         """Decodes all requests, pulling them as slots become free; yields results as they end.
@@ -159,15 +170,15 @@ class Engine:
         One that cannot be decoded yields a failed result. Leaving the iteration cancels the
         remaining ones. Other requests of this engine go on meanwhile; `step` returns their results.
         """
-        return Run(self, self._scheduler.queue, requests)
+        return Run(self, self._queue, requests)
 
     @torch.inference_mode()
     def peek(self, known: Mapping[Any, int] = _NOTHING) -> list[Partial]:
         """What unfinished rows have written, as of the last poll; empty between two polls. `known` is how
         many tokens of a text, by tag, to leave out."""
-        if self.broken is None and self._scheduler.pacing.rounds == 0:
+        if self.broken is None and self._periods.now.rounds == 0:
             with self._guarded():
-                return self._scheduler.collector.partials(known)
+                return self._results.partials(known)
         return []
 
     @torch.inference_mode()
@@ -178,25 +189,112 @@ class Engine:
         self._drop_abandoned()
         if self.broken is None:
             with self._guarded():
-                mode = self._scheduler.prepare()
-                if mode is not None:
-                    with self.threads.limited():
-                        self._runner.run(self._scheduler.pacing.gamma, mode)
-                    self._scheduler.finish()
-        return (self._scheduler.queue.own if inbox is None else inbox).take()
+                self._step()
+        return (self._queue.own if inbox is None else inbox).take()
 
+    def _step(self) -> None:
+        """Admits, chooses gamma, runs a round, and reads once which rows have ended."""
+        slots, periods = self._shared.slots, self._periods
+        # Between two polls nobody is admitted, so that gamma is chosen for the rows that there are.
+        admitted = periods.now.rounds == 0 and bool(self._queue.waiting) and self._admit()
+        states = slots.occupied.values()
+        if not states:
+            periods.forget()
+            return
+        cancelled = [state for state in states if state.cancelled]
+        over = len(cancelled) == len(states) or (admitted and self._all_guessed())
+        if not over:
+            mode = self._shapes.mode(slots.mode) if self.device.static_shapes else slots.mode
+            if periods.now.rounds == 0:
+                read = None if self._reader is None else self._reader.read
+                periods.begin(sampling=mode.sampling, read=read)
+            now = periods.now
+            with self.threads.limited():
+                now.disturbed |= not self._runner.run(now.gamma, mode)
+            now.rounds += 1
+        if over or cancelled:  # their slots and encoder states are free with this step
+            self._retire(late=0)
+        elif now.rounds >= self.device.rounds_per_poll or self._queue.waiting:
+            self._retire(late=int(self.device.late_reads))
+
+    def _admit(self) -> bool:
+        """Puts waiting requests into free slots; whether there were any."""
+        free = self._shared.slots.free()
+        chosen: list[tuple[int, SlotState]] = list(
+            zip(free, self._queue.take(len(free)), strict=False)
+        )
+        if chosen:
+            self._admission.admit(chosen)
+            self._periods.admitted += len(chosen)
+        return bool(chosen)
+
+    def _all_guessed(self) -> bool:
+        """Whether all rows have ended with their guesses, so that no round is needed. Asked only where
+        reading the device costs nothing."""
+        if not self.device.synchronous:
+            return False
+        guessing = any(state.request.guess for state in self._shared.slots.occupied.values())
+        return guessing and not bool(self.rows.active.any())
+
+    def _retire(self, *, late: int) -> None:
+        """Takes a snapshot, reads it, or the one before where reads are `late`, and ends the rows in it that
+        are not active any more."""
+        self._periods.end()
+        for period, snapshot in self._periods.read(late=late):
+            self._results.retire(period, snapshot)
+
+    def _fail_all(self, error: Exception) -> BrokenError | None:
+        """Fails the requests in the slots, after a fault that cannot be isolated by row. If the device has
+        failed, fails the waiting ones too; returns the error that later requests get."""
+        slots, device = self._shared.slots, self.device
+        slots.fail_all(self._shared.faults.record(ENGINE, error))
+        self._periods.forget()
+        try:
+            with device.guard():
+                slots.reset()
+                device.synchronize()
+        except Exception as lost:
+            broken = BrokenError(f"the device {device.name} has failed: {lost}")
+            broken.__cause__ = lost
+            self._queue.fail_all(broken)
+            return broken
+        return None
+
+    @torch.inference_mode()
     def warm_up(self) -> None:
-        """Runs every static shape once on free rows, so that graphs are captured before the first request."""
-        self._drop_abandoned()
-        self._preparation.warm_up()
+        """Runs every static shape once on free rows, so that graphs are captured before the first request.
+        What it counted is forgotten. Raises `RuntimeError` where a request is under way."""
+        self._check_idle("warm_up")
+        before = replace(self._shared.counts)
+        with self.device.guard():
+            self._runner.warm_up()
+            if self._reader is not None:
+                self._reader.warm_up()
+            self.device.synchronize()
+        self._shared.counts = before
 
+    @torch.inference_mode()
     def choose_threads(self) -> None:
         """Measures on a CPU whether rounds are faster with one thread or with all that torch uses in the
-        calling thread, within half a second, and keeps to the result in whichever thread calls `step`."""
-        self._drop_abandoned()
-        self._preparation.choose_threads()
+        calling thread, within half a second, and keeps to the result in whichever thread calls `step`. Raises
+        as `warm_up`."""
+        self._check_idle("choose_threads")
+        if self.device.kind == "cpu":
+            gamma, parts = min(self.max_gamma, 5), self._runner.parts(Mode())
+            run = measured_round(parts, gamma, batch=self.batch, slots=self.rows.scratch)
+            self._shared.faults.attempt(partial(self.threads.choose, run), ENGINE)
+
+    def _check_idle(self, name: str) -> None:
+        if not self.idle:
+            raise RuntimeError(f"{name}() needs an idle engine: it runs rounds")
 
     def _drop_abandoned(self) -> None:
-        if self._scheduler.queue.abandoned:
-            with self._guarded():
-                self._scheduler.drop_abandoned()
+        """Cancels the requests of runs that were left, without results."""
+        if not self._queue.abandoned:
+            return
+        slots = self._shared.slots
+        with self._guarded():
+            for inbox in self._queue.take_abandoned():
+                self._queue.remove(lambda state, inbox=inbox: state.inbox is inbox)  # type: ignore[misc]
+                occupied = slots.occupied.items()
+                slots.drop([row for row, state in occupied if state.inbox is inbox])

@@ -7,7 +7,7 @@ Knows which slot is free, what the drafter still has to read, and which results 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ..errors import DecodingError, RequestError, SpeculativeError
-from ..graphs.snapshots import HostCopy, upload
-from ..requests import Finish, Request, Result
+from ..requests import Finish, Mode, Request, Result
 from ..rows import Rows
+from ..transfers import HostCopy, upload
 
 
 class Slots:
@@ -27,7 +27,10 @@ class Slots:
 
     def __init__(self, rows: Rows, observed: bool = False) -> None:
         self.rows, self.observed = rows, observed
-        self.states: list[SlotState | None] = [None] * rows.batch
+        self.occupied: Mapping[
+            int, SlotState
+        ] = {}  # by row, ascending; a new one after every change
+        self.mode = Mode()  # that covers all of their requests
         self.backlog = DraftBacklog()
         self.longest = 1  # an upper bound between polls, exact after each that is not late
         self.grown = 0  # tokens that a row may have gained in all rounds so far
@@ -35,29 +38,27 @@ class Slots:
 
     def free(self) -> list[int]:
         """Rows without a request."""
-        return [row for row, state in enumerate(self.states) if state is None]
-
-    def occupied(self) -> list[tuple[int, SlotState]]:
-        """Rows with a request, and their states."""
-        return [(row, state) for row, state in enumerate(self.states) if state is not None]
+        return [row for row in range(self.rows.batch) if row not in self.occupied]
 
     def drafting(self) -> list[int]:
         """Occupied rows whose drafter has not failed."""
-        return [row for row, state in self.occupied() if state.draft_error is None]
+        return [row for row, state in self.occupied.items() if state.draft_error is None]
 
     def groups(self, gamma: int) -> list[Group]:
         """The groups of a round: all rows, or those whose drafter has failed apart from the others, so that
         the others' drafts stay what they would have been."""
-        rows, drafting = [row for row, _ in self.occupied()], self.drafting()
         if gamma == 0 and not self.observed:
-            return [Group(rows, 0, drafter=False)]
-        plain = [row for row in rows if row not in drafting]
+            return [Group(list(self.occupied), 0, drafter=False)]
+        drafting: list[int] = []
+        plain: list[int] = []
+        for row, state in self.occupied.items():
+            (drafting if state.draft_error is None else plain).append(row)
         groups = (Group(drafting, gamma, drafter=True), Group(plain, 0, drafter=False))
         return [group for group in groups if group.rows]
 
     def occupy(self, row: int, state: SlotState, *, prefill_pending: bool) -> None:
         """Puts a request into a free slot; `prefill_pending` where a drafter has to read its prompt."""
-        self.states[row] = state
+        self._hold({**self.occupied, row: state})
         self.lengths[row] = len(state.request.prompt)
         # Of a guess it is not known yet how much was kept: at most all of it, and a token after it.
         gained = len(state.request.guess) + 1 if state.request.guess else 0
@@ -68,15 +69,17 @@ class Slots:
 
     def vacate(self, row: int) -> None:
         """Makes the slot free. The device row keeps its content until the next request."""
-        self.states[row] = None
+        self._hold({other: state for other, state in self.occupied.items() if other != row})
         self.backlog.prompts.pop(row, None)
+
+    def _hold(self, states: dict[int, SlotState]) -> None:
+        self.occupied = dict(sorted(states.items()))
+        self.mode = Mode.of([state.request for state in states.values()])
 
     def cancel(self, rows: Collection[int]) -> None:
         """Stops decoding these rows; their slots are freed in the next poll."""
         for row in rows:
-            state = self.states[row]
-            assert state is not None
-            state.cancelled = True
+            self.occupied[row].cancelled = True
         self._deactivate(rows)
 
     def drop(self, rows: Collection[int]) -> None:
@@ -87,7 +90,7 @@ class Slots:
 
     def fail_all(self, error: SpeculativeError) -> None:
         """Frees all slots; their requests get a failed result without tokens."""
-        for row, state in self.occupied():
+        for row, state in self.occupied.items():
             self.vacate(row)
             state.inbox.put(failed(state.request, error))
 
@@ -97,9 +100,7 @@ class Slots:
 
     def stop_drafting(self, row: int, error: DecodingError) -> None:
         """Decodes the row without drafts from here on."""
-        state = self.states[row]
-        assert state is not None
-        state.draft_error = error
+        self.occupied[row].draft_error = error
 
     def count_round(self, gamma: int) -> None:
         """Accounts for a round that is about to run."""
@@ -107,21 +108,21 @@ class Slots:
         self.grown += gamma + 1
         self.longest = min(self.longest + gamma + 1, self.rows.scratch)
 
-    def note_lengths(self, lengths: list[int], before: list[SlotState | None]) -> None:
+    def note_lengths(self, lengths: list[int], before: Mapping[int, SlotState]) -> None:
         """Takes the lengths `[B]` of a snapshot, when `before` were in the slots."""
-        for row, state in self.occupied():
-            if state is before[row]:
+        for row, state in self.occupied.items():
+            if state is before.get(row):
                 self.lengths[row] = lengths[row]
 
     def measure(self, grown: int) -> None:
         """Bounds `longest` by the noted lengths, of a snapshot when rows had `grown` so much. Rounds since
         then, which a late snapshot does not know, may have added to them."""
-        known = max((self.lengths[row] for row, _ in self.occupied()), default=1)
+        known = max([self.lengths[row] for row in self.occupied], default=1)
         self.longest = min(known + self.grown - grown, self.rows.scratch)
 
     def reset(self) -> None:
         """Clears every row on the device; all slots are free."""
-        assert not self.occupied()
+        assert not self.occupied
         self.backlog.tokens, self.longest = 0, 1
         for row in range(self.rows.batch):
             self.rows.clear(row)

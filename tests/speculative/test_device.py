@@ -13,8 +13,8 @@ import torch
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, device
 from forescribe.speculative.device import Device, available, choose
+from forescribe.speculative.engine.captures import capture_for
 from forescribe.speculative.errors import DeviceError
-from forescribe.speculative.graphs.runner import capture_for
 from forescribe.speculative.requests import Result
 from forescribe.speculative.testing import TinyModel
 from tests.speculative.graphs.workloads import Pretend

@@ -69,7 +69,7 @@ def test_ragged_prompts_in_one_batch_equal_generate(family, folder):
         assert done.prompt_tokens == row.shape[1]
         assert done.finish == ("stop" if done.ids[-1] == tokens.eos_token_id else "length")
     assert made.stats.drafted > 50
-    for draft in ("ngram", "suffix"):  # and its length by speed
+    for draft in ("ngram",):  # and its length by speed
         copied = TextGenerator.load(target, draft, batch=2, device="cpu")
         assert [d.ids for d in copied.generate(PROMPTS, options)] == [
             d.ids for d in made.generate(PROMPTS, options)

@@ -81,7 +81,7 @@ def generated(plain) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
         ("ngram", 8, 5, "auto", PROMPTS),
         ("ngram", 8, None, "auto", PROMPTS),
         pytest.param("ngram", 8, 4, "lean", PROMPTS[::2], marks=pytest.mark.nightly),
-        ("suffix", 4, 8, "auto", PROMPTS[::2]),
+        ("ngram", 4, 8, "auto", PROMPTS[::2]),
     ],
 )
 def test_drafts_change_no_token(generated, is_greedy, draft, batch, gamma, engine, prompts) -> None:

@@ -89,7 +89,7 @@ def failing(window: float, until: float):
 def without_numbers(whisper, monkeypatch, below: float = math.inf) -> Transcriber:
     """A transcriber whose answers of lower temperatures have NaN for probabilities."""
     made = Transcriber(whisper, detector=EnergyDetector(), batch=2, gamma=0)
-    collect = made.engine._scheduler.collector.collect
+    collect = made.engine._results.collect
 
     def broken(row, *rest):
         result = collect(row, *rest)
@@ -97,7 +97,7 @@ def without_numbers(whisper, monkeypatch, below: float = math.inf) -> Transcribe
             return result
         return replace(result, logprobs=(math.nan,) * len(result.logprobs))
 
-    monkeypatch.setattr(made.engine._scheduler.collector, "collect", broken)
+    monkeypatch.setattr(made.engine._results, "collect", broken)
     return made
 
 

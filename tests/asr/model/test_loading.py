@@ -424,7 +424,7 @@ def test_several_tokens_may_end_a_text(copy, ends) -> None:
     whisper = load(Pair(copy, copy), CPU)
     assert whisper.tokens.ends == tuple(ends) and whisper.tokens.end == 256
     made = Transcriber(whisper, gamma=2)
-    assert made.engine._context.eos.tolist() == ends
+    assert made.engine._shared.eos.tolist() == ends
 
 
 def test_a_folder_without_generation_config_writes_what_transformers_writes(copy) -> None:

@@ -178,8 +178,8 @@ def build(plan: Plan, *, gamma: int, temperature: float, schedule: Any = None) -
         processors=(processor,),
     )
     plan.rows = engine.rows
-    engine._context.counters = Counters(plan, engine._context.counters)  # type: ignore[assignment]
-    collector = engine._scheduler.collector
+    engine._shared.counters = Counters(plan, engine._shared.counters)  # type: ignore[assignment]
+    collector = engine._results
     collect = collector.collect
 
     def collected(row: int, slot: Any, after: Any = None) -> Result:
@@ -216,7 +216,7 @@ def undisturbed(marked: int, gamma: int, temperature: float, sometimes: bool) ->
 def check_clean(engine: Engine) -> None:
     """Nothing is left of anybody."""
     assert engine.idle and engine.free == BATCH
-    assert not engine._context.slots.backlog.prompts and not engine._scheduler.queue.waiting
+    assert not engine._shared.slots.backlog.prompts and not engine._queue.waiting
     assert not engine.rows.active.any()
 
 
@@ -451,14 +451,14 @@ def test_a_state_that_cannot_be_read_fails_all_rows_and_no_request_that_waits():
     for request in texts(None, 0.0):
         engine.submit(request)
     engine.step()
-    poll, faults = engine._scheduler._poll, iter([RuntimeError("not now")])
+    poll, faults = engine._retire, iter([RuntimeError("not now")])
 
-    def fails_once() -> None:
+    def fails_once(**options: int) -> None:
         for error in faults:
             raise error
-        poll()
+        poll(**options)
 
-    engine._scheduler._poll = fails_once  # type: ignore[method-assign]
+    engine._retire = fails_once  # type: ignore[method-assign]
     ended = engine.step()
     assert [(r.request.tag, r.finish) for r in ended] == [(i, Finish.FAILED) for i in range(3)]
     assert engine.broken is None and not engine.idle

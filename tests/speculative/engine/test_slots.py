@@ -30,7 +30,7 @@ def error() -> DecodingError:
 def test_a_slot_is_occupied_until_it_is_vacated():
     held = slots()
     held.occupy(1, state(4), prefill_pending=True)
-    assert held.free() == [0, 2] and [row for row, _ in held.occupied()] == [1]
+    assert held.free() == [0, 2] and list(held.occupied) == [1]
     assert held.longest == 4 and held.backlog.prompts.keys() == {1}
     held.vacate(1)
     assert held.free() == [0, 1, 2] and not held.backlog.prompts
@@ -66,7 +66,7 @@ def test_a_guess_counts_as_growth_until_its_length_is_read():
     assert held.longest == 4 + 3 + 1 and held.lengths[0] == 4
     held.measure(0)
     assert held.longest == 4 + 3 + 1
-    held.note_lengths([6, 1, 1], list(held.states))
+    held.note_lengths([6, 1, 1], dict(held.occupied))
     held.measure(held.grown)
     assert held.longest == 6
 
@@ -133,7 +133,7 @@ def test_cancelled_rows_stop_and_keep_their_slots_dropped_ones_free_them():
     held.cancel([0])
     held.drop([2])
     assert held.rows.active.tolist() == [False, True, False]
-    assert [(row, s.cancelled) for row, s in held.occupied()] == [(0, True), (1, False)]
+    assert [(row, s.cancelled) for row, s in held.occupied.items()] == [(0, True), (1, False)]
 
 
 def test_failing_all_gives_each_request_its_result_and_reset_clears_the_rows():

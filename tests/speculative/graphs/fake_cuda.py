@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from forescribe.speculative import Engine
+from forescribe.speculative import Engine, transfers
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine import engine
-from forescribe.speculative.graphs import snapshots
-from forescribe.speculative.graphs.runner import CudaCapture
+from forescribe.speculative.engine.captures import CudaCapture
 from forescribe.speculative.models import caches
 from tests.speculative.graphs.recorder import Forbidden, Recorder, compare, tensors
 
@@ -165,7 +164,7 @@ class FakeCuda(TorchDispatchMode):
         self.names = self._names()
         for name, value in self.names.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(snapshots, "pinned", self._pin)
+        monkeypatch.setattr(transfers, "pinned", self._pin)
         monkeypatch.setattr(Tensor, "record_stream", self._record_stream)
         monkeypatch.setattr(engine, "capture_for", self._capture_for)
         monkeypatch.setattr(
@@ -360,7 +359,7 @@ def found(owner: object, depth: int = 4) -> Iterator[Tensor]:
 @contextmanager
 def running(cuda: FakeCuda, busy: Engine) -> Iterator[None]:
     """The engine's work under the double."""
-    context = busy._context
+    context = busy._shared
     cuda.mark(context.rows, context.rows.sampling, context.counters, context.eos, busy.target)
     if busy.drafter is not None:
         cuda.mark(busy.drafter)

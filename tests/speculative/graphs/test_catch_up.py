@@ -10,7 +10,7 @@ import torch
 from forescribe.speculative import Engine, ModelDrafter, Request
 from forescribe.speculative.engine import admission
 from forescribe.speculative.engine.admission import CatchUp
-from forescribe.speculative.graphs.shapes import ShapeSet
+from forescribe.speculative.engine.shapes import ShapeSet
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rows import Rows
@@ -29,8 +29,8 @@ CUDA = CudaOnCpu("cuda", torch.float32)
 
 
 def texts_of(engine: Engine) -> Any:
-    assert engine._scheduler._reader is not None
-    return engine._scheduler._reader._texts
+    assert engine._reader is not None
+    return engine._reader._texts
 
 
 def tokens(engine: Engine, work: list[Request]) -> dict[Any, tuple[int, ...]]:
@@ -92,7 +92,7 @@ def test_after_a_warm_up_no_reading_is_captured(cuda: FakeCuda) -> None:
         graphs = len(cuda.graphs)
         list(engine.run([r for r in tiny_requests(8) if not r.ranks]))
         assert len(cuda.graphs) == graphs
-    assert tiny_engine(CUDA, 3)._scheduler._reader is not None  # and never reads
+    assert tiny_engine(CUDA, 3)._reader is not None  # and never reads
 
 
 def test_gaudi_compiles_one_recipe_for_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

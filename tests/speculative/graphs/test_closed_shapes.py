@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from forescribe.speculative import Request
+from forescribe.speculative.engine.shapes import ShapeSet, closed
 from forescribe.speculative.errors import RequestError
-from forescribe.speculative.graphs.shapes import ShapeSet, closed
 from forescribe.speculative.requests import Mode, Sampling
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.test_hpu_graphs import HPU, Compiled

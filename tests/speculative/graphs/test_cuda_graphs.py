@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine, Request
-from forescribe.speculative.graphs.shapes import ShapeSet
+from forescribe.speculative.engine.shapes import ShapeSet
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Mode, Result
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
@@ -124,7 +124,7 @@ def test_a_read_inside_a_capture_is_forbidden(cuda: FakeCuda) -> None:
     with running(cuda, engine):
         engine.submit(whisper_requests(1)[0])
         with pytest.raises(Forbidden):
-            engine._scheduler.prepare()
+            engine._admit()
             engine._runner._launch(engine._runner._shapes.pick(1, 3, Mode(), 4))
 
 

@@ -8,20 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from forescribe.speculative import Fixed, ModelDrafter, Request
-from forescribe.speculative.device import Device
-from forescribe.speculative.engine.admission import DraftReader
-from forescribe.speculative.engine.context import EngineContext, Sizes
-from forescribe.speculative.engine.scheduler import Scheduler
-from forescribe.speculative.engine.slots import Inbox, SlotState
-from forescribe.speculative.graphs.runner import GraphRunner
-from forescribe.speculative.graphs.shapes import Shape, ShapeSet
+from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative.engine import engine as engines
+from forescribe.speculative.engine.runner import RoundRunner
+from forescribe.speculative.engine.shapes import Shape
+from forescribe.speculative.engine.shared import Shared
 from forescribe.speculative.requests import Mode
-from forescribe.speculative.rounds.accept import RuleChoice
 from forescribe.speculative.testing import TinyModel
 
 GAMMA = 3
-CPU = Device("cpu", torch.float32)
 
 
 class Capturing:
@@ -37,31 +32,35 @@ class Capturing:
 
 
 def parts(
-    device: Device,
+    monkeypatch: pytest.MonkeyPatch,
     processors: tuple[Any, ...] = (),
     capture: Capturing | None = None,
     modes: tuple[Mode, ...] = (Mode(),),
-) -> tuple[EngineContext, GraphRunner]:
-    """A context with two rows under way, and a runner that records the rows that fail."""
-    target, drafter = TinyModel(), ModelDrafter(TinyModel(blur=0.3))
-    sizes = Sizes(batch=3, max_gamma=GAMMA, ranks=0, max_tokens=None)
-    context = EngineContext.allocate(device, target, drafter, sizes, (99,))
-    rules = RuleChoice(None, None, drafter)
-    shapes = ShapeSet.of(device, sizes.batch, context.rows.scratch, (0, GAMMA), modes)
-    scheduler = Scheduler(
-        context, rules, shapes, Fixed(GAMMA), DraftReader.of(context, shapes), lambda: 0.0
+) -> tuple[Shared, RoundRunner]:
+    """What an engine with two rows under way shares, and its runner."""
+    monkeypatch.setattr(engines, "capture_for", lambda device: capture)
+    drafter = ModelDrafter(TinyModel(blur=0.3))
+    made = Engine(
+        TinyModel(),
+        drafter,
+        batch=3,
+        eos=(99,),
+        schedule=Fixed(GAMMA),
+        processors=processors,
+        modes=modes,
     )
     for n in (1, 2):
-        scheduler.submit(Request((n, 3), max_new_tokens=12, tag=n))
-    runner = GraphRunner(context, rules, processors, scheduler.collector.fail, shapes, capture)
-    scheduler.prepare()
-    return context, runner
+        made.submit(Request((n, 3), max_new_tokens=12, tag=n))
+    made._admit()
+    assert made._reader is not None
+    made._reader.read()
+    return made._shared, made._runner
 
 
 @torch.inference_mode()
-def test_each_shape_is_captured_once_and_captures_move_no_row():
+def test_each_shape_is_captured_once_and_captures_move_no_row(monkeypatch):
     made = Capturing()
-    (captured, runner), (eager, other) = parts(CPU, capture=made), parts(CPU)
+    (captured, runner), (eager, other) = parts(monkeypatch, capture=made), parts(monkeypatch)
     for gamma in (GAMMA, GAMMA, 0, GAMMA, 0):
         runner.run(gamma, Mode())
         other.run(gamma, Mode())
@@ -76,38 +75,33 @@ def test_each_shape_is_captured_once_and_captures_move_no_row():
 
 
 @torch.inference_mode()
-def test_a_warm_up_runs_every_shape():
+def test_a_warm_up_runs_every_shape(monkeypatch):
     made = Capturing()
-    context, runner = parts(CPU, capture=made, modes=(Mode(), Mode(sampling=True)))
+    context, runner = parts(monkeypatch, capture=made, modes=(Mode(), Mode(sampling=True)))
     runner.warm_up()
     slots = context.rows.scratch
     assert set(runner.captured) == {
         Shape(3, gamma, Mode(sampling=sampling), slots)
-        for gamma in (0, GAMMA)
+        for gamma in (GAMMA,)
         for sampling in (False, True)
     }
-    assert made.count == 4
+    assert made.count == 2
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("culprit", [1, 2])
-def test_a_round_that_fails_is_repeated_by_each_row_and_fails_the_culprit(culprit):
+def test_a_round_that_fails_is_repeated_by_each_row_and_fails_the_culprit(culprit, monkeypatch):
     def fails(logits, prefix):
         if bool((prefix.tokens[:, 0] == culprit).any()):
             raise RuntimeError("planted")
         return logits
 
-    context, runner = parts(CPU, (fails,))
-    states = [state for _, state in context.slots.occupied()]
+    context, runner = parts(monkeypatch, (fails,))
+    states = list(context.slots.occupied.values())
     runner.run(GAMMA, Mode())
-    assert [s.request.tag for _, s in context.slots.occupied()] == [3 - culprit]
+    assert [s.request.tag for s in context.slots.occupied.values()] == [3 - culprit]
     assert context.faults.count == 2  # together, and alone
     (result,) = states[culprit - 1].inbox.take()
     assert result.error.stage == "scoring" and result.tokens == ()
     assert context.counts.rounds == 1  # of the other row
     assert int(context.rows.lengths[2 - culprit]) > 2
-
-
-def test_a_waiting_state_has_no_errors():
-    state = SlotState(Request((1,)), Inbox())
-    assert not state.cancelled and state.error is state.draft_error is None

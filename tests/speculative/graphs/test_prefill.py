@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine
-from forescribe.speculative.graphs import prefill
-from forescribe.speculative.graphs.prefill import PrefillRunner
+from forescribe.speculative.engine import prefill
+from forescribe.speculative.engine.prefill import PrefillRunner
 from forescribe.speculative.models.caches import Natural
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.weights import Linear
@@ -22,7 +22,7 @@ CUDA = CudaOnCpu("cuda", torch.float32)
 
 
 def prompts_of(engine: Engine) -> PrefillRunner:
-    return engine._scheduler._admission._prompts
+    return engine._admission._prompts
 
 
 def test_a_shape_that_comes_again_is_captured_and_the_tokens_are_equal(cuda: FakeCuda) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from forescribe.asr.decode.context import IsolatedEngine, NotFinite, encode_windows
 from forescribe.asr.model.encoder_states import EncoderStates
 from forescribe.speculative.device import Device
-from forescribe.speculative.graphs.snapshots import SideStream
+from forescribe.speculative.transfers import SideStream
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.recorder import Forbidden
 from tests.speculative.graphs.workloads import tiny_engine, tiny_requests
@@ -116,9 +116,9 @@ def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tens
         for request in work:
             slots.submit(request)
         slots.advance()
-        rounds = engine._context.counts.rounds
+        rounds = engine._shared.counts.rounds
         whisper, encoded = encode(cuda, weight, slots, [torch.ones(4), torch.full((4,), 2.0)])
-        assert engine._context.counts.rounds > rounds  # while the encoder ran
+        assert engine._shared.counts.rounds > rounds  # while the encoder ran
         while not slots.idle:
             found |= {e.request.tag: e.tokens for e in slots.ended(engine.step())}
         (encoded[0].encoder_states.target + encoded[1].features).add(1)

@@ -70,14 +70,14 @@ def admitted(engine: Engine, kind: str) -> Engine:
             )
         )
     with torch.inference_mode():
-        engine._scheduler._admit()
+        engine._admit()
     return engine
 
 
 def rounds(engine: Engine):
     """A closure that runs one round, and the rows it changes."""
-    context = engine._context
-    context.rows.mode = Mode.of(state.request for _, state in context.slots.occupied())
+    context = engine._shared
+    context.rows.mode = Mode.of(state.request for _, state in context.slots.occupied.items())
     parts = engine._runner.parts(context.rows.mode)
     return lambda: run_round(context.rows, parts, GAMMA, context.counters)
 
@@ -179,7 +179,7 @@ def test_the_watch_sees_a_sync_and_a_mask():
 def test_free_rows_do_not_move():
     engine = ragged_engine("model", "greedy")
     free = Rows.empty(BATCH, engine.rows.scratch, torch.device("cpu"))
-    engine._context.slots.rows = free
+    engine._shared.slots.rows = free
     before = {k: v.clone() for k, v in free.tensors().items()}
     rounds(engine)()
     for name, tensor in free.tensors().items():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.engine.warm_up import PAIRS, SECONDS, RoundThreads
+from forescribe.speculative.engine.threads import PAIRS, SECONDS, RoundThreads
 from forescribe.speculative.testing import TinyModel
 
 

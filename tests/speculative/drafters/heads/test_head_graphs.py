@@ -32,7 +32,7 @@ def test_one_full_graph_each_proposes_and_observes_in_every_ragged_round(family:
 
     torch._dynamo.reset()
     traced_engine, plain = ragged_engine(family, "shaped"), ragged_engine(family, "shaped")
-    drafter: Any = traced_engine._context.drafter
+    drafter: Any = traced_engine._shared.drafter
     for name in ("propose", "observe"):
         traced = torch.compile(
             getattr(drafter, name), backend=backend, fullgraph=True, dynamic=False

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..protocols import Model, StackedModel
 from ..types import Prefilled
-from .runner import Capture
+from .captures import Capture
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,8 @@
-"""What an engine does before its first request, on free rows: shapes are captured, threads are counted.
+"""Whether rounds run faster with one thread or with all of them.
 
 A round of few rows on a CPU consists of operators so small that waking a second thread costs more than it
 saves; one of many rows does not. Which of the two it is depends on model, batch and machine, so it is
-measured. Prompts and encoders are not limited: their operators are large. Knows rounds and the drafter's
-reading; nothing of requests, queues or results.
+measured. Prompts and encoders are not limited: their operators are large. Knows rounds; nothing of requests.
 """
 
 from __future__ import annotations
@@ -11,19 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import partial
 
 import torch
 
 from ..device import at_most, can_set
-from ..graphs.runner import GraphRunner
-from ..requests import Mode
 from ..rounds.round import Parts, run_round
 from ..rows import Counters, Rows
-from .admission import DraftReader
-from .context import ENGINE, EngineContext
-from .scheduler import Scheduler
 
 SECONDS = 0.4
 """Time after which no further pair of rounds is measured; nothing is measured where one round takes a
@@ -38,51 +30,6 @@ all pairs it took 0.4 s of every start at batch 8, where one thread takes 1.8 ti
 
 GAIN = 0.95
 """One thread is chosen where its best round takes less than this share of the other's."""
-
-
-class Preparation:
-    """Runs rounds that no request needs, while the engine is idle. Raises `RuntimeError` otherwise."""
-
-    def __init__(
-        self,
-        context: EngineContext,
-        runner: GraphRunner,
-        reader: DraftReader | None,
-        scheduler: Scheduler,
-    ) -> None:
-        self._context, self._runner, self._reader = context, runner, reader
-        self._scheduler = scheduler
-        self.threads = RoundThreads()
-
-    @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Runs every common shape once, so that it is captured. What it counted is forgotten."""
-        self._check_idle("warm_up")
-        context = self._context
-        before = replace(context.counts)
-        with context.device.guard():
-            self._runner.warm_up()
-            if self._reader is not None:
-                self._reader.warm_up()
-            context.device.synchronize()
-        context.counts = before
-
-    @torch.inference_mode()
-    def choose_threads(self) -> None:
-        """Measures on a CPU whether one thread or all run rounds faster."""
-        self._check_idle("choose_threads")
-        context = self._context
-        if context.device.kind != "cpu":
-            return
-        gamma = min(context.max_gamma, 5)
-        run = measured_round(
-            self._runner.parts(Mode()), gamma, batch=context.rows.batch, slots=context.rows.scratch
-        )
-        context.faults.attempt(partial(self.threads.choose, run), ENGINE)
-
-    def _check_idle(self, name: str) -> None:
-        if not self._scheduler.idle:
-            raise RuntimeError(f"{name}() needs an idle engine: it runs rounds")
 
 
 class RoundThreads:

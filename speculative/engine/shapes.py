@@ -6,6 +6,7 @@ values, and they are known before the first request.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -98,15 +99,15 @@ class ShapeSet:
 
     def batch_for(self, rows: int) -> int:
         """The smallest number of rows that holds the first `rows`."""
-        return next(b for b in self.batches if b >= rows)
+        return self.batches[bisect_left(self.batches, rows)]
 
     def pick(self, rows: int, gamma: int, mode: Mode, longest: int) -> Shape:
         """The smallest shape that holds the first `rows` rows of at most `longest` tokens."""
         return Shape(
-            rows=self.batch_for(rows),
+            rows=self.batches[bisect_left(self.batches, rows)],
             gamma=gamma,
             mode=mode,
-            reach=next(r for r in self.reaches if r >= longest),
+            reach=self.reaches[bisect_left(self.reaches, longest)],
         )
 
     def common(self, modes: Sequence[Mode]) -> Iterator[Shape]:

@@ -1,0 +1,119 @@
+"""Faults: exceptions in models, drafters, processors, rules and schedules, each with the stage it arose in.
+
+A round changes committed state in its last stage only, so one that failed can be repeated row by row, with
+the others masked, until the row that causes the fault is known. Knows stages and devices; nothing of rows.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from ..device import Device
+from ..errors import BrokenError, DecodingError
+
+PREFILL: Final = "prefill"
+PROMPT: Final = "the drafter's reading of the prompt"
+CATCH_UP: Final = "the drafter's reading of the text"
+DRAFT: Final = "drafting"
+SCORE: Final = "scoring"
+RULE: Final = "the acceptance rule"
+OBSERVE: Final = "the drafter's learning"
+COMMIT: Final = "committing"
+RESULT: Final = "collecting the result"
+SCHEDULE: Final = "the schedule"
+WRITING: Final = "making text of the tokens"
+ENGINE: Final = "the engine's step"
+
+OF_THE_DRAFTER: Final = frozenset({PROMPT, CATCH_UP, DRAFT, OBSERVE})
+"""After a fault in one of these stages, a row can be decoded without drafts."""
+
+KEPT = 16
+"""The latest faults that an engine keeps for inspection."""
+
+_AFTER = {None: DRAFT, "draft": SCORE, "score": RULE, "rule": OBSERVE, "observe": COMMIT}
+
+
+class FaultLog:
+    """Counts faults, and keeps the latest."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.recent: deque[DecodingError] = deque(maxlen=KEPT)
+        self.count = 0
+
+    def record(self, stage: str, error: Exception) -> DecodingError:
+        """Logs `error`; returns it with its stage."""
+        found = fault(stage, error)
+        self.count += 1
+        self.recent.append(found)
+        return found
+
+    def handle(self, stage: str, error: Exception) -> DecodingError:
+        """Logs `error`. Raises what the device raises, if it has failed."""
+        found = self.record(stage, error)
+        self._device.synchronize()
+        return found
+
+    def attempt(self, action: Callable[[], object], stage: str) -> DecodingError | None:
+        """Calls `action`; returns the fault if it raises. Raises what the device raises, if it has
+        failed."""
+        try:
+            action()
+        except Exception as error:
+            return self.handle(stage, error)
+        return None
+
+
+class FaultBoundary:
+    """The last line of defence: what raises inside of it has failed for all requests in the slots.
+
+    `fail_all` ends them; where the device has failed too it returns the error that later requests get.
+    """
+
+    def __init__(self, device: Device, fail_all: Callable[[Exception], BrokenError | None]) -> None:
+        self._device, self._fail_all = device, fail_all
+        self.broken: BrokenError | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Runs its block on the device; does not raise."""
+        try:
+            with self._device.guard():
+                yield
+        except Exception as error:
+            self.broken = self._fail_all(error)
+
+    def check(self) -> None:
+        """Raises `BrokenError` once the device has failed."""
+        if self.broken is not None:
+            raise BrokenError(str(self.broken)) from self.broken.__cause__
+
+
+def stage_after(ended: str | None) -> str:
+    """The stage of a round that follows the one that `ended` (see `rounds.round.run_round`)."""
+    return _AFTER.get(ended, ENGINE)
+
+
+def fault(stage: str, error: Exception) -> DecodingError:
+    """`error` with its stage, and with its traceback as text."""
+    release(error)
+    return DecodingError(stage, error)
+
+
+def release(error: BaseException | None) -> None:
+    """Replaces the tracebacks of an exception, and of those it arose from, by text notes. A traceback's
+    frames, and the frames that called them, keep the tensors of a batch alive as long as the
+    exception exists."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if error.__traceback__ is not None:
+            error.add_note("".join(traceback.format_tb(error.__traceback__)))
+            error.__traceback__ = None
+        if error.__cause__ is not None and error.__context__ is not error.__cause__:
+            release(error.__context__)
+        error = error.__cause__ or error.__context__

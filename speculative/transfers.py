@@ -1,0 +1,136 @@
+"""Transfers between host and device, and work beside the rounds.
+
+torch's own copies of ordinary host memory wait until the device has finished everything before them: an
+admission would stop the device for the time that the host takes to prepare the next round. So on cuda copies
+go through pinned memory, on streams beside the rounds; elsewhere they are direct.
+
+`SideStream` does the same for encoders, which multiply large matrices while rounds wait for memory: on the
+stream of the rounds each would wait for the other. Knows tensors and streams; nothing of rows or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .device import Device
+
+T = TypeVar("T")
+
+
+class HostReader:
+    """Reads tensors of the device without waiting for work that was queued later.
+
+    On cuda it copies to pinned memory on a stream of its own. Elsewhere a read is direct. Two kinds of
+    reads that wait for different moments need two readers: a stream keeps their order.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    def read(self, make: Callable[[], Tensor], after: Moment | None = None) -> HostCopy:
+        """Starts to copy the tensor that `make` returns, as it is at the moment `after` (None: now).
+        What `make` reads must not be written from that moment on until the copy has been read."""
+        if self._device.kind != "cuda":
+            return HostCopy(make(), None)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        moment = Moment(self._device) if after is None else after
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(moment.event)
+            tensor = make()
+            host = pinned(tensor)
+            host.copy_(tensor, non_blocking=True)
+            tensor.record_stream(self._stream)  # it may have been made on another one
+            done = torch.cuda.Event()
+            done.record()
+        return HostCopy(host, done)
+
+
+class HostCopy:
+    """A tensor on its way to the host."""
+
+    def __init__(self, tensor: Tensor, done: Any) -> None:
+        self._tensor, self._done = tensor, done
+
+    def tensor(self) -> Tensor:
+        """The tensor on the host; waits for the copy alone."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._tensor.cpu()
+
+
+class Moment:
+    """A point in time: in the device's work where it has events (cuda), on the host's clock elsewhere."""
+
+    def __init__(self, device: Device, clock_s: float = 0.0) -> None:
+        self.clock_s = clock_s
+        self.event: Any = None
+        if device.events:
+            self.event = torch.cuda.Event(enable_timing=True)
+            self.event.record()
+
+    def seconds_to(self, later: Moment) -> float:
+        """Seconds between two moments that have passed."""
+        if self.event is None:
+            return later.clock_s - self.clock_s
+        return float(self.event.elapsed_time(later.event)) / 1000
+
+
+def upload(values: Sequence[Any] | Tensor, dtype: torch.dtype, place: torch.device) -> Tensor:
+    """`values` as a tensor on the device. On cuda through pinned memory, which torch's allocator keeps until
+    the copy is done."""
+    host = values.to(dtype) if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
+    if place.type != "cuda":
+        return host.to(place)
+    return host.pin_memory().to(place, non_blocking=True)
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """Host memory for a copy of `tensor` that the device writes by itself."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+
+class SideStream:
+    """Runs functions on a stream of its own, one after another, from one thread."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    def run(self, work: Callable[[], T], meanwhile: Callable[[], bool] = lambda: False) -> T:
+        """Returns what `work` returns, when the device has computed it. Until then `meanwhile` is called as
+        long as it returns True: it may launch rounds. What `work` reads must be complete, or made by it."""
+        if self._device.kind != "cuda":
+            return work()
+        with self._current():
+            made = work()
+            done = torch.cuda.Event()
+            done.record()
+        while not done.query() and meanwhile():
+            pass
+        done.synchronize()
+        return made
+
+    def hand_over(self, tensor: Tensor) -> Tensor:
+        """A tensor that `run` has made, for the current stream: its memory is not used again for the side
+        stream before the current one has done what it does with the tensor."""
+        if self._device.kind == "cuda":
+            with self._device.guard():
+                tensor.record_stream(torch.cuda.current_stream())
+        return tensor
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        with self._device.guard():
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()
+                # The weights were written on the current stream.
+                self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                yield

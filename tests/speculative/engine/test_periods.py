@@ -1,0 +1,266 @@
+"""What happens from poll to poll: admission, draft lengths, results; and what isolates faults."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative.device import Device
+from forescribe.speculative.engine.faults import FaultLog
+from forescribe.speculative.engine.periods import Periods
+from forescribe.speculative.engine.runner import SingleRowProcessor
+from forescribe.speculative.errors import RequestError
+from forescribe.speculative.protocols import Poll
+from forescribe.speculative.requests import Finish, Guarantee, Source
+from forescribe.speculative.rounds.accept import GreedyMatch, RuleChoice, TokenRejection
+from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Distribution, Prefix
+
+CPU = Device("cpu", torch.float32)
+
+
+class Recording:
+    """A schedule that records what it is told."""
+
+    buckets = (0, 2)
+
+    def __init__(self, gamma: int = 2) -> None:
+        self.gamma, self.polls = gamma, []
+
+    def choose(self, *, sampling: bool) -> int:
+        return self.gamma
+
+    def learn(self, poll: Poll) -> None:
+        self.polls.append(poll)
+
+
+def engine(batch: int = 2, schedule=None, target=None, **options) -> Engine:
+    drafter = ModelDrafter(TinyModel(blur=0.3))
+    return Engine(
+        target or TinyModel(),
+        drafter,
+        batch=batch,
+        eos=(99,),
+        schedule=schedule or Recording(),
+        **options,
+    )
+
+
+def tags(made: Engine) -> dict[int, object]:
+    return {row: state.request.tag for row, state in made._shared.slots.occupied.items()}
+
+
+# Admission
+
+
+def test_requests_are_admitted_in_order_while_there_are_slots():
+    made = engine()
+    for tag in "abc":
+        made.submit(Request((1, 2), tag=tag))
+    made.step()
+    assert tags(made) == {0: "a", 1: "b"}
+    assert [state.request.tag for state in made._queue.waiting] == ["c"]
+    assert made.stats.target_forwards == 2  # both prompts together, and the round
+
+
+def test_a_request_that_fails_its_prefill_leaves_no_slot_occupied():
+    class Refusing(TinyModel):
+        def prefill(self, rows, tokens, encoder_states, nodes):
+            if bool((tokens[:, 0] == 9).any()):
+                raise RuntimeError("planted")
+            return super().prefill(rows, tokens, encoder_states, nodes)
+
+    made = engine(target=Refusing())
+    made.submit(Request((9,), tag="bad"))
+    made.submit(Request((1,), tag="good"))
+    (result,) = made.step()
+    assert tags(made) == {1: "good"}
+    assert result.finish is Finish.FAILED and result.error.stage == "prefill"
+    assert made.rows.active.tolist() == [False, True]
+
+
+def test_a_request_without_room_ends_in_the_first_poll():
+    made = engine()
+    made.submit(Request((1, 2), max_new_tokens=0))
+    (result,) = made.step()
+    assert (result.tokens, result.finish) == ((), Finish.LENGTH)
+    assert made.free == 2
+
+
+def test_what_the_target_does_not_have_is_refused_before_it_waits():
+    made = engine()
+    with pytest.raises(RequestError, match="token 11"):
+        made.submit(Request((11,)))
+    assert made.idle
+
+
+def test_the_drafter_reads_only_when_it_is_about_to_draft():
+    schedule = Recording(gamma=0)
+    made = engine(schedule=schedule)
+    made.submit(Request((1, 2)))
+    for _ in range(3):
+        made.step()
+    backlog = made._shared.slots.backlog
+    assert backlog.prompts and backlog.tokens == 3 and not made.stats.draft_forwards
+    schedule.gamma = 2
+    made.step()
+    assert not backlog.prompts and not backlog.tokens
+    assert made.stats.draft_forwards == 2 + 2  # the prompt, the text, and two drafts
+
+
+# Periods
+
+
+def periods(schedule) -> tuple[Periods, list[float], FaultLog]:
+    """Of an engine of one row, with a clock."""
+    clock = [0.0]
+    made = engine(1, schedule, clock=lambda: clock[0])
+    return made._periods, clock, made._shared.faults
+
+
+def run(made: Periods, rounds: int = 1, totals: tuple[int, int, int] = (0, 0, 0)) -> None:
+    """Rounds after which the counters show so many judged and accepted drafts, and row rounds."""
+    made.now.rounds = rounds
+    counters = made._shared.counters
+    counters.judged.fill_(totals[0])
+    counters.accepted[0], _ = totals[1], counters.row_rounds.fill_(totals[2])
+
+
+def end(made: Periods) -> None:
+    made.end()
+    list(made.read(late=0))
+
+
+def test_a_period_reports_its_rounds_once():
+    schedule = Recording()
+    made, clock, _ = periods(schedule)
+    for n in range(2):
+        made.begin(sampling=bool(n), read=None)
+        assert made.now.gamma == 2
+        run(made, 3, (6 * n + 6, 3 * n + 3, 3 * n + 3))
+        clock[0] += 1.5
+        end(made)
+    assert schedule.polls == [Poll(2, 3, 3, 6, 3, 1.5, sampling) for sampling in (False, True)]
+
+
+def test_what_the_drafter_reads_is_timed_apart_from_the_rounds():
+    schedule = Recording()
+    made, clock, _ = periods(schedule)
+    made._shared.slots.backlog.prompts[0] = Request((1,))
+    clock[0] = 5.0
+
+    def read() -> None:
+        clock[0] += 2.0
+
+    made.begin(sampling=False, read=read)
+    run(made, 1, (2, 1, 1))
+    clock[0] += 0.5
+    end(made)
+    (poll,) = schedule.polls
+    assert (poll.read, poll.reading_s, poll.seconds) == (1, 2.0, 0.5)
+
+
+@pytest.mark.parametrize("disturbance", ["fault", "mixed", "nothing ran"])
+def test_a_disturbed_period_is_not_reported(disturbance):
+    schedule = Recording()
+    made, _, log = periods(schedule)
+    made.begin(sampling=False, read=None)
+    run(made, int(disturbance != "nothing ran"))
+    made.now.disturbed = disturbance == "mixed"
+    if disturbance == "fault":
+        log.record("scoring", RuntimeError("planted"))
+    end(made)
+    assert schedule.polls == []
+    made.begin(sampling=False, read=None)
+    run(made)
+    end(made)
+    assert len(schedule.polls) == 1
+
+
+def test_a_schedule_that_fails_gives_its_smallest_gamma():
+    made, _, log = periods(Recording(gamma=7))
+    made.begin(sampling=False, read=None)
+    assert made.now.gamma == 0 and log.recent[0].stage == "the schedule"
+
+
+def test_a_fixed_schedule_learns_nothing_and_its_periods_end():
+    made, _, _ = periods(Fixed(2))
+    made.begin(sampling=False, read=None)
+    run(made)
+    end(made)
+    assert made.now.rounds == 0
+
+
+@pytest.mark.parametrize("launched", [1.0, 4.0])
+def test_a_late_period_lasts_from_the_snapshot_before_it_or_from_its_launch(launched):
+    """Without events: the device began it when it had ended the one before, or when it was told to."""
+    schedule = Recording()
+    made, clock, _ = periods(schedule)
+    for began in (0.0, launched):
+        clock[0] = began
+        made.begin(sampling=False, read=None)
+        run(made)
+        made.end()
+    for clock[0], late in ((3.0, 1), (7.0, 0)):
+        assert len(list(made.read(late=late))) == 1
+    assert [poll.seconds for poll in schedule.polls] == [3.0, 7.0 - max(3.0, launched)]
+
+
+# Results, rules and faults
+
+
+@torch.inference_mode()
+def test_a_result_has_what_its_row_has_written():
+    made = engine()
+    made.submit(Request((1, 2), tag="a"))
+    made._admit()
+    rows = made.rows
+    rows.tokens[0, 2:5] = torch.tensor([4, 5, 99])
+    rows.sources[0, 2:5] = torch.tensor([Source.ACCEPTED, Source.BONUS, Source.PLAIN])
+    rows.lengths[0], rows.rounds[0], rows.drafted[0], rows.accepted[0] = 5, 2, 2, 1
+    made._retire(late=0)
+    (partial,) = made.peek({"a": 1})
+    assert (partial.begin, partial.tokens) == (1, (5, 99))
+    rows.active[0] = False
+    made._retire(late=0)
+    (result,) = made._queue.own.take()
+    assert result.tokens == (4, 5, 99) and result.finish is Finish.STOP
+    assert result.sources == (Source.ACCEPTED, Source.BONUS, Source.PLAIN)
+    assert (result.rounds, result.drafted, result.accepted) == (2, 2, 1)
+    assert result.guarantee is Guarantee.EXACT
+
+
+def test_rules_are_chosen_by_whether_a_row_is_sampled():
+    both = RuleChoice(None, None, None)
+    assert isinstance(both.pick(sampling=False), GreedyMatch)
+    assert isinstance(both.pick(sampling=True), TokenRejection)
+    greedy = RuleChoice(GreedyMatch(), None, None)
+    assert greedy.guarantee(sampling=True) is Guarantee.GREEDY_ONLY
+    assert greedy.guarantee(sampling=False) is Guarantee.EXACT
+
+    class DenseOnly(TokenRejection):
+        distributions = frozenset({Distribution.DENSE})
+
+    with pytest.raises(ValueError, match="cannot verify one-hot drafts; it takes: dense"):
+        RuleChoice(None, DenseOnly(), None).check()
+
+
+def test_a_processor_for_one_row_leaves_the_others_as_they_are():
+    def double(logits, prefix):
+        assert len(prefix.tokens) == len(logits) == 1
+        return logits * 2
+
+    logits = torch.ones(3, 2, 5)
+    prefix = Prefix(torch.zeros(3, 4), torch.zeros(3, 2), torch.zeros(3))
+    out = SingleRowProcessor(double, row=1, batch=3)(logits, prefix)
+    assert out.mean((1, 2)).tolist() == [1, 2, 1]
+
+
+def test_a_fault_log_counts_all_and_keeps_the_latest():
+    log = FaultLog(CPU)
+    assert log.attempt(lambda: None, "prefill") is None
+    for n in range(20):
+        error = log.attempt(lambda n=n: {}[n], "prefill")
+        assert str(error) == f"prefill failed: KeyError: {n}"
+    assert log.count == 20 and log.recent[-1] is error and len(log.recent) == 16
