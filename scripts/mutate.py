@@ -73,7 +73,7 @@ SUBJECTS = {
             "tests/speculative/rounds/test_rounds.py",
         ),
     ),
-    "scheduler": Subject(
+    "periods": Subject(
         "speculative/engine/periods.py",
         (
             "tests/speculative/engine/test_periods.py",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from dataclasses import replace
 from itertools import count as counter
 from itertools import zip_longest
@@ -14,8 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from forescribe.speculative import Sampling
 from forescribe.speculative.device import Device
@@ -24,7 +21,7 @@ from forescribe.speculative.models.causal import cache_numbers
 from forescribe.speculative.requests import Mode
 from forescribe.text import TextGenerator
 from forescribe.text.language_model import load
-from forescribe.text.streaming import HELD, Detokenizer, Options, Stops, TextStream
+from forescribe.text.streaming import HELD, Detokenizer, Options, Stops
 from forescribe.text.universal import UniversalDrafter
 from forescribe.text.vocabulary import Vocabulary
 from tests.text.language_models import MERGES, POSITIONS, tokenizer, write
@@ -145,11 +142,6 @@ def test_callers_that_share_a_generator_get_their_own_events(generator, monkeypa
     assert generator.idle and generator.step() == [] and generator.engine.idle
 
 
-def test_one_text_is_no_list_of_prompts(generator):
-    with pytest.raises(RequestError, match="the prompts are one text; give a list of them"):
-        generator.generate("tea on")
-
-
 def test_sampled_drafts_are_judged_as_a_block(pair):
     target, _ = pair
     made = TextGenerator.load(target, target, gamma=4, batch=2, device="cpu")
@@ -241,19 +233,6 @@ def test_what_is_no_text_is_let_go_at_last():
     said = [made.push(half) for _ in range(2 * HELD)]
     assert said.count("") == 2 * HELD - 2
     assert set("".join(said)) == {"\ufffd"}
-
-
-def test_ids_are_taken_one_by_one_so_rounds_decide_nothing():
-    vocabulary = Vocabulary(tokenizer(), "tiny")
-    ids = vocabulary.bare("the other tea")
-    for steps in ([len(ids)], range(1, len(ids) + 1), [3, 4, len(ids)]):
-        writing = TextStream(0, (), Options(stop=("her t",)), vocabulary, frozenset())
-        for count in steps:
-            writing.grow(ids[:count], [0.0] * count, ())
-            if writing.stopped:
-                break
-        writing.end()
-        assert (writing.text, writing.stopped) == ("the ot", "her t")
 
 
 def test_conversations_take_the_models_own_form(generator, folder):
@@ -389,29 +368,6 @@ def test_a_context_that_the_model_has_not_is_refused(generator, context):
         TextGenerator(generator.target, device=generator.device, context=context)
 
 
-def test_prompts_that_cannot_all_be_served_leave_nothing_behind(generator):
-    with pytest.raises(RequestError, match="token 9999"):
-        generator.generate(["a", [9999], "b"])
-    assert generator.idle and generator.engine.idle
-    submit, calls = generator.engine.submit, []
-
-    def second(request):
-        calls.append(request)
-        if len(calls) == 2:
-            raise RequestError("not this one")
-        submit(request)
-
-    generator.engine.submit = second
-    try:
-        with pytest.raises(RequestError, match="not this one"):
-            generator.generate(["a", "b", "c"])
-    finally:
-        del generator.engine.submit
-    assert generator.idle
-    (alone,) = generator.generate(["tea"], Options(max_tokens=3))
-    assert len(alone.ids) == 3 and generator.engine.idle
-
-
 class Fault(Exception):
     """Of a part of the model."""
 
@@ -472,24 +428,6 @@ def test_tokens_that_are_no_text_fail_their_text_alone(generator, monkeypatch):
         assert generator.step() == []
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("nowhere", "--model nowhere is neither a local folder nor a hub id"),
-        (
-            "nobody/nothing",
-            "nobody/nothing is not in the model cache and downloads are switched off",
-        ),
-    ],
-)
-def test_models_that_are_not_there_are_refused_in_one_line(name, said):
-    with pytest.raises(LoadError) as caught:
-        TextGenerator.load(name, device="cpu", network=False)
-    with pytest.raises(LoadError, match="there is no such folder"):
-        TextGenerator.load(Path(name), device="cpu")
-    assert said in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_folders_that_hold_no_language_model_are_refused(pair, tmp_path):
     device = TextGenerator.load(pair[0], device="cpu").device
     with pytest.raises(LoadError, match="holds no config.json"):
@@ -537,63 +475,6 @@ def test_spoilt_folders_are_refused_in_one_line_that_names_the_file(pair, tmp_pa
     message = str(caught.value)
     assert message.startswith(f"--model {folder}") and said in message
     assert "\n" not in message and len(message) < 500
-
-
-SHAPE = "another shape than its config.json says"
-CONTRADICTIONS = [
-    ("generation_config.json", "eos_token_id", -1, "generation_config.json says eos_token_id -1"),
-    ("generation_config.json", "eos_token_id", [1, 10**6], "says eos_token_id 1000000"),
-    ("config.json", "eos_token_id", 10**6, "its config.json says eos_token_id 1000000"),
-    ("config.json", "num_hidden_layers", 5000, "5000, and its weights have 2 at most"),
-    ("config.json", "num_hidden_layers", 10**9, "1000000000, and its weights have 2 at most"),
-    ("config.json", "num_experts", 10**9, "num_experts 1000000000, and its weights have 2"),
-    ("config.json", "hidden_size", 2**30, SHAPE),
-    ("config.json", "intermediate_size", 10**12, SHAPE),
-    ("config.json", "vocab_size", 10**12, SHAPE),
-    ("config.json", "num_key_value_heads", 2**20, SHAPE),
-]
-
-
-@pytest.mark.parametrize(
-    ("file", "key", "value", "said"),
-    CONTRADICTIONS,
-    ids=[f"{c[1]} {c[2]!r:.20}" for c in CONTRADICTIONS],
-)
-def test_what_contradicts_the_weights_is_refused_before_anything_is_built(
-    pair, tmp_path, monkeypatch, file, key, value, said
-):
-    folder = shutil.copytree(pair[0], tmp_path / "copy")
-    path = folder / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", pytest.fail)
-    begun = time.process_time()
-    with pytest.raises(LoadError) as caught:
-        TextGenerator.load(folder, device="cpu")
-    assert time.process_time() - begun < 5
-    message = str(caught.value)
-    assert message.startswith(f"--model {folder}") and said in message
-    assert "\n" not in message and len(message) < 500
-
-
-@pytest.mark.parametrize("role", ["model", "draft"])
-def test_a_family_that_would_write_other_tokens_is_refused_when_it_is_loaded(pair, tmp_path, role):
-    """GPT-Neo's local layers read 256 positions, whatever the masks say."""
-    neo = AutoModelForCausalLM.from_config(
-        CONFIG_MAPPING["gpt_neo"](
-            vocab_size=len(tokenizer()),
-            hidden_size=16,
-            num_layers=2,
-            num_heads=2,
-            attention_types=[[["global", "local"], 1]],
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
-    neo.save_pretrained(tmp_path / "neo")
-    tokenizer().save_pretrained(tmp_path / "neo")
-    names = [tmp_path / "neo"] if role == "model" else [pair[0], tmp_path / "neo"]
-    with pytest.raises(LoadError, match=f"--{role} .*neo .*gpt_neo is not supported: .*256"):
-        TextGenerator.load(*names, device="cpu")
 
 
 def test_texts_may_end_with_one_of_several_tokens(pair, tmp_path):
@@ -653,16 +534,3 @@ def test_a_draft_with_other_tokens_drafts_through_text(strangers):
     while not made.idle:
         ended |= {e.number: e.completion for e in made.step() if e.completion is not None}
     assert [ended[number].ids for number in numbers] == alone
-
-
-def test_a_stranger_that_is_the_target_in_other_tokens_is_mostly_right(strangers):
-    """Its drafts in target tokens: all of its text, and nothing of it twice."""
-    made = TextGenerator.load(*strangers, universal=True, gamma=4, device="cpu").engine.drafter
-    assert isinstance(made, UniversalDrafter)
-    target, own = made.target, made.own
-    committed = list(target.bare("the other on"))
-    for said in (" the", "e", " and a", "n"):
-        found = made._target_tokens(committed, list(own.bare("the other on")), list(own.bare(said)))
-        assert target.decode(found) == said
-    end = next(iter(made.ends))
-    assert made._target_tokens(committed, [], [*own.bare(" a"), end, 3])[-1] == made.target_end

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,10 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
-from benchmarks.systems.text import load_pair
-from forescribe.cli.main import app
-from forescribe.speculative.device import choose
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.engines import ModelEngine
 from forescribe.text import TextGenerator, presets
 from forescribe.text.drafts import MTP, HeadDraft
-from forescribe.text.presets import Pair, resolve
+from forescribe.text.presets import resolve
 from forescribe.text.streaming import Options
 from tests.text.language_models import write
 from training.text.heads import published
@@ -89,22 +84,6 @@ def test_texts_with_a_head_equal_generate(
     assert made.stats.drafted > (20 if gamma else 0)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "mtp"])
-def test_heads_have_their_targets_number_format(
-    kind: str, target: Path, heads: dict[str, Path]
-) -> None:
-    model, draft = pair(kind, target, heads)
-    made = TextGenerator.load(
-        model, draft, batch=3, gamma=3, device="cpu", dtype="bfloat16", engine="lean"
-    )
-    assert isinstance(made.draft, HeadDraft)
-    assert made.draft.head.output.norm.dtype == made.target.model.dtype
-    done = made.generate(PROMPTS, Options(max_tokens=20))
-    assert all(text.draft_error is None for text in done) and made.stats.drafted > 20
-    with pytest.raises(LoadError, match="--draft-dtype bfloat16: a head has its target's number"):
-        TextGenerator.load(model, draft, device="cpu", draft_dtype="bfloat16")
-
-
 def test_a_head_of_another_target_is_refused_by_name(
     heads: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -117,29 +96,6 @@ def test_a_head_of_another_target_is_refused_by_name(
         TextGenerator.load(small, heads["dflash"], device="cpu")
     with pytest.raises(LoadError, match=r"--draft mtp: .*small has no MTP layer"):
         TextGenerator.load(small, MTP, device="cpu")
-
-
-def test_a_head_is_no_model_of_its_own(target: Path, heads: dict[str, Path]) -> None:
-    with pytest.raises(LoadError, match=r"--model .*eagle3 is a head \(EAGLE-3\)"):
-        TextGenerator.load(heads["eagle3"], device="cpu")
-    device, engine = choose("cpu", None), ModelEngine.AUTO
-    with pytest.raises(LoadError, match=r"--draft .*dflash is a head \(DFlash\)"):
-        load_pair(Pair(target, heads["dflash"]), device, engine)
-    with pytest.raises(LoadError, match=r"--draft mtp is no model.*generate --compare"):
-        load_pair(Pair(heads["mtp"], MTP), device, engine)
-
-
-def test_the_command_says_what_a_folder_is(target: Path, heads: dict[str, Path]) -> None:
-    asked = ["generate", "on and", "--device", "cpu", "--max-tokens", "8", "--gamma", "2"]
-    told = runner.invoke(app, [*asked, "-m", str(target), "--draft", str(heads["eagle3"])])
-    assert told.exit_code == 0, told.output
-    assert re.search(
-        r"^draft .*eagle3: EAGLE-3 head of 1 layer, reading states 2, 4, 5", told.stderr
-    )
-    inside = runner.invoke(app, [*asked, "-m", str(heads["mtp"]), "--draft", MTP, "--compare"])
-    assert inside.exit_code == 0, inside.output
-    assert inside.stderr.startswith("draft mtp: MTP head of 1 layer, reading states the last")
-    assert "1 of 1 texts equal" in inside.stderr
 
 
 # -- drafters of other packages -------------------------------------------------------------------------
@@ -203,20 +159,6 @@ def test_the_drafter_of_the_documentation_is_found_and_drafts(
         d.ids for d in plain.generate(PROMPTS, options)
     ]
     assert made.stats.drafted > 20
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("broken", r"--draft broken: repeating_drafts:nothing cannot be loaded: AttributeError"),
-        ("wrong", r"--draft wrong: .*(cannot be loaded|is no drafter)"),
-    ],
-)
-def test_what_is_no_drafter_is_named(
-    name: str, message: str, another_package: Path, target: Path
-) -> None:
-    with pytest.raises(LoadError, match=message):
-        TextGenerator.load(target, name, device="cpu")
 
 
 def test_a_name_that_nobody_has_is_refused(another_package: Path) -> None:

@@ -127,9 +127,3 @@ def test_a_round_ends_where_its_rows_doubt(texts, width):
     assert drafter.propose(rows, GAMMA).tokens.shape[1] == width
     rows.mode = Mode(sampling=True)
     assert drafter.propose(rows, GAMMA).tokens.shape[1] == GAMMA
-
-
-def test_sizes_are_checked():
-    for wrong in ({"answers": -1}, {"length": 0}):
-        with pytest.raises(ValueError, match="need answers >= 0 and length >= 1"):
-            NgramDrafter(**wrong)

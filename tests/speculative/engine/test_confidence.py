@@ -38,17 +38,6 @@ def texts(count: int, **fields) -> list[Request]:
     ]
 
 
-def test_the_most_doubtful_drafts_one_token_and_the_most_confident_all():
-    work = texts(6)
-    (_, doubtful), (_, medium), (_, bold) = (decoded(work, c) for c in (1.0, 0.2, 1e-9))
-    one, some, all_ = (e.stats.draft_forwards / e.stats.rounds for e in (doubtful, medium, bold))
-    assert one < some < all_
-    stats = doubtful.stats
-    # A forward a round, and one for each admission.
-    assert stats.draft_forwards - stats.rounds <= len(work)
-    assert sum(stats.drafted_at_depth[1:]) == 0 < stats.drafted_at_depth[0]
-
-
 def test_it_ends_where_the_drafts_own_probability_falls_below():
     draft, confidence, gamma = TinyModel(blur=0.3), 0.05, 9
     for request in texts(8):

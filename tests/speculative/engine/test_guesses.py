@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, Source
-from forescribe.speculative.engine.admission import padded_to_bucket
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.protocols import Needs
 from forescribe.speculative.requests import Finish, Probe, Sampling
@@ -18,7 +17,7 @@ from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
 from tests.speculative.graphs.workloads import Pretend
 
-from .test_engine import DRAFTERS, EOS, NEVER, POSITIONS, Planned, oracle
+from .test_engine import DRAFTERS, EOS, NEVER, Planned, oracle
 
 
 @st.composite
@@ -202,14 +201,3 @@ def test_what_a_guess_cannot_be_is_refused():
     engine = Engine(TinyModel(), Head(TinyModel()), batch=1, eos=(EOS,))
     with pytest.raises(RequestError, match="does not take a guess"):
         engine.submit(Request((1,), guess=(2,)))
-
-
-def test_positions_are_those_of_the_model():
-    assert TinyModel().max_positions == POSITIONS  # what the longest guesses above exceed
-
-
-@pytest.mark.parametrize(("length", "padded"), [(4096, 4096), (4097, 8192), (40_000, 40_000)])
-def test_prompts_behind_the_last_bucket_are_padded_to_the_next_power_of_two(length, padded):
-    device = Pretend("cuda", torch.float32)
-    (row,) = padded_to_bucket([[7] * length], device, most=40_000)
-    assert len(row) == padded and row.count(7) == length

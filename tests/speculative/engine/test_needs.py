@@ -154,11 +154,3 @@ def test_needs_that_contradict_each_other_are_refused():
         with pytest.raises(ValueError, match=message):
             Needs(**wrong)
     assert Needs(always=True).at_once and not Needs(taps=(1,)).at_once
-
-
-def test_another_vocabulary_is_refused():
-    class Other(Observer):
-        needs = Needs(vocab=12)
-
-    with pytest.raises(ValueError, match="the draft has 12 tokens, the target 11"):
-        Engine(TinyModel(), Other(), batch=1, eos=(EOS,), schedule=Fixed(2))

@@ -170,12 +170,6 @@ def test_polls_without_rows_or_time_do_no_lasting_harm():
     assert run_round(schedule, costs(0.05, 0.02), 0.9, 600)[-1] == 12
 
 
-def test_expected_tokens_is_the_geometric_sum():
-    assert expected_tokens(0.5, 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
-    assert expected_tokens(1.0, 7) == 8
-    assert expected_tokens(0.0, 7) == 1
-
-
 def test_impossible_schedules_are_refused():
     with pytest.raises(SpeculativeError, match="need 0"):
         Goodput((2, 4))

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.speculative.engine.slots import DraftBacklog, Inbox, RequestQueue, Slots, SlotState
+from forescribe.speculative.engine.slots import Inbox, RequestQueue, Slots, SlotState
 from forescribe.speculative.errors import DecodingError
-from forescribe.speculative.requests import Finish, Request
+from forescribe.speculative.requests import Request
 from forescribe.speculative.rows import Rows
 
 BATCH, TOKENS = 3, 20
@@ -25,15 +25,6 @@ def state(length: int = 1, tag: object = None, guess: tuple[int, ...] = ()) -> S
 
 def error() -> DecodingError:
     return DecodingError("drafting", RuntimeError("planted"))
-
-
-def test_a_slot_is_occupied_until_it_is_vacated():
-    held = slots()
-    held.occupy(1, state(4), prefill_pending=True)
-    assert held.free() == [0, 2] and list(held.occupied) == [1]
-    assert held.longest == 4 and held.backlog.prompts.keys() == {1}
-    held.vacate(1)
-    assert held.free() == [0, 1, 2] and not held.backlog.prompts
 
 
 def test_rows_whose_drafter_failed_run_apart_from_the_others():
@@ -119,35 +110,6 @@ def test_the_backlog_holds_occupied_slots_and_never_too_few_tokens(work):
         assert all(n <= held.longest <= TOKENS for n in lengths.values())
 
 
-def test_what_is_taken_from_the_backlog_counts_as_read():
-    backlog = DraftBacklog({0: Request((1,))}, 9)
-    assert backlog.take_prompts().keys() == {0} and backlog.take_prompts() == {}
-    assert backlog.take_tokens(5) == 5 and backlog.take_tokens(5) == 0
-
-
-def test_cancelled_rows_stop_and_keep_their_slots_dropped_ones_free_them():
-    held = slots()
-    for row in range(BATCH):
-        held.occupy(row, state(), prefill_pending=False)
-    held.rows.active[:] = True
-    held.cancel([0])
-    held.drop([2])
-    assert held.rows.active.tolist() == [False, True, False]
-    assert [(row, s.cancelled) for row, s in held.occupied.items()] == [(0, True), (1, False)]
-
-
-def test_failing_all_gives_each_request_its_result_and_reset_clears_the_rows():
-    held, work = slots(), [state(tag=row) for row in range(BATCH)]
-    for row, each in enumerate(work):
-        held.occupy(row, each, prefill_pending=True)
-    held.rows.lengths[:] = 7
-    held.fail_all(error())
-    held.reset()
-    assert [each.inbox.take()[0].finish for each in work] == [Finish.FAILED] * BATCH
-    assert held.longest == 1 and held.backlog == DraftBacklog()
-    assert held.rows.lengths.tolist() == [1] * BATCH
-
-
 def test_requests_of_a_queue_belong_to_the_inbox_that_it_was_turned_to():
     queue, other = RequestQueue(), Inbox()
     queue.put(Request((1,), tag="a"))
@@ -160,11 +122,3 @@ def test_requests_of_a_queue_belong_to_the_inbox_that_it_was_turned_to():
     assert (queue.own.pending, other.pending) == (2, 1)
     assert queue.remove(lambda s: s.inbox is other) == 1 and other.pending == 0
     assert [s.request.tag for s in queue.take(5)] == ["a", "c"]
-
-
-def test_failing_a_queue_answers_every_request():
-    queue = RequestQueue()
-    for tag in "ab":
-        queue.put(Request((1,), tag=tag))
-    queue.fail_all(error())
-    assert [r.request.tag for r in queue.own.take()] == ["a", "b"] and queue.own.pending == 0

@@ -21,7 +21,6 @@ from transformers.generation.logits_process import (
 )
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.errors import RequestError
 from forescribe.speculative.requests import Mode, Sampling
 from forescribe.speculative.rounds import sampling as thresholds
 from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection, distribution
@@ -198,19 +197,6 @@ def test_histograms_find_the_thresholds_of_sorting(asked, vocab, scale, step, ba
     assert torch.equal(by_p[cuts], p_too[cuts])
 
 
-@pytest.mark.parametrize("vocab", [thresholds.SORTED, thresholds.SORTED + 1])
-def test_the_size_of_a_vocabulary_decides_how_thresholds_are_found(vocab, monkeypatch):
-    taken = []
-    for name in ("_by_sorting", "_by_histograms"):
-        made = getattr(thresholds, name)
-        monkeypatch.setattr(
-            thresholds, name, lambda *args, made=made, name=name: taken.append(name) or made(*args)
-        )
-    rows = rows_of([Request((1,), temperature=1.0, sampling=Sampling(top_k=2, top_p=0.9))])
-    bound(rows, torch.randn(1, 1, vocab))
-    assert taken == ["_by_sorting" if vocab <= thresholds.SORTED else "_by_histograms"]
-
-
 def test_bounds_of_flat_distributions_and_of_broken_logits():
     rows = rows_of([Request((1,), temperature=1.0, sampling=Sampling(top_p=0.5, top_k=9))])
     flat = torch.zeros(1, 1, 50_000)
@@ -345,27 +331,6 @@ def test_ranked_tokens_are_the_likeliest_of_the_processed_logits():
         assert [p for _, p in best] == sorted((p for _, p in best), reverse=True)
     with pytest.raises(ValueError, match="6 ranked tokens; this engine keeps 5"):
         engine("none", 1, 0, ranks=5).submit(Request((1,), ranks=6))
-
-
-def test_rounds_pay_only_for_what_rows_ask():
-    plain, hot = Request((1,)), Request((1,), temperature=1.0)
-    assert Mode.of([plain]) == Mode()
-    assert Mode.of([plain, hot]) == Mode(sampling=True)
-    # Bounds of a greedy row change nothing.
-    assert Mode.of([Request((1,), sampling=Sampling(top_k=1))]) == Mode()
-    assert Mode.of([Request((1,), sampling=Sampling(presence=1))]) == Mode(penalised=True)
-    assert Mode(True, True, True, True).covers(Mode(penalised=True))
-    assert not Mode(sampling=True).covers(Mode(penalised=True))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": 2}, {"repetition": 0},
-     {"presence": float("nan")}],
-)  # fmt: skip
-def test_impossible_numbers_are_refused_by_name(wrong):
-    with pytest.raises(RequestError, match=next(iter(wrong))):
-        Sampling(**wrong)
 
 
 def test_a_peek_is_the_beginning_of_the_result():

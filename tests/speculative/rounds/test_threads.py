@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.engine.threads import PAIRS, SECONDS, RoundThreads
+from forescribe.speculative.engine.threads import PAIRS, RoundThreads
 from forescribe.speculative.testing import TinyModel
 
 
@@ -54,28 +54,6 @@ def test_the_faster_number_is_chosen_and_all_where_they_are_alike(one, two, limi
     with threads.limited():
         assert torch.get_num_threads() == (limit or 2)
     assert torch.get_num_threads() == 2
-
-
-def test_measuring_ends_in_time() -> None:
-    threads, world = chosen({1: SECONDS / 24, 2: SECONDS / 20})
-    assert world.now < 1.5 * SECONDS and world.runs[1] < PAIRS
-    assert threads.limit == 1
-    threads, world = chosen({1: SECONDS / 9, 2: SECONDS / 6})  # 6 times that in the first round
-    assert world.runs == [0, 0, 1] and threads.limit is None and not threads.seconds
-
-
-def test_a_user_who_asked_for_one_thread_has_one() -> None:
-    torch.set_num_threads(1)
-    threads, world = chosen({1: 1e-3})
-    assert world.runs == [0, 0, 0] and threads.limit is None
-
-
-def test_a_number_set_later_is_not_exceeded() -> None:
-    threads, _ = chosen({1: 1e-4, 2: 2e-4})
-    torch.set_num_threads(1)
-    with threads.limited():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == 1
 
 
 class Watching(TinyModel):
