@@ -129,7 +129,7 @@ SUBJECTS = {
         ),
     ),
     "stores": Subject(
-        "asr/storage/stores.py",
+        "asr/storage/store.py",
         (
             "tests/asr/storage/test_stores.py",
             "tests/asr/storage/test_opening_stores.py",
