@@ -92,7 +92,8 @@ class Batch:
         self.fail_fast, self.stop, self.notice = fail_fast, stop or Stop(), notice
         self._overwrite, self._elsewhere = overwrite, elsewhere
         self._writer = Writer(outputs, settings)
-        if fetching is not None and not overwrite:
+        remote = any(source.location is not None for source in sources)
+        if remote and fetching is not None and not overwrite:
             sources = fetching.with_versions(sources, self._writer.is_known)
         self.done = [] if overwrite else [s for s in sources if self._writer.is_done(s)]
         done = {source.path for source in self.done}

@@ -50,33 +50,19 @@ _RECORD = re.compile(rf"{RECORDS}([0-9a-f]{{32}})(?:\.(\d+))?\.json")
 
 
 class Folder:
-    """Raises OutputError for a folder that cannot be written, unless `dry_run`, and UsageError for a
-    `manifest.jsonl` of another program."""
+    """A folder of this machine. Raises OutputError for one that cannot be written, unless `dry_run`."""
 
     in_background = False
 
     def __init__(self, folder: Path, *, dry_run: bool = False) -> None:
         self.folder = Path(os.path.abspath(folder))
         self.path = self.folder / MANIFEST
-        self._read = 0  # bytes
+        self._read: int | None = None  # bytes
         if not dry_run:
             with output_errors(f"to the output folder {str(folder)!r}", "name another one with -o"):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 (probe := self.folder / TEMPORARY.format(secrets.token_hex(8))).touch()
                 probe.unlink()
-        self._check_own()
-
-    def _check_own(self) -> None:
-        lines = [line for line in self._lines() if line]
-        records = [values for line in lines if (values := _json(line)) is not None]
-        self._read = 0
-        if records and not any(
-            isinstance(each, dict) and each.keys() >= {"path", "status"} for each in records
-        ):
-            raise UsageError(
-                f"{self.path} was not written by forescribe, which records its results in files of "
-                "that name: name another folder with -o"
-            )
 
     def key(self, path: str) -> str:
         """Relative to the folder, so that both can be moved together."""
@@ -94,24 +80,33 @@ class Folder:
             put(path, data)
 
     def fresh(self) -> Iterable[Record]:
-        return list(_records(self._lines()))
+        """Raises UsageError for lines of which none is of ours."""
+        first = self._read is None
+        lines = self._lines()
+        if first and any(map(_json, lines)) and not any(map(_is_ours, lines)):
+            raise UsageError(
+                f"{self.path} was not written by forescribe, which records its results in files of "
+                "that name: name another folder with -o"
+            )
+        return list(_records(lines))
 
     def _lines(self) -> list[bytes]:
         """The lines that were appended since; raises OutputError."""
         try:
             with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._read:
+                if os.fstat(file.fileno()).st_size < (self._read or 0):
                     self._read = 0  # it was replaced
-                file.seek(self._read)
+                file.seek(self._read or 0)
                 data = file.read()
         except FileNotFoundError:
+            self._read = self._read or 0
             return []
         except OSError as error:
             raise OutputError(
                 f"cannot read {str(self.path)!r}: {error.strerror}; name another folder with -o"
             ) from error
         whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
+        self._read = (self._read or 0) + len(whole)
         return whole.split(b"\n")
 
     def keep(self, record: Record) -> Record:
@@ -300,6 +295,11 @@ def _records(lines: Iterable[bytes]) -> Iterator[Record]:
     for line in lines:
         with suppress(KeyError, TypeError, ValueError, AttributeError):
             yield Record.from_dict(json.loads(line))
+
+
+def _is_ours(line: bytes) -> bool:
+    values = _json(line)
+    return isinstance(values, dict) and values.keys() >= {"path", "status"}
 
 
 def _json(line: bytes) -> Any:

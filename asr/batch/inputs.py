@@ -92,7 +92,10 @@ def discover(
             named.add(identity(name))
         for source in [Source(name)] if plain else _expanded(name, recursive):
             _check_told_apart(source, sources.setdefault(identity(source.path), source))
-    return list(sources.values()) if stores is None else described(sources.values(), stores)
+    found = list(sources.values())
+    if stores is None or all(source.location is None for source in found):
+        return found
+    return described(found, stores)
 
 
 def check_readable(sources: Iterable[Source], *, decode: bool = True) -> list[Source]:
