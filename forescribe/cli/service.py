@@ -32,8 +32,8 @@ class ServiceOptions:
     port: int | None = opt(
         SERVICE,
         "--port PORT",
-        "Port to bind; of a worker for /health, /ready and /metrics.",
-        shown="8000, no port for a worker",
+        "Port to bind; of a worker none, unless it is given.",
+        shown="8000",
     )
     data_dir: Path | None = opt(
         SERVICE,

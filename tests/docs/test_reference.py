@@ -31,7 +31,7 @@ def test_every_setting_is_described(writer: ModuleType) -> None:
 
     page = writer.settings()
     assert [name for name in Settings.model_fields if f"- `{name}`" not in page] == []
-    assert "- `max_audio_s` R (`14400`, 4 h): " in page
+    assert "- `max_audio_s` (`14400`, 4 h): " in page
 
 
 def test_every_command_and_option_is_described(writer: ModuleType) -> None:
@@ -40,7 +40,7 @@ def test_every_command_and_option_is_described(writer: ModuleType) -> None:
         "## forescribe transcribe",
         "## forescribe speakers add",
         "As for [forescribe transcribe](#forescribe-transcribe): `--model`, `--draft`, ",
-        "- `--batch-size N` (default `8`): Windows decoded together.",
+        "- `--batch-size N` (default 8): Windows, or texts, decoded together.",
         "- `--model MODEL`, `--whisper-model`, `-m` (default large): ",
     ):
         assert said in page
