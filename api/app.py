@@ -40,7 +40,7 @@ from .telemetry import Tracing
 from .text.serving import TextServing
 
 if TYPE_CHECKING:
-    from .batches.service import Batches
+    from .batches import Batches
     from .jobs.service import Jobs
 
 
@@ -67,13 +67,14 @@ def create_app(
     starts: list[Callable[[], None]] = []
     stops: list[Callable[[], None]] = []
     if jobs is not None:
-        from .batches.service import Batches
-        from .files import Files
+        from .batches import BATCHES, Batches
+        from .files import FILES, Files
 
-        batches = Batches(jobs, Files(settings, jobs.store), text_serving)
-        engine.ending.append(jobs.ending)
-        engine.closing += [batches.stop, jobs.hand_over]
-        starts, stops = [jobs.start, batches.start], [batches.stop, jobs.stop]
+        batches = Batches(jobs, Files(jobs.store))
+        jobs.also_erased += [batches.files.erase_expired, batches.erase_expired]
+        engine.closing.append(jobs.hand_over)
+        database = jobs.store.database
+        starts, stops = [lambda: database.create(FILES, BATCHES), jobs.start], [jobs.stop]
     watchdog = Watchdog((engine, text_serving), settings.stall_s, hung)
 
     lifespan = _lifespan((engine, text_serving), watchdog, starts, stops, failed)
@@ -103,7 +104,6 @@ def create_worker_app(
 ) -> FastAPI:
     """Create a worker. `hung` and `failed` are as for `create_app`."""
     serving.failed = failed
-    serving.ending.append(jobs.ending)
     serving.closing.append(jobs.hand_over)
     watchdog = Watchdog((serving,), settings.stall_s, hung)
 

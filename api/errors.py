@@ -37,6 +37,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "storage_unavailable": 503,
         "overloaded": 503,
         "crashed_workers": 500,
+        "crashed": 500,  # a job whose processes died
         "internal_error": 500,
         # of the service
         "invalid_api_key": 401,
@@ -45,7 +46,6 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "job_not_found": 404,
         "file_not_found": 404,
         "batch_not_found": 404,
-        "too_many_files": 400,  # passes only when the client deletes some
         "audio_unreachable": 400,  # of a line of a batch: its URL
         "beta_api_shape_disabled": 400,  # of live sessions, as the next two
         "input_audio_buffer_commit_empty": 400,

@@ -1,20 +1,14 @@
-"""Files of clients: their form, their rows, and rows and contents together.
+"""Files of clients: the requests of a batch, and audio for its lines. Their rows, and contents as blobs.
 
-    files = Files(settings, store)
-    file = files.add("team", "batch", "calls.jsonl", draft)
-    files.path(file.id, "team").open("rb")
-    files.delete(file.id, "team")
-
-A file of another owner, and one that has expired, is reported as unknown. Contents are blobs, so equal
-contents are stored once, and a file that is deleted while a job uses it stays until the job lets go. Does
-not know HTTP. May be called from any thread that runs no event loop.
+A file of another owner, and one that has expired, is reported as unknown. Equal contents are stored once, and
+a file that is deleted while a job uses it stays until the job lets go. Does not know HTTP. May be called from
+any thread that runs no event loop.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -24,24 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .errors import ApiError
 from .jobs.blobs import BlobDraft
-from .jobs.database import Place, Tx, one_page
+from .jobs.database import Place, one_page
 from .jobs.store import Store
 from .jobs.tables import META
-from .settings import Settings
 
 Purpose = Literal["batch", "user_data", "batch_output"]
-UploadPurpose = Literal["batch", "user_data"]
-"""What clients may upload: the requests of a batch, and audio. `batch_output` is written by the server."""
-
-Order = Literal["asc", "desc"]
 
 ID = re.compile(r"file-[0-9a-f]{32}")
 
 ROLE = "content"
 """The role of the reference from a file to its blob."""
-
-MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
-"""The bounds of `expires_after`, as at OpenAI."""
 
 FILES = sa.Table(
     "forescribe_files",
@@ -59,103 +45,64 @@ FILES = sa.Table(
 
 
 class Files:
-    """The files of one job database: rows, and contents as blobs."""
+    """The files of one job database."""
 
-    def __init__(self, settings: Settings, store: Store) -> None:
-        self.settings, self.store = settings, store
-
-    def check_count(self, owner: str) -> None:
-        """Raises ApiError `too_many_files` if the owner may have no further file."""
-        if self.count(owner) >= self.settings.max_files_per_key:
-            text = f"there are {self.settings.max_files_per_key} files already, the maximum; delete some"
-            raise ApiError("too_many_files", text)
-
-    def count(self, owner: str) -> int:
-        """How many files the owner has, those of the server included."""
-        query = sa.select(sa.func.count()).where(FILES.c.owner == owner, self._alive())
-        with self.store.database.engine.connect() as tx:
-            return int(tx.execute(query).scalar_one())
+    def __init__(self, store: Store) -> None:
+        self.store = store
 
     def add(
-        self,
-        owner: str,
-        purpose: Purpose,
-        filename: str,
-        content: BlobDraft,
-        expires_after_s: float | None = None,
+        self, owner: str, purpose: Purpose, filename: str, content: BlobDraft, kept_s: float
     ) -> StoredFile:
-        """Keep a file, for `file_retention_s` unless told otherwise. Raises OutputError."""
+        """Keep a file for so many seconds. Raises OutputError."""
         now = self.store.now()
-        kept_s = self.settings.file_retention_s if expires_after_s is None else expires_after_s
-        file = StoredFile(new_id(), owner, purpose, filename, content.size, now, now + kept_s)
+        id = f"file-{uuid4().hex}"
+        file = StoredFile(id, owner, purpose, filename, content.size, now, now + kept_s)
         content.flush()
-        blob = None
-        try:
-            with self.store.blobs.shared_lock():
-                blob = content.commit()
-                with self.store.transaction() as tx:
-                    self.insert(tx, file, blob)
-        except ApiError:
-            if blob is not None:
-                self.store.references.delete_unreferenced([blob])
-            raise
+        with self.store.blobs.shared_lock():
+            blob = content.commit()
+            with self.store.transaction() as tx:
+                tx.execute(sa.insert(FILES).values(**asdict(file)))
+                self.store.references.put(tx, id, ROLE, blob)
         return file
-
-    def insert(self, tx: Tx, file: StoredFile, blob: str) -> None:
-        """Insert a file whose content is committed. Raises IntegrityError if it exists."""
-        tx.execute(sa.insert(FILES).values(**asdict(file)))
-        self.store.references.put(tx, file.id, ROLE, blob)
 
     def get(self, id: str, owner: str) -> StoredFile:
         """Raises ApiError `file_not_found`."""
-        if ID.fullmatch(id):
-            query = sa.select(FILES).where(FILES.c.id == id, FILES.c.owner == owner, self._alive())
-            with self.store.database.engine.connect() as tx:
-                row = tx.execute(query).one_or_none()
-            if row is not None:
-                return _file(row)
-        raise ApiError("file_not_found", "there is no such file")
-
-    def page(
-        self, owner: str, limit: int, after: Place | None, order: Order, purpose: str | None
-    ) -> tuple[list[StoredFile], bool]:
-        """Up to `limit` files in order of creation, behind a place; and whether there are more."""
-        query = sa.select(FILES).where(FILES.c.owner == owner, self._alive())
-        if purpose is not None:
-            query = query.where(FILES.c.purpose == purpose)
-        query = one_page(query, FILES, after, limit, ascending=order == "asc")
+        query = sa.select(FILES).where(FILES.c.id == id, FILES.c.owner == owner, self._alive())
         with self.store.database.engine.connect() as tx:
-            files = [_file(row) for row in tx.execute(query)]
-        return files[:limit], len(files) > limit
+            row = tx.execute(query).one_or_none() if ID.fullmatch(id) else None
+        if row is None:
+            raise _unknown()
+        return StoredFile(*row)
 
-    def blob(self, id: str, owner: str) -> str:
-        """The name of the content's blob. Raises ApiError `file_not_found`."""
-        self.get(id, owner)
-        name = self.store.references.get(id, ROLE)
-        if name is None:  # deleted in between
-            raise ApiError("file_not_found", "there is no such file")
-        return name
+    def page(self, owner: str, limit: int, after: Place | None) -> tuple[list[StoredFile], bool]:
+        """Up to `limit` files, the latest first, behind a place; and whether there are more."""
+        query = sa.select(FILES).where(FILES.c.owner == owner, self._alive())
+        with self.store.database.engine.connect() as tx:
+            rows = tx.execute(one_page(query, FILES, after, limit)).all()
+        return [StoredFile(*row) for row in rows[:limit]], len(rows) > limit
 
     def path(self, id: str, owner: str) -> Path:
         """The content on disk, to be opened at once. Raises ApiError `file_not_found`."""
+        self.get(id, owner)
+        name = self.store.references.get(id, ROLE)
         try:
-            return self.store.blobs.local(self.blob(id, owner))
-        except FileNotFoundError as error:
-            raise ApiError("file_not_found", "there is no such file") from error
+            if name is not None:
+                return self.store.blobs.local(name)
+        except FileNotFoundError:
+            pass  # deleted in between
+        raise _unknown()
 
     def delete(self, id: str, owner: str) -> None:
-        """Delete a file. Raises ApiError `file_not_found`."""
+        """Raises ApiError `file_not_found`."""
         self.get(id, owner)
         self._erase(id)
 
-    def erase_expired(self) -> int:
-        """Delete the files that have expired, and return their number."""
+    def erase_expired(self) -> None:
         query = sa.select(FILES.c.id).where(FILES.c.expires_at <= self.store.now())
         with self.store.database.engine.connect() as tx:
             expired = list(tx.execute(query).scalars())
         for id in expired:
             self._erase(id)
-        return len(expired)
 
     def _alive(self) -> sa.ColumnElement[bool]:
         return FILES.c.expires_at.is_(None) | (FILES.c.expires_at > self.store.now())
@@ -166,7 +113,7 @@ class Files:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file's row, column by column; its content is a blob. Times are Unix seconds."""
+    """A file's row, column by column. Times are Unix seconds."""
 
     id: str
     owner: str  # name of the API key
@@ -176,37 +123,19 @@ class StoredFile:
     created_at: float
     expires_at: float | None
 
-    def view(self) -> FileObject:
-        """The file's JSON for clients."""
-        return FileObject(
-            id=self.id,
-            bytes=self.size,
-            created_at=int(self.created_at),
-            expires_at=None if self.expires_at is None else int(self.expires_at),
-            filename=self.filename,
-            purpose=self.purpose,
-        )
-
-
-class FileObject(BaseModel):
-    """OpenAI's File object. `status` is deprecated there, and SDKs still require it."""
-
-    id: str
-    object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    expires_at: int | None
-    filename: str
-    purpose: Purpose
-    status: Literal["processed"] = "processed"
-
-
-class DeletedFile(BaseModel):
-    """The answer to a deletion."""
-
-    id: str
-    object: Literal["file"] = "file"
-    deleted: Literal[True] = True
+    def view(self) -> dict[str, Any]:
+        """OpenAI's File object. `status` is deprecated there, and SDKs still require it."""
+        expires_at = None if self.expires_at is None else int(self.expires_at)
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.size,
+            "created_at": int(self.created_at),
+            "expires_at": expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+        }
 
 
 class ExpiresAfter(BaseModel):
@@ -215,7 +144,7 @@ class ExpiresAfter(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     anchor: Literal["created_at"]
-    seconds: int = Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)
+    seconds: int = Field(ge=3600, le=30 * 24 * 3600)
 
 
 class FileForm(BaseModel):
@@ -223,19 +152,9 @@ class FileForm(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    purpose: UploadPurpose
+    purpose: Literal["batch", "user_data"]
     expires_after: ExpiresAfter | None = None
 
 
-def new_id() -> str:
-    return f"file-{uuid4().hex}"
-
-
-def derived_id(*parts: str) -> str:
-    """The id of a file that the server writes: always the same for the same parts, so that a step which is
-    repeated after a crash writes no second file."""
-    return f"file-{sha256(':'.join(parts).encode()).hexdigest()[:32]}"
-
-
-def _file(row: sa.Row[Any]) -> StoredFile:
-    return StoredFile(**dict(zip(FILES.c.keys(), row, strict=True)))
+def _unknown() -> ApiError:
+    return ApiError("file_not_found", "there is no such file")

@@ -4,7 +4,7 @@
 
 Command-line options take precedence over the environment, the environment over the file. An unknown name is
 an error, and so are settings that would lose something together. Whether other processes keep their blobs
-elsewhere is checked against the database (`api.jobs.recovery`). Import is light.
+elsewhere is checked against the database (`api.jobs.service`). Import is light.
 """
 
 from __future__ import annotations
@@ -79,6 +79,13 @@ GONE: Mapping[str, str] = MappingProxyType(
         "max_open_bytes_per_key": "remove it: max_open_uploads_per_key bounds unfinished uploads",
         "traces": "set OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_TRACES_EXPORTER",
         "watch_settings_s": "start the service again after a change; it drains first",
+        "max_stored_bytes_per_key": "what is stored is bounded by min_free_bytes and retention",
+        "max_open_bytes_per_key": "max_open_uploads_per_key bounds the unfinished uploads of a key",
+        "max_files_per_key": "files end after file_retention_s, or the time that their upload names",
+        "max_batch_bytes": "max_batch_lines and max_upload_bytes bound a batch",
+        "max_batches_per_key": "max_batch_lines bounds a batch, max_queued_jobs_s all jobs",
+        "batch_open_jobs": "lines of batches are done after other jobs, job_concurrency at a time",
+        "audio_url_timeout_s": "a recording has ten minutes to arrive",
     }
 )
 """Settings and rights of keys that are gone, and for one version one sentence each what to use instead."""
@@ -158,15 +165,10 @@ class Settings(BaseSettings):
     webhook_networks: tuple[str, ...] = ()  # private networks that webhooks may call
 
     # Files and batches, which need jobs
-    max_files_per_key: Count = 10_000  # files of one key, the output of its batches included
     file_retention_s: Seconds = 30 * 24 * 3600.0  # how long a file is kept that names no time
-    max_batch_bytes: Count = 200 << 20  # of the input file of a batch
     max_batch_lines: Count = 50_000  # of the input file of a batch
-    max_batches_per_key: Count = 100  # unfinished batches of one key; more are 429
-    batch_open_jobs: Count = 16  # jobs of one batch that are queued at a time
     audio_urls: bool = False  # let the lines of batches name audio by URL
     audio_url_networks: tuple[str, ...] = ()  # private networks that audio may come from
-    audio_url_timeout_s: Seconds = 600.0  # for fetching one recording
 
     # Several machines
     blobs_url: str | None = None  # audio and results in object storage: s3://, gs:// or az://

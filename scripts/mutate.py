@@ -93,13 +93,12 @@ SUBJECTS = {
             "tests/asr/decode/test_faults.py",
         ),
     ),
-    "steps": Subject(
-        "api/jobs/steps.py",
+    "walk": Subject(
+        "api/jobs/walk.py",
         (
             "tests/api/jobs/test_jobs.py",
             "tests/api/jobs/test_jobs_shared.py",
             "tests/api/jobs/test_jobs_machine.py",
-            "tests/api/jobs/test_suspects.py",
             "tests/api/jobs/test_storage.py",
         ),
     ),
@@ -109,7 +108,7 @@ SUBJECTS = {
             "tests/api/jobs/test_tables.py",
             "tests/api/jobs/test_storage.py",
             "tests/api/jobs/test_jobs_machine.py",
-            "tests/api/jobs/test_recovery.py",
+            "tests/api/jobs/test_queue.py",
             "tests/api/jobs/test_jobs.py",
         ),
     ),

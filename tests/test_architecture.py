@@ -50,7 +50,6 @@ LIGHT = (
     "asr.model.presets",
     "asr.sources",
     "asr.storage.locations",
-    "api.jobs.workflows",
     "api.workers",
     "api.settings",
     "api.speech.huggingface_contract",

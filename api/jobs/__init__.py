@@ -4,6 +4,6 @@
     jobs.start()
     jobs.submissions.submit(new, audio)   # returns once audio and parameters are on disk
 
-Only `dbos_engine` knows the library that runs workflows. Text and audio are blobs: the database holds states,
-codes and hashes.
+A job's row is its place in the queue (`store`), `worker` claims it, `walk` does it. Text and audio are blobs:
+the database holds states, codes and hashes.
 """

@@ -25,9 +25,9 @@ from forescribe.asr.formats.transcript_parts import Segment, Word, samples_at
 
 from ..errors import ApiError
 from ..http.bodies import label
-from .steps import JobFiles
 from .store import Store
 from .tables import Job
+from .walk import JobFiles
 
 ROLE = "corrections"
 

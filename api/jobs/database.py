@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
+from uuid import uuid4
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -27,7 +28,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
 
-from .tables import ADDED, KEYS, META, TURNS
+from .tables import ADDED, JOBS, KEYS, META, PLACES, REFERENCES, TURNS
 
 Tx = sa.Connection
 
@@ -114,15 +115,36 @@ class Database:
             return False
 
     def accepts_writes(self) -> bool:
-        """Whether a row can be inserted; it is rolled back."""
-        row = {"tenant": "", "key": "", "fingerprint": "", "job": "", "created_at": 0.0}
+        """Whether a row can be committed; it is deleted again."""
+        key = f"probe-{uuid4().hex}"
+        row = {"tenant": "", "key": key, "fingerprint": "", "job": "", "created_at": 0.0}
         try:
-            with self.engine.connect() as tx:
+            with self.transaction() as tx:
                 tx.execute(sa.insert(KEYS).values(**row))
-                tx.rollback()
-        except sa.exc.SQLAlchemyError:
+                tx.execute(sa.delete(KEYS).where(KEYS.c.key == key))
+        except (sa.exc.SQLAlchemyError, OutputError):
             return False
         return True
+
+    def unfinished_batches(self) -> int:
+        """How many batches an earlier version has left, whose lines are not jobs."""
+        if not sa.inspect(self.engine).has_table("forescribe_batches"):
+            return 0
+        states = "('completed', 'failed', 'expired', 'cancelled')"
+        query = f"select count(*) from forescribe_batches where state not in {states}"
+        with self.engine.connect() as tx:
+            return int(tx.exec_driver_sql(query).scalar_one())
+
+    def belongs_to(self, place: str) -> bool:
+        """Whether the blobs of this database are at a place: there, where its first process had them, or
+        anywhere while there are none."""
+        with self.transaction() as tx:
+            insert_new(tx, PLACES, [{"what": "blobs", "place": place}])
+            known = tx.execute(sa.select(PLACES.c.place).with_for_update()).scalar_one()
+            if known != place and not tx.execute(sa.select(REFERENCES.c.job).limit(1)).first():
+                tx.execute(sa.update(PLACES).values(place=place))
+                return True
+        return bool(known == place)
 
     def lost(self, error: sa.exc.DBAPIError) -> bool:
         """Whether the error means that the database went away: the connection was cut, the server is down,
@@ -241,6 +263,8 @@ def _create_tables(engine: sa.Engine) -> None:
         for table, column, kind in ADDED:
             if column not in {found["name"] for found in sa.inspect(tx).get_columns(table.name)}:
                 tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")
+        for index in JOBS.indexes:  # of added columns
+            index.create(tx, checkfirst=True)
 
 
 def _disk_error(error: sa.exc.DBAPIError) -> Code | None:
@@ -279,7 +303,6 @@ def _with_driver(url: str) -> str:
 
 
 def _with_probes(address: sa.URL) -> sa.URL:
-    """In the URL, so that every connection has them that DBOS opens by it."""
     if address.get_backend_name() != "postgresql":
         return address
     return address.set(query={**PROBES, **address.query})
@@ -293,8 +316,6 @@ def _configure_sqlite(connection: Any, record: object) -> None:
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute("PRAGMA foreign_keys=ON")
-    if sqlite3.sqlite_version_info < (3, 42):
-        connection.create_function("unixepoch", -1, _unix_epoch)
 
 
 def _write_ahead(connection: Any) -> None:
@@ -308,11 +329,3 @@ def _write_ahead(connection: Any) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
-
-
-def _unix_epoch(*arguments: str) -> float:
-    """SQLite's `unixepoch('subsec')`, in seconds, which is NULL before SQLite 3.42: DBOS fills columns with
-    it from Python 3.12 on, whatever SQLite that Python has (3.40 on Debian 12)."""
-    if arguments != ("subsec",):
-        raise ValueError(f"unixepoch{arguments}: only unixepoch('subsec') is known here")
-    return round(time.time(), 3)

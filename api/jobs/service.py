@@ -14,14 +14,12 @@ from __future__ import annotations
 import fcntl
 import re
 import threading
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from forescribe.asr.errors import UsageError
+from forescribe.asr.errors import CapacityError, StorageError, UsageError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.installing import how_to_install
 
@@ -31,17 +29,19 @@ from ..metrics import WHOLE_DATABASE
 from ..settings import Settings
 from ..speech.serving import Serving
 from ..uploads.tus import Uploads
-from .active import ActiveJobs, Outages, report_fault
-from .completion import Completion, JobMetrics, Webhooks
+from .callbacks import JobMetrics, Webhooks
 from .corrections import ROLE as CORRECTIONS
 from .corrections import CorrectedJobs
-from .recovery import Recovery, join, open_store
-from .steps import DiarizationStep, JobFiles, Steps, TranscriptionSteps
+from .running import RELEASE_S, Outages, report_fault
 from .store import Store
 from .submissions import Submissions
-from .tables import Job, Kind, State, item_prefix, run_item
-from .traces import JobTraces
-from .workflows import WORKFLOWS, CallStep, JobEngine, Workflow
+from .tables import Job, Kind, State
+from .walk import JobFiles, Walk
+from .worker import Worker, wait_until
+
+if TYPE_CHECKING:
+    from .object_blobs import ObjectBlobs
+
 
 DRAFT_S = 3600.0
 """A draft of a blob that was not written to for so long has lost its writer."""
@@ -52,185 +52,131 @@ PERIOD_S = 30.0
 SWEEP_S = 3600.0
 """Between two listings of object storage."""
 
-RELEASE_S = 10.0
-"""How long running work may take to let go of a job."""
-
-TICK_S = 1.0
-"""Between two checks of the work in progress."""
-
-ID = re.compile(r"job_[0-9a-f]{32}")
-
 RETENTION_TICK_S = 60.0
 """Between two looks at what has expired."""
 
+PATIENCE_S = 30.0
+"""Of requests to object storage: clients wait for some of them, and jobs wait on after them anyway."""
 
-@dataclass(frozen=True)
-class Components:
-    """The classes that do the work. Fault tests replace some of them (`tests/faults`)."""
-
-    active: type[ActiveJobs] = ActiveJobs
-    files: type[JobFiles] = JobFiles
-    transcription: type[TranscriptionSteps] = TranscriptionSteps
-    diarization: type[DiarizationStep] = DiarizationStep
-    steps: type[Steps] = Steps
+ID = re.compile(r"job_[0-9a-f]{32}")
 
 
 class Jobs:
-    """The jobs of one database. `exclusive`: no other process uses it."""
+    """The jobs of one database. Fault tests replace `files` and `walk`."""
 
     def __init__(
         self,
         settings: Settings,
         serving: Serving,
         store: Store,
-        engine: JobEngine,
         *,
-        exclusive: bool = True,
         webhooks: Webhooks | None = None,
-        lock: BinaryIO | None = None,
-        components: Components = Components(),
+        locks: Sequence[BinaryIO] = (),
+        files: type[JobFiles] = JobFiles,
+        walk: type[Walk] = Walk,
     ) -> None:
-        self.settings, self.serving = settings, serving
-        self.store, self.engine = store, engine
-        self.metrics = JobMetrics(serving.metrics)
-        self.webhooks = webhooks or Webhooks(allowed=networks(settings.webhook_networks))
+        self.settings, self.serving, self.store = settings, serving, store
+        self._locks = locks
+        self.also_erased: list[Callable[[], None]] = []  # what else retention does
         self.uploads = Uploads(settings.data_folder / "uploads", settings, store.now)
-        self.traces = JobTraces(store.database, serving.tracing)
-        files = components.files(store)
-        self.active = components.active(serving, store, engine.executor)
-        self.completion = Completion(store, engine, self.webhooks, self.metrics)
-        self.steps = components.steps(
-            self.active,
-            components.transcription(settings, self.active, files),
-            components.diarization(self.active, files),
-            self.completion,
-            Outages(settings, store, self.active),
-            self.traces,
-        )
-        self.recovery = Recovery(
-            store, engine, self.active, self.completion, self.metrics, exclusive=exclusive
-        )
-        self.retention = Retention(
-            settings, store, engine, self.active, self.uploads, exclusive=exclusive
-        )
-        self.submissions = Submissions(settings, serving, store, engine, self.traces)
-        self.operations = Operations(
-            store, engine, self.active, files, self.completion, self.retention
-        )
-        self.corrected = CorrectedJobs(
+        metrics, self._stopping = JobMetrics(serving.metrics), threading.Event()
+        outages, made = Outages(settings, store, self._stopping), files(store)
+        self.worker = Worker(
             store,
-            files,
-            self.operations.get,
-            self.operations.transcript,
+            serving,
+            walk(settings, serving, made, outages, metrics),
+            webhooks or Webhooks(allowed=networks(settings.webhook_networks)),
+            outages,
+            metrics,
+            concurrency=0 if settings.front_end else settings.job_concurrency,
         )
-        self._lock = lock
-        self._stopping, self._handing_over = threading.Event(), threading.Lock()
-        self._threads = [
-            threading.Thread(target=act, name=name, daemon=True)
-            for name, act in (("jobs", self._tick), ("retention", self._retain))
-        ]
+        self.submissions = Submissions(settings, serving, store, self.worker.wake)
+        self.operations = Operations(store, self.worker, made, metrics)
+        self.corrected = CorrectedJobs(store, made, self.operations.get, self.operations.transcript)
+        self._retention = threading.Thread(target=self._retain, name="retention", daemon=True)
         self._watch()
 
     @classmethod
-    def open(cls, settings: Settings, serving: Serving) -> Jobs:
-        """The jobs in the database and the folder of the settings. Raises UsageError, CapacityError."""
-        try:
-            from .dbos_engine import ALL_QUEUES, WEBHOOKS, DbosEngine
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"jobs need {error.name}: {how_to_install('serve')}, or set jobs = false"
-            ) from error
-
+    def open(cls, settings: Settings, serving: Serving, **given: Any) -> Jobs:
+        """The jobs in the database and the folder of the settings, which other processes of this machine may
+        use too. Raises UsageError, CapacityError."""
         folder = settings.made_data_folder()
-        exclusive = settings.database_url is None
-        # Drafts and copies of objects belong to one process, as an SQLite file does.
-        lock = _locked(folder) if exclusive or settings.blobs_url is not None else None
-        store = open_store(settings, folder)
-        engine = DbosEngine(
-            store.database.engine,
-            concurrency=settings.job_concurrency,
-            queues=WEBHOOKS if settings.front_end else ALL_QUEUES,
-        )
-        if not exclusive:
-            join(store, engine.executor)
-        return cls(settings, serving, store, engine, exclusive=exclusive, lock=lock)
+        lock = (folder / "lock").open("ab")
+        locks: list[BinaryIO] = [lock]
+        alone = _locked(lock)
+        drafts = folder
+        if settings.blobs_url is not None:  # drafts and copies of objects belong to one process
+            drafts, own = _own_folder(folder)
+            locks.append(own)
+        store = open_store(settings, folder, drafts)
+        jobs = cls(settings, serving, store, locks=locks, **given)
+        if alone:  # since the last process on this folder has ended
+            jobs.uploads.recover()
+            if settings.database_url is None:
+                store.jobs.expire_leases()
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return jobs
 
     def start(self) -> None:
         """Resume unfinished work, and begin to work on new jobs."""
-        self.store.heartbeats.beat(self.engine.executor, ())
         if not self.store.blobs.marked:
             self.store.references.sweep()
-        self.uploads.recover()
-        self.traces.create()
-        self.engine.start(self.steps, {kind: self._workflow(kind) for kind in WORKFLOWS})
-        for thread in self._threads:
-            thread.start()
+        self.worker.start()
+        self._retention.start()
 
     @property
     def leaving(self) -> bool:
         """Whether the next process continues the work in progress."""
         return self._stopping.is_set()
 
-    def ending(self) -> None:
-        """Called when the process has to end: a later kill is charged to no job."""
-        with suppress(Exception):  # the database may be away
-            self.active.crashes.end()
-
     def hand_over(self) -> None:
         """Interrupt the work in progress, which the next process continues. Requests are answered until
         `stop`. Does nothing the second time."""
-        with self._handing_over:
-            if self._stopping.is_set():
-                return
-            self._stopping.set()
-            self.ending()
-            self.active.stop()
-            for thread in self._threads:
-                if thread.is_alive():
-                    # Retention may wait for object storage: the next process does it.
-                    thread.join(RELEASE_S)
-            wait_until(lambda: not self.engine.running(), RELEASE_S)
-            self.engine.stop()
-            with suppress(Exception):  # the database may be away; the missing heartbeat suffices
-                self.store.heartbeats.delete(self.engine.executor)
+        if not self._stopping.is_set():
+            self.worker.stop()
+            if (
+                self._retention.is_alive()
+            ):  # it may wait for object storage: the next process does it
+                self._retention.join(RELEASE_S)
 
     def stop(self) -> None:
-        """Hand over, and release the database and the decoded samples."""
+        """Hand over, and release the database."""
         self.hand_over()
-        self.engine.close()
-        self.active.close()
         self.store.close()
-        if self._lock is not None:
-            self._lock.close()
+        for lock in self._locks:
+            lock.close()
 
-    def _workflow(self, kind: str) -> Workflow:
-        """The workflow of a kind; a job's holds what its steps keep in this process until it leaves."""
-        workflow = WORKFLOWS[kind]
-
-        def holding(call: CallStep, job: str, *args: str | int) -> None:
-            with self.active.working(job):
-                workflow(call, job, *args)
-
-        return workflow if kind == "webhook" else holding
-
-    def _tick(self) -> None:
-        self._repeat("recovery", self.recovery.tick, TICK_S)
+    # -- retention, in a thread of its own: deletions in object storage take long, and leases must not wait
 
     def _retain(self) -> None:
-        """In a thread of its own: deletions in object storage take long, and heartbeats must not wait."""
-        self._repeat("retention", self.retention.erase_expired, RETENTION_TICK_S)
-
-    def _repeat(self, name: str, act: Callable[[], None], period_s: float) -> None:
         fault = ""
         while not self._stopping.is_set():
             try:
-                act()
+                self.store.blobs.sweep(DRAFT_S)
+                self.uploads.expire(self.settings.upload_retention_s)
+                if self.store.turns.take("retention", PERIOD_S):
+                    self.erase_expired()
                 fault = ""
             except Exception as error:  # the database or the disk may come back
                 if fault != type(error).__name__:  # log it once
                     fault = type(error).__name__
-                    report_fault(name, error)
-            self._stopping.wait(period_s)
+                    report_fault("retention", error)
+            self._stopping.wait(RETENTION_TICK_S)
+
+    def erase_expired(self) -> None:
+        """Erase everything that is older than the settings keep it: one process of a database does it for
+        all, and each removes its own local files."""
+        now, settings, store = self.store.now(), self.settings, self.store
+        store.references.delete_condemned()
+        for id in store.jobs.with_audio_succeeded_before(now - settings.audio_retention_s):
+            store.references.drop(id, "audio")
+        for id in store.jobs.ended_before(now - settings.result_retention_s):
+            self.operations.erase(id)
+        for erase in self.also_erased:
+            erase()
+        store.keys.delete_before(now - settings.idempotency_retention_s)
+        if store.blobs.marked and store.turns.take("objects", SWEEP_S):
+            store.references.sweep_objects()
 
     def _watch(self) -> None:
         store, metrics, whole = self.store, self.serving.metrics, WHOLE_DATABASE
@@ -258,17 +204,8 @@ class Jobs:
 class Operations:
     """What the routes do with jobs that were submitted before."""
 
-    def __init__(
-        self,
-        store: Store,
-        engine: JobEngine,
-        active: ActiveJobs,
-        files: JobFiles,
-        completion: Completion,
-        retention: Retention,
-    ) -> None:
-        self.store, self.engine, self.active = store, engine, active
-        self.files, self.completion, self.retention = files, completion, retention
+    def __init__(self, store: Store, worker: Worker, files: JobFiles, metrics: JobMetrics) -> None:
+        self.store, self.worker, self.files, self.metrics = store, worker, files, metrics
 
     def get(self, id: str, owner: str) -> Job:
         """Raises ApiError `job_not_found`."""
@@ -302,14 +239,14 @@ class Operations:
 
     def cancel(self, id: str, owner: str) -> Job:
         """End a job, whatever its work still does; a job that has ended stays as it is."""
-        job = self.get(id, owner)
+        self.get(id, owner)
         with self.store.transaction() as tx:
-            if self.store.jobs.current(tx, id, job.run) is not None:
+            job = self.store.jobs.locked(tx, id)
+            if job is not None and not job.ended:
                 # The transcript that a diarization was to change still exists.
                 state: State = "succeeded" if job.kind == "diarize" else "cancelled"
-                self.completion.end(tx, job, state)
-        self.engine.cancel(run_item(id, job.run, job.kind).id)
-        self.active.abandon(id)
+                self.metrics.ended(self.store.jobs.end(tx, id, state))
+        self.worker.abandon(id)
         return self.get(id, owner)
 
     def retry(self, id: str, owner: str) -> Job:
@@ -324,10 +261,16 @@ class Operations:
 
     def delete(self, id: str, owner: str) -> None:
         """Cancel a job and erase its audio, text and rows."""
-        job = self.get(id, owner)
-        if not job.ended:
+        if not self.get(id, owner).ended:
             self.cancel(id, owner)
-        self.retention.erase(id)
+        self.erase(id)
+
+    def erase(self, id: str) -> None:
+        """Erase a job that has ended, completely: rows, files and SQLite's log."""
+        self.worker.abandon(id)
+        wait_until(lambda: id not in self.worker.running(), RELEASE_S)
+        self.store.erase(id)
+        self.store.database.truncate_log()
 
     def _new_run(
         self, id: str, owner: str, states: tuple[State, ...], kind: Kind, options: Mapping[str, Any]
@@ -336,7 +279,7 @@ class Operations:
         if job.state not in states:
             text = f"the job is {job.state}, not {' or '.join(states)}"
             raise ApiError("conflict", text)
-        if self.store.references.get(id, "audio") is None:
+        if job.source is None and self.store.references.get(id, "audio") is None:
             raise _no_audio()
         with self.store.transaction() as tx:
             if self.store.references.last_in(tx, id, CORRECTIONS) is not None:
@@ -346,73 +289,71 @@ class Operations:
                 merged = {k: v for k, v in {**job.options, **options}.items() if v is not None}
                 self.store.jobs.set_options(tx, id, merged)
             queued = self.store.jobs.new_run(tx, id, kind)
-            self.engine.enqueue(tx, run_item(id, queued.run, kind))
+        self.worker.wake()
         return queued
 
 
-class Retention:
-    """Erases jobs, completely: rows, files, queued work and SQLite's log."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        store: Store,
-        engine: JobEngine,
-        active: ActiveJobs,
-        uploads: Uploads,
-        *,
-        exclusive: bool = True,
-    ) -> None:
-        self.settings, self.store, self.engine = settings, store, engine
-        self.active, self.uploads, self.exclusive = active, uploads, exclusive
-
-    def erase_expired(self) -> None:
-        """Erase everything that is older than the settings keep it. One process of a database does it for
-        all; each removes its own local files."""
-        now, settings, store = self.store.now(), self.settings, self.store
-        store.blobs.sweep(DRAFT_S)
-        self.uploads.expire(settings.upload_retention_s)
-        if not self.exclusive and not store.turns.take("retention", PERIOD_S):
-            return
-        store.references.delete_condemned()
-        for id in store.jobs.with_audio_succeeded_before(now - settings.audio_retention_s):
-            store.references.drop(id, "audio")
-        for id in store.jobs.ended_before(now - settings.result_retention_s):
-            self.erase(id)
-        store.keys.delete_before(now - settings.idempotency_retention_s)
-        if store.blobs.marked and store.turns.take("objects", SWEEP_S):
-            store.references.sweep_objects()
-
-    def erase(self, id: str) -> None:
-        """Erase a job that has ended."""
-        self.active.abandon(id)
-        prefix = item_prefix(id)
-        wait_until(
-            lambda: not any(item.startswith(prefix) for item in self.engine.running()), RELEASE_S
+def open_store(settings: Settings, folder: Path, drafts: Path) -> Store:
+    """The job store of the settings, in the folder; drafts and copies of objects are in a folder of this
+    process. Raises UsageError, CapacityError."""
+    blobs = None
+    if settings.blobs_url is not None:
+        blobs = open_objects(settings.blobs_url, drafts, settings.blob_cache_bytes)
+    store = Store.open(folder, settings.database_url, blobs)
+    unfinished = store.database.unfinished_batches()
+    if unfinished:
+        raise UsageError(
+            f"the jobs' database has {unfinished} unfinished batches of an earlier version: finish or cancel "
+            "them with that version, or delete their rows (table forescribe_batches)"
         )
-        self.store.erase(id)
-        self.engine.forget(id)
-        self.store.database.truncate_log()
+    if settings.database_url is not None and not store.database.belongs_to(store.blobs.place):
+        raise UsageError(
+            "the jobs of this database have their audio and results in another place: set the same blobs_url "
+            "for all its processes, or the same data_dir on a disk that they share"
+        )
+    return store
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until the condition holds, at most `seconds`."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
+def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectBlobs:
+    """The blobs at a URL. Raises UsageError if it cannot be used, CapacityError if it does not answer."""
+    try:
+        from forescribe.asr.storage import stores
+        from forescribe.asr.storage.locations import Location
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"blobs_url needs {error.name}: {how_to_install('serve', 's3')}"
+        ) from error
+    from .object_blobs import ObjectBlobs
+
+    try:
+        store = stores.open_store(Location.parse(url), patience_s=PATIENCE_S)
+        blobs = ObjectBlobs(store, folder, cache_bytes)
+        blobs.probe()
+    except StorageError as error:
+        kind = CapacityError if error.code == "storage_unavailable" else UsageError
+        raise kind(f"blobs_url: {error.message}") from error
+    return blobs
 
 
-def _locked(folder: Path) -> BinaryIO:
-    """A lock file, held while it is open: two processes on one SQLite file would take each other's work."""
-    file = (folder / "lock").open("ab")
+def _locked(file: BinaryIO) -> bool:
+    """Whether this process has locked a file, against all others."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise UsageError(
-            f"data_dir {folder} is in use by another service: set another data_dir, or jobs = false"
-        ) from error
-    return file
+    except OSError:
+        return False
+    return True
+
+
+def _own_folder(folder: Path) -> tuple[Path, BinaryIO]:
+    """The first folder that no other process uses, and its lock."""
+    for n in count():
+        own = folder / "objects" if not n else folder / f"objects-{n}"
+        own.mkdir(exist_ok=True)
+        lock = (own / "lock").open("ab")
+        if _locked(lock):
+            return own, lock
+        lock.close()
+    raise AssertionError
 
 
 def _no_audio() -> ApiError:

@@ -1,44 +1,43 @@
 """The job store: a database and a blob folder, opened together, with one object for each table.
 
     store = Store.open(folder)
-    with store.transaction() as tx:          # the engine's queue is in the same database
-        store.jobs.insert(tx, new)
-        engine.enqueue(tx, item)
+    with store.transaction() as tx:
+        store.jobs.insert(tx, new)                      # a queued row is the queue
+    job = store.jobs.claim("process 1", beside=())      # the next one, for `LEASE_S` unless it is renewed
 
-Every write of a run is bound to its number, so that a run that was cancelled or replaced writes nothing. Does
-not know workflows, HTTP or what blobs hold.
+A job that is worked on has a lease: the process that claimed it, and until when. Leases and callbacks are
+measured by the database's clock, so no machine's clock matters. Every write of a run is bound to its `Claim`,
+so that a run that was cancelled or replaced, or whose process was taken for dead, writes nothing. Does not
+know HTTP or what blobs hold.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
-from uuid import uuid4
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
 
 from forescribe.asr.errors import OutputError, StorageError
 
 from ..errors import ApiError
 from .blobs import Blobs, BlobStore
-from .database import Database, Place, Turns, Tx, not_before, one_page
+from .database import Database, Place, Turns, Tx, database_time, not_before, one_page
 from .references import References
 from .tables import (
     ENDED,
     ENTRIES,
-    EXPOSED,
     JOBS,
     KEYS,
     REFERENCES,
     UNFINISHED,
-    WORKERS,
     Callback,
     CallbackState,
+    Claim,
     EntryKind,
     Job,
     Kind,
@@ -48,9 +47,20 @@ from .tables import (
     bounded,
     bounded_options,
     bounded_warnings,
-    item_prefix,
     record_of,
 )
+
+PAGE = 1000
+"""Rows that are read at a time."""
+
+LEASE_S = 10.0
+"""How long a process has a job unless it renews its lease."""
+
+ALONE = 2
+"""Deaths of its processes after which a job is done while its process does no other."""
+
+MAX_CRASHES = 3
+"""Deaths of its processes, without progress in between, after which a job fails."""
 
 
 class Store:
@@ -61,11 +71,9 @@ class Store:
     ) -> None:
         self.database, self.blobs, self.clock = database, blobs, clock
         self.log = EventLog(database)
-        self.crashes = CrashRecords(database)
-        self.jobs = JobTable(database, self.log, self.crashes, self.now)
+        self.jobs = JobTable(database, self.log, self.now)
         self.references = References(database, blobs)
         self.keys = IdempotencyKeys(database, self.now)
-        self.heartbeats = Heartbeats(database, blobs.place)
         self.turns = Turns(database)
 
     @classmethod
@@ -86,18 +94,15 @@ class Store:
     def writable(self) -> bool:
         """Whether a row can be committed and a blob written."""
         try:
-            self.heartbeats.probe()
             self.blobs.probe()
-            return True
-        except (DBAPIError, OutputError, StorageError):
+        except (OutputError, StorageError):
             return False
+        return self.database.accepts_writes()
 
     def erase(self, id: str) -> None:
         """Delete all rows of a job, and the blobs that only this job refers to. SQLite's log has them until
         `Database.truncate_log`."""
-        deletions = [
-            sa.delete(table).where(table.c.job == id) for table in (ENTRIES, KEYS, EXPOSED)
-        ]
+        deletions = [sa.delete(table).where(table.c.job == id) for table in (ENTRIES, KEYS)]
         self.references.drop_all(id, *deletions, sa.delete(JOBS).where(JOBS.c.id == id))
 
     def close(self) -> None:
@@ -106,13 +111,11 @@ class Store:
 
 
 class JobTable:
-    """The rows of jobs in one database: reading, and the transitions between their states. `now` gives the
-    time in Unix seconds."""
+    """The rows of jobs in one database: reading, the queue, and the transitions between their states. `now`
+    gives the time in Unix seconds."""
 
-    def __init__(
-        self, database: Database, log: EventLog, crashes: CrashRecords, now: Callable[[], float]
-    ) -> None:
-        self._database, self._log, self._crashes, self._now = database, log, crashes, now
+    def __init__(self, database: Database, log: EventLog, now: Callable[[], float]) -> None:
+        self._database, self._log, self._now = database, log, now
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -132,11 +135,6 @@ class JobTable:
             jobs = [_job(row) for row in tx.execute(one_page(query, JOBS, after, limit))]
         return jobs[:limit], len(jobs) > limit
 
-    def unfinished_runs(self) -> sa.Select[str]:
-        """The query of the work ids (`api.jobs.tables.run_item`) of queued and running jobs of all owners."""
-        id = JOBS.c.id + item_prefix("") + sa.cast(JOBS.c.run, sa.String)
-        return sa.select(id.label("id")).where(JOBS.c.state.in_(UNFINISHED))
-
     def oldest(self) -> float | None:
         """When the oldest unfinished job was created; None without one."""
         query = sa.select(sa.func.min(JOBS.c.created_at)).where(JOBS.c.state.in_(UNFINISHED))
@@ -145,13 +143,14 @@ class JobTable:
         return created_at
 
     def backlog(self, owner: str | None = None) -> tuple[int, float]:
-        """The number of unfinished jobs, and their remaining seconds of audio."""
+        """The number of unfinished jobs, and their remaining seconds of audio; of one owner without the
+        lines of batches."""
         left_s = JOBS.c.total_s - JOBS.c.done_s
         query = sa.select(
             sa.func.count(), sa.func.sum(sa.case((left_s > 0.0, left_s), else_=0.0))
         ).where(JOBS.c.state.in_(UNFINISHED))
         if owner is not None:
-            query = query.where(JOBS.c.tenant == owner)
+            query = query.where(JOBS.c.tenant == owner, JOBS.c.batch.is_(None))
         with self._database.engine.connect() as tx:
             count, seconds = tx.execute(query).one()
         return count, seconds or 0.0
@@ -171,92 +170,202 @@ class JobTable:
         with self._database.engine.connect() as tx:
             return list(tx.execute(query).scalars())
 
+    def of_batch(self, batch: str) -> Iterator[Job]:
+        """The lines of a batch, in their order."""
+        query, after = sa.select(JOBS).where(JOBS.c.batch == batch).order_by(JOBS.c.line), -1
+        while True:
+            with self._database.engine.connect() as tx:
+                rows = tx.execute(query.where(JOBS.c.line > after).limit(PAGE)).all()
+            if not rows:
+                return
+            yield from map(_job, rows)
+            after = rows[-1].line
+
+    # -- the queue --------------------------------------------------------------------------------
+
+    def claim(
+        self, worker: str, *, beside: Collection[str], take_over: bool = True
+    ) -> tuple[Job, bool] | None:
+        """The next job for this process, which works on those `beside`, and whether it was taken over from
+        another one. Lines of batches come last. `take_over`:
+        also those whose lease is over. A job with too many crashes has ended, with the code `crashed`. None
+        without a job, and if the next one is to be done while there is no other."""
+        with self._database.engine.connect() as tx:  # SQLite's one writer is not disturbed by looks
+            if (
+                tx.execute(_claimable(database_time(tx), beside, take_over).limit(1)).first()
+                is None
+            ):
+                return None
+        with self._database.transaction() as tx:
+            now = database_time(tx)
+            next_one = _claimable(now, beside, take_over).limit(1)
+            row = tx.execute(next_one.with_for_update(skip_locked=True)).one_or_none()
+            if row is None:
+                return None
+            job, taken_over = _job(row), row.claimed_by is not None
+            if job.crashes >= MAX_CRASHES:
+                text = f"{job.crashes} processes died while they worked on this job"
+                return self.fail(tx, job, "crashed", text), taken_over
+            if job.crashes >= ALONE and beside:
+                return None
+            lease: dict[str, Any] = {"claimed_by": worker, "claimed_until": now + LEASE_S}
+            if job.state == "running":
+                self._update(tx, job.id, **lease)
+                return self._required(tx, job.id), taken_over
+            lease["started_at"] = not_before(tx, self._now(), JOBS.c.created_at)
+            return self._enter(tx, job.id, "running", **lease), taken_over
+
+    def renew(self, worker: str) -> set[tuple[str, int]]:
+        """Renew the leases of a process; returns its jobs with the numbers of their runs."""
+        with self._database.transaction() as tx:
+            own = (JOBS.c.claimed_by == worker) & (JOBS.c.state == "running")
+            update = sa.update(JOBS).where(own).values(claimed_until=database_time(tx) + LEASE_S)
+            return {
+                (row.id, row.run) for row in tx.execute(update.returning(JOBS.c.id, JOBS.c.run))
+            }
+
+    def enter(self, tx: Tx, id: str) -> None:
+        """Work begins that can take the process down: a crash, until it progresses or is given back."""
+        self._update(tx, id, crashes=JOBS.c.crashes + 1)
+
+    def release(self, claim: Claim, *, entered: bool = False) -> None:
+        """Leave a job to whoever claims it next, without a crash."""
+        with self._database.transaction() as tx:
+            if self.held(tx, claim) is not None:
+                crashes = JOBS.c.crashes - int(entered)
+                self._update(tx, claim.job, claimed_by=None, claimed_until=None, crashes=crashes)
+
+    def expire_leases(self) -> None:
+        """The leases of all processes are over: those that had them are gone."""
+        with self._database.transaction() as tx:
+            tx.execute(sa.update(JOBS).values(claimed_until=None))
+
+    def held(self, tx: Tx, claim: Claim) -> Job | None:
+        """The job, locked, if the claim may still write; else None."""
+        query = sa.select(JOBS).where(
+            JOBS.c.id == claim.job,
+            JOBS.c.run == claim.run,
+            JOBS.c.claimed_by == claim.worker,
+            JOBS.c.state == "running",
+        )
+        row = tx.execute(query.with_for_update()).one_or_none()
+        return None if row is None else _job(row)
+
+    def claim_callback(self, lease_s: float) -> Job | None:
+        """An ended job whose callback is due, which is this process's to deliver for so many seconds."""
+        with self._database.engine.connect() as tx:
+            if tx.execute(_due(database_time(tx))).first() is None:
+                return None
+        with self._database.transaction() as tx:
+            now = database_time(tx)
+            row = tx.execute(_due(now).with_for_update(skip_locked=True)).one_or_none()
+            if row is not None:
+                self._update(tx, row.id, hook_at=now + lease_s)
+            return None if row is None else _job(row)
+
+    def set_callback(self, job: Job, state: CallbackState, wait_s: float = 0.0) -> None:
+        """Record the result of a delivery attempt; while it is `pending`, the next one is due in `wait_s`."""
+        assert job.callback is not None
+        with self._database.transaction() as tx:
+            same = (
+                (JOBS.c.id == job.id) & (JOBS.c.run == job.run) & (JOBS.c.hook_state == "pending")
+            )
+            values = {"hook_state": state, "hook_tries": job.callback.tries + 1}
+            due = database_time(tx) + wait_s
+            tx.execute(sa.update(JOBS).where(same).values(hook_at=due, **values))
+
     # -- transitions ------------------------------------------------------------------------------
 
     def insert(self, tx: Tx, new: NewJob) -> Job:
-        callback = new.callback
-        tx.execute(
-            sa.insert(JOBS).values(
-                id=new.id,
-                tenant=new.owner,
-                state="queued",
-                run=1,
-                kind="transcribe",
-                label=new.label,
-                created_at=self._now(),
-                total_s=new.total_s,
-                done_s=0.0,
-                options=json.dumps(bounded_options(new.options)),
-                hook_url=callback and callback.url,
-                hook_secret=callback and callback.secret,
-                hook_state=callback and callback.state,
-                hook_tries=0,
-                crashes=0,
-            )
-        )
-        return self._enter(tx, new.id, "queued")
+        self.insert_all(tx, [new])
+        return self._required(tx, new.id)
 
-    def current(self, tx: Tx, id: str, run: int) -> Job | None:
-        """The job, locked, if this run may still write; else None."""
-        query = sa.select(JOBS).where(JOBS.c.id == id, JOBS.c.run == run).with_for_update()
-        row = tx.execute(query).one_or_none()
-        job = None if row is None else _job(row)
-        return None if job is None or job.ended else job
+    def insert_all(self, tx: Tx, jobs: Sequence[NewJob]) -> None:
+        rows = [
+            {
+                "id": new.id,
+                "tenant": new.owner,
+                "state": "queued",
+                "run": 1,
+                "kind": "transcribe",
+                "label": new.label,
+                "created_at": self._now(),
+                "total_s": new.total_s,
+                "done_s": 0.0,
+                "options": json.dumps(bounded_options(new.options)),
+                "hook_url": new.callback and new.callback.url,
+                "hook_secret": new.callback and new.callback.secret,
+                "hook_state": new.callback and new.callback.state,
+                "hook_tries": 0,
+                "crashes": 0,
+                "trace": new.trace,
+                "batch": new.batch,
+                "line": new.line,
+                "source": new.source,
+            }
+            for new in jobs
+        ]
+        tx.execute(sa.insert(JOBS), rows)
+        entry = {"n": 1, "kind": "state", "data": json.dumps({"state": "queued"})}
+        tx.execute(sa.insert(ENTRIES), [{"job": new.id, **entry} for new in jobs])
 
     def locked(self, tx: Tx, id: str) -> Job | None:
         """The job in any state, locked; None if it has been erased."""
         row = tx.execute(sa.select(JOBS).where(JOBS.c.id == id).with_for_update()).one_or_none()
         return None if row is None else _job(row)
 
-    def start(self, tx: Tx, id: str, run: int) -> Job | None:
-        """Mark the job as running and return it as it was before; None if the run is not current."""
-        job = self.current(tx, id, run)
-        if job is not None and job.state == "queued":
-            started_at = not_before(tx, self._now(), JOBS.c.created_at)
-            self._enter(tx, id, "running", started_at=started_at)
-        return job
-
     def end(self, tx: Tx, id: str, state: State, error: tuple[str, str] | None = None) -> Job:
-        """End the job. Only a new run opens it again."""
+        """End the job; its callback is due. Only a new run opens it again."""
         code, message = error or (None, None)
         message = message and bounded(message)
         finished_at = not_before(tx, self._now(), JOBS.c.created_at, JOBS.c.started_at)
+        free: dict[str, Any] = {"claimed_by": None, "claimed_until": None, "hook_at": None}
         return self._enter(
-            tx, id, state, finished_at=finished_at, error_code=code, error_message=message
+            tx, id, state, finished_at=finished_at, error_code=code, error_message=message, **free
         )
+
+    def cancel_queued(self, tx: Tx, batch: str) -> list[str]:
+        """Cancel the lines of a batch that nobody has begun; returns those in progress."""
+        same = JOBS.c.batch == batch
+        queued = sa.update(JOBS).where(same, JOBS.c.state == "queued")
+        tx.execute(queued.values(state="cancelled", finished_at=self._now()))
+        query = sa.select(JOBS.c.id).where(same, JOBS.c.state == "running")
+        return list(tx.execute(query).scalars())
+
+    def fail(self, tx: Tx, job: Job, code: str, message: str) -> Job:
+        """End a job that has failed; if only its diarization has, it keeps its transcript."""
+        state: State = "succeeded" if job.kind == "diarize" else "failed"
+        return self.end(tx, job.id, state, (code, message))
 
     def new_run(self, tx: Tx, id: str, kind: Kind) -> Job:
         """Queue an ended job again."""
         job = self._required(tx, id)
         assert job.ended
-        self._crashes.clear(tx, id)
-        values: dict[str, Any] = {"run": job.run + 1, "kind": kind}
+        values: dict[str, Any] = {"run": job.run + 1, "kind": kind, "crashes": 0}
         if job.callback is not None:
             values |= {"hook_state": "pending", "hook_tries": 0}
         cleared = dict.fromkeys(("started_at", "finished_at", "error_code", "error_message"))
         return self._enter(tx, id, "queued", **values, **cleared)
 
-    def restart(self, tx: Tx, id: str) -> Job:
-        """Queue an unfinished job as a new run. Counts as a crash, so that a job cannot restart forever
-        without progress."""
-        return self._enter(tx, id, "queued", run=JOBS.c.run + 1, crashes=JOBS.c.crashes + 1)
-
     # -- single values ----------------------------------------------------------------------------
+
+    def progressed(self, tx: Tx, id: str) -> None:
+        """Forget the crashes of a job: it did not cause them."""
+        self._update(tx, id, crashes=0)
 
     def set_progress(self, tx: Tx, id: str, done_s: float) -> None:
         """Record how many seconds of audio are done."""
-        self._update(tx, id, done_s=done_s)
+        self._update(tx, id, done_s=done_s, crashes=0)
         self._log.append(tx, id, "progress", {"done_s": round(done_s, 3)})
-        self._crashes.clear(tx, id)
+
+    def set_length(self, tx: Tx, id: str, total_s: float) -> None:
+        """Record the length of audio that was not known when the job was created."""
+        self._update(tx, id, total_s=total_s)
 
     def set_warnings(self, tx: Tx, id: str, warnings: Sequence[Mapping[str, Any]]) -> None:
         """Replace the warnings: the first of those of the transcript."""
         text = json.dumps(bounded_warnings(warnings)) if warnings else None
         self._update(tx, id, warnings=text)
-
-    def set_callback(self, tx: Tx, id: str, state: CallbackState, tries: int) -> None:
-        """Record the result of a delivery attempt."""
-        self._update(tx, id, hook_state=state, hook_tries=tries)
 
     def set_options(self, tx: Tx, id: str, options: Mapping[str, Any]) -> None:
         """Replace the options for the next run."""
@@ -282,6 +391,24 @@ class JobTable:
         job = self._select(tx, id)
         assert job is not None
         return job
+
+
+def _claimable(now: float, beside: Collection[str], take_over: bool) -> sa.Select[Any]:
+    """Jobs without a lease, or whose lease is over, in the order in which they are done."""
+    free: sa.ColumnElement[bool] = JOBS.c.claimed_until.is_(None)
+    if take_over:
+        free |= JOBS.c.claimed_until < now
+    query = sa.select(JOBS).where(JOBS.c.state.in_(UNFINISHED), free)
+    if beside:
+        query = query.where(JOBS.c.id.not_in(beside))
+    return query.order_by(JOBS.c.batch.is_not(None), JOBS.c.created_at, JOBS.c.id)
+
+
+def _due(now: float) -> sa.Select[Any]:
+    """The job whose callback has been due for longest."""
+    due = JOBS.c.hook_at.is_(None) | (JOBS.c.hook_at <= now)
+    pending = (JOBS.c.hook_state == "pending") & JOBS.c.state.in_(ENDED)
+    return sa.select(JOBS).where(pending, due).order_by(JOBS.c.hook_at).limit(1)
 
 
 class EventLog:
@@ -310,68 +437,6 @@ class EventLog:
         return None if data is None else cast(Mapping[str, Any], json.loads(data))
 
 
-class CrashRecords:
-    """The exposed jobs of all processes of one database, with the deaths that each has seen.
-
-    A job is *exposed* while its work runs in code that can take the process down. The rows are committed
-    before that work begins, so they outlive the process. `api.jobs.suspects` decides when.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def deaths(self, job: str) -> int:
-        """Processes that died while this job was exposed, since it last progressed."""
-        query = sa.select(EXPOSED.c.deaths).where(EXPOSED.c.job == job)
-        with self._database.engine.connect() as tx:
-            return tx.execute(query).scalar_one_or_none() or 0
-
-    def expose(self, executor: str, job: str) -> None:
-        """Record that a job's work is about to begin."""
-        with self._database.transaction() as tx:
-            updated = tx.execute(
-                sa.update(EXPOSED).where(EXPOSED.c.job == job).values(executor=executor)
-            )
-            if not updated.rowcount:
-                tx.execute(sa.insert(EXPOSED).values(job=job, executor=executor, deaths=0))
-
-    def withdraw(self, executor: str, job: str) -> None:
-        """Record that a job's work has left the process."""
-        with self._database.transaction() as tx:
-            self._remove(tx, (EXPOSED.c.executor == executor) & (EXPOSED.c.job == job))
-
-    def keep_only(self, executor: str, jobs: frozenset[str]) -> None:
-        """Withdraw all jobs of the process but these."""
-        with self._database.transaction() as tx:
-            self._remove(tx, (EXPOSED.c.executor == executor) & EXPOSED.c.job.not_in(jobs))
-
-    def count_deaths(self, living: Iterable[str | None]) -> list[tuple[str, int]]:
-        """Count the deaths of all other processes. Returns the jobs that were exposed, with their deaths so
-        far."""
-        dead = EXPOSED.c.executor.is_not(None) & EXPOSED.c.executor.not_in(list(living))
-        update = sa.update(EXPOSED).where(dead).values(executor=None, deaths=EXPOSED.c.deaths + 1)
-        with self._database.transaction() as tx:
-            rows = tx.execute(update.returning(EXPOSED.c.job, EXPOSED.c.deaths)).all()
-        return sorted((row.job, row.deaths) for row in rows)
-
-    def count_crash(self, job: str) -> int:
-        """Count the death of a process in which only this job was. Returns their number, since it last
-        progressed."""
-        update = sa.update(JOBS).where(JOBS.c.id == job).values(crashes=JOBS.c.crashes + 1)
-        with self._database.transaction() as tx:
-            crashes = tx.execute(update.returning(JOBS.c.crashes)).scalar_one_or_none()
-        return crashes or 0
-
-    def clear(self, tx: Tx, job: str) -> None:
-        """Forget the deaths of a job that has progressed: it did not cause them."""
-        tx.execute(sa.update(JOBS).where(JOBS.c.id == job).values(crashes=0))
-        tx.execute(sa.update(EXPOSED).where(EXPOSED.c.job == job).values(deaths=0))
-
-    def _remove(self, tx: Tx, which: sa.ColumnElement[bool]) -> None:
-        tx.execute(sa.delete(EXPOSED).where(which, EXPOSED.c.deaths == 0))
-        tx.execute(sa.update(EXPOSED).where(which).values(executor=None))
-
-
 class IdempotencyKeys:
     """Which job or batch a client's key has created, in one database; `now` gives the time in Unix seconds. A
     fingerprint of the request tells whether it is the same."""
@@ -398,50 +463,6 @@ class IdempotencyKeys:
     def delete_before(self, when: float) -> None:
         with self._database.transaction() as tx:
             tx.execute(sa.delete(KEYS).where(KEYS.c.created_at < when))
-
-
-class Heartbeats:
-    """One row for each live process (executor) of a database, with the work that it is doing. A beat is a
-    counter: its readers measure by their own clocks. `place` tells where this process has its blobs."""
-
-    def __init__(self, database: Database, place: str | None = None) -> None:
-        self._database, self.place = database, place
-
-    def beat(self, executor: str, work: Iterable[str]) -> None:
-        """Increment the counter and record the ids of the work in progress."""
-        text = json.dumps(sorted(work))
-        with self._database.transaction() as tx:
-            updated = tx.execute(
-                sa.update(WORKERS)
-                .where(WORKERS.c.executor == executor)
-                .values(beat=WORKERS.c.beat + 1, work=text, place=self.place)
-            )
-            if not updated.rowcount:
-                row = {"executor": executor, "beat": 1, "work": text, "place": self.place}
-                tx.execute(sa.insert(WORKERS).values(**row))
-
-    def all(self) -> dict[str, tuple[int, frozenset[str]]]:
-        """Each executor's counter and work ids."""
-        with self._database.engine.connect() as tx:
-            rows = tx.execute(sa.select(WORKERS))
-            return {row.executor: (row.beat, frozenset(json.loads(row.work))) for row in rows}
-
-    def elsewhere(self) -> dict[str, int]:
-        """The counters of executors whose blobs are at another place than this process's."""
-        query = sa.select(WORKERS.c.executor, WORKERS.c.beat).where(WORKERS.c.place != self.place)
-        with self._database.engine.connect() as tx:
-            return {row.executor: row.beat for row in tx.execute(query)}
-
-    def delete(self, executor: str) -> None:
-        with self._database.transaction() as tx:
-            tx.execute(sa.delete(WORKERS).where(WORKERS.c.executor == executor))
-
-    def probe(self) -> None:
-        """Commit a row and its deletion. Raises OutputError or DBAPIError if nothing can be written."""
-        executor = f"probe-{uuid4().hex}"
-        with self._database.transaction() as tx:
-            tx.execute(sa.insert(WORKERS).values(executor=executor, beat=0, work="[]"))
-            tx.execute(sa.delete(WORKERS).where(WORKERS.c.executor == executor))
 
 
 def _job(row: Any) -> Job:

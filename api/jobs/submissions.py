@@ -12,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal
 from uuid import uuid4
 
 from pydantic import Field
@@ -30,11 +29,11 @@ from ..settings import Settings
 from ..speech import forms
 from ..speech.forms import TranscriptionForm, invalid
 from ..speech.serving import Serving
-from .completion import check_secret
+from ..telemetry import place
+from .blobs import BlobDraft
+from .callbacks import check_secret
 from .store import Store
-from .tables import Callback, Job, NewJob, run_item
-from .traces import JobTraces
-from .workflows import JobEngine
+from .tables import Callback, Job, NewJob
 
 SHOWN = (
     "model",
@@ -63,11 +62,9 @@ class Submissions:
         settings: Settings,
         serving: Serving,
         store: Store,
-        engine: JobEngine,
-        traces: JobTraces,
+        wake: Callable[[], None],
     ) -> None:
-        self.settings, self.serving, self.store, self.engine = settings, serving, store, engine
-        self.traces = traces
+        self.settings, self.serving, self.store, self.wake = settings, serving, store, wake
         self.receiving: set[tuple[str, str]] = set()  # keys whose request is still being received
 
     # -- before the audio is received -------------------------------------------------------------
@@ -138,12 +135,14 @@ class Submissions:
             if form.webhook_url is not None:
                 callback = Callback(form.webhook_url, form.webhook_secret)
             id = f"job_{uuid4().hex}"
-            new = NewJob(id, owner, recording.label, total_s, fields, shown(form), callback)
+            new = NewJob(
+                id, owner, recording.label, total_s, fields, shown(form), callback, place()
+            )
             return await asyncio.to_thread(self.submit, new, draft, mark)
         finally:
             await asyncio.to_thread(draft.discard)
 
-    def submit(self, new: NewJob, audio: Audio, key: IdempotencyKey | None = None) -> Job:
+    def submit(self, new: NewJob, audio: BlobDraft, key: IdempotencyKey | None = None) -> Job:
         """Insert and queue a job, once everything is on disk; or return the earlier job of the same key.
 
         Raises ApiError `idempotency_key_reused`, OutputError if the disk is full, IntegrityError if there is
@@ -160,10 +159,9 @@ class Submissions:
                     if key is not None:
                         store.keys.insert(tx, new.owner, key.text, key.fingerprint, new.id)
                     job = store.jobs.insert(tx, new)
-                    self.traces.keep(tx, new.id, store.now())
                     store.references.put(tx, job.id, "audio", audio_blob)
                     store.references.put(tx, job.id, "form", form_blob)
-                    self.engine.enqueue(tx, run_item(job.id, job.run, job.kind))
+            self.wake()
             return job
         except ApiError:
             store.references.delete_unreferenced(blobs)
@@ -180,7 +178,7 @@ class Submissions:
         id = self.store.keys.get(owner, key.text, key.fingerprint)
         return None if id is None else self.store.jobs.get(id, owner)
 
-    async def length_s(self, audio: Audio) -> float:
+    async def length_s(self, audio: BlobDraft) -> float:
         """The length of audio that is on disk. Raises ApiError for audio that cannot be decoded or is too
         long, FileNotFoundError."""
         with audio.path.open("rb") as file:
@@ -216,21 +214,6 @@ class Recording:
 
     file: BinaryIO
     label: str | None
-
-
-class Audio(Protocol):
-    """Audio on disk that becomes a blob: a draft, or a blob that exists already."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-
-    def flush(self) -> None: ...
-
-    def commit(self) -> str: ...
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,17 @@ JOBS = sa.Table(
     sa.Column("hook_tries", sa.Integer, nullable=False, default=0),
     sa.Column("crashes", sa.Integer, nullable=False, default=0),
     sa.Column("warnings", sa.Text),  # of the transcript; NULL: none, or none yet
+    sa.Column("claimed_by", sa.String),  # the process that works on it
+    sa.Column("claimed_until", sa.Float),  # by the database's clock; NULL: nobody has it
+    sa.Column("hook_at", sa.Float),  # when the callback is due, likewise; NULL: at once
+    sa.Column("trace", sa.String),  # W3C's traceparent, at which its trace goes on
+    sa.Column("batch", sa.String),  # the batch of which it is a line
+    sa.Column("line", sa.Integer),  # its number there
+    sa.Column("source", sa.String),  # the URL of its audio, which is fetched when it is done
     sa.Index("forescribe_jobs_of", "tenant", "created_at", "id"),
     sa.Index("forescribe_jobs_state", "state"),
+    sa.Index("forescribe_jobs_hook", "hook_state"),
+    sa.Index("forescribe_jobs_batch", "batch", "line"),
 )
 
 REFERENCES = sa.Table(
@@ -92,24 +101,6 @@ KEYS = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
 )
 
-WORKERS = sa.Table(
-    "forescribe_workers",
-    META,
-    sa.Column("executor", sa.String, primary_key=True),
-    sa.Column("beat", sa.Integer, nullable=False),
-    sa.Column("work", sa.Text, nullable=False),
-    sa.Column("place", sa.String),  # where its blobs are; NULL: an earlier version
-)
-
-EXPOSED = sa.Table(
-    "forescribe_exposed",
-    META,
-    sa.Column("job", sa.String, primary_key=True),
-    sa.Column("executor", sa.String),  # the process in which its work is exposed now
-    sa.Column("alone", sa.Boolean, nullable=False, default=False),  # of earlier versions
-    sa.Column("deaths", sa.Integer, nullable=False),  # of such processes, since it last progressed
-)
-
 BLOBS = sa.Table(
     "forescribe_blobs",
     META,
@@ -118,6 +109,14 @@ BLOBS = sa.Table(
     sa.Column("at", sa.Float, nullable=False),  # of the last change
 )
 """Blobs in object storage (`api.jobs.references`)."""
+
+PLACES = sa.Table(
+    "forescribe_places",
+    META,
+    sa.Column("what", sa.String, primary_key=True),
+    sa.Column("place", sa.String, nullable=False),
+)
+"""Where the blobs of this database are."""
 
 TURNS = sa.Table(
     "forescribe_turns",
@@ -129,10 +128,15 @@ TURNS = sa.Table(
 
 ADDED = (
     (JOBS, "warnings", "TEXT"),
-    (WORKERS, "place", "VARCHAR"),
+    (JOBS, "claimed_by", "VARCHAR"),
+    (JOBS, "claimed_until", "DOUBLE PRECISION"),
+    (JOBS, "hook_at", "DOUBLE PRECISION"),
+    (JOBS, "trace", "VARCHAR"),
+    (JOBS, "batch", "VARCHAR"),
+    (JOBS, "line", "INTEGER"),
+    (JOBS, "source", "VARCHAR"),
 )
-"""Columns that earlier versions lack. All may be NULL, so that an earlier version can go on using the
-database."""
+"""Columns that earlier versions lack."""
 
 
 def record_of(kind: type[R], row: sa.Row[Any], **given: Any) -> R:
@@ -170,8 +174,10 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     error: tuple[str, str] | None = None
     callback: Callback | None = None
-    crashes: int = 0  # restarts, and children that died over it, since it last progressed
+    crashes: int = 0  # processes that died while they had it, since it last progressed
     warnings: tuple[Mapping[str, Any], ...] = ()  # code and message, from its transcript
+    trace: str | None = None
+    source: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -224,6 +230,19 @@ class NewJob:
     form: Mapping[str, Any]
     options: Mapping[str, Any]
     callback: Callback | None = None
+    trace: str | None = None
+    batch: str | None = None
+    line: int | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A process's right to work on a run of a job. Writes without it are refused."""
+
+    job: str
+    run: int
+    worker: str
 
 
 @dataclass(frozen=True)
@@ -243,32 +262,6 @@ class LogEntry:
     n: int
     kind: EntryKind
     data: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class WorkItem:
-    """A workflow to queue: `kind` names it. Two items with the same `id` run once."""
-
-    kind: str
-    id: str
-    args: tuple[str | int, ...]
-    delay_s: float = 0.0
-
-
-def item_prefix(job: str) -> str:
-    """The prefix of the ids of all work items of a job."""
-    return f"{job}:"
-
-
-def run_item(job: str, run: int, kind: Kind) -> WorkItem:
-    """The work item for a run of a job."""
-    return WorkItem(kind, f"{item_prefix(job)}{run}", (job, run))
-
-
-def callback_item(job: str, run: int, number: int, delay_s: float = 0.0) -> WorkItem:
-    """The work item for one delivery attempt of a callback."""
-    id = f"{item_prefix(job)}{run}:webhook:{number}"
-    return WorkItem("webhook", id, (job, run, number), delay_s)
 
 
 def bounded(text: str, most: int = MAX_TEXT) -> str:

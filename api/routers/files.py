@@ -1,4 +1,4 @@
-"""`/v1/files`: OpenAI's contract, for the input and output of batches and for audio.
+"""`/v1/files`: OpenAI's contract, for the input and output of batches and for their audio.
 
 A file belongs to its API key: for other keys it does not exist. See docs/openai-batches.md.
 """
@@ -6,16 +6,16 @@ A file belongs to its API key: for other keys it does not exist. See docs/openai
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
+from ..batches import Batches
 from ..dependencies import Caller, ClientDep, SettingsDep, part, reserve
 from ..errors import ApiError
-from ..files import DeletedFile, FileForm, FileObject, Files, Purpose, StoredFile
-from ..http.bodies import file_response
+from ..files import FileForm, Files, StoredFile
+from ..http.bodies import HEADERS, file_response
 from ..http.openapi import form_body
 from ..settings import Settings
 from ..speech.forms import parse
@@ -23,35 +23,19 @@ from ..uploads.multipart import Received, receive_form
 from .jobs import JobsDep, place_of
 
 MAX_LABEL_LENGTH = 255
-UNNAMED = "file"
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
-
 FilesDep = Annotated[Files, Depends(part("files", Files))]
-
-
-class FileList(BaseModel):
-    """A page of files; `last_id` is `after` of the next one."""
-
-    object: Literal["list"] = "list"
-    data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+BatchesDep = Annotated[Batches, Depends(part("batches", Batches))]
 
 
 @router.post("", openapi_extra=form_body(FileForm))
 async def upload(
-    request: Request,
-    settings: SettingsDep,
-    jobs: JobsDep,
-    files: FilesDep,
-    client: ClientDep,
-) -> FileObject:
+    request: Request, settings: SettingsDep, jobs: JobsDep, files: FilesDep, client: ClientDep
+) -> dict[str, Any]:
     """Keep a file: the requests of a batch (`purpose=batch`) or audio (`purpose=user_data`)."""
     await asyncio.to_thread(jobs.submissions.check_room)
-    await asyncio.to_thread(files.check_count, client.owner)
     reservation = reserve(request, client, resumable=True)
     try:
         async with receive_form(request, settings) as received:
@@ -68,30 +52,30 @@ async def listed(
     caller: Caller,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     after: str | None = None,
-    order: Literal["asc", "desc"] = "desc",
-    purpose: Purpose | None = None,
-) -> FileList:
-    """List files by time of creation; `after` is the id of the last file of the previous page."""
+) -> dict[str, Any]:
+    """List files, the latest first; `after` is the id of the last file of the previous page."""
     place = await place_of(after, files.get, caller, "file")
-    page, more = await asyncio.to_thread(files.page, caller, limit, place, order, purpose)
-    ids = [file.id for file in page]
-    return FileList(
-        data=[file.view() for file in page],
-        first_id=ids[0] if ids else None,
-        last_id=ids[-1] if ids else None,
-        has_more=more,
-    )
+    page, more = await asyncio.to_thread(files.page, caller, limit, place)
+    return {"object": "list", "data": [file.view() for file in page], "has_more": more}
 
 
 @router.get("/{id}")
-async def one(id: str, files: FilesDep, caller: Caller) -> FileObject:
+async def one(id: str, files: FilesDep, batches: BatchesDep, caller: Caller) -> dict[str, Any]:
+    written = await asyncio.to_thread(batches.output, id, caller)
+    if written is not None:
+        return written[0].view()
     return (await asyncio.to_thread(files.get, id, caller)).view()
 
 
 @router.head("/{id}/content", include_in_schema=False)
 @router.get("/{id}/content")
-async def content(id: str, request: Request, files: FilesDep, caller: Caller) -> Response:
-    """The file, byte for byte; `Range` is supported."""
+async def content(
+    id: str, request: Request, files: FilesDep, batches: BatchesDep, caller: Caller
+) -> Response:
+    """The file, byte for byte; `Range` is supported for what was uploaded."""
+    written = await asyncio.to_thread(batches.output, id, caller)
+    if written is not None:
+        return StreamingResponse(written[1], media_type="application/octet-stream", headers=HEADERS)
     file = await asyncio.to_thread(files.get, id, caller)
     path = await asyncio.to_thread(files.path, id, caller)
     try:
@@ -103,10 +87,10 @@ async def content(id: str, request: Request, files: FilesDep, caller: Caller) ->
 
 
 @router.delete("/{id}")
-async def delete(id: str, files: FilesDep, caller: Caller) -> DeletedFile:
-    """Delete a file. Batches and jobs that use it keep its content until they end."""
+async def delete(id: str, files: FilesDep, caller: Caller) -> dict[str, Any]:
+    """Delete a file. Jobs that use it keep its content until they are deleted."""
     await asyncio.to_thread(files.delete, id, caller)
-    return DeletedFile(id=id)
+    return {"id": id, "object": "file", "deleted": True}
 
 
 def _kept(
@@ -118,11 +102,8 @@ def _kept(
     try:
         if not draft.size:
             raise ApiError("empty_file", "the file is empty", param="file")
-        if form.purpose == "batch" and draft.size > settings.max_batch_bytes:
-            text = f"a file of requests has at most {settings.max_batch_bytes} bytes"
-            raise ApiError("file_too_large", text, param="file")
-        name = (received.name or "")[:MAX_LABEL_LENGTH] or UNNAMED
-        expiry = float(form.expires_after.seconds) if form.expires_after else None
-        return files.add(owner, form.purpose, name, draft, expiry)
+        name = (received.name or "")[:MAX_LABEL_LENGTH] or "file"
+        kept_s = form.expires_after.seconds if form.expires_after else settings.file_retention_s
+        return files.add(owner, form.purpose, name, draft, float(kept_s))
     finally:
         draft.discard()

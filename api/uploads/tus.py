@@ -35,6 +35,9 @@ from ..settings import Settings
 
 ID = re.compile(r"up_[0-9a-f]{32}")
 
+PIECE = 1 << 20
+"""Bytes that are read at a time."""
+
 SYNC_BYTES = 16 << 20
 """At most so many bytes are lost in a power failure."""
 
@@ -108,7 +111,10 @@ class Uploads:
     def digest(self, id: str, owner: str) -> bytes:
         """SHA-256 of a complete upload, of the bytes that are stored."""
         with self.whole(id, owner) as file:
-            return hashlib.file_digest(file, "sha256").digest()
+            sha256 = hashlib.sha256()
+            while piece := file.read(PIECE):
+                sha256.update(piece)
+            return sha256.digest()
 
     def delete(self, id: str, owner: str) -> None:
         with self._locked(id, owner):

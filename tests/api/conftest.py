@@ -97,7 +97,7 @@ class Halves:
 @pytest.fixture(scope="session", autouse=True)
 def no_waits() -> Iterator[None]:
     """Nothing waits for the disk: what a process has handed to the system outlives it, and no test cuts the
-    power. `test_storage` says that the service waits. Batches are looked at again at once."""
+    power. `test_storage` says that the service waits."""
     with pytest.MonkeyPatch.context() as patch:
         configure = database._configure_sqlite
 
@@ -107,7 +107,6 @@ def no_waits() -> Iterator[None]:
 
         patch.setattr(database, "_configure_sqlite", unsynced)
         patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr("forescribe.api.batches.service.TICK_S", 0.05)
         yield
 
 

@@ -27,7 +27,6 @@ from forescribe.api.jobs.store import Store
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from tests.api.conftest import Halves, served, until
-from tests.api.jobs.memory_engine import MemoryEngine
 
 PATIENCE_S = 300
 """The decoders may still be loading."""
@@ -115,7 +114,7 @@ def running(request, transcriber, decoders, tmp_path_factory) -> Iterator[tuple[
         api_keys=keys,
     )
     serving, store = Serving(given, lambda: transcriber, Halves, decoders), Store.open(folder)
-    app = create_app(given, serving, Jobs(given, serving, store, MemoryEngine()))
+    app = create_app(given, serving, Jobs(given, serving, store))
     with served(app) as url:
         until(lambda: serving.state == "ready")
         yield schemathesis.openapi.from_dict(app.openapi()), url

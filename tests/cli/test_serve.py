@@ -54,7 +54,7 @@ def test_options_of_the_service_are_settings_with_their_defaults(record) -> None
 
 
 def test_a_port_that_is_taken_is_told_before_anything_heavy_is_imported(tmp_path) -> None:
-    heavy = {"torch", "transformers", "fastapi", "uvicorn", "av", "dbos"}
+    heavy = {"torch", "transformers", "fastapi", "uvicorn", "av", "sqlalchemy"}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code = (

@@ -1,6 +1,4 @@
-"""Recordings of the fault tests, whose text is known, and the engine that decodes them, in the server or in a
-child of it.
-"""
+"""Recordings of the fault tests, whose text is known, and the engine that decodes them."""
 
 from __future__ import annotations
 
@@ -12,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forescribe.api.jobs.suspects import HandedSamples
-from forescribe.asr.child_process import Begin
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Coverage, Segment, Span
 
@@ -112,16 +108,3 @@ class FakeGroups:
 
     def wait_until_released(self, seconds: float) -> None:
         """Does nothing, as there is no reader."""
-
-
-def group_alone(
-    begin: Begin, given: HandedSamples, server: int, job: str, script: Script, k: int
-) -> Group:
-    """Replaces the function of this name in `api.jobs.suspects`. The file that it is given is the log, where
-    it writes in the name of the process `server`."""
-
-    def log(line: str) -> None:
-        os.write(given.descriptor, f"{server} {line}\n".encode())
-
-    begin()
-    return FakeGroups(job, script, log).wait_for(k)

@@ -3,10 +3,9 @@
 One replica does jobs itself, the other one is a front end. Each process has a folder of its own; they share
 the database and the objects (a folder, through the same client as S3). Clients behave as behind a load
 balancer: any replica gets any request, and what fails is sent to the other one. Uploads arrive in pieces
-while replicas die.
+while their replica dies.
 
-A kill of a process that does jobs costs at most one group of each of its C jobs. A job that was in two such
-processes is a suspect (`api.jobs.suspects`), whose next group is decoded in a child and displaces nothing.
+A kill of a process that does jobs costs at most one group of each of its C jobs.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Balancer:
         )
 
     def upload(self, text: str, groups: int, pace_s: float, size: int) -> str:
-        """The same by a resumable upload of `size` bytes, each piece to the next replica."""
+        """The same by a resumable upload of `size` bytes."""
         data = script(text, groups, pace_s).ljust(size)  # JSON ends in any white space
         created = self.request(
             "POST", "/v1/uploads", headers={**TUS, "Upload-Length": str(len(data))}
@@ -177,7 +176,7 @@ def kill_replicas_and_workers(long: bool, rng: random.Random) -> str:
     told_kills = ", ".join(f"{name} {count}" for name, count in sorted(hits.items()))
     return (
         f"{kills} kills while work remained ({told_kills}); {len(made)} jobs right on both replicas, "
-        f"{uploads} of them uploaded in pieces ({sender.pieces} objects at most); {total} groups, "
+        f"{uploads} of them uploaded in pieces; {total} groups, "
         f"{again}; {balancer.retried} requests sent again; {objects}"
     )
 
@@ -191,19 +190,17 @@ class _Sender(threading.Thread):
 
     def __init__(self, balancer: Balancer, count: int, pace_s: float) -> None:
         super().__init__(daemon=True)
-        self.balancer = Balancer(balancer.replicas)
+        self.balancers = [Balancer([replica]) for replica in balancer.replicas]  # sticky sessions
         self.count, self.pace_s = count, pace_s
         self.made: dict[str, tuple[str, int]] = {}
         self.error: BaseException | None = None
-        self.pieces = 0
 
     def run(self) -> None:
         try:
             for n in range(self.count):
                 size = (2 << 20) + 12345 * n
-                id = self.balancer.upload(f"upload{n}", 3, self.pace_s, size)
+                id = self.balancers[n % 2].upload(f"upload{n}", 3, self.pace_s, size)
                 self.made[id] = (f"upload{n}", 3)
-                self.pieces += -(-size // PATCH_BYTES)
         except BaseException as error:
             self.error = error
 
@@ -259,7 +256,7 @@ def _check_called_back(
 
 def _objects(folder: Path, url: str) -> str:
     """After a sweep that takes no age into account: what is stored is what rows refer to."""
-    from forescribe.api.jobs.recovery import open_objects
+    from forescribe.api.jobs.service import open_objects
     from forescribe.api.jobs.store import Store
 
     blobs = open_objects(f"file://{folder / 'bucket'}", folder / "sweeper", 1 << 30)
@@ -270,10 +267,9 @@ def _objects(folder: Path, url: str) -> str:
         with store.database.engine.connect() as tx:
             rows = tx.exec_driver_sql("select blob from forescribe_refs").scalars()
             referred = set(rows)
-            left = tx.exec_driver_sql("select count(*) from forescribe_uploads").scalar_one()
         stored = set(blobs.names())
     finally:
         store.close()
     holds(referred <= stored, f"{len(referred - stored)} blobs are lost")
     holds(stored <= referred, f"{len(stored - referred)} objects without a row after a sweep")
-    return f"{len(stored)} objects, {orphans} left by dead processes and swept, {left} uploads left"
+    return f"{len(stored)} objects, {orphans} left by dead processes and swept"

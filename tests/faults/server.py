@@ -13,33 +13,28 @@ import argparse
 import asyncio
 import json
 import os
-import queue
 import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, BinaryIO, ClassVar
 
 import uvicorn
 
 from forescribe.api.access.addresses import networks
 from forescribe.api.app import create_app, create_worker_app
-from forescribe.api.jobs import dbos_engine, service
-from forescribe.api.jobs.active import ActiveJobs
 from forescribe.api.jobs.blobs import Draft
-from forescribe.api.jobs.completion import Webhooks
-from forescribe.api.jobs.dbos_engine import DbosEngine
-from forescribe.api.jobs.recovery import join, open_store
-from forescribe.api.jobs.steps import DiarizationStep, JobFiles, Steps, TranscriptionSteps
+from forescribe.api.jobs.callbacks import Webhooks
+from forescribe.api.jobs.running import Run
+from forescribe.api.jobs.service import Jobs
 from forescribe.api.jobs.submissions import Submissions
+from forescribe.api.jobs.walk import JobFiles, Walk
 from forescribe.api.settings import Settings
-from forescribe.api.speech.serving import Serving, TranscriptionStream, TranscriptionTask
+from forescribe.api.speech.serving import Serving
 from forescribe.asr.formats.transcript import Transcript
-from tests.faults.recordings import GROUP_S, FakeGroups, Script, group_alone
+from tests.faults.recordings import GROUP_S, FakeGroups, Script
 
 
 @dataclass(frozen=True)
@@ -77,32 +72,7 @@ class Seams:
     """Where the fakes below report to."""
 
     log: ClassVar[Callable[[str], None]]
-    file: ClassVar[BinaryIO]  # of the log
     trap: ClassVar[Trap]
-
-
-class FakeSteps(Steps):
-    """The steps, with a trap before and after some of them."""
-
-    def __call__(self, step: str, job: str, run: int, *args: int) -> Any:
-        phase = {"prepare": "queued", "deliver": "callback"}.get(step)
-        if phase is not None:
-            Seams.trap(phase)
-        answer = super().__call__(step, job, run, *args)
-        phase = {"deliver": "called", "finish": "ended"}.get(step)
-        if phase is not None:
-            Seams.trap(phase)
-        return answer
-
-
-class FakeActive(ActiveJobs):
-    """Active jobs whose samples need no decoder."""
-
-    def samples(self, job: str, audio: Callable[..., Any]) -> Any:
-        while self.serving.state == "loading":
-            self.pause(0.05)
-        Seams.trap("decoding")
-        return None
 
 
 class FakeFiles(JobFiles):
@@ -115,46 +85,50 @@ class FakeFiles(JobFiles):
         with self.audio(job) as path:
             return Script.of(path.read_bytes())
 
-    def refer(
-        self, job: str, run: int, role: str, name: str, data: Any = None, size: int | None = None
-    ) -> str:
+    def refer(self, claim: Any, role: str, name: str, data: Any = None) -> str:
         if role in ("spoken", "result"):
             Seams.trap("assembling" if role == "spoken" else "result")
-        return super().refer(job, run, role, name, data, size)
+        return super().refer(claim, role, name, data)
 
 
-class FakeTranscription(TranscriptionSteps):
-    """Transcription by a script, without a model."""
+class FakeWalk(Walk):
+    """The walk without decoder, model and speakers, with a trap in some of its steps."""
 
     files: FakeFiles
 
-    def _new_plan(self, job: str) -> Any:
-        self.active.samples(job, self.files.audio)
-        with self.active.crashes.exposed(job, lambda: self.active.check(job)):
-            Seams.trap("planning")
-            return Plan(self.files.script(job).groups)
+    def __call__(self, run: Run) -> None:
+        Seams.trap("queued")
+        super().__call__(run)
 
-    def _submit(self, job: str) -> Any:
-        groups: Any = FakeGroups(job, self.files.script(job), Seams.log, Seams.trap)
-        self.active.set_groups(job, groups)
-        return groups
+    def samples(self, run: Run) -> Any:
+        Seams.trap("decoding")
+        return None
 
-    def _group_alone(self, job: str, k: int) -> Any:
-        log: Any = SimpleNamespace(file=Seams.file, sample_count=0, notices=())
-        check, script = partial(self.active.check, job), self.files.script(job)
-        return self.active.crashes.alone(job, check, group_alone, log, os.getpid(), job, script, k)
+    def new_plan(self, run: Run) -> Any:
+        self.samples(run)
+        Seams.trap("planning")
+        return Plan(self.files.script(run.id).groups)
+
+    def submit(self, run: Run) -> Any:
+        return FakeGroups(run.id, self.files.script(run.id), Seams.log, Seams.trap)
+
+    def with_speakers(self, run: Run, transcript: Transcript, form: Any) -> Transcript:
+        Seams.trap("speakers")
+        return transcript
+
+    def finish(self, run: Run) -> None:
+        super().finish(run)
+        Seams.trap("ended")
 
 
-class FakeDiarization(DiarizationStep):
-    """Diarization that finds no speakers."""
+class FakeWebhooks(Webhooks):
+    """Real callbacks, with a trap before and after each."""
 
-    def _with_speakers(self, job: str, transcript: Transcript, *others: Any) -> Transcript:
-        with self.active.crashes.exposed(job, lambda: self.active.check(job)):
-            Seams.trap("speakers")
-            return transcript
-
-
-FAKES = service.Components(FakeActive, FakeFiles, FakeTranscription, FakeDiarization, FakeSteps)
+    def deliver(self, job: Any) -> Any:
+        Seams.trap("callback")
+        answer = super().deliver(job)
+        Seams.trap("called")
+        return answer
 
 
 class Measured:
@@ -168,7 +142,7 @@ class Measured:
 
 
 class FakeServing(Serving):
-    """Ready at once. Synchronous requests are served by one thread, one after the other."""
+    """Ready at once, without a model."""
 
     trap: Callable[[str], None] = staticmethod(lambda phase: None)
     load_s = 0.0
@@ -178,9 +152,6 @@ class FakeServing(Serving):
             threading.Thread(target=self._slow, daemon=True).start()
         else:
             self.state = "ready"
-        self._line: queue.SimpleQueue[TranscriptionStream] = queue.SimpleQueue()
-        self._gone: set[TranscriptionStream] = set()
-        threading.Thread(target=self._work, daemon=True).start()
 
     def _slow(self) -> None:
         time.sleep(self.load_s)
@@ -199,25 +170,6 @@ class FakeServing(Serving):
         self.trap("accepting")
         file.seek(0)
         return Measured(Script.of(await asyncio.to_thread(file.read)))
-
-    def follow(self, task: TranscriptionTask) -> TranscriptionStream:
-        following = TranscriptionStream(task, self.settings.timeout_s, self.metrics, self.tracing)
-        following.cancelled_by(lambda: self._gone.add(following))
-        self._line.put(following)
-        return following
-
-    def _work(self) -> None:
-        while True:
-            following = self._line.get()
-            spool: Any = following.task.decoded_file
-            if following in self._gone:
-                self._gone.discard(following)
-                following.ended(None)
-                continue
-            wall_s = spool.script.groups * spool.script.pace_s
-            time.sleep(wall_s)
-            following.ended(spool.script.outcome(wall_s))
-            self._gone.discard(following)
 
 
 def _nothing() -> Any:
@@ -267,6 +219,7 @@ def main() -> None:
         database_url=asked.database,
         blobs_url=asked.blobs,
         front_end=asked.front_end,
+        job_concurrency=asked.concurrency,
         **{"min_free_bytes": 0, "webhook_networks": ("127.0.0.0/8",), "drain_s": 0.0, **given},
     )
     asked.folder.mkdir(parents=True, exist_ok=True)
@@ -277,28 +230,11 @@ def main() -> None:
 
     serving = FakeServing(settings, _nothing, _nothing)
     FakeServing.trap, FakeServing.load_s = Trap(asked.folder), asked.load_s
-    store = open_store(settings, asked.folder)
-    queues = dbos_engine.WEBHOOKS if asked.front_end else dbos_engine.ALL_QUEUES
-    engine = DbosEngine(store.database.engine, concurrency=asked.concurrency, queues=queues)
-    exclusive = asked.database is None
-    if not exclusive:
-        join(store, engine.executor)
-    allowed = Webhooks(
-        allowed=networks(settings.webhook_networks),
-        schedule_s=asked.schedule,
-        timeout_s=2,
-    )
     Seams.log, Seams.trap = log, Trap(asked.folder)
-    Seams.file = os.fdopen(descriptor, "wb", buffering=0)
-    jobs = service.Jobs(
-        settings,
-        serving,
-        store,
-        engine,
-        exclusive=exclusive,
-        webhooks=allowed,
-        components=FAKES,
+    webhooks = FakeWebhooks(
+        allowed=networks(settings.webhook_networks), schedule_s=asked.schedule, timeout_s=2
     )
+    jobs = Jobs.open(settings, serving, webhooks=webhooks, files=FakeFiles, walk=FakeWalk)
     if asked.die_at:
         die_at(asked.die_at)
     create = create_worker_app if asked.worker else create_app

@@ -17,7 +17,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from forescribe.api.access import addresses, outbound
-from forescribe.api.jobs.completion import SCHEDULE_S, Webhooks, body, check_secret
+from forescribe.api.jobs.callbacks import SCHEDULE_S, Webhooks, body, check_secret
 from forescribe.api.jobs.tables import Callback, Job
 from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, application, ended, ready, submit

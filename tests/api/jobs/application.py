@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,16 +15,14 @@ from fastapi.testclient import TestClient
 
 from forescribe.api.app import create_app
 from forescribe.api.jobs.blobs import BlobStore
-from forescribe.api.jobs.completion import Webhooks
+from forescribe.api.jobs.callbacks import Webhooks
 from forescribe.api.jobs.service import Jobs
 from forescribe.api.jobs.store import Store
-from forescribe.api.jobs.workflows import JobEngine
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.decode.transcriber import Transcriber
 from tests.api.conftest import Halves, until
-from tests.api.jobs.memory_engine import MemoryEngine
 
 JOBS = "/v1/jobs"
 FORM = {"language": "de", "temperature": "0.5"}
@@ -35,7 +33,6 @@ def application(
     folder: Path,
     transcriber: Transcriber,
     decoders: Decoders,
-    engine: Callable[[Store], JobEngine] = lambda store: MemoryEngine(),
     webhooks: Webhooks | None = None,
     blobs: BlobStore | None = None,
     **given: Any,
@@ -46,7 +43,7 @@ def application(
     load = None if settings.front_end else lambda: transcriber
     serving = Serving(settings, load, Halves, decoders)
     store = Store.open(made(folder), None, blobs)
-    jobs = Jobs(settings, serving, store, engine(store), webhooks=webhooks)
+    jobs = Jobs(settings, serving, store, webhooks=webhooks)
     app = create_app(settings, serving, jobs, failed=lambda failure: None)
     return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
 

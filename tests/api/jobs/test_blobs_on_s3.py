@@ -8,7 +8,7 @@ import os
 import pytest
 import sqlalchemy as sa
 
-from forescribe.api.jobs.recovery import open_objects
+from forescribe.api.jobs.service import open_objects
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import REFERENCES
 from forescribe.asr.errors import UsageError

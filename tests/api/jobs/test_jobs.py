@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from forescribe.api.access.keys import digest, new_key
-from forescribe.api.jobs.steps import JobFiles
+from forescribe.api.jobs.running import RunReplaced
 from forescribe.api.jobs.store import Store
-from forescribe.api.jobs.tables import NewJob
-from forescribe.api.jobs.workflows import RunReplaced
+from forescribe.api.jobs.tables import Claim, NewJob
+from forescribe.api.jobs.walk import JobFiles
 from forescribe.asr.formats.files import srt as render_srt
 from forescribe.asr.formats.subtitles import LineRules
 from forescribe.asr.formats.transcript import Transcript
@@ -246,7 +246,7 @@ def test_a_cancelled_job_frees_its_rows_and_writes_no_more(client, held, transcr
     serving = client.app.state.serving
     held.set()
     until(lambda: not serving.session._live and transcriber.engine.idle)
-    until(lambda: not client.app.state.jobs.engine.running())
+    until(lambda: not client.app.state.jobs.worker.running())
     after = client.get(f"{JOBS}/{job}").json()
     assert after["state"] == "cancelled" and after["progress"]["done_s"] == 0
     assert client.get(f"{JOBS}/{job}/result").status_code == 404
@@ -259,8 +259,8 @@ def test_a_job_that_is_being_cut_can_be_cancelled(client, monkeypatch) -> None:
     """Hours of silence are read in one go, before there is a window to cancel."""
     begun, go, blocks = threading.Event(), threading.Event(), []
 
-    def watched(recording, *args, **kwargs) -> None:
-        for block in recording.blocks():
+    def watched(read, *args, **kwargs) -> None:
+        for block in read:
             blocks.append(block)
             begun.set()
             assert go.wait(30)
@@ -270,18 +270,13 @@ def test_a_job_that_is_being_cut_can_be_cancelled(client, monkeypatch) -> None:
     assert begun.wait(30)
     assert client.post(f"{JOBS}/{job}/cancel").json()["state"] == "cancelled"
     go.set()
-    until(lambda: not client.app.state.jobs.engine.running())
+    until(lambda: not client.app.state.jobs.worker.running())
     assert len(blocks) == 1
     assert client.get(f"{JOBS}/{job}").json()["state"] == "cancelled"
 
 
 def test_a_queued_job_can_be_cancelled(tmp_path, transcriber, decoders, held) -> None:
-    from tests.api.jobs.memory_engine import MemoryEngine
-
-    def one(store):
-        return MemoryEngine(concurrency=1)
-
-    with application(tmp_path, transcriber, decoders, one) as client:
+    with application(tmp_path, transcriber, decoders, job_concurrency=1) as client:
         ready(client)
         first, second = (submit(client, sound(2, seed)).json()["id"] for seed in (1, 2))
         assert client.post(f"{JOBS}/{second}/cancel").json()["state"] == "cancelled"
@@ -305,7 +300,7 @@ def test_a_deleted_job_leaves_no_trace(
         assert b"MARKERPROMPT" in files(tmp_path) and b"talk.wav" in files(tmp_path)
     assert client.delete(f"{JOBS}/{job}").status_code == 204
     held.set()
-    until(lambda: not client.app.state.jobs.engine.running())
+    until(lambda: not client.app.state.jobs.worker.running())
     left = files(tmp_path)
     found = [word for word in (b"MARKERPROMPT", b"talk.wav", b"random") if word in left]
     assert found == []  # an id alone may be: it says nothing
@@ -318,11 +313,13 @@ def test_a_run_that_was_replaced_leaves_no_blob(tmp_path) -> None:
     store = Store.open(tmp_path)
     with store.transaction() as tx:
         store.jobs.insert(tx, NewJob("job", "", None, 60.0, {}, {}))
+    assert store.jobs.claim("here", beside=()) is not None
     files = JobFiles(store)
-    with pytest.raises(RunReplaced):
-        files.save("job", 2, "plan", {"cut": "twice"})
+    for claim in (Claim("job", 2, "here"), Claim("job", 1, "elsewhere")):
+        with pytest.raises(RunReplaced):
+            files.save(claim, "plan", {"cut": "twice"})
     assert list(store.blobs.names()) == []
-    assert files.save("job", 1, "plan", {"cut": "once"}) in set(store.blobs.names())
+    assert files.save(Claim("job", 1, "here"), "plan", {}) in set(store.blobs.names())
     store.close()
 
 
@@ -377,7 +374,7 @@ def test_a_fault_that_passes_is_tried_again_and_one_that_stays_is_told(
     monkeypatch.setattr(transcriber.engine, "step", faulty)
     job = submit(client, memo(3)).json()["id"]
     assert ended(client, job)["state"] == "succeeded"
-    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr("forescribe.api.jobs.walk.PAUSES_S", (0.01, 0.01))
     faults += [RuntimeError("secret")] * 10_000
     other = submit(client, sound(3)).json()["id"]
     over = ended(client, other)
@@ -397,7 +394,7 @@ def test_a_fault_that_lasts_no_longer_than_the_pauses_fails_no_job(client, monke
             raise RuntimeError("the device is busy")
         return plan_of(*args, **kwargs)
 
-    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.5,))
+    monkeypatch.setattr("forescribe.api.jobs.walk.PAUSES_S", (0.5,))
     monkeypatch.setattr(cut_plan, "plan_of", faulty)
     job = submit(client, memo(1)).json()["id"]
     assert ended(client, job)["state"] == "succeeded" and len(faults) == 1
@@ -408,15 +405,15 @@ def test_retention_forgets_audio_first_and_results_later(client, tmp_path) -> No
     ended(client, job)
     jobs, now = client.app.state.jobs, client.app.state.jobs.store.clock()
     jobs.store.clock = lambda: now + 3600  # an hour on: nothing is due
-    jobs.retention.erase_expired()
+    jobs.erase_expired()
     assert client.get(f"{JOBS}/{job}/audio").status_code == 200
     jobs.store.clock = lambda: now + 25 * 3600
-    jobs.retention.erase_expired()
+    jobs.erase_expired()
     assert client.get(f"{JOBS}/{job}/audio").status_code == 404
     assert client.get(f"{JOBS}/{job}/result").status_code == 200
     assert client.post(f"{JOBS}/{job}/diarize").status_code == 404
     jobs.store.clock = lambda: now + 31 * 24 * 3600
-    jobs.retention.erase_expired()
+    jobs.erase_expired()
     assert client.get(f"{JOBS}/{job}").status_code == 404
     assert not list((tmp_path / "blobs").glob("??/*"))
 
@@ -454,7 +451,7 @@ def test_what_is_doubtful_in_a_transcript_is_told_by_the_job_as_well(client, mon
     """By the job, its last event and its result; a diarization that has no doubts takes none away."""
     from dataclasses import replace
 
-    from forescribe.api.jobs.decoded_groups import DecodedGroups
+    from forescribe.api.jobs.running import DecodedGroups
     from forescribe.asr.formats.transcript_parts import Notice
 
     outcome = DecodedGroups.outcome

@@ -25,8 +25,8 @@ def blobs(tmp_path):
 
 @pytest.fixture
 def client(tmp_path, transcriber, decoders, blobs, monkeypatch):
-    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.02, 0.02, 0.02))
-    monkeypatch.setattr("forescribe.api.jobs.active.AWAY_S", 0.01)
+    monkeypatch.setattr("forescribe.api.jobs.walk.PAUSES_S", (0.02, 0.02, 0.02))
+    monkeypatch.setattr("forescribe.api.jobs.running.AWAY_S", 0.01)
     with application(tmp_path / "data", transcriber, decoders, blobs=blobs) as client:
         yield ready(client)
 
@@ -108,7 +108,7 @@ def test_an_erasure_while_storage_is_away_is_finished_later(client, blobs, away)
     assert client.get(f"{JOBS}/{job}").status_code == 404
     away.clear()
     assert list(blobs.names())
-    client.app.state.jobs.retention.erase_expired()
+    client.app.state.jobs.erase_expired()
     assert not list(blobs.names())
 
 
@@ -120,52 +120,20 @@ def test_a_front_end_accepts_jobs_and_refuses_what_needs_a_model(
         "database_url": "postgresql://db/forescribe",
         "blobs_url": "s3://bucket/service",
     }
-    waiting = _Waiting()
-    with application(
-        tmp_path / "data", transcriber, decoders, lambda store: waiting, blobs=blobs, **machines
-    ) as client:
+    with application(tmp_path / "data", transcriber, decoders, blobs=blobs, **machines) as client:
         ready(client)
         assert client.get("/ready").status_code == 200 and client.app.state.serving.session is None
         for route in ("/v1/audio/transcriptions", "/v1/audio/translations", "/predict"):
             refused = client.post(route, files={"file": ("a.wav", memo(1))})
-            assert refused.status_code == 404 and "/v1/jobs" in refused.text
+            assert refused.status_code == 404 and "there is no route" in refused.text
         job = submit(client, memo(2))
         assert job.status_code == 202 and job.json()["state"] == "queued"
         assert submit(client, b"not audio").status_code == 400
         unknown = submit(client, memo(2), language="klingon")
         assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "language")
         assert client.get("/v1/models").status_code == 200
-        assert [item.kind for item in waiting.items] == ["transcribe"]
+        assert client.app.state.jobs.worker.concurrency == 0  # it delivers callbacks only
         assert client.post(f"{JOBS}/{job.json()['id']}/cancel").json()["state"] == "cancelled"
-
-
-class _Waiting:
-    """An engine that only queues, as that of a front end does."""
-
-    executor = "front"
-
-    def __init__(self) -> None:
-        self.items = []
-
-    def enqueue(self, tx, item) -> None:
-        self.items.append(item)
-
-    def start(self, steps, workflows) -> None: ...
-    def cancel(self, id) -> None: ...
-    def stop(self) -> None: ...
-    def close(self) -> None: ...
-
-    def pending(self):
-        return []
-
-    def running(self):
-        return frozenset()
-
-    def broken(self, ids):
-        return frozenset()
-
-    def adopt(self):
-        return 0
 
 
 def test_a_worker_answers_operators_only(tmp_path, transcriber, decoders) -> None:

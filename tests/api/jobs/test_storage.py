@@ -9,19 +9,17 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from forescribe.api.jobs import database
 from forescribe.api.jobs.blobs import Blobs, Draft
 from forescribe.api.jobs.database import Database, _configure_sqlite, database_disk_errors
 from forescribe.api.jobs.store import Store
-from forescribe.api.jobs.tables import NewJob
+from forescribe.api.jobs.tables import ADDED, Callback, NewJob
 from forescribe.api.process.models import PASSING
 from forescribe.asr.errors import CapacityError, OutputError, UsageError
 from tests.api.conftest import memo, until
@@ -32,8 +30,8 @@ URL = os.environ.get("FORESCRIBE_TEST_PG")
 
 @pytest.fixture
 def client(tmp_path, transcriber, decoders, monkeypatch):
-    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.01, 0.01, 0.01))
-    monkeypatch.setattr("forescribe.api.jobs.active.AWAY_S", 0.01)
+    monkeypatch.setattr("forescribe.api.jobs.walk.PAUSES_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("forescribe.api.jobs.running.AWAY_S", 0.01)
     with application(tmp_path, transcriber, decoders) as client:
         yield ready(client)
 
@@ -204,19 +202,30 @@ def test_a_database_that_takes_no_writes_is_not_writable(tmp_path) -> None:
 
 
 def test_a_database_of_an_earlier_version_is_taken_over(tmp_path) -> None:
+    """Its finished jobs can be read, what it had queued or begun is done, and callbacks are delivered."""
     store = Store.open(tmp_path)
     with store.transaction() as tx:
-        store.jobs.insert(tx, NewJob("job", "", None, 60.0, {}, {}))
-        tx.exec_driver_sql("ALTER TABLE forescribe_jobs DROP COLUMN warnings")
-        tx.exec_driver_sql("DROP TABLE forescribe_exposed")
+        for id in ("queued", "begun", "done"):
+            callback = Callback("https://example.com/", "whsec_x")
+            store.jobs.insert(tx, NewJob(id, "", None, 60.0, {}, {}, callback))
+        store.jobs.end(tx, "done", "succeeded")
+        tx.exec_driver_sql("UPDATE forescribe_jobs SET state = 'running' WHERE id = 'begun'")
+        tx.exec_driver_sql("CREATE TABLE workflow_status (workflow_uuid TEXT)")  # of its queue
+        tx.exec_driver_sql("DROP INDEX forescribe_jobs_batch")
+        for _, column, _ in ADDED:
+            tx.exec_driver_sql(f"ALTER TABLE forescribe_jobs DROP COLUMN {column}")
     store.close()
     store = Store.open(tmp_path)
-    found = store.jobs.get("job")
-    assert found is not None and found.warnings == ()
-    with store.transaction() as tx:
-        store.jobs.set_warnings(tx, "job", [{"code": "doubt", "message": "said"}])
-    again = store.jobs.get("job")
-    assert again is not None and again.warnings == ({"code": "doubt", "message": "said"},)
+    done = store.jobs.get("done")
+    assert done is not None and done.state == "succeeded" and done.warnings == ()
+    claims = [store.jobs.claim("one", beside=()) for _ in range(3)]
+    assert [claim and (claim[0].id, claim[1]) for claim in claims] == [
+        ("queued", False),
+        ("begun", False),
+        None,
+    ]
+    due = store.jobs.claim_callback(10.0)
+    assert due is not None and due.id == "done"
     store.close()
 
 
@@ -272,27 +281,13 @@ def test_a_server_that_a_partition_hides_is_given_up_within_half_a_minute() -> N
 
 @pytest.mark.skipif(not URL, reason="FORESCRIBE_TEST_PG names no database")
 def test_all_connections_to_postgresql_have_these_limits(tmp_path) -> None:
-    """Those of DBOS too, which uses our engine."""
-    from forescribe.api.jobs.dbos_engine import DbosEngine
-
     store = Store.open(tmp_path, URL)
-    sockets: list[int] = []
-
-    @event.listens_for(store.database.engine, "connect")
-    def heard(connection, record) -> None:
-        with socket.socket(fileno=os.dup(connection.pgconn.socket)) as opened:
+    with store.database.engine.connect() as tx:
+        descriptor = tx.connection.driver_connection.pgconn.socket
+        with socket.socket(fileno=os.dup(descriptor)) as opened:
             assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            sockets.append(opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
-
-    engine = DbosEngine(store.database.engine, concurrency=1)
-    try:
-        engine.start(lambda *_: None, {})
-        until(lambda: len(sockets) >= 2)  # one listens, one polls
-        assert set(sockets) == {20_000}
-    finally:
-        engine.stop()
-        engine.close()
-        store.close()
+            assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+    store.close()
 
 
 OPENING = """
@@ -316,18 +311,3 @@ def test_several_processes_may_open_a_new_database_at_once(tmp_path) -> None:
     run = [sys.executable, "-c", OPENING, str(tmp_path)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-
-
-def test_sqlite_has_times_in_milliseconds_whatever_its_version(tmp_path):
-    """DBOS fills and compares columns with `unixepoch('subsec')` from Python 3.12 on; before SQLite 3.42
-    that is NULL, and the service did not start."""
-    opened = Database.open(f"sqlite:///{tmp_path}/jobs.db")
-    before = time.time()
-    with opened.transaction() as tx:
-        tx.exec_driver_sql(
-            "create table t (name text, at integer not null default (unixepoch('subsec') * 1000))"
-        )
-        tx.exec_driver_sql("insert into t (name) values ('a')")
-        (at,) = tx.exec_driver_sql("select at from t").one()
-    opened.close()
-    assert before - 0.001 <= at / 1000 <= time.time() + 0.001

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from forescribe.api.jobs.store import Store
-from forescribe.api.jobs.tables import EXPOSED, JOBS, KEYS, Callback, NewJob
+from forescribe.api.jobs.tables import JOBS, KEYS, Callback, NewJob
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def store(tmp_path):
 
 def test_names_of_columns_are_those_of_existing_databases() -> None:
     assert {"tenant", "hook_url", "hook_secret", "hook_state", "hook_tries"} <= set(JOBS.c.keys())
-    assert "tenant" in KEYS.c and {"job", "executor", "alone", "deaths"} == set(EXPOSED.c.keys())
+    assert "tenant" in KEYS.c
 
 
 def test_a_blob_is_deleted_with_its_last_reference(store) -> None:
@@ -57,52 +57,33 @@ def test_a_key_belongs_to_one_job_of_one_owner(store) -> None:
     assert store.keys.get("team", "k", "print") is None
 
 
-def test_an_earlier_run_writes_nothing_and_every_transition_is_logged(store) -> None:
+def test_every_transition_is_logged_and_a_new_run_begins_anew(store) -> None:
+    assert store.jobs.claim("one", beside=()) is not None
     with store.transaction() as tx:
-        assert store.jobs.start(tx, "a", 1) is not None
         store.jobs.end(tx, "a", "failed", ("internal_error", "text"))
-        store.jobs.set_callback(tx, "a", "failed", 3)
+    ended = store.jobs.get("a")
+    assert ended is not None
+    store.jobs.set_callback(ended, "failed")
+    with store.transaction() as tx:
         again = store.jobs.new_run(tx, "a", "transcribe")
-        assert (again.run, again.state, again.error) == (2, "queued", None)
-        assert again.callback is not None
-        assert (again.callback.state, again.callback.tries) == ("pending", 0)
-        assert store.jobs.current(tx, "a", 1) is None and store.jobs.start(tx, "a", 1) is None
+    assert (again.run, again.state, again.error) == (2, "queued", None)
+    assert again.callback is not None
+    assert (again.callback.state, again.callback.tries) == ("pending", 0)
     states = [entry.data["state"] for entry in store.log.entries("a")]
     assert states == ["queued", "running", "failed", "queued"]
     assert [entry.n for entry in store.log.entries("a", after=2)] == [3, 4]
-
-
-def test_a_new_run_and_progress_forget_the_crashes_of_a_job(store) -> None:
-    assert [store.crashes.count_crash("a") for _ in range(2)] == [1, 2]
-    with store.transaction() as tx:
-        assert store.jobs.start(tx, "a", 1) is not None
-        store.jobs.end(tx, "a", "failed", ("crashed_workers", "text"))
-        store.jobs.new_run(tx, "a", "transcribe")
-    assert [store.crashes.count_crash("a") for _ in range(2)] == [1, 2]
-    with store.transaction() as tx:
-        store.jobs.set_progress(tx, "a", 30.0)
-    assert store.crashes.count_crash("a") == 1
 
 
 def test_audio_is_due_once_its_job_has_been_over_for_longer_than_it_is_kept(store) -> None:
     name = store.blobs.put(b"audio")
     with store.transaction() as tx:
         store.references.put(tx, "a", "audio", name)
-        assert store.jobs.start(tx, "a", 1) is not None
         store.jobs.end(tx, "a", "succeeded")  # at 1000.0
     assert store.jobs.with_audio_succeeded_before(1000.0) == []
     assert (
         store.jobs.with_audio_succeeded_before(1000.5) == store.jobs.ended_before(1000.5) == ["a"]
     )
     assert store.jobs.ended_before(1000.0) == []
-
-
-def test_a_process_withdraws_one_job_at_a_time_and_none_of_another_process(store) -> None:
-    for job in "ab":
-        store.crashes.expose("one", job)
-    store.crashes.withdraw("two", "a")
-    store.crashes.withdraw("one", "b")
-    assert store.crashes.count_deaths({"two"}) == [("a", 1)]
 
 
 def test_a_job_of_another_owner_does_not_exist(store) -> None:

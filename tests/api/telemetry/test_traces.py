@@ -115,7 +115,7 @@ def test_a_job_is_traced_by_the_process_that_does_it(
     with application(tmp_path, transcriber, decoders) as client:
         assert ended(ready(client), job)["state"] == "succeeded"
     root = kept.named(f"POST {JOBS}")
-    steps = {"job prepare", "job group", "job assemble", "job diarize", "job finish"}
+    steps = {"job plan", "job group", "job assemble", "job diarize", "job finish"}
     assert kept.children(root) >= steps
     (assemble,) = [s for s in kept.spans if s.name == "job assemble" and s.status.is_ok]
     assert kept.children(assemble) == {"encode", "rounds", "words"}

@@ -1,13 +1,13 @@
-"""The end of a job: success, failure, another run, and a signed callback that is retried until confirmed.
+"""Callbacks at the end of jobs, signed and retried until they are confirmed; and the metrics of jobs.
 
     webhook-id: msg_<job>.<run>           the same for every attempt: receivers drop duplicates
     webhook-timestamp: 1790000123
     webhook-signature: v1,<base64 of HMAC-SHA256(secret, "id.timestamp.body")>
 
-A job's end and the first attempt of its callback are committed together. The format is Standard Webhooks, so
-receivers can verify it in any language. The body names the job and its state, never text. An answer of 2xx
-confirms, 410 ends the attempts, anything else is a failure. Delivery is at least once. Series of Prometheus
-count what has ended; labels never hold ids or names. Does not know how a job is done.
+A job's end makes its callback due. The format is Standard Webhooks, so receivers can verify it in any
+language. The body names the job and its state, never text. An answer of 2xx confirms, 410 ends the attempts,
+anything else is a failure. Delivery is at least once: a process that dies over an attempt has only a lease of
+it. Labels of metrics never hold ids or names.
 """
 
 from __future__ import annotations
@@ -27,12 +27,8 @@ from standardwebhooks import Webhook
 
 from ..access import outbound
 from ..access.addresses import Network
-from ..errors import ApiError
 from ..metrics import Metrics
-from .database import Tx
-from .store import Store
-from .tables import Job, State, callback_item, run_item
-from .workflows import JobEngine, RunReplaced
+from .tables import Job
 
 SCHEDULE_S: Sequence[float] = (
     0,
@@ -56,63 +52,6 @@ SECRET_PREFIX = "whsec_"
 MIN_SECRET_BYTES = 16
 
 Answer = Literal["delivered", "gone", "failed"]
-
-
-class Completion:
-    """Ends runs of jobs, and delivers callbacks."""
-
-    def __init__(
-        self, store: Store, engine: JobEngine, webhooks: Webhooks, metrics: JobMetrics
-    ) -> None:
-        self.store, self.engine, self.webhooks, self.metrics = store, engine, webhooks, metrics
-
-    def finish(self, job: str, run: int) -> bool:
-        """The job has succeeded."""
-        with self.store.transaction() as tx:
-            row = self.store.jobs.current(tx, job, run)
-            if row is None:
-                raise RunReplaced
-            self.store.jobs.set_progress(tx, job, row.total_s)
-            self.end(tx, row, "succeeded")
-        return True
-
-    def fail(self, job: str, run: int, error: ApiError) -> None:
-        """The job has failed; if only its diarization failed, it keeps its transcript and has succeeded."""
-        with self.store.transaction() as tx:
-            row = self.store.jobs.current(tx, job, run)
-            if row is not None:
-                state: State = "succeeded" if row.kind == "diarize" else "failed"
-                self.end(tx, row, state, (error.code, error.message))
-
-    def restart(self, job: str, run: int) -> None:
-        """Queue another run of an unfinished job whose work has ended."""
-        with self.store.transaction() as tx:
-            if self.store.jobs.current(tx, job, run) is not None:
-                restarted = self.store.jobs.restart(tx, job)
-                self.engine.enqueue(tx, run_item(job, restarted.run, restarted.kind))
-
-    def end(self, tx: Tx, job: Job, state: State, error: tuple[str, str] | None = None) -> None:
-        """End a job, and queue the first attempt of its callback in the same transaction."""
-        ended = self.store.jobs.end(tx, job.id, state, error)
-        self.metrics.ended(ended)
-        if ended.callback is not None:
-            self.engine.enqueue(tx, callback_item(job.id, job.run, 0))
-
-    def deliver(self, job: str, run: int, number: int) -> str:
-        """Make one delivery attempt; if it fails, queue the next one."""
-        row = self.store.jobs.get(job)
-        if row is None or row.run != run or row.callback is None or row.callback.state != "pending":
-            return "over"
-        answer = self.webhooks.deliver(row)
-        wait_s = self.webhooks.wait_s(number + 1) if answer == "failed" else None
-        self.metrics.tries.labels(answer).inc()
-        with self.store.transaction() as tx:
-            if wait_s is None:
-                self.store.jobs.set_callback(tx, job, answer, number + 1)
-            else:
-                self.store.jobs.set_callback(tx, job, "pending", number + 1)
-                self.engine.enqueue(tx, callback_item(job, run, number + 1, wait_s))
-        return answer
 
 
 @dataclass(frozen=True)
@@ -182,7 +121,6 @@ class JobMetrics:
         counter, histogram = metrics.counter, metrics.histogram
         self._ended = counter("jobs_ended", "Runs of jobs by final state.", "state")
         self.resumed = counter("jobs_resumed", "Work taken over from a process that has died.")
-        self.stuck = counter("jobs_stuck", "Work that its process had lost, queued again.")
         self._queue_s = histogram(
             "job_queue_seconds", "From the creation of a job to the beginning of its work."
         )

@@ -1,0 +1,219 @@
+"""The threads that take jobs and callbacks from the queue, and keep their leases.
+
+    worker = Worker(store, serving, walk, webhooks, outages, metrics, concurrency=4)
+    worker.start()
+    worker.wake()                # something was queued
+    worker.stop()                # the next process goes on at once
+
+A process claims a job for some seconds and renews its lease as long as it works on it. A job whose lease is
+over has lost its process, and whoever comes first takes it. If the process died over work that can take it
+down, that counts as a crash of the job until it progresses: after two it is done while its process does no
+other, so that the third one is its own, and it fails with the code `crashed`. A process that was away itself
+(suspended, without its database) first waits for others to renew. Leases are renewed only while the engine is
+well: of a broken one, others take the work.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from uuid import uuid4
+
+from ..speech.serving import Serving
+from .callbacks import JobMetrics, Webhooks
+from .running import RELEASE_S, Outages, Run, RunReplaced, Stopping, report_fault
+from .store import ALONE, LEASE_S, Store
+from .tables import Claim, Job
+from .walk import Walk
+
+POLL_S = 0.2
+"""Between two looks at the queue: other processes write to it too, so there is no notification."""
+
+RENEW_S = 2.0
+"""Between two renewals of the leases."""
+
+CALLBACKS = 16
+"""Concurrent callbacks: a receiver that hangs occupies one of them for 20 s."""
+
+
+class Worker:
+    """The jobs in progress in this process. `concurrency` is their number at a time, 0 for a process that
+    only delivers callbacks."""
+
+    def __init__(
+        self,
+        store: Store,
+        serving: Serving,
+        walk: Walk,
+        webhooks: Webhooks,
+        outages: Outages,
+        metrics: JobMetrics,
+        *,
+        concurrency: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store, self.serving, self.walk = store, serving, walk
+        self.webhooks, self.outages, self.metrics = webhooks, outages, metrics
+        self.concurrency, self.clock = concurrency, clock
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+        self.stopping = outages.stopping
+        self._lock = threading.Lock()
+        self._runs: dict[str, Run] = {}  # the jobs in progress, by id
+        self._calling = threading.BoundedSemaphore(CALLBACKS)
+        self._callers = ThreadPoolExecutor(CALLBACKS, thread_name_prefix="callback")
+        self._woken = threading.Event()
+        self._renewed_s = self._ticked_s = self._well_since_s = -LEASE_S
+        self._thread = threading.Thread(target=self._repeat, name="jobs", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look at the queue now."""
+        self._woken.set()
+
+    def abandon(self, id: str) -> None:
+        """End the work on a job, if it is in progress here."""
+        with self._lock:
+            run = self._runs.get(id)
+        if run is not None:
+            run.abandon()
+
+    def running(self) -> frozenset[str]:
+        """The ids of the jobs in progress in this process."""
+        with self._lock:
+            return frozenset(self._runs)
+
+    def stop(self) -> None:
+        """Interrupt the work in progress, and leave it to the next process."""
+        self.stopping.set()
+        self.wake()
+        with self._lock:
+            runs = list(self._runs.values())
+        for run in runs:
+            run.abandon(Stopping)
+        wait_until(lambda: not self.running(), RELEASE_S)
+        if self._thread.is_alive():
+            self._thread.join(RELEASE_S)
+        self._callers.shutdown(wait=False, cancel_futures=True)
+
+    # -- the thread that claims -------------------------------------------------------------------
+
+    def _repeat(self) -> None:
+        fault = ""
+        while not self.stopping.is_set():
+            self._woken.clear()
+            try:
+                self.tick()
+                fault = ""
+            except Exception as error:  # the database may come back
+                if fault != type(error).__name__:  # log it once
+                    fault = type(error).__name__
+                    report_fault("queue", error)
+            self._woken.wait(POLL_S)
+
+    def tick(self) -> None:
+        """Deliver callbacks that are due, renew leases, and claim jobs."""
+        self._call_back()
+        if not self.concurrency or self.serving.state in ("broken", "failed"):
+            return
+        now = self.clock()
+        if now - self._ticked_s > LEASE_S / 2:
+            self._well_since_s = now
+        if now - self._renewed_s >= RENEW_S:
+            self._renew()
+            self._renewed_s = now
+        while self._claim_next(take_over=now - self._well_since_s >= LEASE_S):
+            pass
+        self._ticked_s = now
+
+    def _renew(self) -> None:
+        """Renew the leases, and abandon runs that were cancelled or taken over."""
+        with self._lock:
+            runs = list(self._runs.values())
+        held = self.store.jobs.renew(self.name) if runs else set()
+        for run in runs:
+            if (run.id, run.job.run) not in held:
+                run.abandon()
+
+    def _claim_next(self, *, take_over: bool) -> bool:
+        """Begin with the next job, if there is one and room for it."""
+        with self._lock:
+            runs = dict(self._runs)
+        if len(runs) >= self.concurrency or any(run.alone for run in runs.values()):
+            return False
+        if self.serving.state != "ready":
+            return False
+        claimed = self.store.jobs.claim(self.name, beside=runs.keys(), take_over=take_over)
+        if claimed is None:
+            return False
+        job, taken_over = claimed
+        if taken_over:
+            self.metrics.resumed.inc()
+        if job.ended:
+            self.metrics.ended(job)
+            return True
+        claim = Claim(job.id, job.run, self.name)
+        run = Run(job, claim, self.serving, self.stopping, alone=job.crashes >= ALONE)
+        with self._lock:
+            self._runs[job.id] = run
+        threading.Thread(target=self._do, args=(run,), name="job", daemon=True).start()
+        return True
+
+    def _do(self, run: Run) -> None:
+        try:
+            self.walk(run)
+        except RunReplaced:
+            pass  # the row says why
+        except Stopping:
+            with suppress(Exception):  # the database may be away; the lease ends by itself
+                self.store.jobs.release(run.claim, entered=run.entered)
+        except Exception as error:  # likewise
+            report_fault("job", error)
+        finally:
+            with self._lock:
+                del self._runs[run.id]
+            self.wake()
+
+    # -- callbacks --------------------------------------------------------------------------------
+
+    def _call_back(self) -> None:
+        while self._calling.acquire(blocking=False):
+            job = None
+            try:
+                job = self.store.jobs.claim_callback(self.webhooks.timeout_s + LEASE_S)
+            finally:
+                if job is None:
+                    self._calling.release()
+            if job is None:
+                return
+            self._callers.submit(self._deliver, job)
+
+    def _deliver(self, job: Job) -> None:
+        """Make one delivery attempt; if it fails, the next one is due later."""
+        try:
+            assert job.callback is not None
+            answer = self.webhooks.deliver(job)
+            wait_s = self.webhooks.wait_s(job.callback.tries + 1) if answer == "failed" else None
+            self.metrics.tries.labels(answer).inc()
+            state = answer if wait_s is None else "pending"
+            record = self.store.jobs.set_callback
+            self.outages.wait_for_storage(None, lambda: record(job, state, wait_s or 0.0))
+        except Stopping:
+            pass
+        except Exception as error:
+            report_fault("callback", error)
+        finally:
+            self._calling.release()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until the condition holds, at most `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
