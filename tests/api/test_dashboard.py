@@ -42,7 +42,8 @@ def test_every_series_and_label_exists(dashboard, tmp_path, transcriber, decoder
     with application(tmp_path, transcriber, decoders) as client:
         ready(client)
         file = upload(client, sound(2)).json()["id"]
-        lines = [line("good", file=file), line("bad", file="file-x")]
+        broken = upload(client, b"no audio" * 100).json()["id"]
+        lines = [line("good", file=file), line("bad", file=broken)]
         ended(client, begin(client, jsonl(lines)).json()["id"])
         form = {"model": "random", "language": "de", "temperature": "0.5"}
         client.post("/v1/audio/transcriptions", files={"file": sound(1)}, data=form)
