@@ -79,8 +79,6 @@ GONE: Mapping[str, str] = MappingProxyType(
         "max_open_bytes_per_key": "remove it: max_open_uploads_per_key bounds unfinished uploads",
         "traces": "set OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_TRACES_EXPORTER",
         "watch_settings_s": "start the service again after a change; it drains first",
-        "max_stored_bytes_per_key": "what is stored is bounded by min_free_bytes and retention",
-        "max_open_bytes_per_key": "max_open_uploads_per_key bounds the unfinished uploads of a key",
         "max_files_per_key": "files end after file_retention_s, or the time that their upload names",
         "max_batch_bytes": "max_batch_lines and max_upload_bytes bound a batch",
         "max_batches_per_key": "max_batch_lines bounds a batch, max_queued_jobs_s all jobs",
