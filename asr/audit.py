@@ -225,10 +225,15 @@ def _logits(
     """Processed logits `[V]` after a prefix, from one forward pass without cache or batch."""
     device = whisper.device.torch
     prefix = torch.tensor([[*prompt, *tokens]], device=device)
-    hidden = whisper.target.model.decoder(
-        input_ids=prefix, encoder_hidden_states=encoder_states.target[None], use_cache=False
-    ).last_hidden_state
-    logits = whisper.target.proj_out(hidden[:, -1:]).float()
+    with whisper.reading() as decoder:
+        if decoder is not None:
+            row = torch.zeros(1, dtype=torch.int64)
+            logits = decoder.prefill(row, prefix, [encoder_states]).logits[:, -1:]
+        else:
+            hidden = whisper.target.model.decoder(
+                input_ids=prefix, encoder_hidden_states=encoder_states.target[None], use_cache=False
+            ).last_hidden_state
+            logits = whisper.target.proj_out(hidden[:, -1:]).float()
     last = torch.tensor([[prefix.shape[1] - 1]], device=device)
     view = Prefix(prefix, last, torch.tensor([len(prompt)], device=device))
     for rule in whisper_rules(whisper.target.generation_config, whisper.target.config, device):

@@ -37,10 +37,10 @@ from forescribe.speculative.models.checkpoint import (
 from forescribe.speculative.models.engines import (
     ModelEngine,
     causal_decoder,
-    checked_causal_engine,
+    causal_engine,
     int8_engine,
 )
-from forescribe.speculative.models.heads.formats import format_in
+from forescribe.speculative.models.heads.formats import holds_head
 from forescribe.speculative.models.hub import NO_FILES, Family, Role, locate
 from forescribe.speculative.models.quantized import float_model, quantize_causal
 from forescribe.speculative.models.slot_model import SlotModel
@@ -124,8 +124,8 @@ def load(
     allows a download, `engine` runs its forward.
 
     Raises LoadError, in one line with the model's name: not found, not a language model, weights that do
-    not fit their configuration, no tokenizer, a family that is not decoded exactly (the adapter is
-    compared with the model here, see `speculative.models.agreement`).
+    not fit their configuration, no tokenizer, a family that is not decoded exactly (transformers' modules
+    are compared with their own forward here, see `speculative.models.agreement`).
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -160,7 +160,7 @@ def load(
                     f"its weights are quantised by {method} already: leave out --quantize"
                 )
             quantize_causal(model)
-        engine = checked_causal_engine(model, engine, stored=device.stored, draft=role == "draft")
+        engine = causal_engine(model, engine, stored=device.stored, draft=role == "draft")
     except torch.OutOfMemoryError:
         raise
     except LoadError as error:
@@ -211,12 +211,12 @@ def _refuse(problem: str | None) -> None:
 def _refuse_head(folder: Path, name: str | Path, role: Role) -> None:
     """Raises LoadError for a head, most of whose tensors a model would lack."""
     try:
-        found = format_in(folder)
+        found = holds_head(folder)
     except LoadError:  # a damaged configuration, which the loader names
         return
-    if found is not None:
+    if found:
         raise LoadError(
-            f"--{role} {name} is a head ({found}), which drafts for its own target in `forescribe generate` "
+            f"--{role} {name} is a head, which drafts for its own target in `forescribe generate` "
             "and `forescribe serve`: it is no model of its own"
         )
 

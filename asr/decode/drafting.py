@@ -11,11 +11,9 @@ from typing import Final
 
 import torch
 
-from forescribe.speculative.drafters.heads import WhisperBlockDrafter
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
 from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
-from forescribe.speculative.models.heads.whisper_block import WhisperBlock
 from forescribe.speculative.protocols import Drafter
 
 from ..model.vocabulary import alphabetic
@@ -29,10 +27,8 @@ ENDS: Final = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
 
 
 def drafter_for(whisper: Whisper, gamma: int | None) -> Drafter:
-    """The drafter of a pair: a block head, its draft models, or copies from the text that a request brings
-    where it has neither."""
-    if whisper.block is not None:
-        return _block(whisper, whisper.block, gamma)
+    """The drafter of a pair: its draft models, or copies from the text that a request brings where it has
+    none."""
     return _model(whisper, gamma) or ScriptDrafter(
         slots=SCRIPT_SLOTS,
         special_from=whisper.tokens.end,
@@ -57,15 +53,6 @@ def _model(whisper: Whisper, gamma: int | None) -> Drafter | None:
         drafters,
         lambda request: request.encoder_states.chosen,
         skips=whisper.device.synchronous,
-    )
-
-
-def _block(whisper: Whisper, head: WhisperBlock, gamma: int | None) -> WhisperBlockDrafter:
-    return WhisperBlockDrafter(
-        head,
-        lambda states: states.target,
-        sources=whisper.target.config.max_source_positions,
-        confidence=confidence_for(gamma, whisper.device),
     )
 
 

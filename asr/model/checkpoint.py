@@ -1,19 +1,17 @@
 """Checkpoints: a folder of Whisper weights to a model that was checked, its tokenizer and its extractor.
 
-Models and tokenizers have two doors. Folders of safetensors with a plain configuration and tokenizer.json are
-read here, with the results that transformers has, whose import takes as long as torch's. transformers' own
-loaders read all others, and what is wrong with a folder is told by them: where our own reading fails, it says
-nothing. They also read what `modules` runs, distills or exports. Knows one model at a time; nothing of pairs.
+Weights have one door: they are read by name (`float_weights`) into a `PlainWhisper`, one part after the
+other, and a part that native kernels have packed lets go of them. transformers' modules, which `modules`
+runs, distills or exports, get the same weights. Its import takes as long as torch's, so it is asked only
+there, and for tokenizers without a plain tokenizer.json. Knows one model at a time; nothing of pairs.
 """
 
 from __future__ import annotations
 
-import copy
 import json
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from forescribe.speculative.errors import LoadError, one_line
 from forescribe.speculative.models.checkpoint import (
     CONFIG,
     GENERATION,
+    Shapes,
     damaged,
     integer_weights,
     miscounted,
@@ -35,34 +34,32 @@ from forescribe.speculative.models.checkpoint import (
 )
 from forescribe.speculative.models.engines import (
     ModelEngine,
-    checked_whisper_engine,
     int8_engine,
     native_encoder,
+    whisper_engine,
 )
 from forescribe.speculative.models.hub import Role
-from forescribe.speculative.models.plain import PlainWhisper, Settings, awake
+from forescribe.speculative.models.plain import PlainWhisper, Settings
 from forescribe.speculative.models.quantized import (
     BORROWED,
     float_model,
     float_weights,
+    floats,
     quantize_whisper,
+    stored_weights,
 )
-from forescribe.speculative.models.weights import ACTIVATIONS, decoder_only, encoder_of
 from forescribe.speculative.native.encoder import NativeEncoder
 
 from ..audio.features import Extractor
 from ..errors import CapacityError, ModelError, out_of_memory
-from .comparisons import ENCODER, Comparisons
 from .conversion.converting import origin
 from .presets import as_ids
 from .tokenizer import WhisperTokens
 
-log = logging.getLogger(__name__)
-
 _ENDS = ("eos_token_id", "decoder_start_token_id")
+_SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
 _RULES = (
-    "suppress_tokens",
-    "begin_suppress_tokens",
+    *_SUPPRESSED,
     "forced_decoder_ids",
     "no_timestamps_token_id",
     "lang_to_id",
@@ -91,182 +88,165 @@ _DEFAULTS: Mapping[str, Any] = {
     "decoder_start_token_id": 50257,
     "eos_token_id": 50256,
     "pad_token_id": 50256,
-    "tie_word_embeddings": True,
 }
-"""What a config.json that leaves them out means."""
-
-_IGNORED = frozenset(
-    "_name_or_path activation_dropout apply_spec_augment architectures attention_dropout "
-    "begin_suppress_tokens bos_token_id classifier_proj_size decoder_layerdrop dropout dtype "
-    "encoder_layerdrop forced_decoder_ids init_std is_encoder_decoder mask_feature_length "
-    "mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob "
-    "max_length median_filter_width model_type num_hidden_layers scale_embedding suppress_tokens "
-    "torch_dtype transformers_version use_cache use_weighted_layer_sum".split()
-)
-"""Further settings of a config.json, of training, of classifiers or said by generation_config.json too: what
-a model computes does not depend on them."""
-
-_GENERATION = (
-    "eos_token_id",
-    "decoder_start_token_id",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-)
-"""Settings that a generation_config.json may leave out."""
+"""What a config.json that leaves them out means. What a model computes depends on no other setting."""
 
 _SIZES = ("feature_size", "sampling_rate", "hop_length", "chunk_length", "n_fft")
 _FEATURES = ("preprocessor_config.json", "processor_config.json")
 """One of them; the second has the first one's content as its `feature_extractor`, which counts if it does."""
 
 
-def read_model(
-    folder: Path,
-    role: Role,
-    device: Device,
-    engine: ModelEngine,
-    target: Any = None,
-    *,
-    modules: bool = False,
-    known: Comparisons,
-) -> tuple[Any, ModelEngine]:
-    """A model and the engine that runs its decoder; `target` lends a draft the weights that it lacks, see
-    `read_weights`, and `known` are the comparisons that it has passed. With `modules` it is made of
-    transformers' modules whatever runs it, else only where it has to be. A `PlainWhisper` can be read again.
-    Raises ModelError, and CapacityError where the device has no room."""
-    name = f"--{role} {origin(folder)}"
-    if device.int8 and role == "model":  # before the weights are read
-        with _supported(name):
-            engine = int8_engine(engine)
-    if not modules and engine is not ModelEngine.MODULES:
-        plain = plain_model(folder, role, device, target)
-        if plain is not None:
-            plain.again = partial(_again, folder.absolute(), role, device, target)
-            try:
-                if device.kind != "cpu":  # where native kernels do not pack them
-                    plain.wake("encoder")
-                return _ready(plain, folder, role, device, engine, known)
-            except LoadError as error:
-                log.info("%s is read by transformers: %s", origin(folder), error)
-    model = _of_modules(folder, role, device, target)
-    with _supported(name):
-        return _ready(model, folder, role, device, engine, known)
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model on a device, what runs its decoder, and its native encoder, if that encodes."""
+
+    model: Any  # PlainWhisper, or with `modules` a class of transformers
+    engine: ModelEngine
+    native: NativeEncoder | None = None
 
 
-def plain_model(
-    folder: Path, role: Role, device: Device, target: Any = None, part: str = "decoder"
-) -> PlainWhisper | None:
-    """The model of a folder by our own reading, as `read_model`, with the weights of one part; None where
-    transformers has to read it."""
-    try:
-        stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        generation = json.loads((folder / GENERATION).read_text(encoding="utf-8"))
-        config = plain_config(stated)
-        bare = "WhisperForCausalLM" in (stated.get("architectures") or [])
-        shapes, counts = shapes_in(folder), {"decoder_layers": "decoder.layers."}
-        if not bare:
-            counts["encoder_layers"] = "encoder.layers."
-        if config is None or not shapes or (bare and role == "model"):
-            return None
-        if miscounted(folder, shapes, counts) or strange_id(
-            folder, config.vocab_size, USED_IDS[role]
-        ):
-            return None
-        if integer_weights(folder)[1] is not None:
-            return None
-        lent = _lent(target) if lacking(folder) else {}
-        shapes = {**{name: tuple(weight.shape) for name, weight in lent.items()}, **shapes}
-        prefixes = ("model.encoder.",) if part == "encoder" else ("model.decoder.", "proj_out.")
-        weights = float_weights(folder, lent if part == "decoder" else None, prefixes)
-        model = PlainWhisper.of(config, shapes, weights, device.stored, encoder=not bare)
-    except Exception:  # transformers says what is wrong with a damaged folder
-        return None
-    if model is not None:
-        model.generation_config = Settings(**(dict.fromkeys(_GENERATION) | generation))
-    return model
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A folder whose settings have been checked against its weights. `bare`: it has no encoder."""
+
+    folder: Path
+    role: Role
+    config: Settings
+    generation: Settings
+    bare: bool
+
+    @classmethod
+    def of(cls, folder: Path, role: Role) -> Checkpoint:
+        """Raises ModelError, with what is damaged or contradicts the weights."""
+        with _told(folder, role):
+            stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            bare = "WhisperForCausalLM" in (stated.get("architectures") or [])
+            if bare and role == "model":
+                raise ValueError("it has no encoder, so it can only be a --draft")
+            shapes = shapes_in(folder)
+            counts = {"decoder_layers": "decoder.layers."}
+            if not bare:
+                counts["encoder_layers"] = "encoder.layers."
+            config = plain_config(stated)
+            wrong = (
+                integer_weights(folder)[1]
+                or miscounted(folder, shapes, counts)
+                or strange_id(folder, config.vocab_size, USED_IDS[role])
+                or misshapen(shapes, lambda: PlainWhisper(config, encoder=not bare))
+            )
+            if wrong is not None:
+                raise ValueError(wrong)
+            generation = {key: stated.get(key) for key in (*_ENDS, *_SUPPRESSED)}
+            if (folder / GENERATION).is_file():
+                found = json.loads((folder / GENERATION).read_text(encoding="utf-8"))
+                generation = dict.fromkeys(generation) | found
+            return cls(folder, role, config, Settings(**generation), bare)
+
+    def load(
+        self,
+        device: Device,
+        asked: ModelEngine,
+        pack: Callable[[Any, ModelEngine], object],
+        *,
+        lender: Path | None = None,
+        encoder: bool = True,
+        modules: bool = False,
+    ) -> Loaded:
+        """The model on a device. `pack` builds its decoder on an engine, as it will be built again; `lender`
+        is the folder with the weights that a draft lacks, and with `encoder` it has one of its own. With
+        `modules` it is made of transformers' modules whatever runs it. Raises ModelError, and CapacityError
+        where the device has no room."""
+        draft = self.role == "draft"
+        if device.int8 and not draft:  # before the weights are read
+            with self._supported():
+                asked = int8_engine(asked)
+        lent = _lent(self.folder, lender)
+        if modules or asked is ModelEngine.MODULES:
+            model = self._of_modules(device, lent)
+        else:
+            model = PlainWhisper(self.config, encoder=encoder and not self.bare)
+            model.generation_config = self.generation
+            if device.products:
+                model.use_products()
+            self._take(model, "decoder", device, lent)
+        if device.int8:
+            quantize_whisper(model)
+        with self._supported():
+            engine = whisper_engine(model, asked, draft=draft)
+        plain = isinstance(model, PlainWhisper)
+        if plain and engine is ModelEngine.NATIVE:
+            pack(model, engine)
+            model.release("decoder")
+        if not encoder or self.bare:
+            return Loaded(model, engine)
+        if plain:
+            self._take(model, "encoder", device, {})
+        with self._supported():
+            native = native_encoder(model, engine, asked, int8=device.int8)
+        if plain and native is not None:
+            model.release("encoder")
+        return Loaded(model, engine, native)
+
+    def _take(
+        self, model: PlainWhisper, part: str, device: Device, lent: Mapping[str, Tensor]
+    ) -> None:
+        def placed(weight: Tensor) -> Tensor:
+            found = weight.to(device.stored).to(device.torch)
+            return found if device.weights is None else found.to(device.dtype)
+
+        prefixes = (f"model.{part}.", *(("proj_out.",) if part == "decoder" else ()))
+        with _told(self.folder, self.role), self._room(device):
+            model.take(part, float_weights(self.folder, lent, prefixes), placed)
+
+    def _of_modules(self, device: Device, lent: Mapping[str, Tensor]) -> Any:
+        from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
+
+        kind: Any = WhisperForCausalLM if self.bare else WhisperForConditionalGeneration
+        with _told(self.folder, self.role), self._room(device):
+            with quiet():
+                config = AutoConfig.from_pretrained(self.folder)
+            model = device.placed(float_model(kind, self.folder, config, device.stored, lent))
+            if device.products:
+                from forescribe.speculative.models.modules import use_products
+
+                use_products(model)
+            return model
+
+    @contextmanager
+    def _supported(self) -> Iterator[None]:
+        """Raises LoadError, of an engine, as ModelError with the model's name."""
+        try:
+            yield
+        except LoadError as error:
+            name = f"--{self.role} {origin(self.folder)}"
+            raise ModelError(f"{name} is not supported: {error}") from error
+
+    @contextmanager
+    def _room(self, device: Device) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            raise CapacityError(
+                f"{device.name} has no room for the weights of --{self.role} {origin(self.folder)}: free "
+                "some, or take a smaller model or --dtype float16"
+            ) from error
 
 
-def _again(folder: Path, role: Role, device: Device, target: Any, part: str) -> PlainWhisper:
-    """A part of the model that `read_model` read before. Raises LoadError where its files have changed."""
-    model = plain_model(folder, role, device, target, part)
-    if model is None:
-        raise LoadError(f"--{role} {origin(folder)} cannot be read: its files have changed")
-    device.placed(model)
-    if device.int8 and part == "decoder":
-        quantize_whisper(model)
-    return model
-
-
-def plain_config(stated: Mapping[str, Any]) -> Settings | None:
-    """The settings of a config.json with what it leaves out; None where one is not known here."""
+def plain_config(stated: Mapping[str, Any]) -> Settings:
+    """The settings of a config.json with what it leaves out. Raises ValueError for other models than
+    Whisper's."""
+    if stated.get("model_type") != "whisper":
+        raise ValueError(f"its config.json says {stated.get('model_type')!r}")
+    if stated.get("quantization_config"):
+        raise ValueError("its weights are quantised: take the plain weights, with --quantize int8")
     config = {**_DEFAULTS, **{key: stated[key] for key in stated if key in _DEFAULTS}}
-    numbers = [value for key, value in config.items() if isinstance(_DEFAULTS[key], int)]
-    if (
-        stated.get("model_type") != "whisper"
-        or stated.keys() - _DEFAULTS.keys() - _IGNORED
-        or config["activation_function"] not in ACTIVATIONS
-        or not config["tie_word_embeddings"]
-        or stated.get("num_hidden_layers", config["encoder_layers"]) != config["encoder_layers"]
-        or any(type(value) is not int for value in numbers if value is not True)
-    ):
-        return None
+    for key, value in config.items():
+        if key not in USED_IDS["model"][CONFIG] and key != "pad_token_id":
+            if type(value) is not type(_DEFAULTS[key]):
+                raise ValueError(f"its config.json says {key} {value!r:.60}")
     return Settings(architectures=stated.get("architectures"), model_type="whisper", **config)
-
-
-def _of_modules(folder: Path, role: Role, device: Device, target: Any) -> Any:
-    """The model of a folder as transformers' modules. Raises ModelError."""
-    from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
-
-    try:
-        shapes = shapes_in(folder)
-        wrong = miscounted(folder, shapes, {"decoder_layers": "decoder.layers."})
-        if wrong is not None:
-            raise ValueError(wrong)
-        with quiet():
-            config = AutoConfig.from_pretrained(folder)
-        if config.model_type != "whisper":
-            raise ValueError(f"its config.json says {config.model_type!r}")
-        bare = decoder_only(config)
-        if bare and role == "model":
-            raise ValueError("it has no encoder, so it can only be a --draft")
-        kind: Any = WhisperForCausalLM if bare else WhisperForConditionalGeneration
-        wrong = None if bare else miscounted(folder, shapes, {"encoder_layers": "encoder.layers."})
-        wrong = (
-            wrong
-            or strange_id(folder, config.vocab_size, USED_IDS[role])
-            or misshapen(shapes, lambda: kind(copy.deepcopy(config)))
-        )
-        if wrong is not None:
-            raise ValueError(wrong)
-        return read_weights(kind, folder, config, device.stored, target)
-    except Exception as error:  # safetensors, pickle and configurations raise various errors
-        raise ModelError(
-            f"--{role} {origin(folder)} cannot be loaded as a Whisper model: "
-            f"{damaged(folder) or one_line(error)}"
-        ) from error
-
-
-def _ready(
-    model: Any,
-    folder: Path,
-    role: Role,
-    device: Device,
-    engine: ModelEngine,
-    known: Comparisons,
-) -> tuple[Any, ModelEngine]:
-    """The model on its device, and the engine that runs it. Raises LoadError where none does, and
-    CapacityError."""
-    model = _placed(model, folder, role, device)
-    if device.int8:
-        quantize_whisper(model)
-    found = checked_whisper_engine(model, engine, draft=role == "draft", passed=known.passed)
-    known.add(found)
-    if device.products and isinstance(model, PlainWhisper):
-        model.use_products()
-    elif device.products:
-        from forescribe.speculative.models.modules import use_products
-
-        use_products(model)
-    return model, found
 
 
 def read_weights(
@@ -275,46 +255,64 @@ def read_weights(
     """The model of a folder, of a class of transformers. Weights of 8-bit integers become floats, and a draft
     without embeddings has those of `target`. Raises ValueError for weights that are missing, of another
     shape, or of integers without scales."""
-    return float_model(kind, folder, config, dtype, _lent(target))
+    lent = {} if target is None else {n: target.get_parameter(n).detach() for n in BORROWED}
+    return float_model(kind, folder, config, dtype, lent)
 
 
-def lacking(folder: Path) -> bool:
-    """Whether a draft's folder leaves weights to its target."""
-    shapes = shapes_in(folder)
-    return bool(shapes) and any(name not in shapes for name in BORROWED)
+def shared_encoder(ours: Checkpoint, theirs: Checkpoint, *stored: torch.dtype) -> bool:
+    """Whether the encoders of a target and a draft have equal weights, so that one's output serves both.
+    Weights that are `stored` in other dtypes are compared after rounding both to each of them.
+
+    Compared tensor by tensor, never assumed from names: a fine-tuned encoder of the same shape would
+    silently cost acceptance.
+    """
+    if theirs.bare:
+        return True
+    a, b = ours.config, theirs.config
+    if (a.d_model, a.encoder_layers) != (b.d_model, b.encoder_layers):  # other sizes are not read
+        return False
+    with _told(theirs.folder, theirs.role):
+        weights, others = (stored_weights(c.folder, ("model.encoder.",)) for c in (ours, theirs))
+        if _equal(weights, others):  # which takes no memory
+            return True
+        weights, others = floats(weights), floats(others)
+
+    def rounded(weight: Tensor, own: torch.dtype) -> Tensor:
+        for dtype in (own, *(stored if len(set(stored)) > 1 else ())):
+            weight = weight.to(dtype)
+        return weight
+
+    return _equal(
+        {name: rounded(weight, stored[0]) for name, weight in weights.items()},
+        {name: rounded(weight, stored[1]) for name, weight in others.items()},
+    )
 
 
-def _lent(target: Any) -> dict[str, Tensor]:
-    """What a draft may have from its target."""
-    if target is None:
-        return {}
-    rests = isinstance(target, PlainWhisper) and "decoder" in target.resting
-    awake(target)
-    lent = {n: target.get_parameter(n).detach().cpu() for n in BORROWED}
-    if rests:
-        target.rest("decoder")
-    return lent
+def _equal(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        weight.dtype is theirs[name].dtype and torch.equal(weight, theirs[name])
+        for name, weight in ours.items()
+    )
+
+
+def _lent(folder: Path, lender: Path | None) -> dict[str, Tensor]:
+    """The weights that a draft's folder leaves to its target's."""
+    shapes: Shapes = {} if lender is None else shapes_in(folder)
+    absent = tuple(name for name in BORROWED if shapes and name not in shapes)
+    return float_weights(lender, None, absent) if lender is not None and absent else {}
 
 
 @contextmanager
-def _supported(name: str) -> Iterator[None]:
-    """Raises LoadError, of an engine, as ModelError with the model's name."""
+def _told(folder: Path, role: Role) -> Iterator[None]:
+    """Raises whatever is wrong with a folder as ModelError, with the file that is damaged."""
     try:
         yield
-    except LoadError as error:
-        raise ModelError(f"{name} is not supported: {error}") from error
-
-
-def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
-    """Move a model to its device. Raises CapacityError."""
-    try:
-        return device.placed(model)
-    except RuntimeError as error:
-        if not out_of_memory(error):
-            raise
-        raise CapacityError(
-            f"{device.name} has no room for the weights of --{role} {origin(folder)}: free some, or take a "
-            "smaller model or --dtype float16"
+    except (ModelError, CapacityError):
+        raise
+    except Exception as error:  # safetensors, pickle and configurations raise various errors
+        raise ModelError(
+            f"--{role} {origin(folder)} cannot be loaded as a Whisper model: "
+            f"{damaged(folder) or one_line(error)}"
         ) from error
 
 
@@ -368,24 +366,3 @@ def read_extractor(folder: Path, config: Any) -> Extractor:
             f"{made[1]} frames, its encoder reads {read[0]} of {read[1]}"
         )
     return extractor
-
-
-def native_encoders(
-    model: Any,
-    name: str,
-    device: Device,
-    engine: ModelEngine,
-    asked: ModelEngine,
-    known: Comparisons,
-) -> dict[Any, NativeEncoder]:
-    """The native encoder of a model by the modules that it stands for; empty where the modules encode. Its
-    weights are read here in either case, not when the first window comes."""
-    with _supported(name):
-        awake(model, "encoder")
-        native = native_encoder(
-            model, engine, asked, int8=device.int8, passed=ENCODER in known.passed
-        )
-    if native is None:
-        return {}
-    known.add(ENCODER)
-    return {encoder_of(model): native}

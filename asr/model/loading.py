@@ -1,8 +1,8 @@
 """Loading: names of weights to models that are ready to decode on a device.
 
 `load` makes a `Whisper` of a pair: a target with the drafts that the pair names, which are ordinary Whisper
-models or a block head on the target's states. What a draft shares with its target is found by comparing,
-never from names: token ids by what they mean, encoders by their weights, features by their extractors.
+models. What a draft shares with its target is found by comparing, never from names: token ids by what they
+mean, encoders by their weights, features by their extractors.
 
 Knows pairs of models and languages; nothing of recordings or of presets' names.
 """
@@ -10,7 +10,6 @@ Knows pairs of models and languages; nothing of recordings or of presets' names.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,14 @@ from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.checkpoint import GENERATION, loading
 from forescribe.speculative.models.engines import ModelEngine
-from forescribe.speculative.models.heads.whisper_block import (
-    BlockShape,
-    WhisperBlock,
-    is_block,
-    read_block,
-)
 from forescribe.speculative.models.hub import find
-from forescribe.speculative.models.plain import PlainWhisper, awake
 from forescribe.speculative.models.vocabularies import TokenMap
-from forescribe.speculative.models.weights import encoder_of, same_encoder
+from forescribe.speculative.models.weights import encoder_of
+from forescribe.speculative.native.encoder import NativeEncoder
 
 from ..audio.features import Extractor
 from ..errors import ModelError
-from .checkpoint import lacking, native_encoders, read_extractor, read_model, read_tokenizer
-from .comparisons import Comparisons
+from .checkpoint import Checkpoint, read_extractor, read_tokenizer, shared_encoder
 from .presets import Pair, locate, made_for
 from .special_tokens import SpecialTokens, complete
 from .tokenizer import same_tokenizer
@@ -63,65 +55,39 @@ def load(
     folder = locate(pair.target, role="model", network=network)
     pair = _without_absent(pair, network=network)
     folders = [(name, locate(name, role="draft", network=network)) for name in pair.drafts]
-    known = Comparisons(folder, device)
-    model, target_engine = read_model(folder, "model", device, engine, modules=modules, known=known)
-    target = Target(
-        pair.target,
-        folder,
-        model,
-        read_tokenizer(folder, model.config, modules=modules),
-        (read_extractor(folder, model.config),),
-        device,
-    )
+    checkpoint = Checkpoint.of(folder, "model")
+
+    def pack(model: Any, runs: ModelEngine) -> object:
+        return target_decoder(model, runs, device)
+
+    loaded = checkpoint.load(device, engine, pack, modules=modules)
+    tokenizer = read_tokenizer(folder, checkpoint.config, modules=modules)
+    extractors = (read_extractor(folder, checkpoint.config),)
+    target = Target(pair.target, checkpoint, loaded.model, tokenizer, extractors, device)
     if not (folder / GENERATION).is_file():
-        complete(model.generation_config, target.tokenizer, model.config.vocab_size)
-    tokens = _special_tokens(model, target.tokenizer, pair)
-    lends = any(is_block(each) or lacking(each) for _, each in folders)
-    if not lends:
-        _rest(model, target_engine, lambda: target_decoder(model, target_engine, device))
-    encoders = native_encoders(
-        model, f"--model {pair.target}", device, target_engine, engine, known
-    )
-    drafts, block = [], None
+        complete(loaded.model.generation_config, tokenizer, checkpoint.config.vocab_size)
+    tokens = _special_tokens(loaded.model, tokenizer, pair)
+    encoders = {encoder_of(loaded.model): loaded.native} if loaded.native is not None else {}
+    drafts = []
     for name, draft_folder in folders:
-        if is_block(draft_folder):
-            block = load_block(name, draft_folder, model, draft_device or device)
-            continue
-        place = draft_device or device
-        known = Comparisons(draft_folder, place, lender=folder)
-        draft, extractors = load_draft(
-            name,
-            draft_folder,
-            target,
-            place,
-            known,
-            engine,
-            modules=modules,
+        draft, target, native = load_draft(
+            name, draft_folder, target, draft_device or device, engine, modules
         )
-        target = replace(target, extractors=extractors)
         drafts.append(draft)
-        if encoder_of(draft.model) not in encoders:
-            encoders |= native_encoders(
-                draft.model, f"--draft {name}", place, draft.engine, engine, known
-            )
-        own = not draft.shared_encoder and encoder_of(draft.model) in encoders
-        _rest(draft.model, draft.engine, draft.decoder, encoder=own)
-    whisper = Whisper(
-        model,
+        if native is not None:
+            encoders[encoder_of(draft.model)] = native
+    trim()
+    return Whisper(
+        loaded.model,
         tuple(drafts),
-        target.tokenizer,
+        tokenizer,
         target.extractors,
         tokens,
         pair,
         device,
-        target_engine,
+        loaded.engine,
         encoders,
-        block,
     )
-    if block is None:  # which reads embeddings and head
-        _rest(model, target_engine, whisper.decoder, encoder=encoder_of(model) in encoders)
-    trim()
-    return whisper
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +95,7 @@ class Target:
     """What a draft is compared with; `name` as the user gave it."""
 
     name: str | Path
-    folder: Path
+    checkpoint: Checkpoint
     model: Any
     tokenizer: Any
     extractors: tuple[Extractor, ...]
@@ -141,79 +107,39 @@ def load_draft(
     folder: Path,
     target: Target,
     device: Device,
-    known: Comparisons,
     engine: ModelEngine,
-    *,
-    modules: bool = False,
-) -> tuple[DraftModel, tuple[Extractor, ...]]:
-    """The draft in a folder, and the pair's extractors with its own. Raises ModelError for a folder without
-    a Whisper model, and, as `model_mismatch`, for one that cannot draft for this target."""
-    model, engine = read_model(
-        folder, "draft", device, engine, target.model, modules=modules, known=known
-    )
-    _check_states(target, model, name)
+    modules: bool,
+) -> tuple[DraftModel, Target, NativeEncoder | None]:
+    """The draft in a folder, the target with its extractor among those of the pair, and its native encoder.
+    Raises ModelError for a folder without a Whisper model, and, as `model_mismatch`, for one that cannot
+    draft for this target."""
+    checkpoint = Checkpoint.of(folder, "draft")
+    _check_states(target, checkpoint, name)
     tokenizer = target.tokenizer
-    if not same_tokenizer(target.folder, folder):
-        tokenizer = read_tokenizer(folder, model.config)
-    shared = _shared_encoder(target, model, device)
-    if shared and encoder_of(model) is not None:
-        model.model.encoder = target.model.model.encoder  # one copy in memory
-    features, extractors = 0, target.extractors
+    if not same_tokenizer(target.checkpoint.folder, folder):
+        tokenizer = read_tokenizer(folder, checkpoint.config)
+    shared = shared_encoder(target.checkpoint, checkpoint, target.device.stored, device.stored)
+    features = 0
     if not shared:
-        features, extractors = _features(folder, model, target, name)
-    made = DraftModel(
-        model,
+        features, extractors = _features(folder, checkpoint.config, target, name)
+        target = replace(target, extractors=extractors)
+    tokens = _listed(folder, checkpoint.config.vocab_size, name)
+    ids = _token_map(target, checkpoint, tokenizer, name)
+
+    def draft(model: Any, runs: ModelEngine) -> DraftModel:
+        return DraftModel(model, device, runs, shared, features, ids, tokens)
+
+    loaded = checkpoint.load(
         device,
         engine,
-        shared,
-        features,
-        _token_map(target, model, tokenizer, name),
-        _listed(folder, model.config.vocab_size, name),
+        lambda model, runs: draft(model, runs).decoder(),
+        lender=target.checkpoint.folder,
+        encoder=not shared,
+        modules=modules,
     )
-    return made, extractors
-
-
-def _shared_encoder(target: Target, model: Any, device: Device) -> bool:
-    """See `same_encoder`; encoders of other sizes are not read for it."""
-    ours, theirs = target.model.config, model.config
-    if encoder_of(model) is not None:
-        if (ours.d_model, ours.encoder_layers) != (theirs.d_model, theirs.encoder_layers):
-            return False
-        awake(target.model, "encoder")
-        awake(model, "encoder")
-    return same_encoder(target.model, model, target.device.stored, device.stored)
-
-
-def load_block(name: str | Path, folder: Path, target: Any, device: Device) -> WhisperBlock:
-    """The block head in a folder, on a device and in its number format; `target` is the model that it is to
-    draft for. Raises ModelError for a damaged folder, for 8-bit integers, and as `model_mismatch` for another
-    target's head."""
-    if device.int8:
-        raise ModelError(f"--draft {name}: a block head has no 8-bit form; leave --draft-dtype out")
-    try:
-        head = read_block(folder)
-    except LoadError as error:
-        raise ModelError(f"--draft {name}: {error}") from error
-    problem = _problem(head.shape, target.config)
-    if problem is not None:
-        raise ModelError(
-            f"{name} is a block head that cannot draft for this target: {problem}; --draft none",
-            code="model_mismatch",
-        )
-    return head.to(device.torch, device.stored)
-
-
-def _rest(
-    model: Any, engine: ModelEngine, decoder: Callable[[], object], *, encoder: bool = False
-) -> None:
-    """Lets go of the modules' weights where kernels compute with theirs: of the decoder, once `decoder` has
-    packed them, and of the `encoder` if it is native."""
-    if engine is not ModelEngine.NATIVE or not isinstance(model, PlainWhisper):
-        return
-    decoder()
-    model.rest("decoder")
-    if encoder:
-        model.rest("encoder")
+    if shared and not checkpoint.bare:
+        loaded.model.model.encoder = target.model.model.encoder  # one copy in memory
+    return draft(loaded.model, loaded.engine), target, loaded.native
 
 
 def _without_absent(pair: Pair, *, network: bool) -> Pair:
@@ -267,12 +193,13 @@ def _drop_alignment_heads_of_another_model(target: Any, pair: Pair) -> None:
         target.generation_config.alignment_heads = None
 
 
-def _token_map(target: Target, model: Any, tokenizer: Any, name: str | Path) -> TokenMap | None:
+def _token_map(
+    target: Target, checkpoint: Checkpoint, tokenizer: Any, name: str | Path
+) -> TokenMap | None:
     """The map between their tokens; None where all ids are the same. That is read from the settings where
     they have one tokenizer: to compare 50,000 tokens takes half a second."""
     ours, theirs = (
-        TokenSettings.of(m.config, getattr(m, "generation_config", None))
-        for m in (target.model, model)
+        TokenSettings.of(c.config, c.generation) for c in (target.checkpoint, checkpoint)
     )
     if tokenizer is target.tokenizer and ours == theirs:
         return None
@@ -290,9 +217,9 @@ def _listed(folder: Path, vocab_size: int, name: str | Path) -> DraftTokens | No
         raise ModelError(f"--draft {name}: {error}") from error
 
 
-def _check_states(target: Target, model: Any, name: str | Path) -> None:
+def _check_states(target: Target, checkpoint: Checkpoint, name: str | Path) -> None:
     """Reject a draft that cannot read a target's windows or encoder states. Raises ModelError."""
-    ours, theirs = target.model.config, model.config
+    ours, theirs = target.checkpoint.config, checkpoint.config
     problem = None
     if ours.max_source_positions != theirs.max_source_positions:
         problem = (
@@ -303,7 +230,7 @@ def _check_states(target: Target, model: Any, name: str | Path) -> None:
         problem = (
             f"they have {ours.max_target_positions} and {theirs.max_target_positions} positions"
         )
-    elif encoder_of(model) is None and ours.d_model != theirs.d_model:
+    elif checkpoint.bare and ours.d_model != theirs.d_model:
         problem = (
             f"it has no encoder of its own and reads states of {theirs.d_model} numbers, its "
             f"target's have {ours.d_model}"
@@ -313,13 +240,13 @@ def _check_states(target: Target, model: Any, name: str | Path) -> None:
 
 
 def _features(
-    folder: Path, model: Any, target: Target, name: str | Path
+    folder: Path, config: Any, target: Target, name: str | Path
 ) -> tuple[int, tuple[Extractor, ...]]:
     """Which features the encoder of a draft reads, and all of the pair's."""
     ours = target.extractors[0]
-    if model.config.num_mel_bins == ours.feature_size:
+    if config.num_mel_bins == ours.feature_size:
         return 0, target.extractors
-    own = read_extractor(folder, model.config)
+    own = read_extractor(folder, config)
     if (own.hop_length, own.n_samples) != (ours.hop_length, ours.n_samples):
         raise _mismatch(
             target,
@@ -337,17 +264,3 @@ def _mismatch(target: Target, name: str | Path, problem: str) -> ModelError:
         f"{name} cannot draft for {target.name}: {problem}; --draft none",
         code="model_mismatch",
     )
-
-
-def _problem(shape: BlockShape, config: Any) -> str | None:
-    """Where the sizes that a head was made for differ from a target's."""
-    compared = (
-        ("states of {} numbers", shape.width, config.d_model),
-        ("{} layers", shape.target_layers, config.decoder_layers),
-        ("{} tokens", shape.vocab, config.vocab_size),
-        ("{} positions", shape.positions, config.max_target_positions),
-    )
-    for what, ours, theirs in compared:
-        if ours != theirs:
-            return f"it was made for {what.format(ours)}, the target has {theirs}"
-    return None

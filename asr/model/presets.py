@@ -24,7 +24,8 @@ from forescribe.speculative.models import hub
 from forescribe.speculative.models.hub import HubError, Role, find, folder_or_hub_id, local
 
 from ..errors import ModelError
-from .conversion import caches, ctranslate2, openai_formats
+from .conversion import ctranslate2, openai_pt
+from .conversion.converting import user_cache
 
 ENGLISH = frozenset({"en"})
 FRENCH, JAPANESE = frozenset({"fr"}), frozenset({"ja"})
@@ -46,11 +47,15 @@ MADE_FOR: Mapping[str, frozenset[str]] = {
 }
 """The languages (ISO 639-1) that published weights were made for; others were made for all of Whisper's."""
 
-FILES = {
-    ".bin": "a ggml-*.bin of whisper.cpp",
-    ".pt": "a .pt of openai-whisper",
-}
+FILES = {".pt": "a .pt of openai-whisper"}
 """Single files that hold a Whisper model, by suffix."""
+
+OTHERS = {
+    ".bin": "no folder: files of whisper.cpp (ggml) are not read, take the same model by its name, such as "
+    "`base`; weights of CTranslate2 or PyTorch are given by their folder",
+    ".gguf": "in the GGUF format of llama.cpp, which holds text models (`forescribe generate`)",
+}
+"""What other files are, by suffix."""
 
 WHISPER = hub.Family(
     # Of the many copies that repositories hold (other precisions, Flax, TensorFlow), the one we load.
@@ -77,11 +82,9 @@ def locate(name: str | Path, *, role: Role = "model", network: bool = True) -> P
     try:
         found = hub.locate(name, WHISPER, role=role, network=network)
     except HubError as error:
-        copies = caches.other_copies(str(name))
-        here = f"; on this machine as --{role} {copies[0]}" if copies else ""
-        raise ModelError(f"{error}{here}") from error.__cause__
+        raise ModelError(str(error)) from error.__cause__
     if found.is_file():
-        return openai_formats.converted(found, network=network)
+        return openai_pt.converted(found, network=network)
     return ctranslate2.usable(found)
 
 
@@ -93,7 +96,9 @@ def _check_path(name: str | Path, role: Role) -> None:
 
 
 def _strange(path: Path) -> str | None:
-    """What a path is, if it is there and neither a folder nor a file that may be Whisper's."""
+    """What a path is, if it is neither a folder nor a file that may be Whisper's."""
+    if path.suffix.lower() in OTHERS and not path.is_dir():
+        return OTHERS[path.suffix.lower()]
     try:
         mode = os.stat(path).st_mode
     except ValueError:  # a zero byte
@@ -108,8 +113,6 @@ def _strange(path: Path) -> str | None:
         )
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         return "a pipe, a socket or a device: give a file or a folder"
-    if stat.S_ISREG(mode) and path.suffix.lower() == ".gguf":
-        return openai_formats.OTHERS[b"GGUF"]
     return None
 
 
@@ -303,8 +306,8 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
     """The pair for a user's names.
 
     Args:
-        model: preset, hub id, local folder, or a file of whisper.cpp or openai-whisper, by its path or by its
-            name (`ggml-base.bin`, `base.pt`) where these programs keep it; None for `large`.
+        model: preset, hub id, local folder, or a file of openai-whisper, by its path or by its name
+            (`base.pt`) where that program keeps it; None for `large`.
         draft: likewise; None for the target's own, "none" for no draft model.
         language: ISO 639-1 code of the audio if it is known, for the choice among drafts.
 
@@ -384,14 +387,9 @@ def _folder_or_id(name: str) -> str | Path:
 def _name(name: str, role: Role) -> str | Path:
     _check_path(name, role)
     if not os.path.exists(local(name)):
-        if (file := caches.find_file(name)) is not None:
-            return file
-        if caches.FILE_NAME.fullmatch(name):
-            folders = caches.openai_folders() if name.endswith(".pt") else caches.ggml_folders()
-            raise ModelError(
-                f"--{role} {name} is no file here, and in none of {', '.join(map(str, folders))}: give "
-                "its path"
-            )
+        kept = user_cache() / "whisper" / name  # where openai-whisper keeps its files
+        if kept.suffix in FILES and kept.is_file():
+            return kept
     with as_model_error():
         return folder_or_hub_id(name, role, PRESETS, FILES)
 

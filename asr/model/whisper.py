@@ -17,7 +17,6 @@ from torch import Tensor
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.models.engines import ModelEngine, whisper_decoder
-from forescribe.speculative.models.heads.whisper_block import WhisperBlock
 from forescribe.speculative.models.slot_model import SlotModel
 from forescribe.speculative.models.vocabularies import MappedVocabulary, TokenMap, mapped
 from forescribe.speculative.models.weights import encoder_of
@@ -47,7 +46,6 @@ class Whisper:
     device: Device
     engine: ModelEngine = ModelEngine.AUTO  # what runs the target's decoder
     native_encoders: Mapping[Any, NativeEncoder] = field(default_factory=dict)  # by its modules
-    block: WhisperBlock | None = None  # a head that drafts in place of a model
 
     def decoder(self) -> SlotModel:
         """The target's decoder, on its engine."""
@@ -55,8 +53,8 @@ class Whisper:
 
     @property
     def drafting(self) -> bool:
-        """Whether there is a model or a head that drafts."""
-        return bool(self.drafts) or self.block is not None
+        """Whether there is a model that drafts."""
+        return bool(self.drafts)
 
     @property
     def extractor(self) -> Extractor:

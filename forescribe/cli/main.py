@@ -1,7 +1,7 @@
 """The `forescribe` command: all commands in one app, the console entry, and `forescribe models`.
 
 Knows which commands there are, how errors become messages and exit codes, and how lists of models are
-printed; presets are in `asr.model.presets`, caches in `asr.model.conversion`. Heavy imports stay
+printed; presets are in `asr.model.presets`. Heavy imports stay
 inside the commands.
 """
 
@@ -81,11 +81,10 @@ class ModelsOptions:
 
 @takes(ModelsOptions)
 def models(**values: Any) -> None:
-    """List the model presets, and the Whisper models on this machine.
+    """List the model presets.
 
-    Of a preset: name, state (ready, target only, or - if it is not downloaded), target and drafts. Of a
-    model: what --model takes, the program in whose cache it is, size on disk, memory of the weights in
-    float32, and licence, where it is known. With NAME: what that would load. Nothing is downloaded."""
+    Of each: name, state (ready, target only, or - if it is not downloaded), target and drafts. With NAME:
+    what that would load, where it is, and what it would download. Nothing is downloaded."""
     options = ModelsOptions(**values)
     if options.name is not None:
         _print(_loaded_by(options.name), _one_model, as_json=options.json)
@@ -178,7 +177,6 @@ def _print(content: dict[str, Any], lines: Any, *, as_json: bool) -> None:
 
 
 def _all_models() -> dict[str, Any]:
-    from forescribe.asr.model.conversion.caches import machine
     from forescribe.asr.model.presets import cached
 
     presets = []
@@ -194,7 +192,7 @@ def _all_models() -> dict[str, Any]:
                 "note": preset.note,
             }
         )
-    return {"presets": presets, "machine": [model.to_dict() for model in machine()]}
+    return {"presets": presets}
 
 
 def _lists(content: dict[str, Any]) -> Iterator[str]:
@@ -202,14 +200,6 @@ def _lists(content: dict[str, Any]) -> Iterator[str]:
         drafts = ", ".join(preset["drafts"]) or "-"
         yield f"{preset['name']:18} {preset['state'] or '-':12} {preset['target']:38} {drafts}"
         yield f"{'':18} {'':12} {preset['note']}"
-    if content["machine"]:
-        yield ""
-        yield f"{'ON THIS MACHINE':45} {'FROM':21} {'DISK':>9} {'MEMORY':>9}  LICENCE"
-    for model in content["machine"]:
-        yield (
-            f"{model['name']:45} {model['program']:21} {_size(model['size_bytes']):>9} "
-            f"{_size(model['memory_bytes']):>9}  {model['licence'] or '-'}"
-        )
 
 
 def _loaded_by(name: str) -> dict[str, Any]:
@@ -222,14 +212,15 @@ def _loaded_by(name: str) -> dict[str, Any]:
 
 def _part(role: str, source: str) -> dict[str, Any]:
     """What is known of a model: where it is, or what would be downloaded."""
-    from forescribe.asr.model.conversion.caches import describe
     from forescribe.asr.model.presets import WHISPER
     from forescribe.speculative.models.hub import HubError, find, would_download
 
     known: dict[str, Any] = {"role": role, "name": source}
     here = Path(source) if Path(source).is_file() else find(source, WHISPER.missing)
     if here is not None:
-        return known | {"on_this_machine": True} | describe(source, here).to_dict()
+        files = [here] if here.is_file() else [path for path in here.rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        return known | {"on_this_machine": True, "path": str(here), "size_bytes": size}
     known["on_this_machine"] = False
     try:
         download = would_download(source, WHISPER)
@@ -243,9 +234,7 @@ def _one_model(content: dict[str, Any]) -> Iterator[str]:
     for part in content["loads"]:
         head = f"{part['role']:7} {part['name']}"
         if part["on_this_machine"]:
-            memory = part["memory_bytes"]
-            needs = f", {_size(memory)} of memory in float32" if memory else ""
-            yield f"{head}: on this machine, {_size(part['size_bytes'])}{needs}"
+            yield f"{head}: on this machine, {_size(part['size_bytes'])}"
             yield f"{'':8}{part['path']}"
         elif "problem" in part:
             yield f"{head}: not on this machine; {part['problem']}"
@@ -257,10 +246,8 @@ def _one_model(content: dict[str, Any]) -> Iterator[str]:
             yield f"{'':8}licence: {part['licence']}"
 
 
-def _size(size: int | None) -> str:
+def _size(size: int) -> str:
     """A number of bytes in decimal units, as hubs give them."""
-    if size is None:
-        return "-"
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= factor:
             return f"{size / factor:.{1 if size < 10 * factor else 0}f} {unit}"

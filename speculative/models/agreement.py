@@ -1,37 +1,41 @@
-"""Checks that an adapter computes the same logits as its model; runs once, when a model is loaded.
+"""Checks that a causal LM, read row by row, computes what its plain forward does; once, when it is loaded.
 
-An adapter passes its own positions and masks, and writes keys to slots. A model that masks, scales or
-counts by other means inside its layers accepts all of that without an error, and writes other tokens. So
-a few tokens are read twice: through the adapter as the engine uses it (prompts of different lengths
-admitted together, several tokens scored at ragged starts, rejected drafts overwritten), and by the
-model's plain forward without a cache. The logits are compared. In 8-bit integers `dependence` compares an
-adapter with itself, bit for bit.
+The adapter of transformers' modules passes its own positions and masks, and writes keys to slots. A model
+that masks, scales or counts by other means inside its layers accepts all of that without an error, and
+writes other tokens. Any family may come, so a few tokens are read twice: through the adapter as the engine
+uses it (prompts of different lengths admitted together, several tokens scored at ragged starts, rejected
+drafts overwritten), and by the model's plain forward without a cache. (Of lean and native forms the families
+are known, and tests compare them.)
 
-The cost is seven forwards of at most 42 tokens, and one or two more in half precision and for a model
-with windows: on a CPU about as long as reading the weights eight times. (Windows are made narrow for
-the comparison, instead of reading the thousands of tokens that they hold.)
+The cost is seven forwards of at most 42 tokens, and one or two more in half precision and for a model with
+windows: on a CPU about as long as reading the weights eight times. (Windows are made narrow for the
+comparison, instead of reading the thousands of tokens that they hold.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .slot_model import SlotModel
+from ..errors import LoadError, one_line
+from .causal import OTHERS, WINDOWS, CausalModel, positions_of
+from .checkpoint import inexact, method_of
 
 ROWS = 3
 LENGTH = 14
 """Tokens of each row: enough for a prompt, a round with rejections and the round after it."""
 STEP = 4
 """Tokens that a round scores."""
+PROMPTS, KEPT = (3, LENGTH - 5, LENGTH - 8), (3, 0, 1)
+"""How many tokens of each row are prefilled, and how many drafts the first round keeps."""
+NARROW = 5
+"""Width of windows while a model is checked, so that a few tokens exceed them."""
 
-INT8_UNIT = 2.0**-8
-"""A row's numbers are rounded to multiples of 1/127 of the largest one: by half of that at most. A number at
-the border of two is rounded the other way after a difference in the last bit."""
 EXACT = frozenset({torch.float32, torch.float64})
 BOUND = 0.01
 """Root mean square of the difference, as a share of the logits' spread. In float32 it must hold at every
@@ -42,41 +46,71 @@ place of the embeddings does. Fourteen families came to 0.0 to 0.9 (where expert
 positions to more), four that compute something else to 8 to 57."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Tokens for every row; `prompts` is how many of them are prefilled, `kept` how many drafts the
-    first round keeps."""
-
-    tokens: Tensor  # [ROWS, L]
-    prompts: tuple[int, ...]
-    kept: tuple[int, ...] = (3, 0, 1)
-
-    @classmethod
-    def of(
-        cls, vocab: int, length: int, device: torch.device, avoid: Collection[int] = ()
-    ) -> Reading:
-        """Arbitrary tokens below `vocab`, the same every time; avoids those in `avoid` where others exist."""
-        generator = torch.Generator().manual_seed(0)
-        usable = torch.tensor([i for i in range(vocab) if i not in avoid] or list(range(vocab)))
-        picks = torch.randint(len(usable), (ROWS, length), generator=generator)
-        return cls(usable[picks].to(device), (3, length - 5, length - 8))
+def check(decoder: CausalModel) -> None:
+    """Raises LoadError where the adapter of a model computes other logits than it; the adapter's cache is
+    released."""
+    name = decoder.config.model_type
+    try:
+        problem = _problem(decoder)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        # Its forward does not know masks or positions: many ways to fail.
+        raise LoadError(
+            f"{name} cannot be given positions and masks row by row, which a batch of ragged texts "
+            f"needs ({type(error).__name__}: {one_line(error)}); {OTHERS}"
+        ) from error
+    if problem is not None:
+        method = method_of(decoder.config)
+        if method is not None:
+            raise inexact(method, problem)
+        raise LoadError(f"{name} is not supported: {problem}; {OTHERS}")
 
 
 @torch.inference_mode()
-def difference(
-    decoder: SlotModel,
-    plain: Tensor,
-    reading: Reading,
-    close: Closeness,
-    encoder_states: Sequence[Any] = (None,) * ROWS,
-) -> str | None:
-    """Where the adapter first differs from `plain`, the model's logits `[ROWS, L, V]` for the reading's
-    tokens; None where it does not. The decoder's cache is released."""
-    tokens, device = reading.tokens, reading.tokens.device
-    if decoder.listed is not None:  # the only ones whose logits it computes
-        plain = plain[..., decoder.listed]
+def _problem(decoder: CausalModel) -> str | None:
+    """What differs from the model's own forward; None where nothing does."""
+    limit = positions_of(decoder.config)
+    if limit < LENGTH:
+        return f"it has {limit} positions, fewer than {LENGTH}"
+    vocab = min(decoder.config.vocab_size, decoder.vocab_size)
+    tokens = arbitrary(vocab, decoder.device, special_tokens(decoder.config, decoder.model.config))
+
+    def plain(positions: Tensor | None = None) -> Tensor:
+        given = {} if positions is None else {"position_ids": positions}
+        logits: Tensor = decoder.model(input_ids=tokens, use_cache=False, **given).logits
+        return logits.float()
+
+    known = plain()
+    if not bool(known.isfinite().any(-1).all()):
+        return f"its logits are no numbers in {str(decoder.dtype).removeprefix('torch.')}"
+    close = Closeness.of(decoder.dtype, decoder.model.get_input_embeddings(), plain)
+    # A row at the last positions must not change the other rows.
+    places = torch.arange(LENGTH, device=decoder.device).repeat(ROWS, 1)
+    late = places.clone()
+    late[-1] += limit - LENGTH
+    if close.differ(plain(late)[:-1], known[:-1]):
+        if close.differ(plain(places), known):
+            return "it does not count positions from 0"
+        return "what it computes for a text depends on how long the others in its batch are"
+    with _narrowed(decoder) as narrowed:
+        narrow = plain() if narrowed else known
+        where = difference(decoder, narrow, tokens, close)
+    if narrowed and narrow.equal(known):
+        return "its layers do not read the windows that its config.json names"
+    wide = " with windows" if decoder.widths else ""
+    return where and f"logits behind {where}{wide} are not those of its plain forward"
+
+
+def difference(decoder: CausalModel, plain: Tensor, tokens: Tensor, close: Closeness) -> str | None:
+    """Where the adapter first differs from `plain`, the model's logits `[ROWS, L, V]` for these tokens; None
+    where it does not."""
+    device, listed = tokens.device, decoder.listed
+    if listed is not None:  # the only ones whose logits it computes
+        plain = plain[..., listed]
+
     other = tokens.flip(0, 1)  # as padding and as drafts that are rejected
-    prompts, kept = list(reading.prompts), list(reading.kept)
+    prompts = list(PROMPTS)
     lengths = torch.tensor(prompts, device=device)
     decoder.allocate(ROWS, tokens.shape[1] + STEP)
     try:
@@ -84,16 +118,9 @@ def difference(
             length = max(prompts[row] for row in rows)
             own = torch.arange(length, device=device) < lengths[:, None]
             padded = torch.where(own, tokens[:, :length], other[:, :length])
-            logits = decoder.prefill(
-                torch.tensor(rows, device=device),
-                padded[rows],
-                [encoder_states[row] for row in rows],
-            ).logits
-            logits = _listed(decoder, logits)
-            seen = own[rows]
-            if logits.shape[1] and close.differ(logits[seen], plain[rows, :length][seen]):
-                return "a prompt"
-        for drafted, what in ((kept, "several tokens at once"), (None, "a text behind rejections")):
+            places = torch.tensor(rows, device=device)
+            decoder.prefill(places, padded[rows], [None] * len(rows))
+        for drafted, what in ((KEPT, "several tokens at once"), (None, "a text behind rejections")):
             start = torch.tensor([p - 1 for p in prompts], device=device)
             slots = start[:, None] + torch.arange(STEP, device=device)
             fed = tokens.gather(1, slots)
@@ -103,55 +130,54 @@ def difference(
                 right = torch.arange(STEP, device=device) < valid[:, None]
                 fed = torch.where(right, fed, other.gather(1, slots))
             logits = decoder.score(fed, start, reach=tokens.shape[1] + STEP).logits
-            logits = _listed(decoder, logits)
             read = torch.arange(STEP, device=device) < valid[:, None]
             row = torch.arange(ROWS, device=device)[:, None].expand_as(slots)
+            logits = logits if listed is None else logits[..., listed]
             if close.differ(logits[read], plain[row[read], slots[read]]):
                 return what
-            prompts = [p + n for p, n in zip(prompts, kept, strict=True)]
+            prompts = [p + n for p, n in zip(prompts, KEPT, strict=True)]
     finally:
         decoder.release()
     return None
 
 
-@torch.inference_mode()
-def dependence(
-    decoder: SlotModel, reading: Reading, encoder_states: Sequence[Any] = (None,) * ROWS
-) -> str | None:
-    """Where an adapter's logits depend, to the last bit, on what is computed beside a token: all rows and
-    several tokens at once against one token of one row. None where they do not. The cache is released.
-
-    A model in 8-bit integers needs that: rounding to int8 turns a last bit into a whole step, so that drafts
-    would change tokens. The cost is 24 forwards of at most 27 tokens.
-    """
-    tokens, device = reading.tokens, reading.tokens.device
-    prompts = reading.prompts
-    nodes = tokens.shape[1] - max(prompts) + 1
-    start = torch.tensor(prompts, device=device) - 1
-    fed = tokens.gather(1, start[:, None] + torch.arange(nodes, device=device))
+@contextmanager
+def _narrowed(decoder: CausalModel) -> Iterator[bool]:
+    """Narrows the windows of model and adapter to `NARROW`; yields whether any was wider. Models read
+    the width from their configuration whenever they build masks."""
+    widths = decoder.widths
     try:
-        decoder.allocate(ROWS, tokens.shape[1] + nodes)
-        rows = torch.arange(ROWS, device=device)
-        decoder.prefill(rows, tokens[:, : max(prompts)], list(encoder_states))
-        together = decoder.score(fed, start, reach=tokens.shape[1] + nodes).logits
-        decoder.release()
-        for row, prompt in enumerate(prompts):
-            decoder.allocate(1, tokens.shape[1] + nodes)
-            decoder.prefill(rows[:1], tokens[row : row + 1, :prompt], [encoder_states[row]])
-            for node in range(nodes):
-                one = fed[row : row + 1, node : node + 1]
-                at = start[row : row + 1] + node
-                alone = decoder.score(one, at, reach=prompt + node).logits
-                if not torch.equal(alone[0, 0], together[row, node]):
-                    return "several tokens at once are not to the last bit those of one at a time"
-            decoder.release()
+        decoder.widths = {kind: min(width, NARROW) for kind, width in widths.items()}
+        _configure(decoder)
+        yield decoder.widths != widths
     finally:
-        decoder.release()
-    return None
+        decoder.widths = widths
+        _configure(decoder)
 
 
-def _listed(decoder: SlotModel, logits: Tensor) -> Tensor:
-    return logits if decoder.listed is None else logits[..., decoder.listed]
+def _configure(decoder: CausalModel) -> None:
+    for kind, width in decoder.widths.items():
+        setattr(decoder.config, WINDOWS[kind], width)
+
+
+def arbitrary(vocab: int, device: torch.device, avoid: Collection[int] = ()) -> Tensor:
+    """Tokens `[ROWS, LENGTH]` below `vocab`, the same every time; those in `avoid` only where there are no
+    others."""
+    generator = torch.Generator().manual_seed(0)
+    usable = torch.tensor([i for i in range(vocab) if i not in avoid] or list(range(vocab)))
+    picks = torch.randint(len(usable), (ROWS, LENGTH), generator=generator)
+    return usable[picks].to(device)
+
+
+def special_tokens(*configs: Any) -> set[int]:
+    """Special tokens: image placeholders, padding."""
+    found: set[int] = set()
+    for config in configs:
+        for name, value in config.to_dict().items():
+            if name.endswith(("_token_id", "_token_index")):
+                found.update(i for i in (value if isinstance(value, list) else [value])
+                             if isinstance(i, int))  # fmt: skip
+    return found
 
 
 @dataclass(frozen=True)
@@ -163,18 +189,13 @@ class Closeness:
 
     @classmethod
     def of(
-        cls,
-        dtype: torch.dtype,
-        embedding: torch.nn.Module,
-        read: Callable[[], Tensor],
-        *,
-        int8: bool = False,
+        cls, dtype: torch.dtype, embedding: torch.nn.Module, read: Callable[[], Tensor]
     ) -> Closeness:
-        """Measures rounding in half precision, and in a model of int8 matrices: `read` computes the same
-        logits twice, with and without noise in the embeddings."""
-        if dtype in EXACT and not int8:
+        """Measures rounding in half precision: `read` computes the same logits twice, with and without noise
+        in the embeddings."""
+        if dtype in EXACT:
             return cls(dtype)
-        unit = max(torch.finfo(dtype).eps, INT8_UNIT if int8 else 0.0)
+        unit = torch.finfo(dtype).eps
         generator = torch.Generator().manual_seed(0)
 
         def shaken(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from logging import CRITICAL
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeGuard
 
 from ..errors import LoadError, one_line
@@ -128,7 +128,7 @@ def weight_files(folder: Path) -> list[Path]:
     if index.is_file():
         weight_map = _object(index).get("weight_map")
         names = weight_map.values() if isinstance(weight_map, dict) else ()
-        return [folder / name for name in sorted({str(name) for name in names})]
+        return [folder / name for name in sorted({PurePath(str(name)).name for name in names})]
     return sorted(folder.glob("*.safetensors"))
 
 

@@ -4,22 +4,20 @@
     lean     short functions over the same weights (`lean`): Whisper and Llama-like models
     native   compiled kernels over the same weights (`native/`): both on CPUs, where they were compiled
 
-All engines compute the same tokens in float32. The choice is made once, before a model decodes; adapters have
-the name in `engine`, and a warning is logged where `auto` had to take the next one. A target in 8-bit
-integers runs on the native engine alone (`int8_engine`). Whisper's encoder is native where the decoder is and
-its states agree with the modules'. A draft may have another number format than its target (`draft_device`):
-that changes no token, only speed. Knows the adapters and when each can run a model; nothing of how they
-compute.
+All engines compute the same tokens in float32. The choice is made once, before a model decodes; adapters
+have the name in `engine`. A target in 8-bit integers runs on the native engine alone (`int8_engine`).
+Whisper's encoder is native where the decoder is. A draft may have another number format than its target
+(`draft_device`): that changes no token, only speed. Knows the adapters and when each can run a model;
+nothing of how they compute.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,18 +32,14 @@ from ..native.decoder import (
 )
 from ..native.encoder import NativeEncoder, unsupported_encoder
 from ..native.library import missing
-from ..native.packing import forget
 from .coverage import causal_gap, encoder_gap, whisper_gap
 from .lean import LeanCausalDecoder, LeanWhisperDecoder
 from .plain import PlainWhisper
 from .quantized import int8_encoder, is_int8
 from .slot_model import SlotModel
 from .weights import encoder_of
-from .whisper import decoder_difference, encoder_difference
 
 log = logging.getLogger(__name__)
-
-Made = TypeVar("Made")
 
 
 class ModelEngine(StrEnum):
@@ -119,8 +113,8 @@ def whisper_decoder(
 ) -> SlotModel:
     """The decoder of a Whisper model on an engine; arguments as `WhisperModel`. Raises LoadError for an
     engine that cannot run it."""
-    given = {"stored": stored, "listed": listed}
-    return build(WHISPER_FORMS, model, engine, lambda form: form.adapter(model, pick, **given))
+    form = form_of(WHISPER_FORMS, model, engine)
+    return form.adapter(model, pick, stored=stored, listed=listed)
 
 
 def causal_decoder(
@@ -132,73 +126,48 @@ def causal_decoder(
     stored: torch.dtype | None = None,
     listed: Sequence[int] | None = None,
 ) -> SlotModel:
-    """A causal LM on an engine; arguments and errors as `CausalModel`. The first decoder of a model compares
-    itself with the model's plain forward."""
-
-    def make(form: Form) -> SlotModel:
-        return form.adapter(model, positions, vocab, stored=stored, listed=listed)
-
-    return build(CAUSAL_FORMS, model, engine, make)
+    """A causal LM on an engine; arguments and errors as `CausalModel`."""
+    form = form_of(CAUSAL_FORMS, model, engine)
+    return form.adapter(model, positions, vocab, stored=stored, listed=listed)
 
 
-def checked_whisper_engine(
-    model: Any,
-    asked: ModelEngine = ModelEngine.AUTO,
-    *,
-    draft: bool = False,
-    passed: Collection[str] = (),
+def whisper_engine(
+    model: Any, asked: ModelEngine = ModelEngine.AUTO, *, draft: bool = False
 ) -> ModelEngine:
-    """The engine that runs a Whisper, after a comparison with the model's plain forward unless its name is
-    among those that have `passed` one. Raises LoadError where the engine that was asked for, or every engine,
-    would compute other logits, and for a target in 8-bit integers as `int8_engine`; a `draft` may be computed
-    by any engine."""
+    """The engine that runs a Whisper. Raises LoadError where none does, and for a target in 8-bit integers as
+    `int8_engine`; a `draft` may be computed by any engine."""
     if is_int8(model) and not draft:
         asked = int8_engine(asked, native_gap(model))
-
-    def compare(form: Form) -> ModelEngine:
-        problem = None
-        if form.engine not in passed:
-            problem = decoder_difference(model, form.adapter)
-        if problem is not None:
-            raise LoadError(problem)
-        return form.engine
-
-    return build(WHISPER_FORMS, model, asked, compare)
+    return form_of(WHISPER_FORMS, model, asked).engine
 
 
-def checked_causal_engine(
+def causal_engine(
     model: Any,
     asked: ModelEngine = ModelEngine.AUTO,
     *,
     stored: torch.dtype | None = None,
     draft: bool = False,
 ) -> ModelEngine:
-    """The engine that runs a causal LM, after a comparison with the model's plain forward; `stored` as of
-    `causal_decoder`. Raises LoadError as `CausalModel`, and for a target in 8-bit integers as `int8_engine`;
-    a `draft` may be computed by any engine."""
+    """The engine that runs a causal LM; `stored` as of `causal_decoder`. Raises LoadError as `CausalModel`,
+    and for a target in 8-bit integers as `int8_engine`; a `draft` may be computed by any engine."""
     if is_int8(model) and not draft:
         asked = int8_engine(asked, native_causal_gap(model))
     return ModelEngine(causal_decoder(model, engine=asked, stored=stored).engine)
 
 
 def native_encoder(
-    model: Any, engine: ModelEngine, asked: ModelEngine, *, int8: bool = False, passed: bool = False
+    model: Any, engine: ModelEngine, asked: ModelEngine, *, int8: bool = False
 ) -> NativeEncoder | None:
     """The native encoder of a Whisper whose decoder runs on `engine`, from modules that hold their weights,
     with `int8` of those rounded to 8-bit integers (`int8_encoder`). None where the modules encode: on the
-    other engines, and where `auto` was `asked` and the native states differ or there are no such kernels.
-    They are not compared again where they have `passed` before. Raises LoadError where `native` was asked for
-    and cannot encode."""
+    other engines, and where `auto` was `asked` and there are no such kernels. Raises LoadError where `native`
+    was asked for and cannot encode."""
     encoder = encoder_of(model)
     if engine is not ModelEngine.NATIVE or encoder is None:
         return None
     problem = encoder_gap(encoder) or unsupported_encoder(encoder)
     if problem is None:
-        encoder = int8_encoder(encoder) if int8 else encoder
-        native = NativeEncoder(encoder)
-        problem = None if passed else encoder_difference(encoder, native)
-        if problem is None:
-            return native
+        return NativeEncoder(int8_encoder(encoder) if int8 else encoder)
     if asked is ModelEngine.NATIVE:
         raise LoadError(f"the native engine has no form of this encoder: {problem}")
     log.warning("encoder of engine modules instead of native: %s", problem)
@@ -224,10 +193,11 @@ def draft_device(target: Device, name: str | None, engine: ModelEngine) -> Devic
 def int8_engine(asked: ModelEngine, gap: str | None = None) -> ModelEngine:
     """The engine of a target in 8-bit integers; `gap` is why native kernels cannot run the model, if known.
 
-    Only an adapter that is `SlotModel.invariant` will do. torch's attention rounds the last bit of a token
-    differently when other tokens are read in the same forward, and rounding to int8 turns that bit into a
-    whole step: with drafts, 2 of 16 texts of the bundled pair were others. Reading one token at a time would
-    give the same bits and save nothing. A draft in int8 may run on any engine, as it changes no token.
+    Their logits do not depend on what a forward computes beside a token. torch's attention rounds the last
+    bit of a token differently when other tokens are read in the same forward, and rounding to int8 turns that
+    bit into a whole step: with drafts, 2 of 16 texts of the bundled pair were others. Reading one token at a
+    time would give the same bits and save nothing. A draft in int8 may run on any engine, as it changes no
+    token.
 
     Raises LoadError where another engine was `asked` for, and where native kernels cannot be used.
     """
@@ -245,36 +215,18 @@ def int8_engine(asked: ModelEngine, gap: str | None = None) -> ModelEngine:
     return ModelEngine.NATIVE
 
 
-def build(
-    forms: Sequence[Form], model: Any, asked: ModelEngine, make: Callable[[Form], Made]
-) -> Made:
-    """What `make` returns for the form that runs `model`: the one that was asked for, or the first that can
-    and for which `make` raises no LoadError. Raises LoadError where there is none."""
+def form_of(forms: Sequence[Form], model: Any, asked: ModelEngine) -> Form:
+    """The form that runs a model: the one that was asked for, or the first that can. Raises LoadError where
+    there is none."""
     kind = model.config.model_type
-    able = []
     for form in forms:
+        if asked not in (ModelEngine.AUTO, form.engine):
+            continue
         gap = form.gap(model)
-        if gap is None and asked in (ModelEngine.AUTO, form.engine):
-            able.append(form)
-        elif asked is form.engine:
+        if gap is None:
+            log.debug("%s: engine %s", kind, form.engine)
+            return form
+        if asked is form.engine:
             raise LoadError(f"the {form.engine} engine has no form of this {kind}: {gap}")
-        elif gap is not None:
-            log.debug("the %s engine has no form of this %s: %s", form.engine, kind, gap)
-    for form, other in pairwise(able):
-        try:
-            return _made(form, model, make)
-        except LoadError as error:
-            log.warning("engine %s instead of %s: %s", other.engine, form.engine, error)
-    if not able:
-        raise LoadError(f"{kind} has no engine {asked}: {', '.join(f.engine for f in forms)}")
-    return _made(able[-1], model, make)
-
-
-def _made(form: Form, model: Any, make: Callable[[Form], Made]) -> Made:
-    try:
-        made = make(form)
-    except LoadError:
-        forget(model)  # what native kernels have packed, which nothing else would free
-        raise
-    log.debug("%s: engine %s", model.config.model_type, form.engine)
-    return made
+        log.debug("the %s engine has no form of this %s: %s", form.engine, kind, gap)
+    raise LoadError(f"{kind} has no engine {asked}: {', '.join(f.engine for f in forms)}")

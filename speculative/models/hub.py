@@ -34,7 +34,7 @@ LARGE = 20_000_000
 
 FORMATS = {
     ".pt": "a file of openai-whisper or another program of PyTorch's",
-    ".bin": "a file of weights of whisper.cpp, or of PyTorch without its folder",
+    ".bin": "a file of weights without its folder",
     ".gguf": "a GGUF file of llama.cpp",
     ".safetensors": "a file of weights without its folder",
     ".onnx": "a file of ONNX",

@@ -25,7 +25,6 @@ from ..types import Prefilled, Scores
 from .caches import SelfCache, Sources, sources_for
 from .causal import FULL, SLIDING, CausalModel
 from .coverage import causal_gap
-from .plain import awake
 from .slot_model import Places, SlotModel, at_node
 from .weights import (
     CausalLayer,
@@ -94,7 +93,7 @@ class LeanWhisperDecoder(WhisperModel, LeanDecoder):
     cross: Sources | None = None
 
     def prepare(self, model: Any, stored: torch.dtype) -> None:
-        self.weights = WhisperWeights.of(awake(model), self.listed)
+        self.weights = WhisperWeights.of(model, self.listed)
         self.output, self.activate = self.weights.head, activation(self.weights.activation)
 
     def allocate(self, batch: int, slots: int) -> None:

@@ -21,6 +21,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +33,19 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import LoadError, one_line
 from ..types import Prefilled, Scores
+from .agreement import check
 from .causal import SLIDING, CausalModel
 from .module_cache import SlotCache
 from .plain import few, products
+from .quantized import is_int8
 from .slot_model import LayerShape, Places, SlotModel
 from .weights import cut, with_cut_head
 from .whisper import WhisperModel
 
 NAME = "products"
+
+_checked: WeakKeyDictionary[Any, torch.dtype] = WeakKeyDictionary()
+"""The models that have been compared, and their dtype then."""
 
 States = dict[int, Tensor]
 """By layer, the states `[B, N, D]` that enter it."""
@@ -113,9 +119,16 @@ class WhisperDecoder(WhisperModel, ModuleModel):
 class CausalDecoder(CausalModel, ModuleModel):
     """A causal LM that runs transformers' modules; see `CausalModel`.
 
-    Raises LoadError for layers that cache something other than plain keys and values (recurrent,
-    compressed) too.
+    The first one of a model compares itself with its plain forward (`agreement`): any family may come. Raises
+    LoadError where they differ, and for layers that cache something other than plain keys and values
+    (recurrent, compressed) too.
     """
+
+    def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(model, *args, **kwargs)
+        if _checked.get(model) != self.dtype and not is_int8(model):  # in int8 it is a draft
+            check(self)
+            _checked[model] = self.dtype
 
     def prepare(self, stored: torch.dtype) -> None:
         self.layers = _shapes(self.model, self.config.model_type)

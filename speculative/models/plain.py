@@ -1,34 +1,27 @@
 """Whisper as modules of plain torch, under the names that transformers gives them.
 
-They hold the weights of a folder for the engines, which read them and are compared with their forward; where
-no kernels do, they encode, tell languages and compute what words are timed by. What they compute has the bits
-of transformers' modules, whose import takes longer than loading a small model. They keep no cache and are not
-trained. Where kernels have packed the weights, the modules can let go of theirs (`PlainWhisper.rest`).
+They hold the weights of a folder for the engines; where no kernels do, they encode, tell languages and
+compute what words are timed by. What they compute has the bits of transformers' modules, whose import takes
+longer than loading a small model. They keep no cache and are not trained. Where kernels have packed the
+weights, the modules let go of theirs (`PlainWhisper.release`).
 
 Knows tensors and the settings of a configuration; nothing of files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from threading import RLock
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from ..errors import LoadError
-from .weights import ACTIVATIONS, decoder_parameters, fingerprint
+from .weights import activation, decoder_parameters
 
-PARTS = ("encoder", "decoder")
-"""What rests and is read by itself; the output layer is the decoder's."""
 EMBEDDING = "model.decoder.embed_tokens.weight"
-
-_WAKING = RLock()
-"""One thread at a time reads weights again; a draft's may need its target's."""
 
 FEW, MANY = 16, 512  # queries at most, keys at least
 EXACT = frozenset({torch.float32, torch.float64})  # below, the fused kernel sums in float32 itself
@@ -48,50 +41,44 @@ class States(NamedTuple):
 
 
 class PlainWhisper(nn.Module):
-    """As `WhisperForConditionalGeneration`, or, without an encoder, `WhisperForCausalLM`. The output layer is
-    the embedding. Its weights have no memory until `of` gives them theirs."""
-
-    again: Callable[[str], PlainWhisper] | None = None
-    """Reads a part of the same model; None: it keeps its weights."""
+    """As `WhisperForConditionalGeneration`, or, without an encoder, `WhisperForCausalLM`. Its weights have no
+    memory until `take` gives them theirs."""
 
     def __init__(self, config: Settings, *, encoder: bool) -> None:
         super().__init__()
         self.config = config
-        # Parts that rest, with their fingerprints; None: it was never read.
-        self.resting: dict[str, object] = {}
         self.generation_config = Settings()
         with torch.device("meta"):
             self.model = Stacks(config, encoder=encoder)
             self.proj_out = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.requires_grad_(False).eval()
 
-    @classmethod
-    def of(
-        cls,
-        config: Settings,
-        shapes: Mapping[str, tuple[int, ...]],
+    def take(
+        self,
+        part: str,
         weights: Mapping[str, Tensor],
-        dtype: torch.dtype,
-        *,
-        encoder: bool,
-    ) -> PlainWhisper | None:
-        """The model of a folder with tensors of these `shapes`, by transformers' names, and with the
-        `weights` of one part in a dtype; the other part rests until it is read. None where one is missing or
-        has another shape, and for an output layer of its own."""
-        made = cls(config, encoder=encoder)
-        named = dict(made.model.named_parameters(prefix="model"))
-        if any(shapes.get(name) != tuple(weight.shape) for name, weight in named.items()):
-            return None
-        head, embedding = (weights.get(name) for name in ("proj_out.weight", EMBEDDING))
-        if head is not None and embedding is not None and not torch.equal(head, embedding):
-            return None
-        read = {name: weights[name].to(dtype) for name in named if name in weights}
-        absent = {n: _nothing(w.shape, dtype) for n, w in named.items() if n not in read}
-        made.load_state_dict(read | absent, strict=False, assign=True)
-        made.proj_out.weight = made.model.decoder.embed_tokens.weight
-        for part in PARTS:
-            if any(name.startswith(f"model.{part}.") for name in absent):
-                made._let_go(part, None)
-        return made.requires_grad_(False).eval()
+        placed: Callable[[Tensor], Tensor] = lambda weight: weight,
+    ) -> None:
+        """Gives the `encoder`, or the `decoder` and the output layer, their `weights` by transformers' names,
+        each where `placed` puts it. The output layer is the embedding, unless it has weights of its own.
+        Raises ValueError for one that is missing, or of another shape."""
+        stack = getattr(self.model, part)
+        named = dict(stack.named_parameters(prefix=f"model.{part}"))
+        absent = sorted(named.keys() - weights.keys())
+        if absent:
+            raise ValueError(f"its weights lack {absent[0]} ({len(absent)} in all)")
+        for name, parameter in named.items():
+            if weights[name].shape != parameter.shape:
+                raise ValueError(f"{name} has another shape than its config.json says")
+        read = {name: placed(weights[name]) for name in named}
+        head = weights.get("proj_out.weight")
+        self.load_state_dict(read, strict=False, assign=True)
+        if part == "decoder":
+            self.proj_out.weight = stack.embed_tokens.weight
+            own = head is not None and not torch.equal(head, weights[EMBEDDING])
+            if head is not None and own:
+                self.proj_out.weight = nn.Parameter(placed(head), requires_grad=False)
+        self.requires_grad_(False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,75 +88,20 @@ class PlainWhisper(nn.Module):
     def device(self) -> torch.device:
         return self.proj_out.weight.device
 
-    def part(self, name: str) -> list[Tensor]:
-        """The weights of the `encoder`, or of the `decoder` and the output layer."""
-        if name == "decoder":
-            return decoder_parameters(self)
-        return list(self.model.encoder.parameters())
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module: of parts that rest too, which are read again for it."""
-        for name in tuple(self.resting):
-            self.wake(name)
-        return super().state_dict(*args, **kwargs)
-
-    def rest(self, name: str) -> None:
-        """Lets go of the weights of a part, which takes memory beside what kernels have packed of them. They
-        are read again before the part computes, and by `wake`. Without `again` it keeps them."""
-        if self.again is None or name in self.resting:
-            return
-        weights = self.part(name)
-        found = fingerprint(weights)
-        for weight in weights:
-            weight.data = _nothing(weight.shape, weight.dtype)
-        self._let_go(name, found)
-
-    def wake(self, name: str) -> None:
-        """Reads the weights of a part, if it rests. Raises LoadError where they are not those that rested:
-        the files have changed."""
-        with _WAKING:
-            if name not in self.resting or self.again is None:
-                return
-            known, parameters = self.resting[name], self.part(name)
-            fresh = self.again(name).part(name)
-            if known is not None and known != fingerprint(fresh):
-                raise LoadError(
-                    "its weights have changed on the disk since they were loaded: load it again"
-                )
-            for weight, read in zip(parameters, fresh, strict=True):
-                weight.data = read.data
-            del self.resting[name]
-            getattr(self.model, name).before = None
-
-    def _let_go(self, name: str, known: object) -> None:
-        self.resting[name] = known
-        owner = ref(self)  # no cycle: what is packed is freed with the model
-
-        def wake() -> None:
-            model = owner()
-            if model is None:
-                raise LoadError(f"the weights of this {name} were let go, and its model is gone")
-            model.wake(name)
-
-        getattr(self.model, name).before = wake
+    def release(self, part: str) -> None:
+        """Lets go of the weights of a part, which take memory beside what kernels have packed of them. It
+        cannot compute any more."""
+        stack = getattr(self.model, part)
+        for weight in decoder_parameters(self) if part == "decoder" else stack.parameters():
+            # NaN, so that nothing computes with it unnoticed.
+            weight.data = torch.full((), float("nan")).to(weight.dtype).expand(weight.shape)
+        stack.released = True
 
     def use_products(self) -> None:
         """Attention of few queries becomes `products`."""
         for module in self.modules():
             if isinstance(module, Attention):
                 module.products = True
-
-
-def _nothing(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor without memory. NaN, so that nothing computes with it unnoticed."""
-    return torch.full((), float("nan")).to(dtype).expand(shape)
-
-
-def awake(model: Any, part: str = "decoder") -> Any:
-    """A Whisper whose weights of this part can be read. Raises LoadError as `PlainWhisper.wake`."""
-    if isinstance(model, PlainWhisper):
-        model.wake(part)
-    return model
 
 
 class Stacks(nn.Module):
@@ -185,12 +117,13 @@ class Stacks(nn.Module):
 class Stack(nn.Module):
     """What a `PlainWhisper` has as its encoder and its decoder."""
 
-    before: Callable[[], None] | None = None
-    """Is called before it computes, while it rests."""
+    released = False
 
-    def _awake(self) -> None:
-        if self.before is not None:
-            self.before()
+    def _held(self) -> None:
+        if self.released:
+            raise LoadError(
+                "these weights are packed for native kernels alone: load with --engine lean"
+            )
 
 
 class Encoder(Stack):
@@ -209,7 +142,7 @@ class Encoder(Stack):
         self.layer_norm = nn.LayerNorm(width)
 
     def forward(self, features: Tensor) -> States:
-        self._awake()
+        self._held()
         x = gelu(self.conv2(gelu(self.conv1(features)))).permute(0, 2, 1)
         x = x + self.embed_positions.weight
         for layer in self.layers:
@@ -240,7 +173,7 @@ class Decoder(Stack):
     def forward(
         self, input_ids: Tensor, encoder_hidden_states: Tensor, use_cache: bool = False
     ) -> States:
-        self._awake()
+        self._held()
         x = self.embed_tokens(input_ids) + self.embed_positions.weight[: input_ids.shape[1]]
         for layer in self.layers:
             x = layer(x, encoder_hidden_states)
@@ -260,7 +193,7 @@ class Layer(nn.Module):
             self.encoder_attn_layer_norm = nn.LayerNorm(width)
         self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
         self.final_layer_norm = nn.LayerNorm(width)
-        self.activate = ACTIVATIONS[config.activation_function]
+        self.activate = activation(config.activation_function)
 
     def forward(self, x: Tensor, states: Tensor | None = None) -> Tensor:
         x = x + self.self_attn(self.self_attn_layer_norm(x))

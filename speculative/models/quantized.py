@@ -26,6 +26,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor
@@ -188,17 +189,28 @@ def float_weights(
     lent: Mapping[str, Tensor] | None = None,
     prefixes: tuple[str, ...] = ("",),
 ) -> dict[str, Tensor]:
-    """The tensors of a folder's safetensors files by name, as far as it begins with one of the `prefixes`,
-    those of integers as float32; of `lent` those that the files lack.
+    """`stored_weights`, those of integers as float32; of `lent` those that the files lack. Raises ValueError
+    as `floats` does."""
+    return {**(lent or {}), **floats(stored_weights(folder, prefixes))}
 
-    Raises ValueError as `floats` does, and what safetensors raises for damaged files.
-    """
+
+def stored_weights(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
+    """The tensors of a folder's safetensors files, or else of PyTorch's, by name, as far as it begins with
+    one of the `prefixes`. Raises what safetensors and torch raise for damaged files."""
     from safetensors.torch import load_file
 
+    def read(path: Path) -> dict[str, Tensor]:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found: dict[str, Tensor] = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)
+        )
+        return found
+
     stored: dict[str, Tensor] = {}
-    for path in weight_files(folder):
-        stored |= {n: t for n, t in load_file(path).items() if n.startswith(prefixes)}
-    return {**(lent or {}), **floats(stored)}
+    for path in weight_files(folder) or sorted(folder.glob("pytorch_model*.bin")):
+        stored |= {n: t for n, t in read(path).items() if n.startswith(prefixes)}
+    return stored
 
 
 def floats(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -42,10 +42,6 @@ class SlotModel(ABC):
     engine: ClassVar[str]
     """What runs the forward: a name of `engines.ModelEngine`."""
 
-    invariant: ClassVar[bool] = False
-    """Whether a token's logits have the same bits whatever a forward computes beside it: other rows, other
-    tokens of its row, more threads. `agreement.dependence` compares that when a model in int8 is loaded."""
-
     cache: Any = None
     """Keys and values; None before `allocate`."""
 

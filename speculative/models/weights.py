@@ -32,8 +32,6 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 """The activations of most models by transformers' names; `activation` knows the others too."""
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 
 @dataclass(frozen=True, eq=False)
 class Norm:
@@ -257,21 +255,14 @@ def decoder_parameters(model: Any) -> list[Tensor]:
     )
 
 
-def same_encoder(model: Any, other: Any, *stored: torch.dtype) -> bool:
-    """True where both encoders hold equal weights, so that one's output serves both; else False. Weights that
-    were rounded to different dtypes, `stored`, are compared after rounding both to each of them.
-
-    Compared tensor by tensor, never assumed from names: a fine-tuned encoder of the same shape would
-    silently cost acceptance.
-    """
+def same_encoder(model: Any, other: Any) -> bool:
+    """True where both encoders hold equal weights, so that one's output serves both; else False."""
     encoder, second = encoder_of(model), encoder_of(other)
     if encoder is None or second is None:
         return second is None
     weights, others = encoder.state_dict(), second.state_dict()
     return weights.keys() == others.keys() and all(
-        weights[name].shape == others[name].shape
-        and torch.equal(_rounded(weights[name], stored), _rounded(others[name], stored))
-        for name in weights
+        torch.equal(weights[name], others[name]) for name in weights
     )
 
 
@@ -459,30 +450,6 @@ def _scaled(linear: Linear, factor: float) -> Linear:
     return Linear(linear.weight, bias, linear.scale * factor)
 
 
-def _rounded(weight: Tensor, stored: Sequence[torch.dtype]) -> Tensor:
-    """A weight rounded to every dtype in turn; itself where they are one."""
-    if len(set(stored)) < 2:
-        return weight
-    for dtype in stored:
-        weight = weight.to(dtype)
-    return weight
-
-
-def fingerprint(parameters: Iterable[Tensor]) -> object:
-    """Shapes and sums of the bits of weights, which are read once for it. A change of one number changes its
-    sum, and so do two rows or columns that change places."""
-    return [(tuple(p.shape), _sum(p.detach())) for p in parameters]
-
-
-def _sum(parameter: Tensor) -> int:
-    """A hash of the sums of all rows and of all columns. Bits are added as integers of their own size, which
-    wrap around: with wider sums torch takes sixteen times as long. Two numbers of 16 bits are read as one
-    where they lie so."""
-    bits = parameter.view(_BITS[parameter.itemsize])
-    even = parameter.ndim > 0 and parameter.shape[-1] % 2 == 0
-    if bits.dtype == torch.int16 and even and bits.is_contiguous():
-        if bits.storage_offset() % 2 == 0:
-            bits = bits.view(torch.int32)
-    matrix = bits.flatten(1) if bits.ndim > 1 else bits.reshape(-1, 1)
-    sums = [matrix.sum(axis, dtype=bits.dtype) for axis in (0, 1)]
-    return hash(tuple(each.cpu().numpy().tobytes() for each in sums))
+def version(parameters: Iterable[Tensor]) -> object:
+    """What changes with weights: where they are, and how often they were written to."""
+    return [(p.data_ptr(), p._version) for p in parameters]

@@ -20,16 +20,15 @@ from torch import Tensor
 
 from ..errors import LoadError
 from ..models.caches import SelfCache, zeros
-from ..models.causal import SLIDING, CausalModel
+from ..models.causal import CausalModel
 from ..models.coverage import causal_gap
-from ..models.plain import PlainWhisper, awake
 from ..models.slot_model import SlotModel
 from ..models.weights import (
     CausalWeights,
     WhisperWeights,
     decoder_parameters,
-    fingerprint,
     head_of,
+    version,
 )
 from ..models.whisper import WhisperModel
 from ..rounds.choice import Allowed, Choice
@@ -72,7 +71,6 @@ class NativeDecoder(SlotModel, ABC):
     """What the decoders share: forwards, drafts and choices as one call, and self-attention's caches."""
 
     engine = "native"
-    invariant = True
 
     library: Library
     cache: SelfCache | None = None
@@ -248,11 +246,15 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
         stored = stored if stored in STORED else torch.float32  # float16 is read as that
 
         def state() -> object:
-            resting = model.resting.get("decoder") if isinstance(model, PlainWhisper) else None
-            return resting or fingerprint(decoder_parameters(model))
+            released = getattr(model.model.decoder, "released", False)
+            return None if released else version(decoder_parameters(model))
 
         def records(packer: Packer) -> tuple[Whisper, list[WhisperLayer]]:
-            weights = WhisperWeights.of(awake(model), self.listed)
+            if state() is None:
+                raise LoadError(
+                    "its weights were let go, and packed in another form: load it again"
+                )
+            weights = WhisperWeights.of(model, self.listed)
             return whisper_record(packer, weights), whisper_layers(packer, weights)
 
         self._pack(model, stored, state, records)
@@ -262,7 +264,7 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
         record.cache_storage = record.cross_storage = STORED[stored]
 
     def head(self, states: Tensor) -> Tensor:
-        output = head_of(awake(self.model).proj_out, self.listed)
+        output = head_of(self.model.proj_out, self.listed)
         return self.whole(output(states).float())
 
     def allocate(self, batch: int, slots: int) -> None:
@@ -360,21 +362,14 @@ class NativeCausalDecoder(NativeDecoder, CausalModel):
         if reason is not None:
             raise LoadError(f"{self.config.model_type} cannot run natively: {reason}")
         self.weights = weights = CausalWeights.of(self.model, self.listed)
-        self.rounded = stored
         columns = self.vocab_size if self.listed is None else len(self.listed)
 
         def records(packer: Packer) -> tuple[Causal, list[CausalLayer]]:
             return causal_record(packer, weights, columns), causal_layers(packer, weights)
 
-        self._pack(self.model, stored, lambda: fingerprint(self.model.parameters()), records)
+        self._pack(self.model, stored, lambda: version(self.model.parameters()), records)
         record = self._record
         self._columns, self._heads, self._size = columns, record.key_heads, record.head
-
-    def _configure(self, widths: dict[str, int]) -> None:
-        super()._configure(widths)
-        for layer, weights in zip(self._layers, self.weights.layers, strict=True):
-            if weights.window is not None:
-                layer.window = widths[SLIDING]
 
     def allocate(self, batch: int, slots: int) -> None:
         # A table as long as the cache: positions behind it do not occur.

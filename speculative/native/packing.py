@@ -1,10 +1,9 @@
 """Weights of decoders and of Whisper's encoder in the layouts of the kernels, packed once for a model.
 
 A `Packer` owns what it makes: addresses in the records of `library` are valid as long as it lives. Packing
-takes as long as reading the weights several times, and the result as much memory as the weights. The adapter
-that is compared with the model when it is loaded, the one that decodes then, and those of further engines on
-the same model therefore share one (`packed_once`), which is freed with the model. Knows the records of
-`models.weights`, models by identity and their weights by a fingerprint.
+takes as long as reading the weights several times, and the result as much memory as the weights. The adapters
+of one model therefore share one (`packed_once`), which is freed with the model. Knows the records of
+`models.weights`, and models by identity.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ EXACT = (Stored.EXACT_INT8, Stored.EXACT_BFLOAT16, Stored.EXACT_FLOAT16)
 """Forms of float32 matrices in fewer bytes, the cheapest first: most of a decoder's time is reading its
 weights."""
 
-_packed: WeakKeyDictionary[Any, tuple[object, Packed]] = WeakKeyDictionary()
+_packed: WeakKeyDictionary[Any, tuple[tuple[Hashable, object], Packed]] = WeakKeyDictionary()
 """The last form of each model, with what it was made of."""
 
 
@@ -49,19 +48,14 @@ def packed_once(
     make: Callable[[], Packed],
 ) -> Packed:
     """What `make` returned for this form of the model before, if it was the last one and the weights still
-    have the same `state`, a fingerprint; else what it returns now."""
-    known = _packed.get(model)
-    if known is not None and known[0] == (form, state()):
+    have the same `state`, or none any more; else what it returns now."""
+    known, now = _packed.get(model), state()
+    if known is not None and known[0][0] == form and now in (None, known[0][1]):
         return known[1]
-    forget(model)  # before the new one is made: both at a time would be a third copy
+    _packed.pop(model, None)  # before the new one is made: both at a time would be a third copy
     made = make()
     _packed[model] = (form, state()), made
     return made
-
-
-def forget(model: Any) -> None:
-    """Frees what was packed for a model, once its adapters are gone: where another engine runs it."""
-    _packed.pop(model, None)
 
 
 @dataclass(frozen=True, eq=False)

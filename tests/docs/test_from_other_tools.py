@@ -1,23 +1,19 @@
 """docs/from-other-tools.md: what it shows is run, with published weights where other programs keep theirs.
 
-Blocks that begin with the name of a program of the environment (faster-whisper, pywhispercpp) are run too,
-and write the same words; openai-whisper and whisperX are not installed, nor are the other programs' commands.
+Blocks of faster-whisper are run too, and write the same words; openai-whisper and whisperX are not installed,
+nor are the other programs' commands.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import soundfile
 
-from benchmarks.systems.ggml import write_ggml
-from forescribe.asr.model.conversion import caches, openai_models
 from forescribe.asr.model.conversion.ctranslate2 import usable
 from tests import real
 from tests.asr.model.conversion.openai_files import write_pt
@@ -26,9 +22,9 @@ from tests.docs.pages import ROOT, Block, blocks
 from tests.docs.test_commands import run_command
 
 PAGE = "docs/from-other-tools.md"
-THEIRS = re.compile(r"# (openai-whisper|faster-whisper|whisperX|pywhispercpp)\n")
-RUN = ("faster-whisper", "pywhispercpp")
-"""Programs of the group `real`, and of the group `bench`."""
+THEIRS = re.compile(r"# (openai-whisper|faster-whisper|whisperX)\n")
+RUN = ("faster-whisper",)
+"""Of the group `real`."""
 
 SAID = "ask not what your country can do for you"
 
@@ -52,7 +48,7 @@ def names() -> set[str]:
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch) -> Path:
-    """A user's folder with `base` of all four programs, and a talk."""
+    """A user's folder with `base` of the other programs, and a talk."""
     folder = real.model(real.BASE)
     plain = usable(folder)  # converted before the cache is another one
     for name in ("HF_HOME", "XDG_CACHE_HOME"):
@@ -64,16 +60,11 @@ def machine(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / ".cache" / "whisper").mkdir(parents=True)
-    pt = write_pt(plain, tmp_path / ".cache" / "whisper" / "base.pt")
-    digest = hashlib.sha256(pt.read_bytes()).hexdigest()  # another archive of the same numbers
-    published = replace(openai_models.PUBLISHED["base"], sha256=digest, ggml_sha1={})
-    monkeypatch.setitem(openai_models.PUBLISHED, "base", published)
+    write_pt(plain, tmp_path / ".cache" / "whisper" / "base.pt")
     repository = hub / "models--Systran--faster-whisper-base"
     shutil.copytree(folder, repository / "snapshots" / ("0" * 40))
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0" * 40)
-    (tmp_path / "models").mkdir()
-    write_ggml(plain, tmp_path / "models" / "ggml-base.bin")
     shutil.copy(real.voice("jfk"), tmp_path / "talk.mp3")
     soundfile.write(tmp_path / "talk.wav", *soundfile.read(tmp_path / "talk.mp3"), "PCM_16")
     monkeypatch.chdir(tmp_path)
@@ -87,9 +78,7 @@ def test_every_block_runs_and_hears_the_same_words(machine, monkeypatch, capsys)
         theirs = program(block)
         if theirs not in (None, *RUN):
             continue
-        if theirs == "pywhispercpp":
-            pytest.importorskip("pywhispercpp")
-        text = block.text.replace('Model("base")', 'Model("models/ggml-base.bin")')
+        text = block.text
         scope: dict[str, object] = {}
         exec(compile(text, block.name, "exec"), scope)
         out = capsys.readouterr().out
@@ -98,21 +87,17 @@ def test_every_block_runs_and_hears_the_same_words(machine, monkeypatch, capsys)
             assert "SPEAKER_00" in out
         else:
             assert SAID in " ".join(re.sub(r"[\d.,:]+", " ", out).lower().split()), block.name
-    assert [theirs for theirs, _ in heard].count(None) == 4
+    assert [theirs for theirs, _ in heard].count(None) == 3
 
 
 @pytest.mark.weights
 def test_every_command_of_ours_writes_its_result(machine, monkeypatch, capfd) -> None:
     typed = [c for b in of_page("sh") for c in commands(b) if c.program == "forescribe"]
-    assert len(typed) == 5
+    assert len(typed) == 3
     for command in typed:
         for old in (*machine.glob("talk.srt"), *machine.glob("talk.json")):
             old.unlink()
         assert run_command(command.words[1:], monkeypatch) == 0, capfd.readouterr().err
-        if command.words[1] == "models":
-            told = capfd.readouterr().out
-            assert all(name in told for name in names())
-            continue
         made = machine / ("talk.json" if "json" in command.words else "talk.srt")
         assert SAID in made.read_text(encoding="utf-8").lower()
         if made.suffix == ".json":
@@ -121,18 +106,4 @@ def test_every_command_of_ours_writes_its_result(machine, monkeypatch, capfd) ->
 
 
 def test_its_names_are_those_that_are_looked_for() -> None:
-    assert names() == {"base.pt", "Systran/faster-whisper-base", "ggml-base.bin"}
-    assert caches.FILE_NAME.fullmatch("base.pt") and caches.FILE_NAME.fullmatch("ggml-base.bin")
-    assert "Systran/faster-whisper-base" in caches.copies("openai/whisper-base")
-
-
-def test_other_programs_name_some_models_differently() -> None:
-    turbo, large = (
-        caches.copies("openai/whisper-large-v3-turbo"),
-        caches.copies("openai/whisper-large"),
-    )
-    assert "mobiuslabsgmbh/faster-whisper-large-v3-turbo" in turbo and "large-v3-turbo.pt" in turbo
-    assert "large-v1.pt" in large and "ggml-large-v1.bin" in large
-    distil = caches.copies("distil-whisper/distil-large-v3")
-    assert distil == ["Systran/faster-distil-whisper-large-v3"]
-    assert caches.copies("someone/whisper") == []
+    assert names() == {"base.pt", "Systran/faster-whisper-base"}

@@ -13,6 +13,7 @@ Format: OpenNMT/CTranslate2, `python/ctranslate2/specs/model_spec.py` (binary ve
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -21,30 +22,20 @@ from typing import TYPE_CHECKING, Any
 from forescribe.speculative.models.checkpoint import missing
 
 from ...errors import ModelError
-from .converting import (
-    Content,
-    MappedFile,
-    Settings,
-    Source,
-    check_text_tokens,
-    convert_once,
-    described,
-)
+from .converting import FEATURES, TOKENIZER, Content, Settings, convert_once, token_ids
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     Variables = Mapping[str, NDArray[Any]]
 
-WEIGHTS = "model.bin"
+WEIGHTS, CONFIG = "model.bin", "config.json"
 VERSION = 6
 SPEC = "WhisperSpec"
 KINDS = {0: "<f4", 1: "i1", 2: "<i2", 3: "<i4", 4: "<f2"}
 LONGEST = 1 << 16
 """More names than this are a damaged file."""
-
-TOKENIZER, CONFIG, FEATURES = "tokenizer.json", "config.json", "preprocessor_config.json"
-"""What is read beside the weights; the last need not be there."""
 
 
 def is_ctranslate2(folder: Path) -> bool:
@@ -60,47 +51,67 @@ def lacks(folder: Path) -> str | None:
 
 
 def usable(folder: Path) -> Path:
-    """A folder that transformers can load: this one, or its conversion. Raises ModelError."""
-    return converted(folder) if is_ctranslate2(folder) else folder
+    """A folder that can be loaded: this one, or its conversion, made once and again where one of its files
+    has changed. Raises ModelError, also for weights that are rounded to integers; see `convert_once`."""
+    if not is_ctranslate2(folder):
+        return folder
+    beside = [folder / name for name in (TOKENIZER, CONFIG, FEATURES)]
+    name = folder.resolve().name
+    return convert_once(folder / WEIGHTS, name, beside, partial(_read, folder))
 
 
-def converted(folder: Path) -> Path:
-    """The conversion of a CTranslate2 folder; made once, again where one of its files has changed.
+class _File:
+    """A file, read from its beginning without loading it. Raises ValueError where it ends too early."""
 
-    Raises ModelError for weights that are damaged, not complete, rounded to integers, or not Whisper's; for a
-    cache that cannot be written, see `convert_once`.
-    """
-    beside = tuple(folder / name for name in (TOKENIZER, CONFIG, FEATURES))
-    source = Source(folder / WEIGHTS, folder.resolve().name, "CTranslate2", beside)
-    return convert_once(source, partial(_read, folder))
+    def __init__(self, path: Path) -> None:
+        import numpy as np
+
+        self.bytes: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
+        self.at = 0
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        if size > len(self.bytes) - self.at:
+            raise ValueError(f"it ends after {len(self.bytes)} bytes, within {size} bytes of data")
+        self.at += size
+        return self.bytes[self.at - size : self.at]
+
+    def number(self, kind: str) -> int:
+        """The next number, in a format of `struct`, little-endian."""
+        (value,) = struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")).tobytes())
+        return int(value)
+
+    def count(self, what: str) -> int:
+        found = self.number("I")
+        if found > LONGEST:
+            raise ValueError(f"it claims {found} {what}")
+        return found
+
+    def text(self) -> str:
+        return self.take(self.number("H"))[:-1].tobytes().decode()  # it ends with a zero byte
 
 
 def read_variables(path: Path) -> dict[str, NDArray[Any]]:
     """The variables of a `model.bin` by name, mapped from the file. Raises ValueError where it is damaged or
     of another version."""
-    file = MappedFile(path)
-
-    def text() -> str:
-        return file.take(file.number("H"))[:-1].tobytes().decode()  # it ends with a zero byte
-
+    file = _File(path)
     version = file.number("I")
     if version != VERSION:
         raise ValueError(f"version {version} of the format; {VERSION} can be read")
-    spec = text()
+    spec = file.text()
     if spec != SPEC:
         raise ValueError(f"it holds a {spec!r}")
     file.number("I")  # the revision of the specification
     variables: dict[str, NDArray[Any]] = {}
-    for _ in range(file.count("I", LONGEST, "variables")):
-        name = text()
+    for _ in range(file.count("variables")):
+        name = file.text()
         shape = [file.number("I") for _ in range(file.number("B"))]
         kind, size = file.number("B"), file.number("I")
         if kind not in KINDS:
             raise ValueError(f"{name} has the unknown number format {kind}")
         variables[name] = file.take(size).view(KINDS[kind]).reshape(shape)
-    for _ in range(file.count("I", LONGEST, "other names")):
-        alias = text()
-        variables[alias] = variables[text()]
+    for _ in range(file.count("other names")):
+        alias = file.text()
+        variables[alias] = variables[file.text()]
     return variables
 
 
@@ -171,52 +182,12 @@ def _read(folder: Path) -> Content:
         name: torch.from_numpy(values.copy())
         for name, values in state_of(read_variables(folder / WEIGHTS)).items()
     }
-    settings = _settings(folder, len(state["model.decoder.embed_tokens.weight"]))
-    files = described(state, settings)
-    tokenizer = {
-        **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "<|endoftext|>"),
-        "tokenizer_class": "WhisperTokenizer",
-        "model_max_length": len(state["model.decoder.embed_positions.weight"]),
-        "add_prefix_space": False,
-        "errors": "replace",
-    }
-    files["tokenizer_config.json"] = json.dumps(tokenizer, indent=1).encode()
-    for name in (TOKENIZER, FEATURES):
-        if (folder / name).is_file():
-            files[name] = (folder / name).read_bytes()
-    return Content(state, files)
-
-
-def _settings(folder: Path, size: int) -> Settings:
-    """What the files beside the weights say of a model with `size` tokens. Raises ModelError for a file that
-    is damaged, and for another model's tokenizer."""
-    ours = _object(folder / CONFIG)
+    tokens = token_ids(folder / TOKENIZER, len(state["model.decoder.embed_tokens.weight"]))
     try:
-        added = _object(folder / TOKENIZER)["added_tokens"]
-        tokens = {str(token["content"]): int(token["id"]) for token in added}
-        end = tokens["<|endoftext|>"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"its {TOKENIZER} is none of Whisper's (no {error})") from error
-    check_text_tokens(size, end, f"its {TOKENIZER}")
-    if max(tokens.values()) >= size:
-        raise ModelError(
-            f"its {TOKENIZER} has the token {max(tokens.values())}, its weights have {size} tokens: take the "
-            "tokenizer of the same model"
-        )
-    return Settings(
-        tokens,
-        ours.get("suppress_ids"),
-        ours.get("suppress_ids_begin"),
-        ours.get("alignment_heads"),
-    )
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ModelError that names it."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"the {path.name} beside it is damaged ({error})") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"the {path.name} beside it holds no settings")
-    return found
+        ours = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        stated = [ours.get(k) for k in ("suppress_ids", "suppress_ids_begin", "alignment_heads")]
+    except (ValueError, AttributeError) as error:
+        raise ModelError(f"the {CONFIG} beside it is damaged ({error})") from error
+    found = (folder / name for name in (TOKENIZER, FEATURES))
+    files = {path.name: path.read_bytes() for path in found if path.is_file()}
+    return Content(state, Settings(tokens, *stated), files)

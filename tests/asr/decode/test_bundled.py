@@ -23,7 +23,7 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
 from forescribe.speculative import Request, Stats, choose
 from forescribe.speculative.models import hub
-from forescribe.speculative.models.plain import awake
+from forescribe.speculative.models.engines import ModelEngine
 from forescribe.speculative.models.quantized import as_floats
 from forescribe.speculative.models.weights import encoder_of
 from tests.asr.decode.test_equality import first_pass
@@ -81,7 +81,8 @@ def every(outcomes: dict[str, Outcome]) -> list[Decoded]:
 
 def test_the_draft_reads_the_targets_encoder_states_and_has_its_embeddings(whisper):
     assert whisper.shared_encoder and encoder_of(whisper.draft) is None
-    draft, target = (awake(m).model.decoder for m in (whisper.draft, whisper.target))
+    lean = load(whisper.pair, choose("cpu"), engine=ModelEngine.LEAN)  # which keeps its weights
+    draft, target = (m.model.decoder for m in (lean.draft, lean.target))
     assert 1 <= len(draft.layers) <= len(target.layers) / 2
     assert torch.equal(draft.embed_tokens.weight, target.embed_tokens.weight)
     assert torch.equal(draft.embed_positions.weight, target.embed_positions.weight)

@@ -19,7 +19,6 @@ from transformers.utils import logging
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import CapacityError, ModelError
-from forescribe.asr.model.comparisons import Comparisons
 from forescribe.asr.model.encoder_states import EncoderStates
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
@@ -27,9 +26,8 @@ from forescribe.asr.model.whisper import Whisper
 from forescribe.asr.words.timing import alignment_heads
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.engines import ModelEngine, checked_whisper_engine
-from forescribe.speculative.models.lean import LeanWhisperDecoder
-from forescribe.speculative.models.slot_model import SlotModel
+from forescribe.speculative.models.engines import ModelEngine, whisper_engine
+from forescribe.speculative.models.plain import PlainWhisper
 from forescribe.speculative.models.weights import encoder_of
 from forescribe.speculative.native import decoder
 from forescribe.speculative.native.library import missing
@@ -501,27 +499,6 @@ def test_a_draft_of_shorter_windows_or_texts_is_refused(target, tmp_path) -> Non
     assert "40 and 32 positions" in refusal(Pair(target, few))
 
 
-@pytest.mark.usefixtures("no_kernels")
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_a_decoder_that_computes_something_else_is_refused(target, monkeypatch, name) -> None:
-    """The adapter is compared with the model's own decoder: here it counts positions wrongly."""
-    miscount(monkeypatch, SlotModel)
-    with pytest.raises(ModelError, match="is not supported: logits behind several tokens at once"):
-        load(Pair(target), choose("cpu", name))
-
-
-def miscount(monkeypatch, kind: type[SlotModel]) -> None:
-    """Makes adapters of a class count positions wrongly where four tokens are scored; no model has passed its
-    comparison yet."""
-    monkeypatch.setattr(Comparisons, "_read", lambda self: frozenset())
-    right = SlotModel._positions_at
-
-    def shifted(self, slots):
-        return right(self, slots) + (slots.shape[1] == 4)
-
-    monkeypatch.setattr(kind, "_positions_at", shifted)
-
-
 def test_the_lean_engine_is_taken_unless_the_modules_are_asked_for(target) -> None:
     native = missing() is None
     assert load(Pair(target), CPU).engine == ("native" if native else "lean")
@@ -546,24 +523,14 @@ def test_without_kernels_auto_is_lean_and_native_is_refused_with_the_command(
         load(Pair(target), CPU, engine=ModelEngine.NATIVE)
 
 
-def test_a_lean_form_that_computes_something_else_is_replaced_by_the_modules(
-    target, monkeypatch, caplog, no_kernels
-) -> None:
-    miscount(monkeypatch, LeanWhisperDecoder)
-    assert load(Pair(target), CPU).engine == "modules"
-    assert "engine modules instead of lean: logits behind several tokens" in caplog.text
-    with pytest.raises(ModelError, match="is not supported: logits behind several tokens at once"):
-        load(Pair(target), CPU, engine=ModelEngine.LEAN)
-
-
 def test_a_decoder_with_hooks_has_no_lean_form(target, no_kernels) -> None:
     model = load(Pair(target), CPU, modules=True).target
     handle = model.model.decoder.layers[0].fc1.register_forward_hook(lambda *_: None)
-    assert checked_whisper_engine(model) == "modules"
+    assert whisper_engine(model) == "modules"
     with pytest.raises(LoadError, match="lean engine has no form of this whisper: hooks"):
-        checked_whisper_engine(model, ModelEngine.LEAN)
+        whisper_engine(model, ModelEngine.LEAN)
     handle.remove()
-    assert checked_whisper_engine(model) == "lean"
+    assert whisper_engine(model) == "lean"
 
 
 def test_a_spoilt_draft_is_named_as_the_draft(target, copy) -> None:
@@ -578,7 +545,7 @@ def test_a_device_without_room_is_said_in_one_line(target, monkeypatch, error) -
     def full(*_, **__):
         raise error
 
-    monkeypatch.setattr(torch.nn.Module, "to", full)
+    monkeypatch.setattr(PlainWhisper, "take", full)
     with pytest.raises(CapacityError, match=r"cpu has no room .* --model .*target"):
         load(Pair(target), CPU)
 

@@ -141,4 +141,3 @@ def test_kernels_and_modules_read_the_same_attention_and_languages(whisper, monk
     for ours, theirs in zip(*told, strict=True):
         assert ours[1] == pytest.approx(theirs[1], rel=close["rtol"])
         assert dtype != "float32" or ours[0] == theirs[0]
-    assert set(native.target.resting) == {"encoder", "decoder"}, "the modules were not needed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 
 import pytest
@@ -16,7 +15,6 @@ from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models import engines
 from forescribe.speculative.models.engines import ModelEngine
 from forescribe.speculative.models.quantized import int8_encoder, is_int8
-from forescribe.speculative.models.whisper import encoder_difference
 from forescribe.speculative.native.encoder import NativeEncoder, unsupported_encoder
 
 pytestmark = pytest.mark.native
@@ -83,11 +81,14 @@ def test_states_are_those_of_the_modules(**shape):
 )
 @torch.inference_mode()
 def test_in_8_bit_integers_states_are_those_of_the_rounded_modules(dtype, **shape):
-    """But for numbers at the border of two integers, see `INT8_BOUND`."""
+    """But for numbers at the border of two integers: a difference in the last bit becomes a step there."""
     modules = encoder(**shape).to(dtype)
     rounded = int8_encoder(modules)
     native = NativeEncoder(rounded)
-    assert encoder_difference(rounded, native) is None
+    window = features(1, modules)
+    theirs = rounded(window.to(dtype)).last_hidden_state[0].float()
+    gap = (native.states(window[0]).float() - theirs).square().mean(-1).sqrt()
+    assert (gap <= (0.1 + 0.01 * len(modules.layers)) * theirs.std(-1).clamp_min(1e-6)).all()
     assert is_int8(rounded) and not is_int8(modules)
 
 
@@ -179,31 +180,10 @@ def test_another_encoder_is_refused_by_name_and_replaced_by_auto(caplog):
         chosen(louder, ModelEngine.NATIVE)
 
 
-def test_a_difference_is_found_when_a_model_is_loaded():
-    modules = encoder()
-    native = NativeEncoder(modules)
-    assert encoder_difference(modules, native) is None
-    changed = copy.deepcopy(modules)
-    with torch.no_grad():
-        changed.layers[1].fc2.weight.mul_(1.05)
-    assert "states differ by" in str(encoder_difference(changed, native))
-
-
-@pytest.mark.parametrize("name", ["self_attn.q_proj", "self_attn.out_proj", "fc1", "fc2"])
-def test_in_8_bit_integers_scales_in_others_places_are_found(name):
-    modules = int8_encoder(encoder(2, 64, layers=4))
-    native = NativeEncoder(modules)
-    scale = modules.layers[0].get_submodule(name).scale
-    scale.data = scale.data * torch.linspace(0.2, 3, len(scale))
-    assert "states differ by" in str(encoder_difference(modules, native))
-
-
 def test_a_model_in_8_bit_integers_has_such_an_encoder():
     modules = encoder()
     floats, rounded = (
-        engines.native_encoder(
-            Model(modules), ModelEngine.NATIVE, ModelEngine.AUTO, int8=int8, passed=True
-        )
+        engines.native_encoder(Model(modules), ModelEngine.NATIVE, ModelEngine.AUTO, int8=int8)
         for int8 in (False, True)
     )
     assert floats is not None and rounded is not None
