@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.drafters.heads import drafter_of
+from forescribe.speculative.drafters.heads import HeadDrafter
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
 from forescribe.speculative.drafters.ngram import NgramDrafter
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.checkpoint import loading
 from forescribe.speculative.models.engines import ModelEngine
-from forescribe.speculative.models.heads.formats import described, format_in, load_head, load_mtp
+from forescribe.speculative.models.heads.formats import described, holds_head, load_head, load_mtp
 from forescribe.speculative.models.heads.records import Head, TargetShape
 from forescribe.speculative.models.hub import find, locate
 from forescribe.speculative.protocols import Drafter
@@ -59,7 +59,7 @@ def load_draft(
                 raise LoadError(f"the checkpoint of {target.name} is not on this machine")
             return HeadDraft(MTP, load_mtp(folder, target.model, _shape(target)))
         folder = locate(name, LANGUAGE_MODEL, role="draft", network=network)
-        if folder.is_file() or format_in(folder) is None:  # a GGUF file is a model
+        if folder.is_file() or not holds_head(folder):  # a GGUF file is a model
             return load(name, device, role="draft", network=network, engine=engine)
         placed = {"device": target.model.device, "dtype": target.model.dtype}
         return HeadDraft(str(name), load_head(folder, _shape(target), str(name), **placed))
@@ -90,7 +90,7 @@ def drafter_for(
         setting = presets.DrafterSetting(target, device, gamma, context)
         return presets.create(draft, setting)
     if isinstance(draft, HeadDraft):
-        return drafter_of(draft.head, confidence=confidence_for(gamma, device))
+        return HeadDrafter(draft.head, confidence=confidence_for(gamma, device))
     if universal and target.vocabulary.difference(draft.vocabulary):
         return _universal(target, draft, device)
     check_draft(target, draft)

@@ -128,7 +128,7 @@ class TextGenerator:
         draft_dtype: str | None = None,
         quantize: str | None = None,
     ) -> TextGenerator:
-        """Loads a pair from folders or hub ids. `draft` may also be the folder of an EAGLE-3 or DFlash head,
+        """Loads a pair from folders or hub ids. `draft` may also be the folder of an EAGLE-3 head,
         `"mtp"` for a layer in the target's own checkpoint, `"ngram"`, or a drafter of another
         package.
         `engine` runs the forwards: "auto", "native", "lean" or "modules"; the texts are the same.

@@ -46,10 +46,6 @@ def heads(target: Path) -> dict[str, Path]:
                 config, kept, inner=24, speculators=True, flags={"norm_before_residual": True}
             ),
         ),
-        "dflash": published.save(
-            folder / "dflash",
-            *published.dflash(config, inner=24, layers=2, leaves=(1, 4, 6), mask_token=2, block=5),
-        ),
     }
     more, tensors = published.mtp(config, inner=config.intermediate_size)
     inside = write(folder / "mtp", layers=LAYERS)
@@ -65,7 +61,7 @@ def pair(kind: str, target: Path, heads: dict[str, Path]) -> tuple[Path, str | P
 
 @pytest.mark.parametrize(
     ("kind", "gamma"),
-    [("eagle3", 3), ("speculators", None), ("dflash", 3), ("dflash", None), ("mtp", 3)],
+    [("eagle3", 3), ("speculators", None), ("mtp", 3)],
 )
 def test_texts_with_a_head_equal_generate(
     kind: str, gamma: int | None, target: Path, heads: dict[str, Path]
@@ -92,8 +88,6 @@ def test_a_head_of_another_target_is_refused_by_name(
         LoadError, match=r"--draft .*eagle3: .*reads layer 2, and .*small has 2 layers"
     ):
         TextGenerator.load(small, heads["eagle3"], device="cpu")
-    with pytest.raises(LoadError, match=r"--draft .*dflash is for a target of 8 layers.* has 2"):
-        TextGenerator.load(small, heads["dflash"], device="cpu")
     with pytest.raises(LoadError, match=r"--draft mtp: .*small has no MTP layer"):
         TextGenerator.load(small, MTP, device="cpu")
 

@@ -18,13 +18,13 @@ from torch import Tensor
 from ...errors import LoadError, one_line
 from ..slot_model import LayerShape
 from ..weights import Linear
-from .records import LAST, ChainHead, LeanBody, ModuleBody, Output, Taps, TargetShape
+from .records import LAST, Head, LeanBody, ModuleBody, Output, Taps, TargetShape
 from .tensors import PublishedTensors, form_of, layer_config, take_layer
 
 
 def mtp_head(
     raw: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetShape, name: str
-) -> ChainHead:
+) -> Head:
     """The record of the first MTP layer in the tensors of a target's checkpoint; `raw` is the target's
     configuration. Raises LoadError, with what does not fit, by name."""
     prefix = mtp_prefix(target)
@@ -42,7 +42,7 @@ def mtp_head(
         found.take_if(shared, target.vocab, width)
     input_norm = found.take("input_layernorm.weight", width)
     layer = take_layer(found, "", config, form, inputs=width, input_norm=input_norm, window=None)
-    head = ChainHead(
+    head = Head(
         family="MTP",
         taps=Taps((LAST,), form.eps),
         embed_norm=found.take("enorm.weight", width),
@@ -67,7 +67,7 @@ def mtp_prefix(target: TargetShape) -> str:
     return f"model.layers.{target.layers}."
 
 
-def mtp_module_head(target: Any, names: Collection[str], name: str) -> ChainHead:
+def mtp_module_head(target: Any, names: Collection[str], name: str) -> Head:
     """The record of the first MTP layer in the checkpoint that `target`, a causal LM of transformers, was
     loaded from; `names` are its tensors. Raises LoadError where there is none, or where it is no
     layer of plain keys and values."""
@@ -125,7 +125,7 @@ def effective(norm: Any, width: int, eps: float, target: Any) -> Tensor:
     return found.to(target.dtype)
 
 
-def _head(made: Any, target: Any, name: str) -> ChainHead:
+def _head(made: Any, target: Any, name: str) -> Head:
     layer, config = made.layers[0], target.config.get_text_config()
     if not made.use_post_norm or getattr(made.config, "mtp_hidden_states_first", False):
         raise LoadError(f"{name}: MTP layers of {config.model_type} are not supported")
@@ -133,7 +133,7 @@ def _head(made: Any, target: Any, name: str) -> ChainHead:
         raise LoadError(f"{name}: MTP layers of {config.model_type} have other positions")
     eps = float(config.rms_norm_eps)
     body = ModuleBody(layer.mtp_block, made.rotary_emb, _shape(layer.mtp_block, made, name))
-    return ChainHead(
+    return Head(
         family="MTP",
         taps=Taps((LAST,), eps),
         embed_norm=effective(layer.enorm, config.hidden_size, eps, target),

@@ -1,7 +1,7 @@
-"""The records of a head: what EAGLE-3, MTP and DFlash loaders make, and what drafters and trainers run.
+"""The records of a head: what the loaders of EAGLE-3 and MTP make, and what drafters and trainers run.
 
-A chain head reads, at position t, the state of token t and the embedding of token t + 1, and predicts token t
-+ 2. A block head predicts G tokens after the pending one in one pass. Their layers are functions over plain
+A head reads, at position t, the state of token t and the embedding of token t + 1, and predicts token t
++ 2. Its layers are functions over plain
 tensors, or a layer of the target's own class; both keep keys and values in a cache of transformers'
 interface, as the adapters of targets do: slots of rows in decoding, growing ones in training. Knows tensors;
 nothing of files, rows or drafts.
@@ -28,7 +28,7 @@ LAST = -1
 
 
 @dataclass(frozen=True, eq=False)
-class ChainHead:
+class Head:
     """EAGLE-3, or an MTP layer: the input of position t joins the embedding of token t + 1 with feature t.
 
     EAGLE-3's first layer reads both side by side, `[2 H]`, and its residual is the feature; MTP projects
@@ -61,27 +61,6 @@ class ChainHead:
     def next_feature(self, states: Tensor) -> Tensor:
         """What a draft step reads in place of a target's state, from the states before it."""
         return self.output.normed(states) if self.feeds_normed else states
-
-
-@dataclass(frozen=True, eq=False)
-class BlockHead:
-    """DFlash: the target's states of committed tokens are keys and values of every layer; queries are the
-    pending token and `block - 1` masks."""
-
-    family: str
-    taps: Taps
-    body: LeanBody
-    output: Output
-    mask_token: int
-    block: int
-    embedding: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        if self.block < 2:
-            raise LoadError(f"a block of {self.block} drafts nothing")
-
-
-Head = ChainHead | BlockHead
 
 
 @dataclass(frozen=True)

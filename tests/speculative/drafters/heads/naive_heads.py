@@ -153,35 +153,3 @@ def mtp_drafts(
         drafts.append(int((head @ states).argmax()))
         states = step(states, drafts[-1], len(text) - 2 + len(drafts))
     return drafts
-
-
-def dflash_drafts(
-    config: Mapping[str, Any],
-    tensors: Tensors,
-    table: Tensor,
-    head: Tensor,
-    text: Sequence[int],
-    taps: Tensor,
-    count: int,
-) -> list[int]:
-    """The same of a DFlash head; `taps [len(text) - 1, n, D]`."""
-    eps, block = config["rms_norm_eps"], config["block_size"]
-    mask = config["dflash_config"]["mask_token_id"]
-    context = [
-        rms(tensors["fc.weight"] @ t.flatten(), tensors["hidden_norm.weight"], eps) for t in taps
-    ]
-    start = len(text) - 1
-    states = [table[t] for t in [text[-1], *[mask] * (block - 1)]]
-    for index in range(config["num_hidden_layers"]):
-        layer = NaiveLayer(config, tensors, f"layers.{index}.")
-        for position, feature in enumerate(context):
-            layer.remember(feature, position)
-        inputs = [rms(x, layer.weight("input_layernorm"), eps) for x in states]
-        for offset, x in enumerate(inputs):
-            layer.remember(x, start + offset)
-        states = [
-            layer.read(x, residual, start + offset)
-            for offset, (x, residual) in enumerate(zip(inputs, states, strict=True))
-        ]
-    normed = [rms(x, tensors["norm.weight"], eps) for x in states]
-    return [int((head @ x).argmax()) for x in normed[1:]][:count]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative import Engine, Request
-from forescribe.speculative.drafters.heads import drafter_of
+from forescribe.speculative.drafters.heads import HeadDrafter
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.models.engines import ModelEngine, causal_decoder
 from forescribe.speculative.rows import Rows
@@ -22,10 +22,10 @@ from forescribe.speculative.types import Draft
 from ...engine.test_engine import Planned
 from ...models.causal_lms import EOS, VOCAB, causal_lm
 from . import tiny_heads
-from .naive_heads import dflash_drafts, eagle3_drafts, mtp_drafts
+from .naive_heads import eagle3_drafts, mtp_drafts
 from .tiny_heads import FLAGS, Made
 
-FAMILIES = ("eagle3", "mtp", "dflash")
+FAMILIES = ("eagle3", "mtp")
 GAMMA = 3
 
 
@@ -83,15 +83,12 @@ def naive(made: Made, model: Any, text: Sequence[int], count: int) -> list[int]:
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     if made.family == "eagle3":
         return eagle3_drafts(made.config, made.tensors, table, text, taps, count)
-    if made.family == "mtp":
-        prefix = f"model.layers.{model.config.num_hidden_layers}."
-        taps = taps[:, 0]
-        return mtp_drafts(made.config, made.tensors, prefix, table, head, text, taps, count)
-    return dflash_drafts(made.config, made.tensors, table, head, text, taps, count)
+    prefix = f"model.layers.{model.config.num_hidden_layers}."
+    return mtp_drafts(made.config, made.tensors, prefix, table, head, text, taps[:, 0], count)
 
 
 def run(made: Made, model: Any, schedule: Any, engine: ModelEngine = ModelEngine.LEAN) -> Watched:
-    drafter = Watched(drafter_of(made.head))
+    drafter = Watched(HeadDrafter(made.head))
     runner = Engine(
         causal_decoder(model, engine=engine), drafter, batch=3, eos=[EOS], schedule=schedule
     )
@@ -109,8 +106,6 @@ def run(made: Made, model: Any, schedule: Any, engine: ModelEngine = ModelEngine
 def check(made: Made, model: Any, drafter: Watched, least: int) -> None:
     assert len(drafter.seen) >= least
     for text, drafts in drafter.seen[::3]:  # of all rows and rounds; the naive heads are slow
-        if made.family == "dflash" and len(text) == 1:
-            continue  # without context: covered by the engine's equality
         assert drafts == naive(made, model, text, len(drafts)), text
 
 
@@ -120,7 +115,6 @@ def check(made: Made, model: Any, drafter: Watched, least: int) -> None:
         *((family, ModelEngine.LEAN) for family in FAMILIES),
         ("eagle3", ModelEngine.MODULES),
         pytest.param("mtp", ModelEngine.NATIVE, marks=pytest.mark.native),
-        pytest.param("dflash", ModelEngine.NATIVE, marks=pytest.mark.native),
     ],
 )
 def test_drafts_are_those_of_the_published_tensors(family: str, engine: ModelEngine) -> None:
@@ -151,20 +145,6 @@ def test_heads_of_several_layers() -> None:
     model = tiny_heads.target()
     made = tiny_heads.eagle3(model, speculators=True, layers=3, norm_before_residual=True)
     check(made, model, run(made, model, Fixed(GAMMA)), least=20)
-
-
-def test_blocks_longer_than_the_draft_are_read_whole() -> None:
-    model = tiny_heads.target()
-    made = tiny_heads.dflash(model, block=GAMMA + 4)
-    check(made, model, run(made, model, Fixed(GAMMA)), least=20)
-
-
-def test_no_more_is_drafted_than_a_block_holds() -> None:
-    model = tiny_heads.target()
-    made = tiny_heads.dflash(model, block=3)
-    drafter = run(made, model, Fixed(5))
-    assert max(len(drafts) for _, drafts in drafter.seen) == 2
-    check(made, model, drafter, least=20)
 
 
 @pytest.mark.parametrize("family", ("qwen3", "gemma"))

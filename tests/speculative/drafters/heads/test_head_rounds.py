@@ -14,21 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import Tensor
-from transformers import WhisperForConditionalGeneration
 
 from forescribe.speculative import Engine, Request
-from forescribe.speculative.drafters.heads import (
-    ChainDrafter,
-    SharedLayers,
-    WhisperBlockDrafter,
-    drafter_of,
-)
+from forescribe.speculative.drafters.heads import HeadDrafter, SharedLayers
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.engines import ModelEngine, causal_decoder, whisper_decoder
+from forescribe.speculative.models.engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.heads.records import (
     LAST,
-    ChainHead,
+    Head,
     LeanBody,
     LeanForm,
     LeanLayer,
@@ -40,39 +34,25 @@ from forescribe.speculative.requests import Sampling
 from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection
 from forescribe.speculative.testing import TinyModel, decode
 from tests.speculative.models.causal_lms import EOS, POSITIONS, VOCAB
-from tests.speculative.models.whispers import FRAMES, config, encoder_states, whisper
 
 from . import tiny_heads
 from .test_head_drafts import FAMILIES, GAMMA, Planned, requests
-from .tiny_blocks import block_head
 
 SMALL = 5  # tokens of the vocabulary whose texts are counted
-KINDS = (*FAMILIES, "block")
-each_kind = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", FAMILIES)
 
 
-def decoder(kind: str) -> Any:
-    if kind == "block":
-        return whisper_decoder(whisper(), engine=ModelEngine.LEAN)
+def decoder() -> Any:
     return causal_decoder(tiny_heads.target(), engine=ModelEngine.LEAN)
 
 
 def drafter(kind: str, **options: Any) -> Any:
-    if kind == "block":
-        return WhisperBlockDrafter(block_head(), sources=FRAMES, **options)
-    return drafter_of(tiny_heads.made(kind, tiny_heads.target()).head, **options)
+    return HeadDrafter(tiny_heads.made(kind, tiny_heads.target()).head, **options)
 
 
 def engine(target: Any, drafts: Any, batch: int = 3, schedule: Any = None, **more: Any) -> Engine:
     schedule = schedule or Fixed(GAMMA if drafts else 0)
     return Engine(target, drafts, batch=batch, schedule=schedule, **{"eos": [EOS], **more})
-
-
-def heard(kind: str, asked: list[Request]) -> list[Request]:
-    """The same, each with a window of its own where the target hears one."""
-    if kind != "block":
-        return asked
-    return [replace(r, encoder_states=encoder_states(r.tag)) for r in asked]
 
 
 def texts(made: Engine, asked: list[Request]) -> dict[Any, Any]:
@@ -85,7 +65,7 @@ def texts(made: Engine, asked: list[Request]) -> dict[Any, Any]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_are_those_of_a_decoder_without_cache_and_drafts(family: str) -> None:
     model = tiny_heads.target()
-    made = engine(decoder(family), drafter(family))
+    made = engine(decoder(), drafter(family))
     asked = requests(7)
     results = list(made.run(asked))
     assert made.stats.accepted > 0 and len(results) == len(asked)
@@ -113,9 +93,8 @@ def test_prompts_of_all_lengths_and_drafts_of_all_lengths_change_nothing(
         Request(tuple((7 * i + 3 * j) % VOCAB for j in range(length)), max_new_tokens=new, tag=i)
         for i, (length, new) in enumerate(sizes)
     ]
-    asked = heard(kind, asked)
-    found = texts(engine(decoder(kind), drafter(kind), batch, Fixed(gamma)), asked)
-    assert found == texts(engine(decoder(kind), None, batch), asked)
+    found = texts(engine(decoder(), drafter(kind), batch, Fixed(gamma)), asked)
+    assert found == texts(engine(decoder(), None, batch), asked)
 
 
 @each_kind
@@ -123,11 +102,11 @@ def test_every_sampled_row_equals_decoding_it_alone(kind: str) -> None:
     shaped = Sampling(top_k=20, repetition=1.2)
     asked = [
         replace(r, max_new_tokens=12, temperature=0.9, seed=i, sampling=shaped)
-        for i, r in enumerate(heard(kind, requests()))
+        for i, r in enumerate(requests())
     ]
-    together = {r.request.tag: r for r in engine(decoder(kind), drafter(kind)).run(asked)}
+    together = {r.request.tag: r for r in engine(decoder(), drafter(kind)).run(asked)}
     for request in asked:
-        (result,) = engine(decoder(kind), drafter(kind), 1).run([request])
+        (result,) = engine(decoder(), drafter(kind), 1).run([request])
         found = together[request.tag]
         assert result.draft_error is None
         assert (result.tokens, result.accepted) == (found.tokens, found.accepted)
@@ -138,8 +117,6 @@ def test_every_sampled_row_equals_decoding_it_alone(kind: str) -> None:
     [
         ("eagle3", TokenRejection),
         ("mtp", BlockVerification),
-        ("dflash", TokenRejection),
-        ("block", BlockVerification),
     ],
 )
 def test_sampled_texts_of_several_rounds_have_the_targets_distribution(
@@ -151,8 +128,6 @@ def test_sampled_texts_of_several_rounds_have_the_targets_distribution(
     asked = [
         Request(prompt, max_new_tokens=length, temperature=1.0, seed=i, tag=i) for i in range(count)
     ]
-    if kind == "block":
-        asked = [replace(r, encoder_states=encoder_states(0)) for r in asked]
     found = texts(made, asked).values()
     assert 0.1 < made.stats.acceptance_rate < 0.95
     chances = _joint(last, prompt, length)  # [V] * 6
@@ -174,7 +149,7 @@ def test_sampled_texts_of_several_rounds_have_the_targets_distribution(
 def test_a_head_of_the_targets_own_layers_is_accepted_throughout(schedule: Any) -> None:
     model = _windowed()
     target = causal_decoder(model, engine=ModelEngine.LEAN)
-    made = engine(target, ChainDrafter(_own_layers(model)), 3, schedule, eos=[])
+    made = engine(target, HeadDrafter(_own_layers(model)), 3, schedule, eos=[])
     long = [r for r in requests(30) if len(r.prompt) >= 8]
     asked = [Request(r.prompt, max_new_tokens=24, tag=i) for i, r in enumerate(long)]
     assert len(asked) > 3
@@ -197,10 +172,10 @@ def test_a_confidence_outside_0_to_1_is_refused(kind: str) -> None:
 @each_kind
 def test_drafts_end_where_the_head_doubts(kind: str) -> None:
     whole, ended = (
-        engine(decoder(kind), drafter(kind, confidence=confidence)) for confidence in (0.0, 0.9)
+        engine(decoder(), drafter(kind, confidence=confidence)) for confidence in (0.0, 0.9)
     )
-    asked = heard(kind, requests())
-    plain = texts(engine(decoder(kind), None), asked)
+    asked = requests()
+    plain = texts(engine(decoder(), None), asked)
     assert texts(whole, asked) == texts(ended, asked) == plain
     assert ended.stats.drafted < whole.stats.drafted
 
@@ -210,32 +185,13 @@ def test_drafts_end_where_the_head_doubts(kind: str) -> None:
 
 def _small(kind: str) -> tuple[Any, Any, Callable[[Tensor], Tensor]]:
     """A target of few tokens, its drafter, and the logits `[B, V]` behind texts `[B, L]`."""
-    if kind == "block":
-        sizes = config(2, 40)
-        sizes.update({"vocab_size": SMALL, "init_std": 0.15})
-        for name in ("pad", "bos", "eos"):
-            setattr(sizes, f"{name}_token_id", 0)
-        sizes.decoder_start_token_id = 1
-        torch.manual_seed(2)
-        whisper = WhisperForConditionalGeneration(sizes).eval()
-        states = encoder_states(0)[None]
-
-        def behind(rows: Tensor) -> Tensor:
-            encoded = (states.expand(len(rows), -1, -1),)
-            out = whisper(encoder_outputs=encoded, decoder_input_ids=rows, use_cache=False)
-            last: Tensor = out.logits[:, -1]
-            return last
-
-        drafts = WhisperBlockDrafter(block_head(vocab=SMALL), sources=FRAMES)
-        return whisper_decoder(whisper, engine=ModelEngine.LEAN), drafts, behind
     model = _small_llama()
     head = {
         "eagle3": lambda: tiny_heads.eagle3(model, kept=(0, 2, 3)),
         "mtp": lambda: tiny_heads.mtp(model),
-        "dflash": lambda: tiny_heads.dflash(model),
     }[kind]().head
     target = causal_decoder(model, engine=ModelEngine.LEAN)
-    return target, drafter_of(head), lambda rows: model(rows).logits[:, -1]
+    return target, HeadDrafter(head), lambda rows: model(rows).logits[:, -1]
 
 
 def _small_llama() -> Any:
@@ -299,7 +255,7 @@ def _windowed() -> Any:
     return model
 
 
-def _own_layers(model: Any) -> ChainHead:
+def _own_layers(model: Any) -> Head:
     """A chain head that reads embeddings alone, with all of a model's layers."""
     config, width = model.config, model.config.hidden_size
     layers = []
@@ -320,7 +276,7 @@ def _own_layers(model: Any) -> ChainHead:
             )
         )
     form = LeanForm(2, 1, 8, config.rms_norm_eps, "silu", model.model.rotary_emb.inv_freq)
-    return ChainHead(
+    return Head(
         family="its own",
         taps=Taps((LAST,), config.rms_norm_eps),
         embed_norm=torch.ones(width),

@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from forescribe.speculative import Engine
-from forescribe.speculative.drafters.heads import drafter_of
+from forescribe.speculative.drafters.heads import HeadDrafter
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.checkpoint import shapes_in
 from forescribe.speculative.models.engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.heads.mtp import mtp_module_head, published_layers
-from forescribe.speculative.models.heads.tensors import tensor_names
 
 from ...models.causal_lms import EOS, SHARED
 from .test_head_drafts import GAMMA, Watched, requests, taps_of
@@ -105,8 +105,8 @@ def test_drafts_are_those_of_transformers_mtp_model(family: str, tmp_path: Path)
     folder = checkpoint(family, tmp_path)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     assert model.config.num_hidden_layers == LAYERS
-    head = mtp_module_head(model, tensor_names(folder), "target")
-    drafter = Watched(drafter_of(head))
+    head = mtp_module_head(model, shapes_in(folder), "target")
+    drafter = Watched(HeadDrafter(head))
 
     def decoder() -> Any:
         return causal_decoder(model, engine=ModelEngine.MODULES)
@@ -129,10 +129,10 @@ def test_a_target_without_the_layer_is_refused(tmp_path: Path) -> None:
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with pytest.raises(LoadError, match="target: its MTP layer cannot be loaded"):
-        mtp_module_head(model, tensor_names(folder), "target")
+        mtp_module_head(model, shapes_in(folder), "target")
     model.config.num_mtp_layers = 0
     with pytest.raises(LoadError, match="target has no MTP layer"):
-        mtp_module_head(model, tensor_names(folder), "target")
+        mtp_module_head(model, shapes_in(folder), "target")
 
 
 def test_hybrids_are_refused_by_name() -> None:

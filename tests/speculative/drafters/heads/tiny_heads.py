@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forescribe.speculative.models.heads.formats import dflash_head, eagle3_head
+from forescribe.speculative.models.heads.formats import eagle3_head
 from forescribe.speculative.models.heads.mtp import mtp_head
 from forescribe.speculative.models.heads.records import Head, TargetShape
 from training.text.heads import published
@@ -82,13 +82,5 @@ def mtp(model: Any) -> Made:
     return Made("mtp", config, tensors, mtp_head(config, tensors, shape(model), "target"))
 
 
-def dflash(model: Any, *, block: int = 5, layers: int = 2) -> Made:
-    config, tensors = published.dflash(
-        model.config, inner=24, layers=layers, leaves=(0, 2, LAYERS - 1), mask_token=0, block=block
-    )
-    tensors = wild(tensors)
-    return Made("dflash", config, tensors, dflash_head(config, tensors, shape(model), "head"))
-
-
 def made(family: str, model: Any) -> Made:
-    return {"eagle3": eagle3, "mtp": mtp, "dflash": dflash}[family](model)
+    return {"eagle3": eagle3, "mtp": mtp}[family](model)
