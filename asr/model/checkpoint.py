@@ -91,6 +91,9 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 """What a config.json that leaves them out means. What a model computes depends on no other setting."""
 
+_LISTED = ("eos_token_id", "pad_token_id")
+"""Those that may be several, or none."""
+
 _SIZES = ("feature_size", "sampling_rate", "hop_length", "chunk_length", "n_fft")
 _FEATURES = ("preprocessor_config.json", "processor_config.json")
 """One of them; the second has the first one's content as its `feature_extractor`, which counts if it does."""
@@ -238,14 +241,18 @@ def plain_config(stated: Mapping[str, Any]) -> Settings:
     """The settings of a config.json with what it leaves out. Raises ValueError for other models than
     Whisper's."""
     if stated.get("model_type") != "whisper":
-        raise ValueError(f"its config.json says {stated.get('model_type')!r}")
+        raise ValueError(f"its config.json says model_type {stated.get('model_type')!r:.60}")
     if stated.get("quantization_config"):
         raise ValueError("its weights are quantised: take the plain weights, with --quantize int8")
     config = {**_DEFAULTS, **{key: stated[key] for key in stated if key in _DEFAULTS}}
     for key, value in config.items():
-        if key not in USED_IDS["model"][CONFIG] and key != "pad_token_id":
-            if type(value) is not type(_DEFAULTS[key]):
-                raise ValueError(f"its config.json says {key} {value!r:.60}")
+        if key not in _LISTED and type(value) is not type(_DEFAULTS[key]):
+            raise ValueError(f"its config.json says {key} {value!r:.60}")
+    for key in ("encoder_attention_heads", "decoder_attention_heads"):
+        if not 0 < config[key] <= config["d_model"] or config["d_model"] % config[key]:
+            raise ValueError(
+                f"its config.json says {key} {config[key]}, d_model {config['d_model']}"
+            )
     return Settings(architectures=stated.get("architectures"), model_type="whisper", **config)
 
 

@@ -452,4 +452,4 @@ def _scaled(linear: Linear, factor: float) -> Linear:
 
 def version(parameters: Iterable[Tensor]) -> object:
     """What changes with weights: where they are, and how often they were written to."""
-    return [(p.data_ptr(), p._version) for p in parameters]
+    return [(p.data_ptr(), None if p.is_inference() else p._version) for p in parameters]

@@ -86,7 +86,7 @@ def test_a_folder_that_contradicts_itself_is_refused(tmp_path) -> None:
     for change, said in (
         ({"decoder_ffn_dim": 24}, "another shape than its config.json says"),
         ({"d_model": "16"}, "its config.json says d_model '16'"),
-        ({"model_type": "bart"}, "its config.json says 'bart'"),
+        ({"model_type": "bart"}, "its config.json says model_type 'bart'"),
         ({"quantization_config": {"quant_method": "awq"}}, "its weights are quantised"),
         ({"decoder_layers": 3}, "decoder_layers 3, and its weights lack decoder.layers.2"),
     ):

@@ -19,6 +19,7 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative.device import choose
 from forescribe.speculative.models.checkpoint import POSITIONS, shapes_in
+from forescribe.speculative.models.engines import ModelEngine
 from forescribe.speculative.models.quantized import (
     BORROWED,
     as_floats,
@@ -101,7 +102,7 @@ def test_positions_that_are_sinusoids_are_not_stored(stored, tmp_path):
 
 @pytest.mark.parametrize("modules", [False, True])
 def test_a_model_is_loaded_as_the_floats_that_its_integers_stand_for(stored, tmp_path, modules):
-    ours = load(Pair(stored), choose("cpu"), modules=modules).target
+    ours = load(Pair(stored), choose("cpu"), engine=ModelEngine.LEAN, modules=modules).target
     plain = as_floats(stored, tmp_path / "plain")
     theirs = WhisperForConditionalGeneration.from_pretrained(plain)
     assert theirs.dtype is torch.float32
@@ -113,7 +114,7 @@ def test_a_model_is_loaded_as_the_floats_that_its_integers_stand_for(stored, tmp
 
 
 def test_a_draft_has_the_embeddings_that_it_lacks_from_its_target(stored, draft, tmp_path):
-    whisper = load(Pair(stored, draft), choose("cpu"))
+    whisper = load(Pair(stored, draft), choose("cpu"), engine=ModelEngine.LEAN)
     assert whisper.shared_encoder
     theirs = WhisperForCausalLM.from_pretrained(as_floats(draft, tmp_path / "draft", stored))
     numbers = theirs.state_dict()

@@ -128,27 +128,6 @@ def mtp(target: Any, *, inner: int) -> tuple[dict[str, Any], Tensors]:
     return {"num_nextn_predict_layers": 1}, tensors
 
 
-def dflash(
-    target: Any, *, inner: int, layers: int, leaves: Sequence[int], mask_token: int, block: int
-) -> tuple[dict[str, Any], Tensors]:
-    """A DFlash head that reads the states leaving the layers `leaves`."""
-    config, width = layers_of(target, "qwen3", layers, inner), target.hidden_size
-    tensors: Tensors = {}
-    for index in range(layers):
-        prefix = f"layers.{index}."
-        tensors |= new_layer(config, prefix, inputs=width, query_norms=True)
-        tensors[f"{prefix}input_layernorm.weight"] = torch.ones(width)
-    tensors["fc.weight"] = STANDARD * torch.randn(width, len(leaves) * width)
-    tensors["hidden_norm.weight"], tensors["norm.weight"] = torch.ones(width), torch.ones(width)
-    return {
-        **config,
-        "architectures": ["DFlashDraftModel"],
-        "num_target_layers": target.num_hidden_layers,
-        "block_size": block,
-        "dflash_config": {"mask_token_id": mask_token, "target_layer_ids": list(leaves)},
-    }, tensors
-
-
 def save(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
     """Writes a head's folder."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -70,7 +70,8 @@ def test_what_killed_conversions_have_left_is_removed(file, cache) -> None:
     for folder in (left, recent):
         folder.mkdir(parents=True)
     os.utime(left, (time.time() - 2 * converting.DAY_S,) * 2)
-    assert set(cache.iterdir()) == {converted(file), recent}
+    made = converted(file)
+    assert set(cache.iterdir()) == {made, recent}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.03, 0.3, 0.99])
