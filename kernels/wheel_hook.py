@@ -1,9 +1,8 @@
 """Puts the compiled kernels into the wheel, which then is one for this platform.
 
 Run by hatchling when it builds a wheel (pyproject.toml). Where no C++ compiler is, or compiling fails, the
-wheel has the sources alone and is one for every platform; it says so, and forescribe compiles them on the
-first use where there is a compiler then. The environment variable FORESCRIBE_COMPILE decides otherwise:
-`never` compiles nothing, and with `require` the build fails where the kernels would be missing.
+wheel has the sources alone and is one for every platform, and says so. The environment variable
+FORESCRIBE_COMPILE decides otherwise: `never` compiles nothing, and with `require` the build fails where the kernels would be missing.
 
 The library contains all instruction sets and links to glibc alone. The wheel's tag names the oldest glibc
 that has its symbols, but none below 2.17, where the tags begin.
@@ -27,7 +26,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 VARIABLE = "FORESCRIBE_COMPILE"
 OLDEST = (2, 17)
-HERE = "forescribe/kernels/build"  # in the wheel, where `library_file.candidates` looks
+HERE = "forescribe/kernels/build"  # in the wheel, as `library_file.library_path`
 
 
 class CustomBuildHook(BuildHookInterface):
@@ -54,23 +53,20 @@ class CustomBuildHook(BuildHookInterface):
         files = module(native / "library_file.py")
         compiler = module(native / "compiler.py")
         self.scratch = tempfile.TemporaryDirectory(prefix="forescribe-wheel-")
-        target = Path(self.scratch.name, files.library_name())
         try:
             command = compiler.find_compiler()
             if not compiler.calls_gnu_openmp(command):
                 return "the library needs GNU's OpenMP, which torch brings: build it with g++"
-            runtime = openmp_runtime(command)
-            ready = files.FOLDER / "build" / files.library_name()
-            if not usable(compiler, files, ready, runtime):
+            runtime, library = openmp_runtime(command), files.library_path()
+            if not usable(compiler, library, runtime):
                 self.app.display_waiting("compiling the native kernels, about 140 s of one core")
-                ready = Path(self.scratch.name, "library.so")
-                compiler.compile_library(files.SOURCES, files.source_hash(), ready, openmp=True)
-            files.install(ready, target, lambda path: complete(compiler, path, runtime))
-            tag = platform_tag(target)
+                library = Path(self.scratch.name, library.name)
+                compiler.compile_library(files.SOURCES, files.source_hash(), library, openmp=True)
+                complete(compiler, library, runtime)
+            tag = platform_tag(library)
         except (compiler.CompilerError, OSError) as error:
             return str(error)
-        for path in (target, files.hash_file(target)):
-            build_data["force_include"][str(path)] = f"{HERE}/{path.name}"
+        build_data["force_include"][str(library)] = f"{HERE}/{library.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{tag}"
         return None
@@ -112,10 +108,8 @@ def complete(compiler: ModuleType, path: Path, runtime: Path) -> None:
         raise compiler.CompilerError(f"{path} was compiled without threads")
 
 
-def usable(compiler: ModuleType, files: ModuleType, path: Path, runtime: Path) -> bool:
+def usable(compiler: ModuleType, path: Path, runtime: Path) -> bool:
     """Whether a library that `scripts/setup` compiled from these sources can be taken."""
-    if not path.exists() or files.untrusted(path, path.parents[2]) or files.damaged(path):
-        return False
     try:
         complete(compiler, path, runtime)
     except compiler.CompilerError:

@@ -1,7 +1,7 @@
 """The compiled kernels: found, checked and loaded, their records, and tensors as they read them.
 
-Before a file is executed, its content and its owner are checked (`library_file`); afterwards the interface's
-version and the hash of the sources, so that a library of other sources is never used.
+The interface's version and the hash of the sources are checked, so that a library of other sources is never
+used.
 
 The records are those of `kernels/src/forescribe.h`, field by field in the same order. Pointers are plain
 addresses: the tensors that they lead to are kept alive by whoever fills a record. A kernel checks the values
@@ -12,7 +12,6 @@ an address is taken. Knows layouts and the C interface; nothing of models.
 from __future__ import annotations
 
 import ctypes
-import logging
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from functools import lru_cache
@@ -24,8 +23,6 @@ from torch import Tensor
 
 from ..errors import LoadError
 from . import library_file
-
-log = logging.getLogger(__name__)
 
 ABI = 6
 
@@ -68,9 +65,8 @@ INEXACT = 6
 
 
 def load() -> Library:
-    """The library of this version's sources: the first of `library_file.candidates` that can be used, with a
-    warning for each before it that cannot. A process asks once, so that one which compiles meanwhile changes
-    nothing in it. Raises LoadError, with the command that builds it, where there is none."""
+    """The library of this version's sources. A process looks once. Raises LoadError, with the command that
+    builds it, where there is none that can be used."""
     found = _found()
     if isinstance(found, LoadError):
         raise LoadError(str(found))
@@ -85,32 +81,20 @@ def missing() -> str | None:
 
 @lru_cache(maxsize=1)
 def _found() -> Library | LoadError:
-    return find()
-
-
-def find() -> Library | LoadError:
-    """The first library that can be used now, or why there is none; see `load`."""
-    problems = []
-    for path in library_file.candidates():
-        try:
-            if path.exists():
-                return Library(path)
-        except (LoadError, OSError) as error:
-            log.warning("native kernels: %s", error)
-            problems.append(str(error))
-    return LoadError("; ".join(problems) or f"the native kernels are not compiled; {BUILD}")
+    path = library_file.library_path()
+    if not path.exists():
+        return LoadError(f"they are not compiled; {BUILD}")
+    try:
+        return Library(path)
+    except LoadError as error:
+        return error
 
 
 class Library:
-    """A loaded library. Raises LoadError, before the file is executed, where somebody else could have written
-    it or it is not complete; and where it cannot be loaded or is of other sources."""
+    """A loaded library. Raises LoadError where it cannot be loaded or is of other sources."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        problem = library_file.untrusted(path, library_file.package_of(path))
-        problem = problem or library_file.damaged(path)
-        if problem is not None:
-            raise LoadError(f"{path} is not loaded: {problem}; {BUILD} --force")
         self.openmp = library_file.share()
         try:
             self._functions = ctypes.CDLL(str(path))

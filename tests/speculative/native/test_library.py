@@ -11,6 +11,7 @@ import torch
 
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.native import kernel_build, library, library_file
+from forescribe.speculative.native.compiler import CompilerError
 
 
 @pytest.mark.native
@@ -55,16 +56,14 @@ def test_a_library_of_other_sources_is_refused(monkeypatch) -> None:
 
 
 def test_what_is_no_library_is_refused(tmp_path) -> None:
-    tmp_path.chmod(0o755)
-    (tmp_path / "made").write_text("no library")
-    library_file.install(tmp_path / "made", tmp_path / "x.so", lambda copy: None)
+    (tmp_path / "x.so").write_text("no library")
     with pytest.raises(LoadError, match="cannot be loaded"):
         library.Library(tmp_path / "x.so")
 
 
 def test_the_hash_names_all_sources(monkeypatch, tmp_path) -> None:
     before = library_file.source_hash()
-    for path in library_file.source_files():
+    for path in library_file.SOURCES.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(library_file, "SOURCES", tmp_path)
     assert library_file.source_hash() == before
@@ -73,8 +72,8 @@ def test_the_hash_names_all_sources(monkeypatch, tmp_path) -> None:
     assert library_file.source_hash() != before
 
 
-def test_without_a_compiler_the_command_says_so(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(library_file, "candidates", list)
+def test_without_a_compiler_the_command_says_so(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setattr(library_file, "FOLDER", tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert kernel_build.main([]) == 1
     assert "no C++ compiler found (no-such-compiler)" in capsys.readouterr().err
@@ -84,20 +83,35 @@ def test_a_compilers_error_is_reported(monkeypatch, tmp_path) -> None:
     (tmp_path / "cc").write_text("#!/bin/sh\necho 'x.cpp:1: error: no' >&2\nexit 1\n")
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "cc"))
-    with pytest.raises(LoadError, match=r"cc failed: x\.cpp:1: error: no"):
-        kernel_build.build(tmp_path)
+    with pytest.raises(CompilerError, match=r"cc failed: x\.cpp:1: error: no"):
+        kernel_build.build(tmp_path / "made" / "x.so")
+    assert list((tmp_path / "made").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_passed_over(monkeypatch, tmp_path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    tmp_path.chmod(0o755)
-    other = tmp_path / "cache" / "name"
-    monkeypatch.setattr(library_file, "candidates", lambda: [blocked / "name", other])
-    assert next(kernel_build.usable_folders()) == other.parent
-    monkeypatch.setattr(library_file, "candidates", lambda: [blocked / "name"])
-    with pytest.raises(LoadError, match="none of the folders"):
-        next(kernel_build.usable_folders())
+def test_without_kernels_a_command_says_so_in_one_line(monkeypatch) -> None:
+    monkeypatch.setattr(kernel_build, "missing", lambda: f"they are not compiled; {library.BUILD}")
+    said = kernel_build.advice("lean", asked=None, device="cpu")
+    assert said is not None and "several times faster" in said and kernel_build.HOW in said
+    assert kernel_build.advice("native", asked=None, device="cpu") is None
+    assert kernel_build.advice("lean", asked="lean", device="cpu") is None
+    assert kernel_build.advice("lean", asked=None, device="cuda") is None
+    monkeypatch.setattr(kernel_build, "missing", lambda: None)  # the model has no native form
+    assert kernel_build.advice("modules", asked=None, device="cpu") is None
+
+
+@pytest.mark.native
+def test_a_library_that_is_there_is_not_compiled_again(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(kernel_build, "build", pytest.fail)
+    assert kernel_build.main([]) == 0
+    assert library.load().describe() in capsys.readouterr().out
+
+
+@pytest.mark.nightly
+@pytest.mark.native
+def test_the_command_compiles_a_library_that_runs(tmp_path) -> None:
+    made = tmp_path / "made.so"
+    kernel_build.build(made, ("-O0",))
+    assert library.Library(made).instruction_sets() == library.load().instruction_sets()
 
 
 def test_torch_uses_the_runtime_that_is_shared() -> None:
