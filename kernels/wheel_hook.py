@@ -2,7 +2,8 @@
 
 Run by hatchling when it builds a wheel (pyproject.toml). Where no C++ compiler is, or compiling fails, the
 wheel has the sources alone and is one for every platform, and says so. The environment variable
-FORESCRIBE_COMPILE decides otherwise: `never` compiles nothing, and with `require` the build fails where the kernels would be missing.
+FORESCRIBE_COMPILE decides otherwise: `never` compiles nothing, and with `require` the build fails where the
+kernels would be missing.
 
 The library contains all instruction sets and links to glibc alone. The wheel's tag names the oldest glibc
 that has its symbols, but none below 2.17, where the tags begin.
