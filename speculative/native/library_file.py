@@ -1,8 +1,8 @@
 """The library of kernels as a file: its place, named by the hash of its sources, and torch's OpenMP runtime.
 
 Two OpenMP runtimes in one process keep two teams of threads that wait for each other's cores. So the kernels
-are linked with none, and resolve their symbols from the one that torch has loaded (`share`), which is found in
-Linux's list of mappings; elsewhere they are built for one thread.
+are linked with none, and resolve their symbols from the one that torch has loaded (`share`), which is found
+in Linux's list of mappings; elsewhere they are built for one thread.
 
 Imports the standard library alone, as the build of the wheel loads this file without the package
 (`kernels/wheel_hook.py`).
