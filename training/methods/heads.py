@@ -32,7 +32,7 @@ from forescribe.speculative import Engine, Request
 from forescribe.speculative.models.engines import causal_decoder
 from forescribe.speculative.models.heads.formats import eagle3_head
 from forescribe.speculative.models.heads.mtp import mtp_head
-from forescribe.speculative.models.heads.records import ChainHead, Output, Run, TargetShape
+from forescribe.speculative.models.heads.records import Head, Output, Run, TargetShape
 from forescribe.speculative.models.quantized import float_weights
 from training.paths import BUNDLED, MADE
 from training.text import packing
@@ -119,7 +119,7 @@ class Growing:
 
 
 def chain_states(
-    head: ChainHead, lesson: Lesson, depths: int
+    head: Head, lesson: Lesson, depths: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Of each step, which positions have a next token `[R, T]`, the head's states `[R, T, D]` there and the
     target's logits `[R, T, V]` of the token that is drafted; position t is where a draft begins."""
@@ -138,7 +138,7 @@ def chain_states(
         reads = torch.cat([reads, own], -1)
 
 
-def chain_loss(head: ChainHead, lesson: Lesson, depths: int) -> tuple[Tensor, list[float]]:
+def chain_loss(head: Head, lesson: Lesson, depths: int) -> tuple[Tensor, list[float]]:
     """The loss of `depths` steps, and the share of equal choices at each."""
     total, equal = torch.zeros(()), []
     for depth, (known, states, wanted) in enumerate(chain_states(head, lesson, depths)):
