@@ -1,6 +1,6 @@
 """Audio that is still arriving: a pipe, a microphone, or a recording that is played back at its own pace.
 
-    arrival = piped(sys.stdin.buffer, rate=16_000)
+    arrival = piped(sys.stdin.buffer)
     for samples in arrival.blocks():        # mono at 16 kHz; none where nothing came for a moment
         ...
 
@@ -203,9 +203,9 @@ class Arrival:
                 continue
 
 
-def piped(file: ByteSource, form: PcmFormat, name: str = "stdin") -> Arrival:
-    """What comes through a pipe: a wav file, or samples of 16 bits in this form."""
-    return Arrival(lambda: _arriving(_PipeReader(file, form, name), name))
+def piped(file: ByteSource, name: str = "stdin") -> Arrival:
+    """What comes through a pipe: a wav file, or samples of 16 bits at 16 kHz, mono."""
+    return Arrival(lambda: _arriving(_PipeReader(file, name), name))
 
 
 def replayed(path: str, speed: float | None) -> Arrival:
@@ -242,9 +242,9 @@ class _PipeReader:
 
     declared_s: float | None = None
 
-    def __init__(self, file: ByteSource, form: PcmFormat, name: str) -> None:
+    def __init__(self, file: ByteSource, name: str) -> None:
         self.notices: list[Notice] = []
-        self._file, self._form, self._name = file, form, name
+        self._file, self._name = file, name
         self._held = b""
 
     def read(self) -> Iterator[Pcm]:
@@ -257,13 +257,13 @@ class _PipeReader:
         if head[:4] == b"RIFF" and head[8:12] in (b"WAVE", b""):
             yield from self._wav()
             return
-        kind = foreign(head, self._form)
+        kind = foreign(head)
         if kind is not None:
             raise AudioError(
                 f"{self._name}: this is {kind}, and raw samples (s16le) or a wav file are read from a pipe: "
                 f"convert it with {REMEDY}, or transcribe the file with `forescribe transcribe`"
             )
-        yield from self._samples(self._form, None)
+        yield from self._samples(PcmFormat(), None)
 
     def close(self) -> None:
         """Nothing to close: the pipe belongs to the caller."""
@@ -354,7 +354,7 @@ class _PipeReader:
         return self._held
 
 
-def foreign(head: bytes, form: PcmFormat) -> str | None:
+def foreign(head: bytes) -> str | None:
     """What the first bytes of a pipe are, if they are no samples of 16 bits; None where they may be."""
     for at, magic, name in KINDS:
         if head[at : at + len(magic)] == magic:
@@ -369,7 +369,7 @@ def foreign(head: bytes, form: PcmFormat) -> str | None:
     with np.errstate(invalid="ignore"):
         if ((floats > 1e-7) & (floats < 1.5)).mean() > 0.9:
             return "samples of 32-bit floating point (f32le)"
-    return "compressed or encrypted data, as of a file" if _is_noise(head, form.channels) else None
+    return "compressed or encrypted data, as of a file" if _is_noise(head) else None
 
 
 def _is_text(head: bytes) -> bool:
@@ -388,7 +388,7 @@ def _decodes(data: bytes) -> bool:
     return True
 
 
-def _is_noise(head: bytes, channels: int) -> bool:
+def _is_noise(head: bytes) -> bool:
     """Whether all values are equally frequent, and neighbours independent: sound is neither. Measured on mp3,
     aac, ogg and webm: an entropy above 7.7 bits, a kurtosis of 1.8 to 2.0 (of white noise 3, of voices
     more)."""
@@ -400,7 +400,7 @@ def _is_noise(head: bytes, channels: int) -> bool:
     samples = np.frombuffer(data, "<i2").astype(np.float64)
     centred = samples - samples.mean()
     power = float(np.square(centred).mean())
-    alike = float((centred[:-channels] * centred[channels:]).mean()) / power
+    alike = float((centred[:-1] * centred[1:]).mean()) / power
     return abs(alike) < 0.15 and float((centred**4).mean()) / power**2 < 2.3
 
 

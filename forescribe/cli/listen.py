@@ -330,7 +330,7 @@ def _list_devices() -> None:
 
 
 def _arrival(options: ListenOptions) -> Arrival:
-    from forescribe.asr.audio.arriving import PcmFormat, microphone, piped, replayed
+    from forescribe.asr.audio.arriving import microphone, piped, replayed
 
     if options.replay is not None:
         return replayed(options.replay, options.pace)
@@ -341,7 +341,7 @@ def _arrival(options: ListenOptions) -> Arrival:
         raise UsageError(
             "stdin is a terminal: pipe audio in, as in `arecord -f S16_LE -r 16000 | forescribe listen -`"
         )
-    return piped(cast(BufferedReader, sys.stdin.buffer), PcmFormat())
+    return piped(cast(BufferedReader, sys.stdin.buffer))
 
 
 def _outputs(options: ListenOptions, console: Console) -> Outputs | None:

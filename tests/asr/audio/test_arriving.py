@@ -15,7 +15,6 @@ import soundfile
 
 from forescribe.asr.audio.arriving import (
     BLOCK_S,
-    PcmFormat,
     foreign,
     input_devices,
     microphone,
@@ -43,8 +42,8 @@ class Pieces(io.RawIOBase):
         return piece
 
 
-def heard(data: bytes, form: PcmFormat | None = None, sizes: tuple[int, ...] = (65536,)):
-    arrival = piped(Pieces(data, sizes), form or PcmFormat())
+def heard(data: bytes, sizes: tuple[int, ...] = (65536,)):
+    arrival = piped(Pieces(data, sizes))
     samples = np.concatenate([np.zeros(0, np.float32), *arrival.blocks()])
     return samples, [notice.code for notice in arrival.notices]
 
@@ -120,15 +119,15 @@ def test_sound_is_not_taken_for_something_else() -> None:
     rng = np.random.default_rng(1)
     for scale in (0.0, 1e-4, 0.01, 0.3):
         hiss = (rng.normal(0, 1, 2048) * scale).clip(-1, 1)
-        assert foreign((hiss * 32767).astype("<i2").tobytes(), PcmFormat()) is None, scale
+        assert foreign((hiss * 32767).astype("<i2").tobytes()) is None, scale
     loud = np.clip(np.cumsum(rng.normal(0, 0.3, 2048)), -1, 1)
-    assert foreign((loud * 32767).astype("<i2").tobytes(), PcmFormat()) is None
+    assert foreign((loud * 32767).astype("<i2").tobytes()) is None
 
 
 def test_garbage_is_known_before_anything_is_loaded() -> None:
     with pytest.raises(AudioError):
-        piped(Pieces(b"no audio at all", (65536,)), PcmFormat()).check(5.0)
-    piped(Pieces(S16.tobytes(), (65536,)), PcmFormat()).check(0.05)
+        piped(Pieces(b"no audio at all", (65536,))).check(5.0)
+    piped(Pieces(S16.tobytes(), (65536,))).check(0.05)
 
 
 def test_nothing_waits_for_the_end_of_a_pipe() -> None:
@@ -141,7 +140,7 @@ def test_nothing_waits_for_the_end_of_a_pipe() -> None:
                 release.wait(20)
             return piece
 
-    blocks = piped(Open(S16.tobytes()[:6400], (6400,)), PcmFormat()).blocks()
+    blocks = piped(Open(S16.tobytes()[:6400], (6400,))).blocks()
     assert len(next(b for b in blocks if len(b))) == BLOCK_S * RATE
     while len(next(blocks)):
         pass  # an empty one: the caller is not kept waiting
