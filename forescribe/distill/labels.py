@@ -272,8 +272,8 @@ class LabelBatch:
     def to(self, device: torch.device) -> LabelBatch:
         """The same on a device."""
         wanted = SparseDistribution(self.wanted.ids.to(device), self.wanted.logs.to(device))
-        moved = (each.to(device) for each in (self.tokens, self.row, self.place))
-        return LabelBatch(*moved, wanted, self.states.to(device))
+        tokens, row, place = (each.to(device) for each in (self.tokens, self.row, self.place))
+        return LabelBatch(tokens, row, place, wanted, self.states.to(device))
 
 
 class BatchSource:

@@ -151,7 +151,7 @@ class DraftTraining:
         """Write the checkpoint. Raises OutputError."""
         state, buffer = self.state, io.BytesIO()
         content = {**vars(state), "evaluations": [asdict(e) for e in state.evaluations]}
-        optimizers = [optimizer.state_dict() for optimizer in self.optimizers.both]
+        optimizers = self.optimizers.state()
         torch.save({"state": content, "weights": self._weights(), "optimizers": optimizers}, buffer)
         with output_errors(str(self.checkpoint), "make room and run the same command again"):
             put(self.checkpoint, buffer.getvalue())
@@ -162,8 +162,7 @@ class DraftTraining:
             if other := found["weights"].keys() ^ self._weights().keys():
                 raise ValueError(f"it has or lacks {sorted(other)[0]}")
             self.draft.load_state_dict(found["weights"], strict=False)
-            for optimizer, state in zip(self.optimizers.both, found["optimizers"], strict=True):
-                optimizer.load_state_dict(state)
+            self.optimizers.load(found["optimizers"])
         except Exception as error:  # torch raises exceptions of several libraries for damaged files
             raise UsageError(
                 f"{self.checkpoint} is no checkpoint of this draft ({load_cause(error)}): --overwrite "
@@ -277,6 +276,13 @@ class Optimizers:
                 group["lr"] = self.peak * share
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> list[dict[str, Any]]:
+        return [optimizer.state_dict() for optimizer in self.both]
+
+    def load(self, states: list[dict[str, Any]]) -> None:
+        for optimizer, state in zip(self.both, states, strict=True):
+            optimizer.load_state_dict(state)
 
 
 class Float32Muon(torch.optim.Muon):

@@ -128,7 +128,7 @@ def train(layers: Layers, texts: Sequence[Text], seconds: float) -> int:
         for text in chosen.sample(list(texts), min(TOGETHER, len(texts))):
             states = layers.states(text)
             losses = [cross_entropy(layers.logits(states[i]), text.written) for i in (depth, -1)]
-            (sum(losses) / TOGETHER).backward()
+            (torch.stack(losses).sum() / TOGETHER).backward()
         optimizer.step()
         optimizer.zero_grad()
         steps += 1
