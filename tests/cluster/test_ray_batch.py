@@ -82,10 +82,11 @@ def records(out: Path) -> list[dict]:
 
 
 def content(path: Path) -> object:
-    """A result without its times: text as bytes, JSON without what the run cost."""
+    """A result without its times: text as bytes, JSON without what the run cost. Probabilities to four
+    digits: how many drafts a round has depends on measured speed, and other shapes round differently."""
     if path.suffix != ".json":
         return path.read_bytes()
-    data = json.loads(path.read_text())
+    data = json.loads(path.read_text(), parse_float=lambda number: round(float(number), 4))
     return {name: value for name, value in data.items() if name != "stats"}
 
 
