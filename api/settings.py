@@ -77,6 +77,7 @@ GONE: Mapping[str, str] = MappingProxyType(
         ),
         "max_stored_bytes_per_key": "remove it: min_free_bytes alone bounds what is stored",
         "max_open_bytes_per_key": "remove it: max_open_uploads_per_key bounds unfinished uploads",
+        "readers": "remove it: two decode and cut, which is fast beside the model",
         "traces": "set OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_TRACES_EXPORTER",
         "watch_settings_s": "start the service again after a change; it drains first",
         "max_files_per_key": "files end after file_retention_s, or the time that their upload names",
@@ -144,7 +145,6 @@ class Settings(BaseSettings):
     drain_s: float = Field(30.0, ge=0)  # for requests in progress at the end
     idle_unload_s: Seconds | None = None  # without work until the model leaves memory; unset: never
     stall_s: Seconds = 1800.0  # longest round of a model; then the process ends with status 70
-    readers: Count = 2  # uploads decoded at a time, and threads that cut them into windows
 
     # Jobs
     jobs: bool = True  # enable the job routes

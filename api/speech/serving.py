@@ -65,6 +65,9 @@ if TYPE_CHECKING:
 SPEECH_MODEL = "the speech model"
 """What log lines call it."""
 
+READERS = 2
+"""Uploads decoded at a time, and threads that cut them into windows: both are fast beside the model."""
+
 DECODE_S, DECODE_BYTES = 600, 1 << 30
 """Time and additional memory of the decoder of one upload: a hundred times what four hours of any codec
 take."""
@@ -89,7 +92,7 @@ class Serving(Lifecycle):
         self._load = load  # None for a front end
         self.admission = Admission(settings)
         self.tracing = Tracing()
-        self.decoders = decoders or Decoders(settings.readers)
+        self.decoders = decoders or Decoders(READERS)
         self.speakers = Speakers(load_diarizer, self.decoders)
         self.metrics = Metrics()
         self.session: Session | None = None
@@ -271,7 +274,7 @@ class Serving(Lifecycle):
             transcriber = self._load()
             from forescribe.asr.decode.session import Session
 
-            return Session(transcriber.context, readers=self.settings.readers)
+            return Session(transcriber.context, readers=READERS)
 
     def _run(self, session: Session) -> None:
         whisper = session.context.whisper
