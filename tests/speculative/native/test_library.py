@@ -12,6 +12,7 @@ import torch
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.native import kernel_build, library, library_file
 from forescribe.speculative.native.compiler import CompilerError
+from forescribe.speculative.native.kernel_build import advice
 
 
 @pytest.mark.native
@@ -85,18 +86,18 @@ def test_a_compilers_error_is_reported(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "cc"))
     with pytest.raises(CompilerError, match=r"cc failed: x\.cpp:1: error: no"):
         kernel_build.build(tmp_path / "made" / "x.so")
-    assert list((tmp_path / "made").iterdir()) == []
+    assert not list((tmp_path / "made").glob("*"))
 
 
 def test_without_kernels_a_command_says_so_in_one_line(monkeypatch) -> None:
     monkeypatch.setattr(kernel_build, "missing", lambda: f"they are not compiled; {library.BUILD}")
-    said = kernel_build.advice("lean", asked=None, device="cpu")
+    said = advice("lean", asked=None, device="cpu")
     assert said is not None and "several times faster" in said and kernel_build.HOW in said
-    assert kernel_build.advice("native", asked=None, device="cpu") is None
-    assert kernel_build.advice("lean", asked="lean", device="cpu") is None
-    assert kernel_build.advice("lean", asked=None, device="cuda") is None
+    assert advice("native", asked=None, device="cpu") is None
+    assert advice("lean", asked="lean", device="cpu") is None
+    assert advice("lean", asked=None, device="cuda") is None
     monkeypatch.setattr(kernel_build, "missing", lambda: None)  # the model has no native form
-    assert kernel_build.advice("modules", asked=None, device="cpu") is None
+    assert advice("modules", asked=None, device="cpu") is None
 
 
 @pytest.mark.native
