@@ -254,7 +254,7 @@ def read_tensors(folder: Path, prefix: str = "") -> dict[str, Tensor]:
             f"{folder} holds something other than tensors, or is damaged: "
             f"{damaged(folder) or load_cause(error)}"
         ) from error
-    if not tensors:
+    if not tensors and not prefix:
         raise LoadError(f"{folder} holds no weights")
     for name, value in tensors.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
