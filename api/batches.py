@@ -45,6 +45,9 @@ ID = re.compile(r"batch_[0-9a-f]{32}")
 OUTPUT = re.compile(r"file-([0-9a-f]{32})-(output|errors)")
 """The ids of what a batch has written."""
 
+MAX_LINES = 50_000
+"""OpenAI's bound of a batch."""
+
 MAX_LINE_BYTES = 16 << 20
 """Four voices of 10 s fit in, as base64."""
 
@@ -189,8 +192,8 @@ class Batches:
                     raise
                 raise _refused(f"line {number}: {error.message}") from error
             ids.add(line.custom_id)
-            if len(ids) > self.settings.max_batch_lines:
-                raise _refused(f"the file has more than {self.settings.max_batch_lines} requests")
+            if len(ids) > MAX_LINES:
+                raise _refused(f"the file has more than {MAX_LINES} requests")
             yield line
 
     def _line(self, data: bytes, known: dict[str, JobForm]) -> Line:

@@ -72,6 +72,9 @@ GONE: Mapping[str, str] = MappingProxyType(
                 "max_streams_per_key",
                 "decode_timeout_s",
                 "decode_memory_bytes",
+                "upload_retention_s",
+                "idempotency_retention_s",
+                "max_batch_lines",
             ),
             "remove it: the bound is fixed (docs/serve.md)",
         ),
@@ -81,8 +84,8 @@ GONE: Mapping[str, str] = MappingProxyType(
         "traces": "set OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_TRACES_EXPORTER",
         "watch_settings_s": "start the service again after a change; it drains first",
         "max_files_per_key": "files end after file_retention_s, or the time that their upload names",
-        "max_batch_bytes": "max_batch_lines and max_upload_bytes bound a batch",
-        "max_batches_per_key": "max_batch_lines bounds a batch, max_queued_jobs_s all jobs",
+        "max_batch_bytes": "max_upload_bytes bounds a batch",
+        "max_batches_per_key": "max_queued_jobs_s bounds all jobs",
         "batch_open_jobs": "lines of batches are done after other jobs, job_concurrency at a time",
         "audio_url_timeout_s": "a recording has ten minutes to arrive",
     }
@@ -156,15 +159,12 @@ class Settings(BaseSettings):
     min_free_bytes: int = Field(512 << 20, ge=0)  # with less, new jobs and files are 507
     audio_retention_s: Seconds = 24 * 3600.0  # how long audio is kept after success
     result_retention_s: Seconds = 30 * 24 * 3600.0  # how long a job is kept after its end
-    upload_retention_s: Seconds = 24 * 3600.0  # how long an unfinished upload is kept
     max_open_uploads_per_key: Count = 100  # uploads that are not a job yet, of a key or an address
-    idempotency_retention_s: Seconds = 7 * 24 * 3600.0  # how long an Idempotency-Key is remembered
     webhook_secret: str | None = Field(None, repr=False)  # whsec_..., for jobs without their own
     webhook_networks: tuple[str, ...] = ()  # private networks that webhooks may call
 
     # Files and batches, which need jobs
     file_retention_s: Seconds = 30 * 24 * 3600.0  # how long a file is kept that names no time
-    max_batch_lines: Count = 50_000  # of the input file of a batch
     audio_urls: bool = False  # let the lines of batches name audio by URL
     audio_url_networks: tuple[str, ...] = ()  # private networks that audio may come from
 

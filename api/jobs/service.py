@@ -52,6 +52,12 @@ PERIOD_S = 30.0
 SWEEP_S = 3600.0
 """Between two listings of object storage."""
 
+UPLOAD_KEPT_S = 24 * 3600.0
+"""An unfinished upload: a client that was away for a night continues it."""
+
+KEYS_KEPT_S = 7 * 24 * 3600.0
+"""An Idempotency-Key: longer than any client tries again."""
+
 RETENTION_TICK_S = 60.0
 """Between two looks at what has expired."""
 
@@ -153,7 +159,7 @@ class Jobs:
         while not self._stopping.is_set():
             try:
                 self.store.blobs.sweep(DRAFT_S)
-                self.uploads.expire(self.settings.upload_retention_s)
+                self.uploads.expire(UPLOAD_KEPT_S)
                 if self.store.turns.take("retention", PERIOD_S):
                     self.erase_expired()
                 fault = ""
@@ -174,7 +180,7 @@ class Jobs:
             self.operations.erase(id)
         for erase in self.also_erased:
             erase()
-        store.keys.delete_before(now - settings.idempotency_retention_s)
+        store.keys.delete_before(now - KEYS_KEPT_S)
         if store.blobs.marked and store.turns.take("objects", SWEEP_S):
             store.references.sweep_objects()
 

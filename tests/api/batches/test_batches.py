@@ -87,8 +87,9 @@ def test_a_file_that_cannot_be_done_is_refused_with_its_line(client, lines, told
     assert client.get(JOBS).json()["data"] == []
 
 
-def test_so_many_lines_and_each_id_once(tmp_path, transcriber, decoders) -> None:
-    with application(tmp_path, transcriber, decoders, max_batch_lines=2) as client:
+def test_so_many_lines_and_each_id_once(tmp_path, transcriber, decoders, monkeypatch) -> None:
+    monkeypatch.setattr("forescribe.api.batches.MAX_LINES", 2)
+    with application(tmp_path, transcriber, decoders) as client:
         file = upload(ready(client), memo(1)).json()["id"]
         twice = begin(client, jsonl([line("a", file=file)] * 2))
         assert "line 2: the custom_id is used again" in twice.json()["error"]["message"]
