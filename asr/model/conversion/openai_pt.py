@@ -63,8 +63,10 @@ NAMES = {
 UNUSED = ("decoder.mask", "alignment_heads", "proj_out.weight", "decoder.proj_out.weight")
 """Tensors that some files hold besides: tables, and a copy of the embedding."""
 
-HELD_BACK = "startoftranscript translate transcribe startoflm startofprev nospeech".split()
-"""Special tokens that are never written."""
+HELD_BACK = (
+    "startoftranscript translate transcribe startoflm startofprev nospeech nocaptions".split()
+)
+"""Special tokens that are never written; the last is the name of the one before in older tokenizers."""
 
 
 def converted(file: Path, *, network: bool = True) -> Path:
@@ -134,7 +136,7 @@ def _suppressed(tokens: Mapping[str, int]) -> list[int]:
     known = {50256: lists.NON_SPEECH_TOKENS, 50257: lists.NON_SPEECH_TOKENS_MULTI}
     end = tokens["<|endoftext|>"]
     signs = [i for i in known.get(end, ()) if i < end]
-    return sorted({*signs, *(tokens[f"<|{name}|>"] for name in HELD_BACK)})
+    return sorted({*signs, *(tokens[n] for name in HELD_BACK if (n := f"<|{name}|>") in tokens)})
 
 
 def _tokenizer(weights: Path, size: int, *, network: bool) -> Path:
