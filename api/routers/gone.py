@@ -11,7 +11,10 @@ from ..errors import ApiError
 from ..http.errors import METHODS
 
 GONE: Mapping[str, str] = MappingProxyType(
-    {"/v1/usage": "a gateway in front counts what keys use, such as LiteLLM's proxy"}
+    {
+        "/v1/usage": "a gateway in front counts what keys use, such as LiteLLM's proxy",
+        "/v1/jobs/{id}/peaks": "compute the waveform from GET /v1/jobs/{id}/audio",
+    }
 )
 """One sentence what to use instead, by the route's path. It may end with `{rest:path}`."""
 

@@ -18,7 +18,7 @@ import json
 import mimetypes
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -48,9 +48,6 @@ POLL_S = 0.25
 MAX_KEY_LENGTH = 255
 MAX_LABEL_LENGTH = 255
 MAX_SPEAKERS = 100
-
-PEAKS = 2000
-"""Parts of a waveform; a screen has fewer places for them."""
 
 Limit = Annotated[int | None, Query(ge=1, le=1000)]
 
@@ -239,26 +236,6 @@ async def audio(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Res
         )
     except FileNotFoundError as error:  # deleted in between
         raise ApiError("not_found", "the audio of this job is not kept any more") from error
-
-
-@router.get("/{id}/peaks")
-async def peaks(id: str, jobs: JobsDep, serving: ServingDep, client: ClientDep) -> Response:
-    """A waveform: the loudest sample of each of 2000 equal parts of the recording, from 0 to 255. The audio
-    is decoded for it."""
-    path = await asyncio.to_thread(jobs.operations.audio, id, client.owner)
-    reservation = serving.admission.start(client)
-    try:
-        async with in_thread(path.open("rb")) as file:
-            decoded = await serving.decoded(file)
-        with closing(decoded):
-            loudest = await asyncio.to_thread(decoded.peaks, PEAKS)
-    except FileNotFoundError as error:  # deleted in between
-        raise ApiError("not_found", "the audio of this job is not kept any more") from error
-    finally:
-        reservation.release()
-    heights = [min(255, round(255 * float(peak))) for peak in loudest]
-    body = {"duration": decoded.duration_s, "peaks": heights}
-    return JSONResponse(body, headers={"Cache-Control": "private, max-age=86400"})
 
 
 @router.post("/{id}/cancel")

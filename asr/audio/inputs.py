@@ -16,7 +16,6 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
@@ -70,15 +69,6 @@ class DecodedFile:
 
     def reader(self) -> _DecodedFileReader:
         return _DecodedFileReader(self)
-
-    def peaks(self, parts: int) -> NDArray[np.float32]:
-        """The loudest sample of each of `parts` equal parts: [parts]; fewer if there are fewer samples."""
-        count = min(parts, self.sample_count)
-        if not count:
-            return np.zeros(0, np.float32)
-        samples = np.memmap(self.file, np.float32, "r", shape=(self.sample_count,))
-        edges = np.linspace(0, self.sample_count, count + 1).astype(int)
-        return np.array([np.abs(samples[a:b]).max() for a, b in pairwise(edges)], np.float32)
 
     def close(self) -> None:
         self.file.close()

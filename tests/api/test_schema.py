@@ -54,7 +54,6 @@ ROUTES = [
     ("PUT", "/v1/jobs/{id}/corrections"),
     ("DELETE", "/v1/jobs/{id}/corrections"),
     ("GET", "/v1/jobs/{id}/audio"),
-    ("GET", "/v1/jobs/{id}/peaks"),
     ("POST", "/v1/jobs/{id}/cancel"),
     ("POST", "/v1/jobs/{id}/retry"),
     ("POST", "/v1/jobs/{id}/diarize"),

@@ -94,9 +94,6 @@ def test_every_format_comes_from_what_was_decoded(client) -> None:
     assert "SPEAKER" not in client.get(f"{srt}max_line_width=30&speaker_names=false").text
     for refused in (f"{srt}max_line_count=2", f"{srt[:-4]}text&max_line_width=30"):
         assert client.get(refused).status_code == 400
-    told = client.get(f"{JOBS}/{job}/peaks").json()
-    assert told["duration"] == 12 and len(told["peaks"]) == 2000
-    assert 0 < max(told["peaks"]) <= 255 and all(peak >= 0 for peak in told["peaks"])
 
 
 def test_events_tell_all_in_order_and_go_on_behind_any_of_them(client, long) -> None:
@@ -225,7 +222,6 @@ def test_a_job_is_its_own_keys(tmp_path, transcriber, decoders) -> None:
             ("GET", ""),
             ("GET", "/events"),
             ("GET", "/result"),
-            ("GET", "/peaks"),
             ("GET", "/audio"),
             ("POST", "/cancel"),
             ("POST", "/retry"),
