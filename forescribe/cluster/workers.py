@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.batch.spool import LocalCopy, SpoolFolder
-from forescribe.asr.child_process import portable
 from forescribe.asr.decode.options import Outcome, Progress
 from forescribe.asr.errors import (
     AudioError,
@@ -96,7 +95,7 @@ class Worker:
         try:
             copy = await asyncio.to_thread(self._folder.copy, source, self._stores)
         except ForescribeError as error:
-            return Outcome(source.path, error=_portable(error))
+            return Outcome(source.path, error=portable(error))
         try:
             item = _Item(copy)
             with self._changed:
@@ -110,7 +109,7 @@ class Worker:
         return Outcome(
             source.path,
             outcome.transcript,
-            _portable(outcome.error),
+            portable(outcome.error),
             outcome.wall_s,
             content=copy.content,
             entry=copy.entry,
@@ -469,8 +468,19 @@ def memory_error(outcome: Outcome) -> BaseException | None:
     return cause if cause is not None and out_of_memory(cause) else None
 
 
-def _portable(error: ForescribeError | None) -> Any:
-    return None if error is None else portable(error)
+def portable(error: Exception | None) -> Any:
+    """An error as it can be sent to another process: those of libraries, and some of ours, do not survive
+    pickling."""
+    if error is None:
+        return None
+    if not isinstance(error, ForescribeError | SpeculativeError):
+        return ForescribeError(f"a worker failed with {type(error).__name__}: {error}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        code = error.code if isinstance(error, ForescribeError) else None
+        return ForescribeError(str(error), code=code)
+    return error
 
 
 def _last_line(error: Exception) -> str:

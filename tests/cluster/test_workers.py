@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.asr.errors import AudioError, UsageError
+from forescribe.asr.errors import AudioError, ForescribeError, UsageError
 from forescribe.asr.sources import Source
 from forescribe.cluster.order import WorkOrder
-from forescribe.cluster.workers import Slot, TranscribeRows, Worker
+from forescribe.cluster.workers import Slot, TranscribeRows, Worker, portable
 from tests.asr.batch.remote.objects import CopyTypist, put_calls
 from tests.asr.storage.faults import memory
 from tests.asr.typists import Outcome, text_of, write_wav
@@ -132,3 +132,16 @@ def test_workers_fill_the_cluster(resources, given, expected) -> None:
 def test_a_device_that_the_cluster_does_not_have_is_refused() -> None:
     with pytest.raises(UsageError, match="the cluster has no GPU"):
         Slot.planned({"CPU": 16}, 8, device="cuda")
+
+
+def test_an_error_that_is_sent_keeps_its_code_or_its_text() -> None:
+    ours = AudioError("too short", code="audio_too_long")
+    assert portable(ours) is ours and portable(None) is None
+
+    class Local(ForescribeError): ...
+
+    assert (
+        str(portable(Local("of a class that nobody else knows")))
+        == "of a class that nobody else knows"
+    )
+    assert "ZeroDivisionError: by nothing" in str(portable(ZeroDivisionError("by nothing")))
