@@ -87,6 +87,7 @@ class WhisperRules:
 
     rules: tuple[Processor, ...]
     bias: Tensor
+    timestamps: Timestamps | None  # the one of `rules`
 
     @classmethod
     def of(
@@ -94,6 +95,7 @@ class WhisperRules:
     ) -> WhisperRules:
         """One processor for `rules`, each of which is one of the three of this module."""
         rules = tuple(rules)
+        timestamps = None
         never = torch.zeros(5, vocab_size, dtype=torch.bool, device=device)
         for rule in rules:
             if isinstance(rule, Suppress):
@@ -101,12 +103,14 @@ class WhisperRules:
             elif isinstance(rule, SuppressAtBegin):
                 never[1::2] |= rule.mask
             elif isinstance(rule, Timestamps):
+                timestamps = rule
                 never[2:, rule.no_timestamps] = True
                 never[3, : rule.timestamp_begin] = True
                 never[4, : rule.eos] = True
             else:
                 raise TypeError(f"{type(rule).__name__} is none of Whisper's rules")
-        return cls(rules, torch.zeros(never.shape, device=device).masked_fill(never, FORBIDDEN))
+        bias = torch.zeros(never.shape, device=device).masked_fill(never, FORBIDDEN)
+        return cls(rules, bias, timestamps)
 
     def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
         """Return logits [B, N, V] with -inf where a rule forbids a token."""
@@ -117,7 +121,7 @@ class WhisperRules:
     def allowed(self, chain: Chain) -> Allowed:
         """What the rules allow at the N positions of a chain."""
         V = self.bias.shape[1]
-        timestamps = next((r for r in self.rules if isinstance(r, Timestamps)), None)
+        timestamps = self.timestamps
         if timestamps is None:
             first = chain.last + 1 == chain.begin[:, None]
             end = torch.full_like(chain.last, V)

@@ -6,7 +6,7 @@ Knows the draft model and rows; nothing of targets or schedules.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,10 +33,6 @@ def confidence_for(gamma: int | None, device: Device) -> float:
     return CONFIDENCE if gamma is None and device.synchronous else 0.0
 
 
-def _drafts(model: Model) -> TypeGuard[GreedyModel]:
-    return hasattr(model, "draft_greedy")
-
-
 class ModelDrafter:
     """Drafts with any `Model` of the target's vocabulary.
 
@@ -59,6 +55,7 @@ class ModelDrafter:
         if not 0 <= confidence <= 1:
             raise ValueError(f"confidence is {confidence}; it must be from 0 to 1")
         self.model = model
+        self._greedy = cast(GreedyModel, model) if hasattr(model, "draft_greedy") else None
         self.processors = tuple(processors)
         self.confidence = confidence
 
@@ -99,8 +96,8 @@ class ModelDrafter:
         last = start[:, None] + torch.arange(2 + unread, device=start.device)
         new, node = known.gather(1, last.clamp_max(rows.scratch)), lengths - 1 - start
         shaped = bool(self.processors) or rows.mode.penalised
-        if _drafts(self.model) and not (shaped or rows.mode.sampling):
-            drafts = self.model.draft_greedy(
+        if self._greedy is not None and not (shaped or rows.mode.sampling):
+            drafts = self._greedy.draft_greedy(
                 new,
                 start,
                 node,

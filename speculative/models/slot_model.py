@@ -62,14 +62,10 @@ class SlotModel(ABC):
         self.taps: tuple[int, ...] = ()
         self._tap_layers = torch.tensor([], dtype=torch.int64)
         self.device, self.dtype = device, dtype
-        self._vocab_size, self._positions = vocab_size, positions
+        self.vocab_size, self._positions = vocab_size, positions
         self.listed = None
         if listed is not None:
             self.listed = torch.tensor(sorted(listed), dtype=torch.int64, device=device)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
 
     @property
     def max_positions(self) -> int:

@@ -127,14 +127,12 @@ class NativeDecoder(SlotModel, ABC):
         self._record.batch = self._record.slots = 0
 
     def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
-        self._allocated()
         logits = torch.empty((*tokens.shape, self._columns))
         taps = self._forward(tokens, start, reach, logits)
         return Scores(self.whole(logits), taps)
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """See `NodeModel.score_at`."""
-        self._allocated()
         logits = torch.empty((len(tokens), 1, self._columns))
         self._forward(tokens, start, reach, logits, node=node)
         return self.whole(logits)
@@ -151,12 +149,12 @@ class NativeDecoder(SlotModel, ABC):
         confidence: float,
     ) -> Tensor:
         """See `GreedyModel.draft_greedy`."""
-        self._allocated()
         batch, listed = len(tokens), self.listed
         active = checked("active", active, torch.bool, batch)
         if listed is not None:
             listed = checked("listed", listed, torch.int64, self._columns)
-        drafts, starts = (torch.empty(s, dtype=torch.int64) for s in ((gamma, batch), batch))
+        drafts = torch.empty((gamma, batch), dtype=torch.int64)
+        starts = torch.empty(batch, dtype=torch.int64)
         logprobs, belief = torch.empty(batch), torch.empty(batch)
         record = Draft(
             depths=gamma,
@@ -193,6 +191,8 @@ class NativeDecoder(SlotModel, ABC):
         behind them; returns the taps. `rows [B]` are those of the caches, `node [B]` the only nodes with
         `logits`; `queries [L, B N, H, d]` get those of cross-attention. Raises ValueError for a tensor of
         another dtype, device or shape."""
+        if self.cache is None:
+            raise RuntimeError("allocate() comes before the first forward")
         (batch, nodes), record, threads = tokens.shape, self._record, torch.get_num_threads()
         size = self.library.workspace(record, batch * nodes, threads)
         step = Step(
@@ -203,30 +203,27 @@ class NativeDecoder(SlotModel, ABC):
             workspace_bytes=size,
             threads=threads,
         )
-        kept: list[Tensor] = []  # until the call ends
-
-        def give(name: str, tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> None:
-            if tensor is not None:
-                kept.append(checked(name, tensor, dtype, *shape))
-                setattr(step, name, kept[-1].data_ptr())
-
-        give("tokens", self.known_tokens(tokens), torch.int64, batch, nodes)
-        give("start", start, torch.int64, batch)
-        give("rows", rows, torch.int64, batch)
-        give("node", node, torch.int64, batch)
         read = nodes if node is None else 1
-        give("logits", logits, torch.float32, batch, read, self._columns)
+        given: dict[str, Tensor | None] = {  # kept until the call ends
+            "tokens": checked("tokens", self.known_tokens(tokens), torch.int64, batch, nodes),
+            "start": checked("start", start, torch.int64, batch),
+            "rows": rows if rows is None else checked("rows", rows, torch.int64, batch),
+            "node": node if node is None else checked("node", node, torch.int64, batch),
+            "queries": queries,
+        }
+        if logits is not None:
+            shape = batch, read, self._columns
+            given["logits"] = checked("logits", logits, torch.float32, *shape)
         if isinstance(record, Whisper):  # these kernels keep the states after the last norm there
-            hidden = torch.empty((batch, nodes, record.width))
-            give("hidden", hidden, torch.float32, *hidden.shape)
-        if queries is not None:
-            give("queries", queries, torch.float32, *queries.shape)
+            given["hidden"] = torch.empty((batch, nodes, record.width))
         taps = None
         if self.taps and draft is None:
             step.tap_count = len(self.taps)
             taps = torch.empty((batch, nodes, len(self.taps), record.width))
-            give("tap_layers", self._tap_layers, torch.int64, len(self.taps))
-            give("taps", taps, torch.float32, *taps.shape)
+            given["tap_layers"], given["taps"] = self._tap_layers, taps
+        for name, tensor in given.items():
+            if tensor is not None:
+                setattr(step, name, tensor.data_ptr())
         if draft is None:
             self.library.forward(record, step)
         else:

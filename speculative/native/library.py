@@ -16,7 +16,7 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int6
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -155,14 +155,17 @@ class Library:
 
     def workspace(self, model: Whisper | Causal, rows: int, threads: int) -> int:
         """Bytes that a forward over so many tokens takes for intermediate results."""
-        return int(self._of(model, "workspace")(byref(model), rows, threads))
+        ask = getattr(self._functions, f"fs_{model.family}_workspace")
+        return int(ask(byref(model), rows, threads))
 
     def forward(self, model: Whisper | Causal, step: Step) -> None:
-        self._check(self._of(model, "forward")(byref(model), byref(step)))
+        run = getattr(self._functions, f"fs_{model.family}_forward")
+        self._check(run(byref(model), byref(step)))
 
     def draft(self, model: Whisper | Causal, step: Step, draft: Draft) -> None:
         """The forward, and greedy drafts behind it."""
-        self._check(self._of(model, "draft")(byref(model), byref(step), byref(draft)))
+        run = getattr(self._functions, f"fs_{model.family}_draft")
+        self._check(run(byref(model), byref(step), byref(draft)))
 
     def whisper_cross(
         self, model: Whisper, states: list[int], rows: int, workspace: int, size: int, threads: int
@@ -190,9 +193,6 @@ class Library:
 
     def choose_tokens(self, choice: Choice) -> None:
         self._check(self._functions.fs_choose(byref(choice)))
-
-    def _of(self, model: Whisper | Causal, call: str) -> Any:
-        return getattr(self._functions, f"fs_{model.family}_{call}")
 
     @staticmethod
     def _check(code: int) -> None:

@@ -7,7 +7,6 @@ tensors only; the rules themselves are the processors'. Fixed shapes, no host sy
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -69,12 +68,6 @@ def choose(logits: Tensor, allowed: Allowed | None = None) -> Choice:
     tokens = torch.where(wins | (_at(masked, second) > _at(masked, first)), second, first)
     whole = torch.where(wins, together, torch.zeros_like(together))
     return Choice(tokens, _at(logprobs, tokens) - whole)
-
-
-def chooser(model: object) -> Callable[[Tensor, Allowed | None], Choice]:
-    """The model's own pass over its logits (see `GreedyModel`), `choose` where it has none."""
-    own: Callable[[Tensor, Allowed | None], Choice] = getattr(model, "choose", choose)
-    return own
 
 
 def argmax(values: Tensor) -> Tensor:

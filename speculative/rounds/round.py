@@ -13,8 +13,8 @@ would have written the same tokens. Knows rows, models and processors; nothing o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeGuard
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from ..requests import Mode, Source
 from ..rows import Counters, Rows, selected
 from ..types import Chain, Draft, Verdict
 from .accept import GreedyMatch
-from .choice import Choice, chooser
+from .choice import Allowed, Choice, choose
 from .sampling import penalise
 
 StageCallback = Callable[[str], None]
@@ -43,6 +43,16 @@ class Parts:
     rule: Rule
     processors: tuple[Processor, ...]
     eos: Tensor  # [E] token ids that end a row
+    choose: Callable[[Tensor, Allowed | None], Choice] | None = field(init=False, compare=False)
+    """The pass over the logits, the model's own where it has one, of greedy rounds that need the best tokens
+    only: by greedy match, with no processor or one that can say what it allows. None where no round does."""
+
+    def __post_init__(self) -> None:
+        count = len(self.processors)
+        able = count == 0 or (count == 1 and hasattr(self.processors[0], "allowed"))
+        best = getattr(self.target, "choose", choose)
+        able = able and isinstance(self.rule, GreedyMatch)
+        object.__setattr__(self, "choose", best if able else None)
 
 
 def run_round(
@@ -84,8 +94,12 @@ def judge(
 ) -> tuple[Choice | Tensor, Verdict]:
     """The verdict on a draft, from `logits [B, N, V]` of `tokens [B, N]`, and what it is about: processed
     logits, or the choice of a greedy round."""
-    if reads_choice(rows, parts):
-        best = choice(rows, parts, tokens, logits)
+    if parts.choose is not None and not (rows.mode.penalised or rows.mode.ranked):
+        allowed = None
+        if parts.processors:
+            processor = cast(AllowingProcessor, parts.processors[0])
+            allowed = processor.allowed(_chain(rows, tokens))
+        best = parts.choose(logits, allowed)
         stage_ended("score")
         return best, GreedyMatch().match(draft, best.tokens)
     processed = process(rows, parts, tokens, logits)  # [B, N, V]
@@ -136,7 +150,7 @@ def checked(rows: Rows, parts: Parts, draft: Draft, gamma: int) -> Draft:
     as no rule accepts more, and where tokens that the target does not have are left out. Raises `ValueError`
     for a wrong shape."""
     tokens, width = draft.tokens, draft.tokens.shape[1]
-    if width > gamma or tokens.shape[0] != rows.batch:
+    if width > gamma or len(tokens) != len(rows.lengths):
         raise ValueError(
             f"drafts of shape {tuple(tokens.shape)}; need [{rows.batch}, up to {gamma}]"
         )
@@ -194,29 +208,6 @@ def verify(
         old, new = getattr(rows, name), getattr(some, name)
         shown = meant.view(-1, *[1] * (new.dim() - 1))
         old[index] = torch.where(shown, new, old[index])
-
-
-def reads_choice(rows: Rows, parts: Parts) -> bool:
-    """Whether rounds of this mode need the best tokens only. Static, as the mode is."""
-    if rows.mode.penalised or rows.mode.ranked or not isinstance(parts.rule, GreedyMatch):
-        return False
-    count = len(parts.processors)
-    return count == 0 or (count == 1 and allows(parts.processors[0]))
-
-
-def allows(processor: Processor) -> TypeGuard[AllowingProcessor]:
-    """Whether a processor can say which tokens it allows."""
-    return hasattr(processor, "allowed")
-
-
-def choice(rows: Rows, parts: Parts, tokens: Tensor, logits: Tensor) -> Choice:
-    """The best allowed tokens after `tokens [B, N]`, of `logits [B, N, V]`."""
-    choose = chooser(parts.target)
-    if not parts.processors:
-        return choose(logits, None)
-    processor = parts.processors[0]
-    assert allows(processor)  # see `reads_choice`
-    return choose(logits, processor.allowed(_chain(rows, tokens)))
 
 
 def process(rows: Rows, parts: Parts, tokens: Tensor, logits: Tensor) -> Tensor:

@@ -492,9 +492,9 @@ def test_a_draft_without_room_for_its_own_tokens_drafts_what_it_can(strangers, t
     assert isinstance(drafter, UniversalDrafter)
     expected = [done.ids for done in made.generate(WORDS, Options(max_tokens=20))]
     drafter.vocab_size = 9
-    drafter.model._vocab_size = 12
+    drafter.model.vocab_size = 12
     assert drafter._own_tokens(made.encode("the other")) is None
-    drafter.model._vocab_size = drafter.own.tokenizer.vocab_size + 9
+    drafter.model.vocab_size = drafter.own.tokenizer.vocab_size + 9
     assert [d.ids for d in made.generate(WORDS, Options(max_tokens=20))] == expected
 
 

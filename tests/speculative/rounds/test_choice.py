@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,8 +15,7 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Re
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.accept import GreedyMatch, TokenRejection
 from forescribe.speculative.rounds.choice import CHUNK, SMALL, Allowed, argmax, choose
-from forescribe.speculative.rounds.round import Parts, reads_choice
-from forescribe.speculative.rows import Rows
+from forescribe.speculative.rounds.round import Parts
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Chain, Prefix
 
@@ -182,8 +181,8 @@ def test_texts_are_those_of_rounds_that_process_the_logits(
     ]
     found, engine = decoded(work, drafter, RULES, batch)
     expected, other = decoded(work, drafter, Opaque(RULES), batch)
-    assert reads_choice(engine.rows, engine._runner.parts(Mode()))
-    assert not reads_choice(other.rows, other._runner.parts(Mode()))
+    assert engine._runner.parts(Mode()).choose is not None
+    assert other._runner.parts(Mode()).choose is None
     for tag, result in expected.items():
         assert found[tag].tokens == result.tokens
         assert found[tag].sources == result.sources
@@ -194,12 +193,8 @@ def parts(processors: tuple[Any, ...] = (RULES,), rule: Any = None) -> Parts:
     return Parts(TinyModel(), None, rule or GreedyMatch(), processors, torch.tensor([10]))
 
 
-def test_only_greedy_rounds_without_penalties_and_ranks_read_the_choice() -> None:
-    rows = Rows.empty(1, 8, torch.device("cpu"))
-    assert reads_choice(rows, parts()) and reads_choice(rows, parts(()))
-    assert not reads_choice(rows, parts((RULES, RULES)))
-    assert not reads_choice(rows, parts((Opaque(RULES),)))
-    assert not reads_choice(rows, parts(rule=TokenRejection()))
-    for name in ("penalised", "ranked"):
-        rows.mode = replace(Mode(), **{name: True})
-        assert not reads_choice(rows, parts())
+def test_only_rounds_by_greedy_match_with_one_allowing_processor_read_the_choice() -> None:
+    assert parts().choose is not None and parts(()).choose is not None
+    assert parts((RULES, RULES)).choose is None
+    assert parts((Opaque(RULES),)).choose is None
+    assert parts(rule=TokenRejection()).choose is None

@@ -9,7 +9,7 @@ import torch
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.accept import BlockVerification, GreedyMatch, TokenRejection
 from forescribe.speculative.rounds.choice import Choice
-from forescribe.speculative.rounds.round import Parts, checked, commit, reads_choice, run_round
+from forescribe.speculative.rounds.round import Parts, checked, commit, run_round
 from forescribe.speculative.rows import Counters, Rows
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft
@@ -128,7 +128,7 @@ def test_every_stage_of_a_round_ends_once_in_order(penalised):
     rows = rows_with_room([3, 3], gamma=0)
     rows.mode = Mode(penalised=penalised)
     parts = parts_for(rows)
-    assert reads_choice(rows, parts) is not penalised
+    assert parts.choose is not None
     stages: list[str] = []
     run_round(rows, parts, 0, Counters.zeros(1, torch.device("cpu")), stages.append)
     assert stages == ["draft", "score", "rule", "observe", "accept"]
