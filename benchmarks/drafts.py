@@ -237,7 +237,7 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 def speech_rows(options: DraftsOptions, say: Callable[[str], None]) -> tuple[Material, list[Row]]:
     """Plain decoding, and every draft."""
-    from forescribe.speculative.models.engines import ModelEngine
+    from forescribe.speculative.model_engines import ModelEngine
 
     ModelEngine.of(options.engine)
     name = options.model or SPEECH_MODEL
@@ -302,7 +302,7 @@ def text_rows(options: DraftsOptions, say: Callable[[str], None]) -> tuple[Mater
     import torch
 
     from benchmarks.systems import text as systems
-    from forescribe.speculative.models.engines import ModelEngine
+    from forescribe.speculative.model_engines import ModelEngine
     from forescribe.text.language_model import load
 
     lines = None if options.prompts is None else read_prompts(options.prompts)

@@ -206,7 +206,7 @@ def measured(options: TextOptions, say: Callable[[str], None]) -> Result:
     from transformers.utils import logging
 
     from benchmarks.systems import text as systems
-    from forescribe.speculative.models.engines import ModelEngine
+    from forescribe.speculative.model_engines import ModelEngine
 
     logging.set_verbosity_error()  # it writes a warning per assisted round, which is no cost of decoding
     lines = None if options.prompts is None else read_prompts(options.prompts)

@@ -323,7 +323,7 @@ def measured(options: TranscribeOptions, say: Callable[[str], None]) -> Result:
     Raises UsageError, ModelError and AudioError for options, weights and recordings; ForescribeError if
     plain decoding fails.
     """
-    from forescribe.speculative.models.engines import ModelEngine
+    from forescribe.speculative.model_engines import ModelEngine
     from forescribe.speculative.models.quantized import as_floats
 
     ModelEngine.of(options.engine)

@@ -17,8 +17,8 @@ from forescribe.speculative.drafters.heads import HeadDrafter
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
 from forescribe.speculative.drafters.ngram import NgramDrafter
 from forescribe.speculative.errors import LoadError
+from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.checkpoint import loading
-from forescribe.speculative.models.engines import ModelEngine
 from forescribe.speculative.models.heads.formats import described, holds_head, load_head, load_mtp
 from forescribe.speculative.models.heads.records import Head, TargetShape
 from forescribe.speculative.models.hub import find, locate

@@ -25,9 +25,9 @@ from forescribe.speculative.device import Device, choose
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.errors import BrokenError, LoadError, RequestError
+from forescribe.speculative.model_engines import ModelEngine, draft_device
 from forescribe.speculative.models.causal import cache_numbers
 from forescribe.speculative.models.checkpoint import loading
-from forescribe.speculative.models.engines import ModelEngine, draft_device
 from forescribe.speculative.requests import Mode, Request, Result
 from forescribe.speculative.rounds.accept import BlockVerification
 from forescribe.speculative.stats import Stats

@@ -16,6 +16,12 @@ import torch
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.errors import LoadError, one_line
+from forescribe.speculative.model_engines import (
+    ModelEngine,
+    causal_decoder,
+    causal_engine,
+    int8_engine,
+)
 from forescribe.speculative.models.causal import positions_of
 from forescribe.speculative.models.checkpoint import (
     CONFIG,
@@ -33,12 +39,6 @@ from forescribe.speculative.models.checkpoint import (
     quiet,
     shapes_in,
     strange_id,
-)
-from forescribe.speculative.models.engines import (
-    ModelEngine,
-    causal_decoder,
-    causal_engine,
-    int8_engine,
 )
 from forescribe.speculative.models.heads.formats import holds_head
 from forescribe.speculative.models.hub import NO_FILES, Family, Role, locate

@@ -21,8 +21,8 @@ import torch
 from forescribe.speculative.device import choose
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
+from forescribe.speculative.model_engines import ModelEngine, draft_device
 from forescribe.speculative.models.checkpoint import loading
-from forescribe.speculative.models.engines import ModelEngine, draft_device
 from forescribe.speculative.stats import Stats
 
 from ..audio.features import LogMel

@@ -20,6 +20,12 @@ from torch import Tensor
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError, one_line
+from forescribe.speculative.model_engines import (
+    ModelEngine,
+    int8_engine,
+    native_encoder,
+    whisper_engine,
+)
 from forescribe.speculative.models.checkpoint import (
     CONFIG,
     GENERATION,
@@ -31,12 +37,6 @@ from forescribe.speculative.models.checkpoint import (
     quiet,
     shapes_in,
     strange_id,
-)
-from forescribe.speculative.models.engines import (
-    ModelEngine,
-    int8_engine,
-    native_encoder,
-    whisper_engine,
 )
 from forescribe.speculative.models.hub import Role
 from forescribe.speculative.models.plain import PlainWhisper, Settings

@@ -19,8 +19,8 @@ import numpy as np
 from forescribe.speculative.device import Device, trim
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.errors import LoadError
+from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.checkpoint import GENERATION, loading
-from forescribe.speculative.models.engines import ModelEngine
 from forescribe.speculative.models.hub import find
 from forescribe.speculative.models.vocabularies import TokenMap
 from forescribe.speculative.models.weights import encoder_of

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
-from forescribe.speculative.models.engines import ModelEngine, whisper_decoder
+from forescribe.speculative.model_engines import ModelEngine, whisper_decoder
 from forescribe.speculative.models.slot_model import SlotModel
 from forescribe.speculative.models.vocabularies import MappedVocabulary, TokenMap, mapped
 from forescribe.speculative.models.weights import encoder_of

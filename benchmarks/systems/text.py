@@ -19,7 +19,7 @@ from benchmarks.systems.jobs import FLOAT32, OURS, Gamma, dtype_of, quantization
 from forescribe.asr.errors import UsageError
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.engines import ModelEngine, draft_device
+from forescribe.speculative.model_engines import ModelEngine, draft_device
 from forescribe.speculative.stats import Stats
 from forescribe.text import presets
 from forescribe.text.drafts import HeadDraft, load_draft

@@ -56,7 +56,7 @@ def audit(**values: Any) -> None:
     from forescribe.asr.model.special_tokens import only_language
     from forescribe.asr.sources import Source
     from forescribe.speculative.device import choose
-    from forescribe.speculative.models.engines import ModelEngine, draft_device
+    from forescribe.speculative.model_engines import ModelEngine, draft_device
 
     decoding = Options(
         language=options.language,

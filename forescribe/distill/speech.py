@@ -33,8 +33,8 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.drafters.model_drafter import ModelDrafter
 from forescribe.speculative.engine.engine import Engine
+from forescribe.speculative.model_engines import whisper_decoder
 from forescribe.speculative.models.checkpoint import loading
-from forescribe.speculative.models.engines import whisper_decoder
 from forescribe.speculative.models.weights import decoder_only, encoder_of, same_encoder
 from forescribe.speculative.protocols import Schedule
 from forescribe.speculative.requests import Finish, Request

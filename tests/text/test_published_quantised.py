@@ -12,8 +12,8 @@ from torch import Tensor
 
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import LoadError
+from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.models import checkpoint
-from forescribe.speculative.models.engines import ModelEngine, causal_decoder
 from forescribe.text.language_model import load
 from tests.speculative.models.families import tiny
 

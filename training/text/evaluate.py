@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
 from forescribe.speculative import Engine, ModelDrafter, Request, Result, Stats
-from forescribe.speculative.models.engines import causal_decoder
+from forescribe.speculative.model_engines import causal_decoder
 from forescribe.speculative.protocols import Poll, Schedule
 from training.paths import BUNDLED
 from training.text.corpus import Document, documents

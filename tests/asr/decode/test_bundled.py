@@ -22,8 +22,8 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
 from forescribe.speculative import Request, Stats, choose
+from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models import hub
-from forescribe.speculative.models.engines import ModelEngine
 from forescribe.speculative.models.quantized import as_floats
 from forescribe.speculative.models.weights import encoder_of
 from tests.asr.decode.test_equality import first_pass

@@ -13,9 +13,8 @@ from transformers import WhisperForConditionalGeneration
 from forescribe.asr.audit import Float32, _float32, audit
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import ModelError
-from forescribe.speculative import choose
+from forescribe.speculative import choose, model_engines
 from forescribe.speculative.errors import DeviceError
-from forescribe.speculative.models import engines
 from tests.asr.decode import test_draft_dtype
 from tests.asr.decode.test_draft_dtype import tokens_of
 
@@ -56,7 +55,7 @@ def test_other_engines_refuse_a_quantised_target_before_its_weights_are_read(mon
 
 
 def test_a_quantised_target_is_refused_where_the_kernels_are_missing(monkeypatch):
-    monkeypatch.setattr(engines, "missing", lambda: "they are not compiled")
+    monkeypatch.setattr(model_engines, "missing", lambda: "they are not compiled")
     with pytest.raises(ModelError, match=r"int8 needs the native engine \(they are not compiled\)"):
         Transcriber.load("tiny.en", network=False, quantize="int8")
 

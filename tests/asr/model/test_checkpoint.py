@@ -17,7 +17,7 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.plain import MANY
 from forescribe.speculative.native.library import missing
 from tests.asr.model import folders

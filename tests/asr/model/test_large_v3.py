@@ -21,7 +21,7 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.whisper import Whisper
 from forescribe.speculative.device import choose
-from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.requests import Request
 from tests.asr.decode.test_equality import first_pass
 from tests.asr.model import large_v3

@@ -26,7 +26,7 @@ from forescribe.asr.model.whisper import Whisper
 from forescribe.asr.words.timing import alignment_heads
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.engines import ModelEngine, whisper_engine
+from forescribe.speculative.model_engines import ModelEngine, whisper_engine
 from forescribe.speculative.models.plain import PlainWhisper
 from forescribe.speculative.models.weights import encoder_of
 from forescribe.speculative.native import decoder

@@ -29,7 +29,7 @@ from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.whisper import Whisper
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import choose
-from forescribe.speculative.models.engines import ModelEngine, whisper_decoder
+from forescribe.speculative.model_engines import ModelEngine, whisper_decoder
 from forescribe.speculative.models.vocabularies import MappedVocabulary
 from tests.asr import recordings
 from tests.asr.decode.test_equality import first_pass

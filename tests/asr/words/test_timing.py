@@ -20,7 +20,7 @@ from forescribe.asr.words.timing import (
     token_times,
 )
 from forescribe.speculative import choose
-from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.model_engines import ModelEngine
 from tests.asr.model import folders
 
 RATE = 16000

@@ -10,7 +10,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.engines import ModelEngine, causal_decoder
+from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.modules import CausalDecoder
 from tests.speculative.models.causal_lms import EOS, FAMILIES, POSITIONS, VOCAB, causal_lm, forward
 

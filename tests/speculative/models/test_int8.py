@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forescribe.speculative import model_engines
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models import engines
-from forescribe.speculative.models.engines import (
+from forescribe.speculative.model_engines import (
     ModelEngine,
     causal_decoder,
     causal_engine,
@@ -174,7 +174,7 @@ def test_a_quantised_target_does_not_fall_back_to_another_engine(monkeypatch):
     with pytest.raises(LoadError, match=r"int8 needs the native engine \(gemma2 has none\)"):
         causal_engine(quantised_causal_lm("gemma2"))
     whisper = quantised_whisper(Shape(size=32, inner=64))
-    for module in (engines, native_whisper):
+    for module in (model_engines, native_whisper):
         monkeypatch.setattr(module, "missing", lambda: "no compiler")
     with pytest.raises(LoadError, match=r"int8 needs the native engine \(no compiler\)"):
         whisper_engine(whisper)

@@ -18,8 +18,8 @@ from forescribe.asr.errors import ModelError
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative.device import choose
+from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.checkpoint import POSITIONS, shapes_in
-from forescribe.speculative.models.engines import ModelEngine
 from forescribe.speculative.models.quantized import (
     BORROWED,
     as_floats,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.native.decoder import NativeWhisperDecoder

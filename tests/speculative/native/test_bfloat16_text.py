@@ -17,7 +17,7 @@ from torch import Tensor
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.engines import ModelEngine, causal_decoder
+from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.lean import LeanCausalDecoder
 from forescribe.speculative.models.modules import CausalDecoder

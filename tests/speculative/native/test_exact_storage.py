@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.models.engines import causal_decoder
+from forescribe.speculative.model_engines import causal_decoder
 from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.quantized import quantized
 from forescribe.speculative.native import decoder as native_decoder

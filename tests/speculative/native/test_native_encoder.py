@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from transformers import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
+from forescribe.speculative import model_engines
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models import engines
-from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.quantized import int8_encoder, is_int8
 from forescribe.speculative.native.encoder import NativeEncoder, unsupported_encoder
 
@@ -152,7 +152,7 @@ class Model(torch.nn.Module):
 
 
 def chosen(modules: WhisperEncoder, asked: ModelEngine, engine: ModelEngine = ModelEngine.NATIVE):
-    return engines.native_encoder(Model(modules), engine, asked)
+    return model_engines.native_encoder(Model(modules), engine, asked)
 
 
 def test_it_encodes_where_it_runs_the_decoder():
@@ -183,7 +183,9 @@ def test_another_encoder_is_refused_by_name_and_replaced_by_auto(caplog):
 def test_a_model_in_8_bit_integers_has_such_an_encoder():
     modules = encoder()
     floats, rounded = (
-        engines.native_encoder(Model(modules), ModelEngine.NATIVE, ModelEngine.AUTO, int8=int8)
+        model_engines.native_encoder(
+            Model(modules), ModelEngine.NATIVE, ModelEngine.AUTO, int8=int8
+        )
         for int8 in (False, True)
     )
     assert floats is not None and rounded is not None

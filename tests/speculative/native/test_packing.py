@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from forescribe.speculative.models.engines import causal_decoder
+from forescribe.speculative.model_engines import causal_decoder
 from forescribe.speculative.native.decoder import NativeCausalDecoder, NativeWhisperDecoder
 from forescribe.speculative.native.library import Stored, load
 from forescribe.speculative.native.packing import Packer

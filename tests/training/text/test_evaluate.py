@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forescribe.speculative import Fixed
-from forescribe.speculative.models.engines import causal_decoder
+from forescribe.speculative.model_engines import causal_decoder
 from tests.training.text.test_corpus import NEEDS_WORDNET
 from training.text.evaluate import Counted, Pair, prompts, run
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from forescribe.speculative import Engine, Request
 from forescribe.speculative.drafters.heads import HeadDrafter
 from forescribe.speculative.engine.schedule import Fixed
-from forescribe.speculative.models.engines import ModelEngine, causal_decoder
+from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.types import Draft
 

@@ -19,7 +19,7 @@ from forescribe.speculative import Engine, Request
 from forescribe.speculative.drafters.heads import HeadDrafter, SharedLayers
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.engines import ModelEngine, causal_decoder
+from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.heads.records import (
     LAST,
     Head,

@@ -18,8 +18,8 @@ from forescribe.speculative import Engine
 from forescribe.speculative.drafters.heads import HeadDrafter
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.errors import LoadError
+from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.checkpoint import shapes_in
-from forescribe.speculative.models.engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.heads.mtp import mtp_module_head, published_layers
 
 from ...models.causal_lms import EOS, SHARED

@@ -1,7 +1,7 @@
 """Which engine runs a model's forward: the names, and how one is chosen.
 
     modules  transformers' own modules: every family, and the reference of the others
-    lean     short functions over the same weights (`lean`): Whisper and Llama-like models
+    lean     short functions over the same weights (`models/lean`): Whisper and Llama-like models
     native   compiled kernels over the same weights (`native/`): both on CPUs, where they were compiled
 
 All engines compute the same tokens in float32. The choice is made once, before a model decodes; adapters
@@ -22,22 +22,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..device import Device, bfloat16_units, choose
-from ..errors import LoadError
-from ..native.decoder import (
+from .device import Device, bfloat16_units, choose
+from .errors import LoadError
+from .models.coverage import causal_gap, encoder_gap, whisper_gap
+from .models.lean import LeanCausalDecoder, LeanWhisperDecoder
+from .models.plain import PlainWhisper
+from .models.quantized import int8_encoder, is_int8
+from .models.slot_model import SlotModel
+from .models.weights import encoder_of
+from .native.decoder import (
     NativeCausalDecoder,
     NativeWhisperDecoder,
     native_causal_gap,
     unsupported,
 )
-from ..native.encoder import NativeEncoder, unsupported_encoder
-from ..native.library import missing
-from .coverage import causal_gap, encoder_gap, whisper_gap
-from .lean import LeanCausalDecoder, LeanWhisperDecoder
-from .plain import PlainWhisper
-from .quantized import int8_encoder, is_int8
-from .slot_model import SlotModel
-from .weights import encoder_of
+from .native.encoder import NativeEncoder, unsupported_encoder
+from .native.library import missing
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def _of_modules(name: str) -> Callable[..., SlotModel]:
     """An adapter of `modules`, which is imported where it is built: transformers' modelling takes seconds."""
 
     def adapter(*args: Any, **kwargs: Any) -> SlotModel:
-        from . import modules
+        from .models import modules
 
         built: SlotModel = getattr(modules, name)(*args, **kwargs)
         return built
