@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from forescribe.asr.formats.subtitles import CLOSING, SENTENCE_ENDS
 from forescribe.asr.formats.transcript import Transcript
-from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Segment, Word
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Segment, Turn, Word
 
-from .turns import Turn, Turns
+from .turns import Turns
 
 LEAST = round(0.3 * SAMPLE_RATE)
 """Samples of a turn in which a word can be expected."""
@@ -52,6 +52,9 @@ class Costs:
     after_sentence: float = 0.25
     pause: float = 0.35
     reach: float = 2.0  # turns farther away are no evidence for a word
+
+
+COSTS = Costs()
 
 
 @dataclass(frozen=True)
@@ -145,27 +148,25 @@ def assign_speakers(
     regular: Turns,
     *,
     breaks: Collection[int] = (),
-    costs: Costs | None = None,
 ) -> list[Attribution]:
     """Return one attribution for each of `words`, which are in order.
 
     `exclusive` turns are the evidence; `regular` turns show where several speak. `breaks` are the
     indices of words that begin a segment.
     """
-    costs = costs or Costs()
-    alone = [turn for turn in exclusive if turn.samples >= costs.shortest_turn * SAMPLE_RATE]
+    alone = [turn for turn in exclusive if turn.samples >= COSTS.shortest_turn * SAMPLE_RATE]
     speakers = list(dict.fromkeys(turn.speaker for turn in alone))
     if not words or not speakers:
         return [NO_SPEAKER] * len(words)
     spans = _spans(words)  # [N, 2]
     turns_of = _SpeakerTurns(alone, speakers)
-    chances, distance = turns_of.evidence(spans, costs)  # [N, S], [N]
-    boundaries = _Boundaries(words, spans, frozenset(breaks), costs)
-    labels = _cheapest(chances, boundaries.costs(), costs)
+    chances, distance = turns_of.evidence(spans)  # [N, S], [N]
+    boundaries = _Boundaries(words, spans, frozenset(breaks))
+    labels = _cheapest(chances, boundaries.costs())
     all_speakers = list(dict.fromkeys([*speakers, *regular.speakers]))
     activity = _SpeakerTurns(list(regular.joined()), all_speakers)
     active = activity.overlap(spans) / np.maximum(spans[:, 1:] - spans[:, :1], 1e-9)  # [N, S]
-    known = _known(labels, distance <= costs.reach, boundaries, costs)
+    known = _known(labels, distance <= COSTS.reach, boundaries)
     sure = turns_of.confidence(spans, labels)
     found = []
     for n, (label, is_known) in enumerate(zip(labels, known, strict=True)):
@@ -276,14 +277,14 @@ class _SpeakerTurns:
             found[:, s] = np.minimum(before, np.maximum(0, starts[following] - spans[:, 1]))
         return found
 
-    def evidence(self, spans: Floats, costs: Costs) -> tuple[Floats, Floats]:
+    def evidence(self, spans: Floats) -> tuple[Floats, Floats]:
         """Return probabilities [N, S] and the seconds to the nearest turn [N]."""
-        widened = spans + np.array([-costs.around, costs.around])
+        widened = spans + np.array([-COSTS.around, COSTS.around])
         score = self.overlap(spans) + 0.5 * self.overlap(widened)
         distance = self.distance(spans)
         nearest = distance.min(axis=1, keepdims=True)
         total = score.sum(axis=1, keepdims=True)
-        near = np.exp((nearest - distance) / costs.decay)
+        near = np.exp((nearest - distance) / COSTS.decay)
         score = np.where(total > 1e-9, score, near)
         return score / score.sum(axis=1, keepdims=True), nearest[:, 0]
 
@@ -312,34 +313,32 @@ class _SpeakerTurns:
 class _Boundaries:
     """What separates each word from the next."""
 
-    def __init__(
-        self, words: Sequence[Word], spans: Floats, breaks: frozenset[int], costs: Costs
-    ) -> None:
-        self.breaks, self.limits = breaks, costs
+    def __init__(self, words: Sequence[Word], spans: Floats, breaks: frozenset[int]) -> None:
+        self.breaks = breaks
         self.pauses = spans[1:, 0] - spans[:-1, 1]  # [N - 1] seconds
         self.sentences = np.array([_ends_sentence(word.text) for word in words[:-1]], bool)
 
     def costs(self) -> Floats:
         """[N - 1] costs of a change of speaker after each word: the smallest that applies."""
-        found = np.full(len(self.pauses), self.limits.in_phrase)
-        found[self.pauses > self.limits.pause] = self.limits.after_pause
-        found[[n - 1 for n in self.breaks if 0 < n <= len(found)]] = self.limits.at_segment
-        found[self.sentences] = self.limits.after_sentence
+        found = np.full(len(self.pauses), COSTS.in_phrase)
+        found[self.pauses > COSTS.pause] = COSTS.after_pause
+        found[[n - 1 for n in self.breaks if 0 < n <= len(found)]] = COSTS.at_segment
+        found[self.sentences] = COSTS.after_sentence
         return found
 
     def begins_sentence(self, number: int) -> bool:
         """Whether a word begins a sentence. A long pause counts where punctuation is missing."""
-        return bool(self.sentences[number - 1] or self.pauses[number - 1] > self.limits.reach)
+        return bool(self.sentences[number - 1] or self.pauses[number - 1] > COSTS.reach)
 
 
 def _ends_sentence(text: str) -> bool:
     return text.strip().rstrip(CLOSING).endswith(SENTENCE_ENDS)
 
 
-def _cheapest(chances: Floats, changes: Floats, costs: Costs) -> list[int]:
+def _cheapest(chances: Floats, changes: Floats) -> list[int]:
     """Viterbi search: [N, S] probabilities and [N - 1] costs of a change -> N speakers."""
     count = chances.shape[1]
-    prices = -np.log((1 - costs.floor) * chances + costs.floor / count)
+    prices = -np.log((1 - COSTS.floor) * chances + COSTS.floor / count)
     total = prices[0].copy()
     came = np.empty(chances.shape, np.int64)
     stay = np.arange(count)
@@ -354,9 +353,7 @@ def _cheapest(chances: Floats, changes: Floats, costs: Costs) -> list[int]:
     return labels[::-1]
 
 
-def _known(
-    labels: Sequence[int], near: NDArray[np.bool_], boundaries: _Boundaries, costs: Costs
-) -> list[bool]:
+def _known(labels: Sequence[int], near: NDArray[np.bool_], boundaries: _Boundaries) -> list[bool]:
     """Whether a word's speaker is known: a turn is near the word, or near a word of the same speaker
     in its sentence."""
     sentences = [0] * len(labels)

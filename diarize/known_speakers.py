@@ -198,12 +198,11 @@ def match_voices(
     known: Sequence[KnownSpeaker],
     encoder: str | None,
     thresholds: SimilarityThresholds,
-    margin: float = MARGIN,
 ) -> list[Match]:
     """Match voices to known speakers, one to one, the most similar pair first. (The greatest sum of
     similarities would give one voice its second choice so that another voice gets a name too.)
 
-    A match is sure from `thresholds.same` on if it exceeds every other known speaker by `margin`. From
+    A match is sure from `thresholds.same` on if it exceeds every other known speaker by `MARGIN`. From
     `thresholds.possible` on it is a suggestion. Known voices of other encoders are ignored.
     """
     voiced = [(v.speaker, v.vector) for v in voices if v.vector is not None]
@@ -223,7 +222,7 @@ def match_voices(
             continue
         free[row], free[:, column] = False, False
         others = np.delete(cosines[row], column)
-        clear = not len(others) or score - float(others.max()) >= margin
+        clear = not len(others) or score - float(others.max()) >= MARGIN
         sure = score >= thresholds.same and clear
         found.append(Match(voiced[row][0], usable[column].name, score, sure))
     return found

@@ -5,7 +5,7 @@
         print(outcome.transcript.segments[0].speaker)
 
 A recording is decoded once. Diarization runs in its own thread while windows are transcribed
-(`BackgroundDiarizer`): one recording after the other, with the samples that wait for it on disk, so a fast
+(`SpeakerFinder.begin`): one recording after the other, with the samples that wait for it on disk, so a fast
 transcription of ten hours needs no extra RAM. The result is the transcriber's text with speakers.
 
 `SpeakerOnlyTranscriber` says who spoke when, and nothing else; it has the `transcribe` method of
@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -58,18 +58,43 @@ READ_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class SpeakerFinder:
-    """For `Transcriber.with_speakers`. `known` speakers get their names where they are recognised with
-    certainty."""
+    """An engine that runs in a thread of its own, while the caller's does something else: for
+    `Transcriber.with_speakers`, or by hand. `known` speakers get their names where they are recognised with
+    certainty.
+
+        with SpeakerFinder(diarizer).begin() as start:
+            task = start()
+            for block in recording.blocks():
+                task.feed(block)
+                ...                          # the transcriber takes the same block
+            transcript = task.finish(transcript).result()
+    """
 
     diarizer: Diarizer
     bounds: Bounds = field(default_factory=Bounds)
     known: Sequence[KnownSpeaker] = ()
+    block: int = BLOCK
+    slack: int = SLACK
 
     @contextmanager
-    def begin(self) -> Iterator[Callable[[], DiarizationTask]]:
-        """For one call; what is returned begins with a recording."""
-        with BackgroundDiarizer(self.diarizer, self.bounds, self.known) as background:
-            yield background.start
+    def begin(self) -> Iterator[Callable[..., DiarizationTask]]:
+        """The thread of a call. What is returned begins with a recording, and may be given a hook; several
+        recordings may be open at a time. The end waits for the current block and drops those that have not
+        begun."""
+        worker = ThreadPoolExecutor(1, thread_name_prefix="diarize")
+        files: list[BinaryIO] = []
+
+        def start(hook: StageHook = ignore_progress) -> DiarizationTask:
+            file = cast(BinaryIO, tempfile.TemporaryFile())
+            files[:] = [*(known for known in files if not known.closed), file]
+            return DiarizationTask(self, worker, file, hook)
+
+        try:
+            yield start
+        finally:
+            worker.shutdown(cancel_futures=True)
+            for file in files:
+                file.close()
 
 
 class SpeakerOnlyTranscriber:
@@ -173,59 +198,17 @@ def add_speakers(
     )
 
 
-class BackgroundDiarizer(AbstractContextManager["BackgroundDiarizer"]):
-    """An engine that runs in a separate thread, while the caller's does something else. `known` speakers get
-    their names.
-
-    with BackgroundDiarizer(diarizer) as background:
-        task = background.start()
-        for block in recording.blocks():
-            task.feed(block)
-            ...                          # the transcriber takes the same block
-        transcript = task.finish(transcript).result()
-    """
-
-    def __init__(
-        self,
-        diarizer: Diarizer,
-        bounds: Bounds | None = None,
-        known: Sequence[KnownSpeaker] = (),
-        *,
-        block: int = BLOCK,
-        slack: int = SLACK,
-    ) -> None:
-        self.diarizer, self.bounds, self.known = diarizer, bounds or Bounds(), known
-        self.block, self.slack = block, slack
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="diarize")
-        self._files: list[BinaryIO] = []
-
-    def start(self, hook: StageHook = ignore_progress) -> DiarizationTask:
-        """Begin a new recording. Several may be open at a time."""
-        file = cast(BinaryIO, tempfile.TemporaryFile())
-        self._files = [known for known in self._files if not known.closed] + [file]
-        return DiarizationTask(self, self._worker, file, hook)
-
-    def close(self) -> None:
-        """Wait for the current block and drop those that have not begun."""
-        self._worker.shutdown(cancel_futures=True)
-        for file in self._files:
-            file.close()
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-
 class DiarizationTask:
     """The diarization of one recording. `feed` its samples in order, then `finish` or `cancel`."""
 
     def __init__(
         self,
-        background: BackgroundDiarizer,
+        finder: SpeakerFinder,
         worker: ThreadPoolExecutor,
         file: BinaryIO,
         hook: StageHook,
     ) -> None:
-        self.background, self.hook = background, hook
+        self.finder, self.hook = finder, hook
         self._worker, self._file = worker, file
         self._written = self._submitted = 0  # samples
         self._blocks: list[Future[Diarization]] = []
@@ -237,14 +220,14 @@ class DiarizationTask:
             return
         self._file.write(np.ascontiguousarray(samples, np.float32).tobytes())
         self._written += len(samples)
-        while self._written - self._submitted > self.background.block + self.background.slack:
-            self._submit(self.background.block, Bounds(at_most=self.background.bounds.most))
+        while self._written - self._submitted > self.finder.block + self.finder.slack:
+            self._submit(self.finder.block, Bounds(at_most=self.finder.bounds.most))
 
     def finish(self, transcript: Transcript, source: str = RECORDING) -> Future[Transcript]:
         """The transcript of the recording at the path `source`, with speakers. The future raises what the
         engine or the hook raised."""
         whole = not self._blocks
-        bounds = self.background.bounds
+        bounds = self.finder.bounds
         if whole or self._written > self._submitted:
             rest = self._written - self._submitted
             self._submit(rest, bounds if whole else Bounds(at_most=bounds.most))
@@ -265,7 +248,7 @@ class DiarizationTask:
     def _diarize(self, start: int, length: int, bounds: Bounds) -> Diarization:
         self._report("waiting", 0.0)  # raises if the task was cancelled in the meantime
         samples = _read(self._file.fileno(), start, length)
-        return self.background.diarizer.diarize(samples, bounds, self._report)
+        return self.finder.diarizer.diarize(samples, bounds, self._report)
 
     def _report(self, step: str, done: float) -> None:
         if self._cancelled:
@@ -276,8 +259,8 @@ class DiarizationTask:
         """Runs after the blocks in the only thread, so all of them are done."""
         with self._file:
             done = [block.result(timeout=0) for block in self._blocks]
-        whole = done[0] if len(done) == 1 else join_blocks(done, self.background.bounds)
-        return add_speakers(transcript, whole, self.background.known, source=source)
+        whole = done[0] if len(done) == 1 else join_blocks(done, self.finder.bounds)
+        return add_speakers(transcript, whole, self.finder.known, source=source)
 
 
 def _of_length(blocks: Iterable[Samples], sample_count: int) -> Iterator[Samples]:

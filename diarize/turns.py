@@ -110,9 +110,9 @@ class Turns:
         return Turns.of(found).joined()
 
 
-def appearance(turns: Turns, prefix: str = ANONYMOUS) -> dict[str, str]:
+def appearance(turns: Turns) -> dict[str, str]:
     """Number the speakers by first appearance: SPEAKER_00, SPEAKER_01, …"""
-    return {speaker: f"{prefix}{n:02d}" for n, speaker in enumerate(turns.speakers)}
+    return {speaker: f"{ANONYMOUS}{n:02d}" for n, speaker in enumerate(turns.speakers)}
 
 
 def read_rttm(text: str) -> dict[str, Turns]:
@@ -136,6 +136,3 @@ def read_rttm(text: str) -> dict[str, Turns]:
             ) from error
         found.setdefault(name, []).append((turn.start_sample, turn.end_sample, turn.speaker))
     return {name: Turns.of(turns) for name, turns in found.items()}
-
-
-__all__ = ["ANONYMOUS", "UNKNOWN", "Turn", "Turns", "appearance", "read_rttm"]

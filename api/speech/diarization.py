@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -189,11 +189,13 @@ class RecordingDiarization:
     def __init__(
         self, speakers: Speakers, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None
     ) -> None:
-        from forescribe.diarize.speaker_finder import BackgroundDiarizer
+        from forescribe.diarize.diarizer import Bounds
+        from forescribe.diarize.speaker_finder import SpeakerFinder
 
         self._taken = [person.name for person in known]
-        self._background = BackgroundDiarizer(speakers, bounds, known)
-        self._task = self._background.start()
+        finder = SpeakerFinder(speakers, bounds or Bounds(), known)
+        self._thread = ExitStack()
+        self._task = self._thread.enter_context(finder.begin())()
         self.add_samples = self._task.feed
 
     async def assign(self, transcript: Transcript, label: Label | None = None) -> Transcript:
@@ -212,7 +214,7 @@ class RecordingDiarization:
     def close(self) -> None:
         """Drop what has not begun, without waiting for the block in progress."""
         self._task.cancel()
-        threading.Thread(target=self._background.close, daemon=True).start()
+        threading.Thread(target=self._thread.close, daemon=True).start()
 
 
 def check_pairs(names: Sequence[str], references: Sequence[str]) -> None:

@@ -51,6 +51,9 @@ class ClusterSettings:
     sharpness: float = 0.35  # of probabilities: a piece's dimensions are not independent
 
 
+SETTINGS = ClusterSettings()
+
+
 class Plda:
     """A PLDA with 128 dimensions, and the noise of pieces by their length."""
 
@@ -98,16 +101,13 @@ class Clusters:
     means: Floats  # [K, D] unit vectors
 
 
-def cluster(
-    pieces: Pieces, plda: Plda, least: int, most: int, settings: ClusterSettings | None = None
-) -> Clusters:
+def cluster(pieces: Pieces, plda: Plda, least: int, most: int) -> Clusters:
     """Find the speakers of N >= 1 pieces: `least` to `most` of them, if the pieces allow."""
-    settings = settings or ClusterSettings()
     precision = plda.precision(pieces.seconds)
-    founding = np.flatnonzero(pieces.seconds >= settings.shortest_s)
+    founding = np.flatnonzero(pieces.seconds >= SETTINGS.shortest_s)
     if len(founding) < max(2, least):
         founding = np.arange(len(pieces.seconds))
-    weights = settings.evidence * precision / _repeats(pieces.vectors, settings.repeated)
+    weights = SETTINGS.evidence * precision / _repeats(pieces.vectors, SETTINGS.repeated)
     labels = agglomerate(
         pieces.vectors[founding],
         weights[founding],
@@ -119,12 +119,12 @@ def cluster(
     )
     amounts = np.bincount(labels, pieces.seconds[founding])
     order = np.argsort(-amounts)
-    kept = [k for n, k in enumerate(order) if n < least or amounts[k] >= settings.smallest_s]
+    kept = [k for n, k in enumerate(order) if n < least or amounts[k] >= SETTINGS.smallest_s]
     members = np.zeros((len(pieces.seconds), len(kept)), bool)  # [N, K] of founding pieces
     members[founding] = labels[:, None] == np.array(kept)
     if _apart(members, pieces.apart).any():  # two people who speak at once
         least = max(least, 2)
-    placing = _Placing(pieces, plda, precision, weights, founding, settings)
+    placing = _Placing(pieces, plda, precision, weights, founding)
     members, found = placing.settle(members, least)
     while members.shape[1] > least:
         means = unit(_sums(members, weights, pieces.vectors))
@@ -132,12 +132,12 @@ def cluster(
             _apart(members, pieces.apart), -2, means @ means.T - 2 * np.eye(len(means))
         )
         one, other = divmod(int(cosines.argmax()), len(means))
-        if cosines[one, other] < settings.alike:
+        if cosines[one, other] < SETTINGS.alike:
             break
         members[:, one] |= members[:, other]
         members, found = placing.settle(np.delete(members, other, 1), least)
     scores = found.scores - found.scores.max(1, keepdims=True)
-    chances = np.exp(settings.sharpness * scores)
+    chances = np.exp(SETTINGS.sharpness * scores)
     return Clusters(
         found.labels,
         chances / chances.sum(1, keepdims=True),
@@ -261,16 +261,15 @@ class _Placing:
         precision: Floats,
         weights: Floats,
         founding: NDArray[np.int64],
-        settings: ClusterSettings,
     ) -> None:
-        self.pieces, self.psi, self.settings = pieces, plda.psi, settings
+        self.pieces, self.psi = pieces, plda.psi
         self.precision, self.weights = precision, weights
         self.founding = founding
-        self.costs = change_costs(pieces, settings)
+        self.costs = change_costs(pieces)
 
     def settle(self, members: Flags, least: int) -> tuple[Flags, _Placed]:
         """[N, K] founding pieces of each speaker -> the same after moving, and all pieces."""
-        for _ in range(self.settings.rounds):
+        for _ in range(SETTINGS.rounds):
             found = self._placed(members)
             moved = np.zeros_like(members)
             moved[self.founding] = found.labels[self.founding, None] == np.arange(members.shape[1])
@@ -291,9 +290,9 @@ class _Placing:
         return _Placed(cheapest_path(scores, self.costs), scores)
 
 
-def change_costs(pieces: Pieces, settings: ClusterSettings) -> Floats:
+def change_costs(pieces: Pieces) -> Floats:
     """[N - 1] nats for a change of speaker between adjacent pieces."""
-    return np.asarray(settings.change * np.exp(-np.maximum(pieces.gaps, 0) / settings.change_s))
+    return np.asarray(SETTINGS.change * np.exp(-np.maximum(pieces.gaps, 0) / SETTINGS.change_s))
 
 
 def densities(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -38,6 +37,9 @@ from ..turns import Turns
 from . import clustering, segmentation, voice_encoder
 from .clustering import Clusters, Pieces, Plda, cluster, unit
 from .pieces import FRAMES_PER_S, MEMORY, Activity, find_pieces, turns_of
+
+FOLDER = hub.FOLDER / "speakers"
+"""The bundled networks."""
 
 NAME = "embedded"
 VOICES = "CAM++ zh-en common advanced"
@@ -74,22 +76,19 @@ PIECES = 64
 
 
 class EmbeddedDiarizer:
-    """The engine on one device. Calls run one at a time."""
+    """The engine on one device. Calls run one at a time. Raises ModelError if networks are missing in
+    `folder`."""
 
-    def __init__(self, folder: Path, device: str = "cpu") -> None:
+    def __init__(self, folder: Path = FOLDER, device: str = "cpu") -> None:
         self.segmentation = segmentation.load(folder, device)
         self.encoder = voice_encoder.load(folder, device)
         self.plda = Plda(folder)
         details = {package: version(package) for package in ("pyannote.audio", "torch")}
         networks = {"segmentation": "segmentation-3.0", "voices": VOICES}
-        self._engine = Engine(
+        self.engine = Engine(
             NAME, encoder_identity(folder), THRESHOLDS, {**networks, **details, "device": device}
         )
         self._lock = threading.Lock()
-
-    @property
-    def engine(self) -> Engine:
-        return self._engine
 
     def diarize(
         self, samples: Samples, bounds: Bounds | None = None, hook: StageHook = ignore_progress
@@ -227,17 +226,6 @@ def _voices(found: Clusters, exclusive: Turns) -> tuple[Voice, ...]:
     )
 
 
-def build(folder: Path, *, device: str = "cpu") -> EmbeddedDiarizer:
-    """Build the engine from a folder with its networks. Raises ModelError if they are missing."""
-    return EmbeddedDiarizer(folder, device)
-
-
-@cache
-def folder() -> Path:
-    """The folder of the bundled networks."""
-    return hub.FOLDER / "speakers"
-
-
 def encoder_identity(folder: Path) -> str:
     """The encoder name of stored voices, from the contents of encoder and PLDA: vectors of another encoder
     or in another space cannot be compared."""
@@ -245,6 +233,3 @@ def encoder_identity(folder: Path) -> str:
     for name in (voice_encoder.NAME, clustering.NAME):
         digest.update((folder / name).read_bytes())
     return f"campplus-{digest.hexdigest()[:8]}"
-
-
-__all__ = ["NAME", "EmbeddedDiarizer", "build", "folder"]

@@ -26,8 +26,8 @@ from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from ..diarizer import MOST_SPEAKERS, Samples, Voice
 from ..known_speakers import KnownSpeaker, match_voices
 from ..turns import UNKNOWN, Turns
+from . import clustering
 from .clustering import (
-    ClusterSettings,
     Evidence,
     Flags,
     Floats,
@@ -59,6 +59,9 @@ class OnlineSettings:
     learnt: float = 0.95  # from which it tells something about the speaker
     longest_s: float = 60.0  # of evidence of a speaker: what was heard long ago counts less
     waiting: int = 8  # voices that may become speakers
+
+
+SETTINGS = OnlineSettings()
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,20 +100,18 @@ class OnlineClusters:
         plda: Plda,
         name: Callable[[Floats, float], str],
         most: int = MOST_SPEAKERS,
-        settings: OnlineSettings | None = None,
     ) -> None:
         """`name` gives the label of a new speaker by its mean direction [D] and seconds of speech; there are
         `most` speakers at most."""
-        self.plda, self.most, self.settings = plda, most, settings or OnlineSettings()
-        self._name, self._shared = name, ClusterSettings()
-        self._bound = self.settings.longest_s * self.settings.evidence * plda.precision(ONE_S)[0]
-        self._evidence = Evidence(plda.psi, (2 + self.settings.waiting) * self._bound)
+        self.plda, self.most, self._name = plda, most, name
+        self._bound = SETTINGS.longest_s * SETTINGS.evidence * plda.precision(ONE_S)[0]
+        self._evidence = Evidence(plda.psi, (2 + SETTINGS.waiting) * self._bound)
         self._voices: list[_Voice] = []
 
     def assign(self, pieces: Pieces) -> tuple[list[str], Floats]:
         """N >= 1 pieces of the next stretch -> [N] labels, which may be UNKNOWN, and [N] probabilities."""
         precision = self.plda.precision(pieces.seconds)
-        weights = self.settings.evidence * precision
+        weights = SETTINGS.evidence * precision
         voices, members = self._joined(pieces, weights)
         heard = [v.plus(pieces, weights, members == k) for k, v in enumerate(voices)]
         self._name_new(heard)
@@ -123,17 +124,17 @@ class OnlineClusters:
         )
         if sum(voice.label is not None for voice in heard) >= self.most:
             scores[:, [voice.label is None for voice in heard]] = -np.inf
-        places = cheapest_path(scores, change_costs(pieces, self._shared))
-        chances = np.exp(self._shared.sharpness * (scores - scores.max(1, keepdims=True)))
+        places = cheapest_path(scores, change_costs(pieces))
+        chances = np.exp(clustering.SETTINGS.sharpness * (scores - scores.max(1, keepdims=True)))
         sure = (chances / chances.sum(1, keepdims=True))[np.arange(len(places)), places]
-        learnt = np.where(sure >= self.settings.learnt, places, -1)
+        learnt = np.where(sure >= SETTINGS.learnt, places, -1)
         self._voices = self._kept(
             # A new speaker is all that was heard of it.
             new if new.label != old.label else old.plus(pieces, weights, learnt == k)
             for k, (old, new) in enumerate(zip(voices, heard, strict=True))
         )
         told = [
-            heard[place].label if chance >= self.settings.sure else None
+            heard[place].label if chance >= SETTINGS.sure else None
             for place, chance in zip(places.tolist(), sure.tolist(), strict=True)
         ]
         return [label or UNKNOWN for label in told], sure
@@ -141,7 +142,7 @@ class OnlineClusters:
     def _joined(self, pieces: Pieces, weights: Floats) -> tuple[list[_Voice], Labels]:
         """The voices so far, and empty ones for those that are new; [N] the voice to which agglomeration
         gives each piece, -1 where the piece is too short for it."""
-        founding = np.flatnonzero(pieces.seconds >= self._shared.shortest_s)
+        founding = np.flatnonzero(pieces.seconds >= clustering.SETTINGS.shortest_s)
         if not len(founding) and not self._voices:
             founding = np.arange(len(pieces.seconds))
         known, own = len(self._voices), np.ix_(founding, founding)
@@ -171,7 +172,7 @@ class OnlineClusters:
         """Give labels to the voices of which enough was heard."""
         count = sum(voice.label is not None for voice in heard)
         for place, voice in enumerate(heard):
-            enough = voice.seconds >= self.settings.founded_s and count < self.most
+            enough = voice.seconds >= SETTINGS.founded_s and count < self.most
             if voice.label is None and enough:
                 label, count = self._name(unit(voice.sum), voice.seconds), count + 1
                 heard[place] = replace(voice, label=label)
@@ -186,7 +187,7 @@ class OnlineClusters:
                 speakers.append(bounded)
             elif voice.amount:
                 waiting.append(bounded)
-        return [*speakers, *waiting[-self.settings.waiting :]]
+        return [*speakers, *waiting[-SETTINGS.waiting :]]
 
 
 class OnlineSpeakers:

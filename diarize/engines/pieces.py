@@ -55,6 +55,9 @@ class PieceSettings:
     shortest: int = 5
 
 
+SETTINGS = PieceSettings()
+
+
 @dataclass(frozen=True)
 class Run:
     """A local speaker without a longer pause, frames `start` to `end`."""
@@ -88,29 +91,25 @@ class Activity:
     pieces: tuple[Piece, ...] = ()  # by start
 
 
-def find_pieces(
-    samples: Samples, probabilities: Probabilities, settings: PieceSettings | None = None
-) -> Activity:
+def find_pieces(samples: Samples, probabilities: Probabilities) -> Activity:
     """[T] samples and [F, 7] probabilities of sets of local speakers -> runs and pieces."""
-    settings = settings or PieceSettings()
     slots = probabilities @ MEMBERS
-    active = slots > settings.active
+    active = slots > SETTINGS.active
     speech = _speech(
         10 * np.log10(frame_power(samples) + 1e-12),
         1 - probabilities[:, 0],
         np.asarray(active.any(1)),
-        settings,
     )
-    runs = sorted(_runs(active, settings), key=lambda run: (run.start, run.end))
+    runs = sorted(_runs(active), key=lambda run: (run.start, run.end))
     alone = active.sum(1) == 1
-    loud = _closed(speech, settings.cut)
+    loud = _closed(speech, SETTINGS.cut)
     pieces = [
         Piece(number, start, end)
         for number, run in enumerate(runs)
         for first, last in stretches(
             (alone & loud & active[:, run.slot])[run.start : run.end], run.start
         )
-        for start, end in parts(first, last, settings.longest)
+        for start, end in parts(first, last, SETTINGS.longest)
     ]
     pieces.sort(key=lambda piece: (piece.start, piece.end))
     return Activity(slots, active, speech, tuple(runs), tuple(pieces))
@@ -120,11 +119,9 @@ def turns_of(
     activity: Activity,
     labels: Labels,
     confidence: NDArray[np.float64],
-    settings: PieceSettings | None = None,
 ) -> tuple[Turns, Turns]:
     """[N] speakers of pieces and [N] confidence -> (turns that may overlap, turns of the most probable
     speaker). A turn has the mean confidence of its frames."""
-    settings = settings or PieceSettings()
     if not len(labels):
         return Turns(), Turns()
     nearest = _nearest_pieces(activity)
@@ -140,8 +137,8 @@ def turns_of(
     alone = np.where(heard.any(1), owners[np.arange(len(owners)), strongest], -1)
     exclusive = alone[:, None] == np.arange(spoken.shape[1])
     return (
-        Turns.of(_turns(spoken, sure, settings)),
-        Turns.of(_turns(exclusive, sure, settings)),
+        Turns.of(_turns(spoken, sure)),
+        Turns.of(_turns(exclusive, sure)),
     )
 
 
@@ -173,14 +170,12 @@ def _nearest_pieces(activity: Activity) -> Labels:
     return owners
 
 
-def _turns(
-    spoken: Flags, sure: NDArray[np.float64], settings: PieceSettings
-) -> Iterator[tuple[int, int, str, float]]:
+def _turns(spoken: Flags, sure: NDArray[np.float64]) -> Iterator[tuple[int, int, str, float]]:
     """[F, K] speech and its confidence -> (start sample, end sample, speaker, confidence), short pauses
     bridged where nobody else speaks."""
     for speaker in range(spoken.shape[1]):
-        for start, end in _bridged(spoken, speaker, settings.pause):
-            if end - start >= settings.shortest:
+        for start, end in _bridged(spoken, speaker, SETTINGS.pause):
+            if end - start >= SETTINGS.shortest:
                 own = spoken[start:end, speaker]
                 confidence = float(sure[start:end, speaker][own].mean())
                 yield start * HOP, end * HOP, str(speaker), confidence
@@ -199,35 +194,33 @@ def _bridged(active: Flags, column: int, longest: int) -> list[tuple[int, int]]:
     return found
 
 
-def _runs(active: Flags, settings: PieceSettings) -> Iterator[Run]:
+def _runs(active: Flags) -> Iterator[Run]:
     """[F, 3] -> the runs of each slot."""
     for slot in range(SLOTS):
-        yield from (Run(slot, *span) for span in _bridged(active, slot, settings.bridge))
+        yield from (Run(slot, *span) for span in _bridged(active, slot, SETTINGS.bridge))
 
 
-def _speech(
-    level: NDArray[np.float64], heard: NDArray[np.float32], active: Flags, settings: PieceSettings
-) -> Flags:
+def _speech(level: NDArray[np.float64], heard: NDArray[np.float32], active: Flags) -> Flags:
     """[F] level, probability of speech and activity -> [F] speech."""
     found = np.zeros(len(level), bool)
     spans = np.array(list(stretches(active)), np.int64).reshape(-1, 2)
     if not len(spans):
         return found
-    gaps = np.flatnonzero(spans[1:, 0] - spans[:-1, 1] > settings.gap) + 1
+    gaps = np.flatnonzero(spans[1:, 0] - spans[:-1, 1] > SETTINGS.gap) + 1
     for near in np.split(spans, gaps):
         start, end = int(near[0, 0]), int(near[-1, 1])
-        if end - start < settings.shortest:
+        if end - start < SETTINGS.shortest:
             continue
-        surroundings = level[max(0, start - settings.around) : end + settings.around]
+        surroundings = level[max(0, start - SETTINGS.around) : end + SETTINGS.around]
         surroundings = surroundings[surroundings > DIGITAL_DB]
         if not len(surroundings):
             continue
-        quiet = float(np.percentile(surroundings, settings.quiet))
-        loud = float(np.percentile(level[start:end], settings.loud))
-        if loud - quiet < settings.contrast_db:
-            found[start:end] |= heard[start:end] > settings.unsure
+        quiet = float(np.percentile(surroundings, SETTINGS.quiet))
+        loud = float(np.percentile(level[start:end], SETTINGS.loud))
+        if loud - quiet < SETTINGS.contrast_db:
+            found[start:end] |= heard[start:end] > SETTINGS.unsure
             continue
-        found[start:end] |= level[start:end] > quiet + settings.part * (loud - quiet)
+        found[start:end] |= level[start:end] > quiet + SETTINGS.part * (loud - quiet)
     return found
 
 
@@ -251,15 +244,3 @@ def parts(start: int, end: int, longest: int) -> Iterator[tuple[int, int]]:
     count = -(-(end - start) // longest)
     edges = np.linspace(start, end, count + 1).round().astype(int).tolist()
     yield from zip(edges, edges[1:], strict=False)
-
-
-__all__ = [
-    "Activity",
-    "Piece",
-    "Run",
-    "PieceSettings",
-    "find_pieces",
-    "parts",
-    "stretches",
-    "turns_of",
-]

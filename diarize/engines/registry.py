@@ -66,9 +66,9 @@ def load(name: str = AUTO, *, device: str = "auto", network: bool = True) -> Dia
         )
         return community.load(chosen, device=place, name=title)
     if chosen == EMBEDDED:
-        from . import embedded
+        from .embedded import EmbeddedDiarizer
 
-        return embedded.build(embedded.folder(), device=place)
+        return EmbeddedDiarizer(device=place)
     return _create(_entry_points()[chosen], place)
 
 
@@ -85,11 +85,11 @@ def check_online() -> None:
 def load_online(loaded: Diarizer | None = None, *, device: str = "auto") -> EmbeddedDiarizer:
     """The engine of live audio, which is the embedded one; `loaded` if it is one. Raises DeviceError, and
     ModelError if its networks are missing."""
-    from . import embedded
+    from .embedded import EmbeddedDiarizer
 
-    if isinstance(loaded, embedded.EmbeddedDiarizer):
+    if isinstance(loaded, EmbeddedDiarizer):
         return loaded
-    return embedded.build(embedded.folder(), device=_device(device))
+    return EmbeddedDiarizer(device=_device(device))
 
 
 def _entry_points() -> dict[str, EntryPoint]:

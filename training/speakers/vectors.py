@@ -53,7 +53,7 @@ def clips(folder: Path) -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path)
-    encoder = load(embedded.folder())
+    encoder = load(embedded.FOLDER)
     rows: dict[str, list[np.ndarray]] = {}
     for path in clips(parser.parse_args().folder):
         clean = read_audio(path)

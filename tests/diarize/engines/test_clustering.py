@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from forescribe.diarize.engines import clustering
 from forescribe.diarize.engines.clustering import (
     NAME,
     Clusters,
@@ -145,16 +146,19 @@ def test_the_same_pieces_have_the_same_answer_and_their_order_does_not_matter(pl
     assert same(moved.labels, one.labels[order])
 
 
-def test_speakers_who_sound_nearly_alike_are_one(plda: Plda) -> None:
+def test_speakers_who_sound_nearly_alike_are_one(
+    plda: Plda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = talk(plda, 2, 30)
     voices = np.zeros((2, NARROW))
     voices[:, 0], voices[:, 1] = 8, [4, -4]  # far apart, but with a cosine of 0.6
     noise = np.random.default_rng(0).standard_normal((60, NARROW))
     pieces = unlinked(voices[given.truth] + noise, 2.0)
     assert len(cluster(pieces, plda, 1, MOST).means) == 1
-    apart = cluster(pieces, plda, 1, MOST, replace(SETTINGS, alike=0.9))
-    assert same(apart.labels, given.truth)
     assert same(cluster(pieces, plda, 2, MOST).labels, given.truth)
+    monkeypatch.setattr(clustering, "SETTINGS", replace(SETTINGS, alike=0.9))
+    apart = cluster(pieces, plda, 1, MOST)
+    assert same(apart.labels, given.truth)
 
 
 # Short pieces
@@ -208,16 +212,19 @@ def test_who_speaks_at_once_is_never_merged_not_even_with_equal_vectors(
     assert labels[0] != labels[1] and labels.max() + 1 == max(2, min(most, 3))
 
 
-def test_a_sound_that_is_played_again_and_again_is_no_speaker_of_its_own(plda: Plda) -> None:
+def test_a_sound_that_is_played_again_and_again_is_no_speaker_of_its_own(
+    plda: Plda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = talk(plda, 1, 20)
     said = given.pieces.vectors
     away = np.random.default_rng(1).standard_normal(NARROW)
     sound = said.mean(0) + away * 11 / np.linalg.norm(away)
     pieces = unlinked(np.concatenate([said, np.tile(sound, (20, 1))]))
     joining = replace(SETTINGS, alike=2.0)  # by evidence alone
-    assert len(cluster(pieces, plda, 1, MOST, joining).means) == 1
-    counted = replace(joining, repeated=2.0)
-    assert same(cluster(pieces, plda, 1, MOST, counted).labels, np.arange(40) < 20)
+    monkeypatch.setattr(clustering, "SETTINGS", joining)
+    assert len(cluster(pieces, plda, 1, MOST).means) == 1
+    monkeypatch.setattr(clustering, "SETTINGS", replace(joining, repeated=2.0))
+    assert same(cluster(pieces, plda, 1, MOST).labels, np.arange(40) < 20)
 
 
 def test_a_change_within_a_run_needs_more_evidence_than_one_between_runs(plda: Plda) -> None:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def diarizer() -> EmbeddedDiarizer:
-    return embedded.build(embedded.folder())
+    return embedded.EmbeddedDiarizer()
 
 
 @pytest.fixture(scope="module")
@@ -217,9 +217,9 @@ def test_an_unknown_speaker_is_not_recognised(
 def test_a_folder_without_one_of_the_files_is_named(tmp_path: Path, missing: str | None) -> None:
     for file in (segmentation.NAME, voice_encoder.NAME, clustering.NAME):
         if missing not in (file, None):
-            (tmp_path / file).write_bytes((embedded.folder() / file).read_bytes())
+            (tmp_path / file).write_bytes((embedded.FOLDER / file).read_bytes())
     with pytest.raises(ModelError, match=str(tmp_path)):
-        embedded.build(tmp_path)
+        embedded.EmbeddedDiarizer(tmp_path)
 
 
 def scored(diarizer: EmbeddedDiarizer, cases: Iterator[Case]) -> Errors:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def plda() -> Plda:
-    return Plda(embedded.folder())
+    return Plda(embedded.FOLDER)
 
 
 class Room:
@@ -93,7 +93,7 @@ def test_who_speak_at_once_are_two(plda: Plda) -> None:
 
 @pytest.mark.slow
 def test_a_conversation_has_its_two_speakers_and_a_known_one_her_name() -> None:
-    engine = embedded.build(embedded.folder())
+    engine = embedded.EmbeddedDiarizer()
     samples = read_audio(ROOT / "samples" / "conversation.flac")[: 45 * RATE]
     reference = read_rttm((ROOT / "samples" / "conversation.rttm").read_text())["conversation"]
     _, pieces = engine.hear(samples[round(5.3 * RATE) : 10 * RATE])
