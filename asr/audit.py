@@ -227,8 +227,8 @@ def _logits(
     prefix = torch.tensor([[*prompt, *tokens]], device=device)
     with whisper.reading() as decoder:
         if decoder is not None:
-            row = torch.zeros(1, dtype=torch.int64)
-            logits = decoder.prefill(row, prefix, [encoder_states]).logits[:, -1:]
+            first = torch.zeros(1, dtype=torch.int64)
+            logits = decoder.prefill(first, prefix, [encoder_states]).logits[:, -1:]
         else:
             hidden = whisper.target.model.decoder(
                 input_ids=prefix, encoder_hidden_states=encoder_states.target[None], use_cache=False

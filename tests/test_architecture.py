@@ -114,6 +114,31 @@ def test_a_cycle_would_be_seen(module_map: ModuleType) -> None:
     assert module_map.cycles(edges) == [["a", "b", "c"]]
 
 
+def test_sibling_folders_do_not_import_each_other(module_map: ModuleType) -> None:
+    """Folders are layers: of two beside each other at most one knows the other."""
+    used: dict[tuple[str, str], list[str]] = {}
+    for module, targets in module_map.graph().items():
+        for target in targets:
+            if pair := _siblings(module.split("."), target.split(".")):
+                used.setdefault(pair, []).append(f"{module} -> {target}")
+    assert ("forescribe.asr.decode", "forescribe.asr.model") in used  # the scan sees folders
+    mutual = {pair: used[pair] for pair in used if pair[::-1] in used}
+    assert not mutual, mutual
+
+
+def _siblings(module: list[str], target: list[str]) -> tuple[str, str] | None:
+    """The two folders beside each other below which a module and one that it imports lie."""
+    same = next(
+        n for n, (a, b) in enumerate(zip([*module, ""], [*target, ""], strict=False)) if a != b
+    )
+    pair = (module[: same + 1], target[: same + 1])
+    if module == target or not all(
+        (ROOT.joinpath(*names[1:])).is_dir() or ROOT.joinpath(*names).is_dir() for names in pair
+    ):
+        return None
+    return ".".join(pair[0]), ".".join(pair[1])
+
+
 def test_programs_import_one_way_too(module_map: ModuleType) -> None:
     """Benchmarks may read what training made; nothing in the package knows either."""
     for path in module_map.sources("training"):

@@ -90,10 +90,10 @@ class TranscriptionForm(BaseModel):
         None
     )
     keywords: Annotated[tuple[Entry, ...], Field(max_length=MAX_LISTED)] = ()
-    prompt: str | None = Field(None, max_length=MAX_PROMPT)
-    hint: str | None = Field(None, max_length=MAX_HINT)
+    prompt: str | None = Field(default=None, max_length=MAX_PROMPT)
+    hint: str | None = Field(default=None, max_length=MAX_HINT)
     response_format: Format = "json"
-    temperature: float = Field(0.0, ge=0, le=1)
+    temperature: float = Field(default=0.0, ge=0, le=1)
     include: tuple[Literal["logprobs"], ...] = ()
     timestamp_granularities: tuple[Literal["word", "segment"], ...] | None = None
     stream: bool = False
@@ -112,9 +112,9 @@ class TranslationForm(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
-    prompt: str | None = Field(None, max_length=MAX_PROMPT)
+    prompt: str | None = Field(default=None, max_length=MAX_PROMPT)
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
-    temperature: float = Field(0.0, ge=0, le=1)
+    temperature: float = Field(default=0.0, ge=0, le=1)
 
 
 def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:

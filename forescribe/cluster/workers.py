@@ -288,7 +288,8 @@ class DatasetRun:
             return next(self._outcomes, None)
         except Exception as error:
             if isinstance(error, ForescribeError | SpeculativeError):
-                return portable(error)
+                sent: Exception = portable(error)
+                return sent
             return CapacityError(f"the workers cannot be started: {_last_line(error)}")
 
 

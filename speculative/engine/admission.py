@@ -127,7 +127,7 @@ class Admission:
         shared.device.mark_step()
         at_once = self._read is not None
         for (row, slot), probe in zip(chosen, probes, strict=True):
-            slot.probe = None if probe is None else self._probes.read(lambda probe=probe: probe)
+            slot.probe = None if probe is None else self._probes.read(probe.detach)
             pending = shared.drafter is not None and not at_once
             shared.slots.occupy(row, slot, prefill_pending=pending)
         shared.counts.target_forwards += 1
