@@ -67,14 +67,13 @@ def create_app(
     starts: list[Callable[[], None]] = []
     stops: list[Callable[[], None]] = []
     if jobs is not None:
-        from .batches import BATCHES, Batches
-        from .files import FILES, Files
+        from .batches import Batches
+        from .files import Files
 
         batches = Batches(jobs, Files(jobs.store))
         jobs.also_erased += [batches.files.erase_expired, batches.erase_expired]
         engine.closing.append(jobs.hand_over)
-        database = jobs.store.database
-        starts, stops = [lambda: database.create(FILES, BATCHES), jobs.start], [jobs.stop]
+        starts, stops = [jobs.start], [jobs.stop]
     watchdog = Watchdog((engine, text_serving), settings.stall_s, hung)
 
     lifespan = _lifespan((engine, text_serving), watchdog, starts, stops, failed)

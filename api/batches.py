@@ -32,7 +32,7 @@ from .jobs.database import Place, Tx, one_page
 from .jobs.fetching import check_url
 from .jobs.service import Jobs
 from .jobs.submissions import IdempotencyKey, JobForm, check, shown
-from .jobs.tables import JOBS, META, Job, NewJob
+from .jobs.tables import BATCHES, JOBS, Job, NewJob
 from .speech import forms
 from .speech.answers import body_of
 from .speech.diarization import letter, relabelled
@@ -50,18 +50,6 @@ MAX_LINES = 50_000
 
 MAX_LINE_BYTES = 16 << 20
 """Four voices of 10 s fit in, as base64."""
-
-BATCHES = sa.Table(
-    "forescribe_batch",
-    META,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("tenant", sa.String, nullable=False),
-    sa.Column("input_file", sa.String, nullable=False),
-    sa.Column("lines", sa.Integer, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("cancelled_at", sa.Float),
-    sa.Column("metadata", sa.Text, nullable=False),
-)
 
 
 class BatchForm(BaseModel):

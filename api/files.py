@@ -20,7 +20,7 @@ from .errors import ApiError
 from .jobs.blobs import BlobDraft
 from .jobs.database import Place, one_page
 from .jobs.store import Store
-from .jobs.tables import META
+from .jobs.tables import FILES
 
 Purpose = Literal["batch", "user_data", "batch_output"]
 
@@ -28,20 +28,6 @@ ID = re.compile(r"file-[0-9a-f]{32}")
 
 ROLE = "content"
 """The role of the reference from a file to its blob."""
-
-FILES = sa.Table(
-    "forescribe_files",
-    META,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("tenant", sa.String, key="owner", nullable=False),  # the name of the API key
-    sa.Column("purpose", sa.String, nullable=False),
-    sa.Column("filename", sa.String, nullable=False),
-    sa.Column("size", sa.BigInteger, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("expires_at", sa.Float),
-    sa.Index("forescribe_files_of", "owner", "created_at", "id"),
-    sa.Index("forescribe_files_expiry", "expires_at"),
-)
 
 
 class Files:

@@ -87,15 +87,6 @@ class Database:
             kind = CapacityError if passes else UsageError
             raise kind(f"the jobs' database cannot be opened: {cause}") from error
 
-    def create(self, *tables: sa.Table) -> None:
-        """Create those of the tables that are missing; several processes may do so at a time."""
-        for table in tables:
-            try:
-                META.create_all(self.engine, tables=[table])
-            except sa.exc.DBAPIError:
-                if not sa.inspect(self.engine).has_table(table.name):
-                    raise
-
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
         """A transaction. Raises OutputError if the database's disk is full or read-only."""
@@ -203,34 +194,21 @@ def not_before(tx: Tx, now: float, *columns: sa.Column[Any]) -> sa.ColumnElement
 
 
 def one_page(
-    query: sa.Select[Any],
-    table: sa.Table,
-    place: Place | None,
-    limit: int,
-    *,
-    ascending: bool = False,
+    query: sa.Select[Any], table: sa.Table, place: Place | None, limit: int
 ) -> sa.Select[Any]:
     """The rows of a query by time of creation, the latest first: those behind a place, `limit` of them and
     one more, which tells whether another page follows."""
     columns = (table.c.created_at, table.c.id)
     if place is not None:
-        key, behind = sa.tuple_(*columns), sa.tuple_(*map(sa.literal, place))
-        query = query.where(key > behind if ascending else key < behind)
-    order = (column.asc() if ascending else column.desc() for column in columns)
-    return query.order_by(*order).limit(limit + 1)
+        query = query.where(sa.tuple_(*columns) < sa.tuple_(*map(sa.literal, place)))
+    return query.order_by(*(column.desc() for column in columns)).limit(limit + 1)
 
 
 def insert_new(tx: Tx, table: sa.Table, rows: list[dict[str, object]]) -> int:
     """Insert the rows whose keys do not exist yet, and return their number. Waits for other transactions
     that are inserting the same keys."""
-    return tx.execute(insert_into(tx.dialect, table).values(rows).on_conflict_do_nothing()).rowcount
-
-
-def insert_into(dialect: sa.Dialect, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    """An insertion that may say what happens with keys that exist."""
-    if dialect.name == "postgresql":
-        return postgresql.insert(table)
-    return sqlite.insert(table)
+    insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
+    return tx.execute(insert(table).values(rows).on_conflict_do_nothing()).rowcount
 
 
 def hold(tx: Tx, *names: str) -> None:

@@ -169,7 +169,7 @@ class References:
         for name in names:
             self._blobs.delete(name)
             if self._marks is not None:
-                self._marks.set_gone([name])
+                self._marks.set_gone(name)
 
     def _names(self, tx: Tx, which: sa.ColumnElement[bool]) -> set[str]:
         return set(tx.execute(sa.select(REFERENCES.c.blob).where(which)).scalars())
@@ -239,12 +239,11 @@ class BlobMarks:
                 found |= {row.blob: row.state for row in tx.execute(query)}
         return found
 
-    def set_gone(self, names: Iterable[str]) -> None:
-        """Record that the objects of condemned blobs are deleted."""
-        for batch in _batches(names):
-            with self._database.transaction() as tx:
-                which = BLOBS.c.blob.in_(batch) & (BLOBS.c.state == "condemned")
-                tx.execute(sa.update(BLOBS).where(which).values(state="gone", at=database_time(tx)))
+    def set_gone(self, name: str) -> None:
+        """Record that the object of a condemned blob is deleted."""
+        with self._database.transaction() as tx:
+            which = (BLOBS.c.blob == name) & (BLOBS.c.state == "condemned")
+            tx.execute(sa.update(BLOBS).where(which).values(state="gone", at=database_time(tx)))
 
     def forget(self) -> None:
         """Delete marks of blobs that were deleted long ago."""

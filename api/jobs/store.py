@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,7 +48,6 @@ from .tables import (
     bounded,
     bounded_options,
     bounded_warnings,
-    record_of,
 )
 
 PAGE = 1000
@@ -470,13 +470,15 @@ def _job(row: Any) -> Job:
     callback = None
     if row.hook_url:
         callback = Callback(row.hook_url, row.hook_secret, row.hook_state, row.hook_tries)
-    # Rows of earlier versions have no bound.
-    return record_of(
-        Job,
-        row,
-        label=row.label and bounded(row.label),
-        options=bounded_options(json.loads(row.options)),
-        error=error,
-        callback=callback,
-        warnings=tuple(bounded_warnings(json.loads(row.warnings))) if row.warnings else (),
-    )
+    warnings = bounded_warnings(json.loads(row.warnings)) if row.warnings else ()
+    read: dict[str, Any] = {
+        "owner": row.tenant,
+        # Rows of earlier versions have no bound.
+        "label": row.label and bounded(row.label),
+        "options": bounded_options(json.loads(row.options)),
+        "error": error,
+        "callback": callback,
+        "warnings": tuple(warnings),
+    }
+    columns = row._mapping
+    return Job(**read, **{f.name: columns[f.name] for f in fields(Job) if f.name not in read})

@@ -7,15 +7,10 @@ are Unix seconds, lengths are seconds of audio. Holds no transcript text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import sqlalchemy as sa
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-R = TypeVar("R", bound="DataclassInstance")
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Kind = Literal["transcribe", "diarize"]
@@ -101,6 +96,32 @@ KEYS = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
 )
 
+FILES = sa.Table(
+    "forescribe_files",
+    META,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("tenant", sa.String, key="owner", nullable=False),  # the name of the API key
+    sa.Column("purpose", sa.String, nullable=False),
+    sa.Column("filename", sa.String, nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("expires_at", sa.Float),
+    sa.Index("forescribe_files_of", "owner", "created_at", "id"),
+    sa.Index("forescribe_files_expiry", "expires_at"),
+)
+
+BATCHES = sa.Table(
+    "forescribe_batch",
+    META,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("tenant", sa.String, nullable=False),
+    sa.Column("input_file", sa.String, nullable=False),
+    sa.Column("lines", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("cancelled_at", sa.Float),
+    sa.Column("metadata", sa.Text, nullable=False),
+)
+
 BLOBS = sa.Table(
     "forescribe_blobs",
     META,
@@ -137,23 +158,6 @@ ADDED = (
     (JOBS, "source", "VARCHAR"),
 )
 """Columns that earlier versions lack."""
-
-
-def record_of(kind: type[R], row: sa.Row[Any], **given: Any) -> R:
-    """The record of a row. Columns are named as the record's fields, but that of the owner is `tenant`;
-    `given` are the fields that are stored in another form."""
-    values, stored = row._mapping, (f.name for f in fields(kind) if f.name not in given)
-    return kind(**given, **{name: values[_column(name)] for name in stored})
-
-
-def row_of(record: DataclassInstance, *names: str) -> dict[str, Any]:
-    """The columns of a record: of the fields with these names, or of all."""
-    chosen = names or [f.name for f in fields(record)]
-    return {_column(name): getattr(record, name) for name in chosen}
-
-
-def _column(name: str) -> str:
-    return "tenant" if name == "owner" else name
 
 
 @dataclass(frozen=True)

@@ -41,19 +41,11 @@ class Upload:
 
 @asynccontextmanager
 async def receive(request: Request, settings: Settings) -> AsyncIterator[Upload]:
-    """Receive the request's form. The file is closed at the end of the block.
-
-    Raises ApiError: `unsupported_media_type`, `file_too_large`, `missing_file`, `storage_full`,
-    `invalid_value`.
-    """
-    form = await _parsed(request, settings)
-    try:
-        received = _received(form)
+    """As `receive_form`, of a form that has a file. Raises ApiError also: `missing_file`."""
+    async with receive_form(request, settings) as received:
         if received.file is None:
             raise ApiError("missing_file", "the form has no file", param="file")
         yield Upload(received.fields, received.file)
-    finally:
-        await form.close()
 
 
 @dataclass(frozen=True)
@@ -67,8 +59,8 @@ class Received:
 
 @asynccontextmanager
 async def receive_form(request: Request, settings: Settings) -> AsyncIterator[Received]:
-    """Receive the request's form; its file is closed at the end of the block. Raises as `receive` does,
-    except `missing_file`."""
+    """Receive the request's form; its file is closed at the end of the block. Raises ApiError:
+    `unsupported_media_type`, `file_too_large`, `storage_full`, `invalid_value`."""
     form = await _parsed(request, settings)
     try:
         yield _received(form)

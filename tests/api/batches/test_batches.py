@@ -235,8 +235,8 @@ def test_private_addresses_are_refused(tmp_path, transcriber, decoders, monkeypa
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from forescribe.api.batches import BATCHES, BatchForm, Batches
-from forescribe.api.files import FILES, Files
+from forescribe.api.batches import BatchForm, Batches
+from forescribe.api.files import Files
 from forescribe.api.jobs.service import Jobs
 from forescribe.api.jobs.store import JobTable
 from forescribe.api.jobs.submissions import JobForm
@@ -245,7 +245,6 @@ from forescribe.api.speech.serving import Serving
 settings = Settings(model="random", data_dir=Path(sys.argv[1]), min_free_bytes=0)
 serving = Serving(settings, lambda: None, lambda: None)
 jobs = Jobs.open(settings, serving)
-jobs.store.database.create(FILES, BATCHES)
 batches = Batches(jobs, Files(jobs.store))
 insert = JobTable.insert_all
 def killed(*given):

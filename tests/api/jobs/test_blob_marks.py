@@ -198,7 +198,7 @@ class Machines(RuleBasedStateMachine):
         for name in sorted(doomed):
             store.blobs.delete(name)
             yield
-            marks.set_gone([name])
+            marks.set_gone(name)
             yield
 
     def _erase(self, job: str) -> Generator[None]:
