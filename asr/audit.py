@@ -34,8 +34,7 @@ from .decode.rules import whisper_rules
 from .decode.transcriber import Decoded, Options, Outcome, Transcriber
 from .errors import visible
 from .formats.transcript_parts import seconds
-from .model.encoder_states import EncoderStates
-from .model.whisper import Whisper
+from .model.whisper import EncoderStates, Whisper
 
 
 @dataclass(frozen=True)

@@ -52,20 +52,19 @@ class CustomBuildHook(BuildHookInterface):
         """Adds the library to the wheel; returns why it could not."""
         native = Path(self.root, "speculative", "native")
         files = module(native / "library_file.py")
-        compiler = module(native / "compiler.py")
         self.scratch = tempfile.TemporaryDirectory(prefix="forescribe-wheel-")
         try:
-            command = compiler.find_compiler()
-            if not compiler.calls_gnu_openmp(command):
+            command = files.find_compiler()
+            if not files.calls_gnu_openmp(command):
                 return "the library needs GNU's OpenMP, which torch brings: build it with g++"
             runtime, library = openmp_runtime(command), files.library_path()
-            if not usable(compiler, library, runtime):
+            if not usable(files, library, runtime):
                 self.app.display_waiting("compiling the native kernels, about 140 s of one core")
                 library = Path(self.scratch.name, library.name)
-                compiler.compile_library(files.SOURCES, files.source_hash(), library, openmp=True)
-                complete(compiler, library, runtime)
+                files.compile_library(library, openmp=True)
+                complete(files, library, runtime)
             tag = platform_tag(library)
-        except (compiler.CompilerError, OSError) as error:
+        except (files.CompilerError, OSError) as error:
             return str(error)
         build_data["force_include"][str(library)] = f"{HERE}/{library.name}"
         build_data["pure_python"] = False
@@ -97,23 +96,23 @@ def openmp_runtime(command: list[str]) -> Path:
     return Path(run.stdout.strip())
 
 
-def complete(compiler: ModuleType, path: Path, runtime: Path) -> None:
+def complete(files: ModuleType, path: Path, runtime: Path) -> None:
     """Raises CompilerError where a library cannot be loaded, lacks an instruction set or threads."""
-    loaded = compiler.try_library(path, runtime)
-    lacking = set(compiler.instruction_sets()) - set(loaded.isas)
+    loaded = files.try_library(path, runtime)
+    lacking = set(files.instruction_sets()) - set(loaded.isas)
     if lacking:
-        raise compiler.CompilerError(
+        raise files.CompilerError(
             f"the compiler does not know {', '.join(sorted(lacking))}: use g++ 10 or newer"
         )
     if not loaded.openmp:
-        raise compiler.CompilerError(f"{path} was compiled without threads")
+        raise files.CompilerError(f"{path} was compiled without threads")
 
 
-def usable(compiler: ModuleType, path: Path, runtime: Path) -> bool:
+def usable(files: ModuleType, path: Path, runtime: Path) -> bool:
     """Whether a library that `scripts/setup` compiled from these sources can be taken."""
     try:
-        complete(compiler, path, runtime)
-    except compiler.CompilerError:
+        complete(files, path, runtime)
+    except files.CompilerError:
         return False
     return True
 

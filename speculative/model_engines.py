@@ -24,8 +24,7 @@ from torch import Tensor
 
 from .device import Device, bfloat16_units, choose
 from .errors import LoadError
-from .models.coverage import causal_gap, encoder_gap, whisper_gap
-from .models.lean import LeanCausalDecoder, LeanWhisperDecoder
+from .models.lean import LeanCausalDecoder, LeanWhisperDecoder, causal_gap, encoder_gap, whisper_gap
 from .models.plain import PlainWhisper
 from .models.quantized import int8_encoder, is_int8
 from .models.slot_model import SlotModel

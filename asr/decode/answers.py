@@ -20,8 +20,7 @@ from ..formats.transcript_parts import (
     State,
     Word,
 )
-from ..model.encoder_states import EncoderStates
-from ..model.whisper import Whisper
+from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Run, Window, total, within
 from ..words.splitting import (
     MARKS,

@@ -31,8 +31,7 @@ from forescribe.speculative.stats import Stats
 from forescribe.speculative.transfers import SideStream
 
 from ..audio.features import LogMel
-from ..model.encoder_states import DraftStates, EncoderStates
-from ..model.whisper import Whisper
+from ..model.whisper import DraftStates, EncoderStates, Whisper
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import Samples, Window
 from .rules import NoSpeech

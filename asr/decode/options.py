@@ -30,7 +30,7 @@ from ..model.special_tokens import TASKS, Task
 from ..segment.windows import WindowOptions
 
 if TYPE_CHECKING:
-    from ..model.encoder_states import EncoderStates
+    from ..model.whisper import EncoderStates
     from ..segment.windows import Run
     from ..storage.locations import Entry
 

@@ -27,7 +27,7 @@ from ..words.borders import Pause
 from .options import Decoded, Judgement
 
 if TYPE_CHECKING:
-    from ..model.encoder_states import EncoderStates
+    from ..model.whisper import EncoderStates
 
 
 @dataclass(eq=False)

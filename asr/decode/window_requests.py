@@ -13,9 +13,8 @@ from forescribe.speculative.requests import Request
 
 from ..errors import UsageError
 from ..formats.transcript_parts import seconds
-from ..model.encoder_states import EncoderStates
 from ..model.special_tokens import CANNOT_TRANSLATE, language_codes
-from ..model.whisper import Whisper
+from ..model.whisper import EncoderStates, Whisper
 from .context import DecodingContext, EncodedWindow
 from .drafting import SCRIPT_SLOTS
 from .options import Guards, Options

@@ -53,7 +53,7 @@ from forescribe.speculative.native.encoder import NativeEncoder
 from ..audio.features import Extractor
 from ..errors import CapacityError, ModelError, out_of_memory
 from .conversion.converting import origin
-from .presets import as_ids
+from .special_tokens import as_ids
 from .tokenizer import WhisperTokens
 
 _ENDS = ("eos_token_id", "decoder_start_token_id")

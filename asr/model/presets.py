@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,13 +123,6 @@ def as_model_error() -> Iterator[None]:
         yield
     except HubError as error:
         raise ModelError(str(error)) from error.__cause__
-
-
-def as_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Token ids of a configuration, which may give one, several or none."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
 
 
 DEFAULT = "large"

@@ -30,8 +30,7 @@ from typing import Any
 
 from forescribe.speculative.models.vocabularies import NONE, TokenMap
 
-from .languages import LANGUAGES
-from .presets import as_ids
+from .special_tokens import LANGUAGES, as_ids
 
 ALIASES: Mapping[str, str] = {"<|nocaptions|>": "<|nospeech|>", "<|jv|>": "<|jw|>"}
 """Other names of one token: of openai's first release, and a language with two codes."""

@@ -19,9 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..model.encoder_states import EncoderStates
 from ..model.special_tokens import SAMPLES_PER_STEP
-from ..model.whisper import Whisper
+from ..model.whisper import EncoderStates, Whisper
 
 MEDIAN = 7
 """Width of the median filter along time, in steps of 20 ms (openai/whisper)."""

@@ -26,9 +26,8 @@ from forescribe.asr.decode.rules import whisper_rules
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import UsageError, visible
 from forescribe.asr.model.checkpoint import read_weights
-from forescribe.asr.model.encoder_states import EncoderStates
 from forescribe.asr.model.presets import locate
-from forescribe.asr.model.whisper import Whisper
+from forescribe.asr.model.whisper import EncoderStates, Whisper
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.drafters.model_drafter import ModelDrafter

@@ -5,7 +5,9 @@ query, key and value, one mask for all layers, keys of encoder states in the lay
 objects. The Llama-like one has RMS norms, rotary positions, grouped queries, a gated feed-forward; biases,
 norms of queries and keys, sliding windows and layers without positions where a model has them. One product
 gives query, key and value, one the two halves of the feed-forward; angles come from a table. The queries that
-share a key are rows of one product, so no key is repeated. `coverage` says which models have these forms.
+share a key are rows of one product, so no key is repeated. Anything that a form does not know keeps it
+from being used: another module, quantised projections, hooks; `whisper_gap`, `encoder_gap` and `causal_gap`
+return the reason.
 
 Shapes depend on the batch, the number of tokens and `reach` only, so a forward can be captured as a graph.
 """
@@ -13,7 +15,7 @@ Shapes depend on the batch, the number of tokens and `reach` only, so a forward 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,10 +24,11 @@ from torch.nn.functional import embedding, layer_norm, rms_norm, scaled_dot_prod
 
 from ..errors import LoadError
 from ..types import Prefilled, Scores
+from . import plain
 from .caches import SelfCache, Sources, sources_for
 from .causal import FULL, SLIDING, CausalModel
-from .coverage import causal_gap
-from .slot_model import Places, SlotModel, at_node
+from .quantized import Int8Linear
+from .slot_model import Places, SlotModel, WhisperModel, at_node
 from .weights import (
     CausalLayer,
     CausalWeights,
@@ -33,7 +36,20 @@ from .weights import (
     WhisperWeights,
     activation,
 )
-from .whisper import WhisperModel
+
+CAUSAL = frozenset(
+    {"cwm", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"}
+)
+"""Types whose modules differ from Llama's only in biases, norms of queries and keys, windows, and layers
+without positions."""
+
+FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rotary frequencies that do not depend on a text's length."""
+
+_BODY = {"embed_tokens", "layers", "norm", "rotary_emb"}
+_LAYER = {"input_layernorm", "mlp", "post_attention_layernorm", "self_attn"}
+_PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 Run = Callable[[int, Tensor], Tensor]
 """One layer, by its index, over `x [B N, D]`."""
@@ -325,3 +341,93 @@ class LeanCausalDecoder(CausalModel, LeanDecoder):
 def _attention(queries: Tensor, kv: Tensor, mask: Tensor, scale: float = 1.0) -> Tensor:
     """`queries [B, H, N, d]` and `kv [2, B, H, R, d]` -> `[B, H, N, d]`."""
     return scaled_dot_product_attention(queries, kv[0], kv[1], attn_mask=mask, scale=scale)
+
+
+def whisper_gap(model: Any) -> str | None:
+    """Why a Whisper has no lean form."""
+    decoder = model.model.decoder
+    if isinstance(decoder, plain.Decoder):
+        return _foreign([decoder, model.proj_out])
+    from transformers.models.whisper.modeling_whisper import WhisperDecoder, WhisperDecoderLayer
+
+    if type(decoder) is not WhisperDecoder:
+        return f"its decoder is a {type(decoder).__name__}"
+    strange = {type(layer).__name__ for layer in decoder.layers} - {WhisperDecoderLayer.__name__}
+    if strange:
+        return f"its layers are {', '.join(sorted(strange))}"
+    return _foreign([decoder, model.proj_out])
+
+
+def encoder_gap(encoder: Any) -> str | None:
+    """Why a Whisper's encoder has no form of plain weights."""
+    if isinstance(encoder, plain.Encoder) and len(encoder.layers):
+        return _foreign([encoder])
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder, WhisperEncoderLayer
+
+    if type(encoder) is not WhisperEncoder:
+        return f"it is a {type(encoder).__name__}"
+    kinds = {type(layer) for layer in encoder.layers} - {WhisperEncoderLayer}
+    kinds |= {type(conv) for conv in (encoder.conv1, encoder.conv2)} - {torch.nn.Conv1d}
+    if kinds or not len(encoder.layers):
+        return f"it is made of {', '.join(sorted(kind.__name__ for kind in kinds)) or 'no layers'}"
+    return _foreign([encoder])
+
+
+def causal_gap(model: Any) -> str | None:
+    """Why a causal LM has no lean form."""
+    config, body = model.config.get_text_config(), model.base_model
+    if config.model_type not in CAUSAL:
+        return f"{config.model_type} has none"
+    if config is not model.config or not _named(body, _BODY) or not hasattr(model, "lm_head"):
+        return "its body is not Llama's"
+    rotation = getattr(body.rotary_emb, "rope_type", None)
+    if not isinstance(rotation, str) or rotation not in FIXED_ROTATIONS:
+        return f"its rotary positions are {rotation}"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention", "sliding_attention"}:
+        return f"it has layers of {', '.join(sorted(kinds))}"
+    for layer in body.layers:
+        optional = {n for n in ("q_norm", "k_norm") if hasattr(layer.self_attn, n)}
+        if not (
+            _named(layer, _LAYER)
+            and _named(layer.self_attn, _PROJECTIONS | optional)
+            and _named(layer.mlp, _MLP)
+        ):
+            return "its layers are not Llama's"
+    if not hasattr(body.norm, "variance_epsilon"):
+        return f"its norms are {type(body.norm).__name__}"
+    return _foreign([body, model.lm_head])
+
+
+def _named(module: Any, names: set[str]) -> bool:
+    return {name for name, _ in module.named_children()} == names
+
+
+def _in_the_models_dtype(module: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
+    """A module's own parameters, but for the integers and scales of int8."""
+    if isinstance(module, Int8Linear):
+        return () if module.bias is None else (module.bias,)
+    return module.parameters(recurse=False)
+
+
+def _foreign(roots: Iterable[torch.nn.Module]) -> str | None:
+    """What a plain reading of the weights would miss: hooks, quantised or scattered weights."""
+    modules = [module for root in roots for module in root.modules()]
+    for module in modules:
+        name = type(module).__name__
+        if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+            return f"hooks are registered on its {name}"
+        if name.endswith(("Linear", "Conv1D")) and type(module) not in (
+            torch.nn.Linear,
+            Int8Linear,
+        ):
+            return f"its projections are {name}"
+    wrapped = {
+        type(weight).__name__ for module in modules for weight in module.parameters(recurse=False)
+    }
+    if wrapped - {"Parameter"}:  # torchao replaces weights and keeps the modules
+        return f"its weights are {', '.join(sorted(wrapped - {'Parameter'}))}"
+    weights = [weight for module in modules for weight in _in_the_models_dtype(module)]
+    if len({(weight.dtype, weight.device) for weight in weights}) != 1:
+        return "its weights have several dtypes or devices"
+    return None

@@ -38,9 +38,8 @@ from .causal import SLIDING, CausalModel
 from .module_cache import SlotCache
 from .plain import few, products
 from .quantized import is_int8
-from .slot_model import LayerShape, Places, SlotModel
+from .slot_model import LayerShape, Places, SlotModel, WhisperModel
 from .weights import cut, with_cut_head
-from .whisper import WhisperModel
 
 NAME = "products"
 

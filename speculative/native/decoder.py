@@ -21,8 +21,8 @@ from torch import Tensor
 from ..errors import LoadError
 from ..models.caches import SelfCache, zeros
 from ..models.causal import CausalModel
-from ..models.coverage import causal_gap
-from ..models.slot_model import SlotModel
+from ..models.lean import causal_gap
+from ..models.slot_model import SlotModel, WhisperModel
 from ..models.weights import (
     CausalWeights,
     WhisperWeights,
@@ -30,7 +30,6 @@ from ..models.weights import (
     head_of,
     version,
 )
-from ..models.whisper import WhisperModel
 from ..rounds.choice import Allowed, Choice
 from ..types import Prefilled, Scores
 from . import library

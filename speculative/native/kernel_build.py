@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import LoadError
-from . import compiler, library_file
-from .compiler import CompilerError
+from . import library_file
 from .library import Library, missing
 
 HOW = "python -m forescribe.speculative.native.kernel_build"
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.force or not path.exists():
             build(path)
         sys.stdout.write(f"{Library(path).describe()}\n")
-    except (LoadError, CompilerError, OSError) as error:
+    except (LoadError, library_file.CompilerError, OSError) as error:
         sys.stderr.write(f"no native kernels: {error}\n")
         return 1
     return 0
@@ -39,14 +38,12 @@ def build(path: Path, flags: Sequence[str] = ()) -> None:
     """Compiles the library, which is complete or not there. Raises CompilerError, with the compiler's first
     error or why the library cannot be loaded, and OSError."""
     runtime = library_file.share()
-    threads = runtime is not None and compiler.calls_gnu_openmp(compiler.find_compiler())
+    threads = runtime is not None and library_file.calls_gnu_openmp(library_file.find_compiler())
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as scratch:
         made = Path(scratch, path.name)
-        compiler.compile_library(
-            library_file.SOURCES, library_file.source_hash(), made, openmp=threads, flags=flags
-        )
-        compiler.try_library(made, runtime)
+        library_file.compile_library(made, openmp=threads, flags=flags)
+        library_file.try_library(made, runtime)
         made.replace(path)
 
 

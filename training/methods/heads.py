@@ -30,8 +30,7 @@ from transformers import LlamaForCausalLM
 from forescribe.distill.training import Optimizers, rate
 from forescribe.speculative import Engine, Request
 from forescribe.speculative.model_engines import causal_decoder
-from forescribe.speculative.models.heads.formats import eagle3_head
-from forescribe.speculative.models.heads.mtp import mtp_head
+from forescribe.speculative.models.heads.formats import eagle3_head, mtp_head
 from forescribe.speculative.models.heads.records import Head, Output, Run, TargetShape
 from forescribe.speculative.models.quantized import float_weights
 from training.paths import BUNDLED, MADE

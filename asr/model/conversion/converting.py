@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from forescribe.speculative.errors import one_line
 
 from ...errors import CapacityError, ModelError, out_of_memory
-from ..languages import LANGUAGES
+from ..special_tokens import ENGLISH_ONLY, LANGUAGES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,9 +42,6 @@ NAME_BYTES = 100
 
 HEAD = 64
 """Width of an attention head in all of Whisper's sizes."""
-
-ENGLISH_ONLY = 51864
-"""Tokens of the models that were trained for English alone; those for all languages have more."""
 
 TEXT_TOKENS = {ENGLISH_ONLY: 50256, 51865: 50257, 51866: 50257}
 """Text tokens by the tokens in all, in OpenAI's models."""

@@ -19,8 +19,9 @@ from pathlib import Path
 from forescribe.speculative.models.hub import CONNECT_S
 
 from ...errors import ModelError
+from ..special_tokens import ENGLISH_ONLY
 from . import converting
-from .converting import ENGLISH_ONLY, TOKENIZER, Content, Settings, convert_once, token_ids
+from .converting import TOKENIZER, Content, Settings, convert_once, token_ids
 
 ALIGNMENT_HEADS: Mapping[str, str] = {
     "tiny.en": "1.0 2.0 2.5 3.0 3.1 3.2 3.3 3.4",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...errors import LoadError, load_cause, one_line
 from ..checkpoint import CONFIG, damaged
-from ..coverage import FIXED_ROTATIONS
+from ..lean import FIXED_ROTATIONS
 from ..quantized import stored_weights
 from ..weights import Linear
 from .records import LeanForm, LeanLayer, Output, TargetShape

@@ -14,9 +14,9 @@ from forescribe.asr.decode.options import Guards, Judgement
 from forescribe.asr.decode.recording import PendingWindow
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.decode.window_requests import seed_of
-from forescribe.asr.model.encoder_states import EncoderStates
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
+from forescribe.asr.model.whisper import EncoderStates
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.words.splitting import mean_logprob
 from forescribe.speculative import choose

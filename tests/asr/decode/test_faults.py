@@ -24,10 +24,9 @@ from forescribe.asr.decode.sequential import SeekableAudio
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import AudioError
-from forescribe.asr.model.encoder_states import EncoderStates
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.whisper import Whisper
+from forescribe.asr.model.whisper import EncoderStates, Whisper
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
 from tests.asr.decode.ways import WAYS, Ear, called, in_session, running

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.model.encoder_states import DraftStates
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.whisper import Whisper
+from forescribe.asr.model.whisper import DraftStates, Whisper
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
 from forescribe.speculative.models.weights import encoder_of

@@ -19,10 +19,9 @@ from transformers.utils import logging
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import CapacityError, ModelError
-from forescribe.asr.model.encoder_states import EncoderStates
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.whisper import Whisper
+from forescribe.asr.model.whisper import EncoderStates, Whisper
 from forescribe.asr.words.timing import alignment_heads
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError

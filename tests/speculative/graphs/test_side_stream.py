@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forescribe.asr.decode.context import IsolatedEngine, NotFinite, encode_windows
-from forescribe.asr.model.encoder_states import EncoderStates
+from forescribe.asr.model.whisper import EncoderStates
 from forescribe.speculative.device import Device
 from forescribe.speculative.transfers import SideStream
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running

@@ -11,8 +11,8 @@ import torch
 
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.native import kernel_build, library, library_file
-from forescribe.speculative.native.compiler import CompilerError
 from forescribe.speculative.native.kernel_build import advice
+from forescribe.speculative.native.library_file import CompilerError
 
 
 @pytest.mark.native

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.speculative.native import compiler, library_file
+from forescribe.speculative.native import library_file
 
 CASES = {"whisper": 20, "decoders": 60, "encoders": 60, "choices": 1000, "arguments": 1}
 FLAGS = ("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi",
@@ -25,13 +25,13 @@ FLAGS = ("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wn
 )
 def test_random_inputs_stay_in_their_buffers_and_results_agree(tmp_path: Path) -> None:
     try:
-        command = [*compiler.find_compiler(), *FLAGS]
-    except compiler.CompilerError as error:
+        command = [*library_file.find_compiler(), *FLAGS]
+    except library_file.CompilerError as error:
         pytest.skip(str(error))
     isas = {
         name: flags
-        for name, flags in compiler.instruction_sets().items()
-        if not compiler.refused(command, flags)
+        for name, flags in library_file.instruction_sets().items()
+        if not library_file.refused(command, flags)
     }
     has = [f"-DFS_HAS_{name.upper()}" for name in isas]
     jobs = [

@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.heads.formats import described, holds_head, load_head
-from forescribe.speculative.models.heads.mtp import mtp_head
+from forescribe.speculative.models.heads.formats import described, holds_head, load_head, mtp_head
 from forescribe.speculative.models.heads.records import LAST, Head, LeanBody
 from forescribe.speculative.models.heads.tensors import read_tensors
 from training.text.heads import published

@@ -20,7 +20,7 @@ from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.checkpoint import shapes_in
-from forescribe.speculative.models.heads.mtp import mtp_module_head, published_layers
+from forescribe.speculative.models.heads.formats import mtp_module_head, published_layers
 
 from ...models.causal_lms import EOS, SHARED
 from .test_head_drafts import GAMMA, Watched, requests, taps_of

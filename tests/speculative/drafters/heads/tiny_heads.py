@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forescribe.speculative.models.heads.formats import eagle3_head
-from forescribe.speculative.models.heads.mtp import mtp_head
+from forescribe.speculative.models.heads.formats import eagle3_head, mtp_head
 from forescribe.speculative.models.heads.records import Head, TargetShape
 from training.text.heads import published
 
