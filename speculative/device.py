@@ -16,7 +16,6 @@ import gc
 import importlib
 import importlib.util
 import os
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -96,11 +95,6 @@ class Device:
         return {"cpu": 1, "mps": 2, "cuda": 2, "hpu": 4}[self.kind]
 
     @property
-    def events(self) -> bool:
-        """Whether the device itself records when work began and ended."""
-        return self.kind == "cuda"
-
-    @property
     def captures_at_once(self) -> bool:
         """Whether a capture takes tenths of a second, so that a shape can be captured when it comes. A Gaudi
         card compiles for minutes."""
@@ -144,9 +138,6 @@ class Device:
         """Ends a graph in Gaudi's lazy mode; nothing elsewhere. Called at round borders only."""
         if self.kind == "hpu" and hpu_is_lazy():
             importlib.import_module(f"{_HABANA}.torch.core").mark_step()
-
-    def stopwatch(self) -> Stopwatch:
-        return Stopwatch(self)
 
 
 def choose(
@@ -256,48 +247,6 @@ def _free_host_memory(root: Path = Path("/")) -> int | None:
         return max(0, min(free, limit - usage + int(counts["inactive_file"])))
     except (OSError, KeyError, ValueError):  # no control group, or "max": no limit
         return free
-
-
-class Stopwatch:
-    """Seconds by stage. On CUDA it records events, which cost no sync until `seconds` is read."""
-
-    def __init__(self, device: Device) -> None:
-        self._events = device.events
-        self._device = device
-        self._laps: list[tuple[str, Any, Any]] = []
-        self._total: dict[str, float] = {}
-        self._last: Any = None
-
-    def _now(self) -> Any:
-        if not self._events:
-            return time.perf_counter()
-        with self._device.guard():
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-        return event
-
-    def start(self) -> None:
-        """Starts a lap; `mark` ends it and starts the next."""
-        self._last = self._now()
-
-    def mark(self, stage: str) -> None:
-        now = self._now()
-        if self._events:
-            self._laps.append((stage, self._last, now))
-        else:
-            self._total[stage] = self._total.get(stage, 0.0) + now - self._last
-        self._last = now
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds of each stage so far."""
-        if self._laps:
-            self._device.synchronize()
-            for stage, begin, end in self._laps:
-                spent = begin.elapsed_time(end) / 1000
-                self._total[stage] = self._total.get(stage, 0.0) + spent
-            self._laps.clear()
-        return dict(self._total)
 
 
 class _Current:

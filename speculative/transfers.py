@@ -10,6 +10,7 @@ stream of the rounds each would wait for the other. Knows tensors and streams; n
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -71,15 +72,49 @@ class Moment:
     def __init__(self, device: Device, clock_s: float = 0.0) -> None:
         self.clock_s = clock_s
         self.event: Any = None
-        if device.events:
-            self.event = torch.cuda.Event(enable_timing=True)
-            self.event.record()
+        if device.kind == "cuda":
+            with device.guard():
+                self.event = torch.cuda.Event(enable_timing=True)
+                self.event.record()
 
     def seconds_to(self, later: Moment) -> float:
         """Seconds between two moments that have passed."""
         if self.event is None:
             return later.clock_s - self.clock_s
         return float(self.event.elapsed_time(later.event)) / 1000
+
+
+class Stopwatch:
+    """Seconds by stage. On cuda it records events, which cost no sync until `seconds` is read."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._laps: list[tuple[str, Moment, Moment]] = []  # that may not have passed
+        self._total: dict[str, float] = {}
+        self._last: Moment | None = None
+
+    def start(self) -> None:
+        """Starts a lap; `mark` ends it and starts the next."""
+        self._last = Moment(self._device, time.perf_counter())
+
+    def mark(self, stage: str) -> None:
+        now, before = Moment(self._device, time.perf_counter()), self._last
+        assert before is not None
+        if now.event is None:
+            self._total[stage] = self._total.get(stage, 0.0) + before.seconds_to(now)
+        else:
+            self._laps.append((stage, before, now))
+        self._last = now
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each stage so far."""
+        if self._laps:
+            self._device.synchronize()
+            for stage, before, now in self._laps:
+                self._total[stage] = self._total.get(stage, 0.0) + before.seconds_to(now)
+            self._laps.clear()
+        return dict(self._total)
 
 
 def upload(values: Sequence[Any] | Tensor, dtype: torch.dtype, place: torch.device) -> Tensor:

@@ -23,12 +23,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from forescribe.speculative.device import Stopwatch
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.faults import release
 from forescribe.speculative.requests import Finish, Request, Result
 from forescribe.speculative.stats import Stats
-from forescribe.speculative.transfers import SideStream
+from forescribe.speculative.transfers import SideStream, Stopwatch
 
 from ..audio.features import LogMel
 from ..model.whisper import DraftStates, EncoderStates, Whisper

@@ -24,6 +24,7 @@ from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.model_engines import ModelEngine, draft_device
 from forescribe.speculative.models.checkpoint import loading
 from forescribe.speculative.stats import Stats
+from forescribe.speculative.transfers import Stopwatch
 
 from ..audio.features import LogMel
 from ..audio.fork_server import Cutting
@@ -281,7 +282,7 @@ def _context(
         slots=IsolatedEngine(engine),
         mels=tuple(LogMel(each, whisper.device.torch) for each in whisper.extractors),
         no_speech=NoSpeech.of(whisper.target.generation_config),
-        watch=whisper.device.stopwatch(),
+        watch=Stopwatch(whisper.device),
         gamma=gamma,
         detector=detector,
     )

@@ -208,7 +208,7 @@ class DraftReader:
                 error = log.attempt(together, CATCH_UP)
             if error is not None:
                 self._read_alone(tokens, drafting)
-        if not self._shared.device.events:
+        if self._shared.device.kind != "cuda":
             self._shared.device.synchronize()
         watch.mark("draft")
 

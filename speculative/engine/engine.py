@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ..device import Device, choose
+from ..device import Device, at_most, choose
 from ..errors import BrokenError, DecodingError
 from ..protocols import Drafter, Model, Processor, Rule, Schedule
 from ..requests import Mode, Partial, Request, Result
@@ -30,7 +31,7 @@ from ..rounds.accept import RuleChoice
 from ..stats import Stats
 from .admission import Admission, DraftReader
 from .captures import capture_for
-from .faults import ENGINE, FaultBoundary
+from .faults import ENGINE
 from .periods import Periods
 from .results import Results
 from .runner import RoundRunner
@@ -100,16 +101,15 @@ class Engine:
         self._results = Results(shared, rules)
         self._runner = RoundRunner(shared, rules, processors, self._results.fail, shapes, capture)
         self.threads = RoundThreads()
-        self._guarded = FaultBoundary(self.device, self._fail_all)
+        self.broken: BrokenError | None = None
+        """Why the device has failed; None while it answers."""
+        self._card = self.device.guard()
+        self._static = self.device.static_shapes
+        self._rounds_per_poll, self._late = self.device.rounds_per_poll, self.device.late_reads
 
     @property
     def batch(self) -> int:
         return self.rows.batch
-
-    @property
-    def broken(self) -> BrokenError | None:
-        """Why the device has failed; None while it answers."""
-        return self._guarded.broken
 
     @property
     def faults(self) -> deque[DecodingError]:
@@ -149,7 +149,8 @@ class Engine:
         """Queues a request; `step` returns its result or, while a run is under way, the run. Raises
         `RequestError` if it cannot be decoded, `BrokenError` once the device has failed."""
         self._drop_abandoned()
-        self._guarded.check()
+        if self.broken is not None:
+            raise BrokenError(str(self.broken)) from self.broken.__cause__
         self._admission.check(request)
         self._queue.put(request)
 
@@ -204,18 +205,19 @@ class Engine:
         cancelled = [state for state in states if state.cancelled]
         over = len(cancelled) == len(states) or (admitted and self._all_guessed())
         if not over:
-            mode = self._shapes.mode(slots.mode) if self.device.static_shapes else slots.mode
+            mode = self._shapes.mode(slots.mode) if self._static else slots.mode
             if periods.now.rounds == 0:
                 read = None if self._reader is None else self._reader.read
                 periods.begin(sampling=mode.sampling, read=read)
             now = periods.now
-            with self.threads.limited():
+            limit = self.threads.limit
+            with nullcontext() if limit is None else at_most(limit):
                 now.disturbed |= not self._runner.run(now.gamma, mode)
             now.rounds += 1
         if over or cancelled:  # their slots and encoder states are free with this step
             self._retire(late=0)
-        elif now.rounds >= self.device.rounds_per_poll or self._queue.waiting:
-            self._retire(late=int(self.device.late_reads))
+        elif now.rounds >= self._rounds_per_poll or self._queue.waiting:
+            self._retire(late=int(self._late))
 
     def _admit(self) -> bool:
         """Puts waiting requests into free slots; whether there were any."""
@@ -242,6 +244,16 @@ class Engine:
         self._periods.end()
         for period, snapshot in self._periods.read(late=late):
             self._results.retire(period, snapshot)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Runs its block on the device. The last line of defence: what raises in it has failed for all
+        requests in the slots. Does not raise."""
+        try:
+            with self._card:
+                yield
+        except Exception as error:
+            self.broken = self._fail_all(error)
 
     def _fail_all(self, error: Exception) -> BrokenError | None:
         """Fails the requests in the slots, after a fault that cannot be isolated by row. If the device has

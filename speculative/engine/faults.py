@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
 from ..device import Device
-from ..errors import BrokenError, DecodingError
+from ..errors import DecodingError
 
 PREFILL: Final = "prefill"
 PROMPT: Final = "the drafter's reading of the prompt"
@@ -34,7 +33,14 @@ OF_THE_DRAFTER: Final = frozenset({PROMPT, CATCH_UP, DRAFT, OBSERVE})
 KEPT = 16
 """The latest faults that an engine keeps for inspection."""
 
-_AFTER = {None: DRAFT, "draft": SCORE, "score": RULE, "rule": OBSERVE, "observe": COMMIT}
+STAGE_AFTER: Final = {
+    "draft": SCORE,
+    "score": RULE,
+    "rule": OBSERVE,
+    "observe": COMMIT,
+    "accept": ENGINE,
+}
+"""The stage of a round that follows the one of this name (see `rounds.round.run_round`)."""
 
 
 class FaultLog:
@@ -66,36 +72,6 @@ class FaultLog:
         except Exception as error:
             return self.handle(stage, error)
         return None
-
-
-class FaultBoundary:
-    """The last line of defence: what raises inside of it has failed for all requests in the slots.
-
-    `fail_all` ends them; where the device has failed too it returns the error that later requests get.
-    """
-
-    def __init__(self, device: Device, fail_all: Callable[[Exception], BrokenError | None]) -> None:
-        self._device, self._fail_all = device, fail_all
-        self.broken: BrokenError | None = None
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Runs its block on the device; does not raise."""
-        try:
-            with self._device.guard():
-                yield
-        except Exception as error:
-            self.broken = self._fail_all(error)
-
-    def check(self) -> None:
-        """Raises `BrokenError` once the device has failed."""
-        if self.broken is not None:
-            raise BrokenError(str(self.broken)) from self.broken.__cause__
-
-
-def stage_after(ended: str | None) -> str:
-    """The stage of a round that follows the one that `ended` (see `rounds.round.run_round`)."""
-    return _AFTER.get(ended, ENGINE)
 
 
 def fault(stage: str, error: Exception) -> DecodingError:

@@ -17,7 +17,6 @@ import torch
 from ..protocols import Poll, Schedule
 from ..transfers import HostCopy, HostReader, Moment
 from .faults import SCHEDULE
-from .schedule import Fixed
 from .shared import Shared
 from .slots import SlotState
 
@@ -54,8 +53,9 @@ class Periods:
 
     def __init__(self, shared: Shared, schedule: Schedule, clock: Callable[[], float]) -> None:
         self._shared, self._schedule, self._clock = shared, schedule, clock
+        self._buckets = schedule.buckets  # of one there is nothing to choose and to learn
         self._reader = HostReader(shared.device)
-        self.now = Period(min(schedule.buckets))
+        self.now = Period(min(self._buckets))
         self.admitted = 0  # requests since the last report
         self._ended: deque[Period] = deque()
         self._faults = 0  # logged before this period
@@ -65,18 +65,20 @@ class Periods:
     def begin(self, *, sampling: bool, read: Callable[[], None] | None) -> None:
         """Starts a period: the schedule's gamma, or its smallest one where the schedule fails. Before drafts
         the drafter reads what it lacks; `read` None: it never does."""
-        self.now = now = Period(min(self._schedule.buckets), sampling)
-        try:
-            chosen = self._schedule.choose(sampling=sampling)
-            if chosen not in self._schedule.buckets:
-                raise ValueError(f"gamma {chosen} is none of its {self._schedule.buckets}")
-            now.gamma = chosen
-        except Exception as error:
-            self._shared.faults.record(SCHEDULE, error)
-        if now.gamma and read is not None:
-            now.read, now.reading = len(self._shared.slots.backlog.prompts), self._moment()
+        self.now = now = Period(min(self._buckets), sampling)
+        if len(self._buckets) > 1:
+            try:
+                chosen = self._schedule.choose(sampling=sampling)
+                if chosen not in self._buckets:
+                    raise ValueError(f"gamma {chosen} is none of its {self._buckets}")
+                now.gamma = chosen
+            except Exception as error:
+                self._shared.faults.record(SCHEDULE, error)
+        device, backlog = self._shared.device, self._shared.slots.backlog
+        if now.gamma and read is not None and (backlog.prompts or backlog.tokens):
+            now.read, now.reading = len(backlog.prompts), Moment(device, self._clock())
             read()
-        now.began = self._moment()
+        now.began = Moment(device, self._clock())
 
     def end(self) -> None:
         """Ends the period with a snapshot, in the order of the device's work."""
@@ -91,7 +93,7 @@ class Periods:
                 counters.accepted,
             ]
         )  # [2 B + 2 + G] int64: each copy costs a launch and a wait, whatever its size
-        now.ended = self._moment()
+        now.ended = Moment(shared.device, self._clock())
         now.copy = self._reader.read(lambda: packed, now.ended)
         now.occupied, now.grown = shared.slots.occupied, shared.slots.grown
         now.disturbed |= shared.faults.count != self._faults
@@ -109,7 +111,8 @@ class Periods:
             judged, row_rounds, *accepted = numbers[2 * batch :]
             totals = judged, sum(accepted), row_rounds
             snapshot = Snapshot(numbers[:batch], numbers[batch : 2 * batch], totals)
-            self._report(period, totals)
+            if len(self._buckets) > 1:
+                self._report(period, totals)
             yield period, snapshot
 
     def forget(self) -> None:
@@ -117,15 +120,12 @@ class Periods:
         self.now.rounds = 0
         self._ended.clear()
 
-    def _moment(self) -> Moment:
-        return Moment(self._shared.device, self._clock())
-
     def _report(self, period: Period, totals: tuple[int, int, int]) -> None:
         """Reports a period to the schedule, unless it was disturbed. Without events it lasts until its
         snapshot arrives, from the arrival of the one before it or the launch of its first round."""
         arrived, before = self._clock(), self._reported_s
         known, self._totals, self._reported_s = self._totals, totals, arrived
-        if period.disturbed or not period.rounds or isinstance(self._schedule, Fixed):
+        if period.disturbed or not period.rounds:
             return
         began, ended = period.began, period.ended
         assert began is not None and ended is not None

@@ -21,7 +21,7 @@ from ..rounds.round import Parts, run_round
 from ..rows import first_rows
 from ..types import Prefix
 from .captures import Capture
-from .faults import ENGINE, OF_THE_DRAFTER, stage_after
+from .faults import DRAFT, ENGINE, OF_THE_DRAFTER, STAGE_AFTER
 from .shapes import Shape, ShapeSet
 from .shared import Shared
 
@@ -126,14 +126,14 @@ class RoundRunner:
     def _eager(self, shape: Shape, parts: Parts) -> Launch:
         shared = self._shared
         shared.rows.mode, shared.rows.reach = shape.mode, shape.reach
-        self._stage = stage_after(None)
+        self._stage = DRAFT
         shared.watch.start()
         return partial(
             run_round, shared.rows, parts, shape.gamma, shared.counters, self._stage_ended
         )
 
     def _stage_ended(self, stage: str) -> None:
-        self._stage = stage_after(stage)
+        self._stage = STAGE_AFTER[stage]
         if stage in TIMED:
             self._shared.watch.mark(stage)
 
@@ -163,7 +163,8 @@ class RoundRunner:
 
     def _count(self, width: int) -> None:
         shared, counts = self._shared, self._shared.counts
-        shared.device.mark_step()
+        if shared.device.kind == "hpu":
+            shared.device.mark_step()
         counts.rounds += 1
         counts.target_forwards += 1
         if width and shared.drafter is not None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..device import Device, Stopwatch
+from ..device import Device
 from ..protocols import Drafter, Model, Needs
 from ..requests import check_whole
 from ..rows import Counters, Rows
 from ..stats import HostCounts, Stats
+from ..transfers import Stopwatch
 from .faults import FaultLog
 from .shapes import aligned
 from .slots import Slots
@@ -31,7 +32,8 @@ class Shared:
     needs: Needs  # the drafter's
     eos: Tensor  # [E] token ids that end a row
     ends: frozenset[int]  # the same for the host
-    slots: Slots
+    rows: Rows
+    slots: Slots  # of these rows
     counters: Counters
     counts: HostCounts
     faults: FaultLog
@@ -60,6 +62,7 @@ class Shared:
         slots = aligned(tokens + sizes.max_gamma + 1, device)
         ends = frozenset(eos)
         with device.guard():
+            rows = Rows.empty(sizes.batch, slots, device.torch, sizes.ranks)
             shared = cls(
                 device=device,
                 target=target,
@@ -67,13 +70,12 @@ class Shared:
                 eos=torch.tensor(sorted(ends), dtype=torch.int64, device=device.torch),
                 ends=ends,
                 needs=needs,
-                slots=Slots(
-                    Rows.empty(sizes.batch, slots, device.torch, sizes.ranks), needs.always
-                ),
+                rows=rows,
+                slots=Slots(rows, needs.always),
                 counters=Counters.zeros(sizes.max_gamma, device.torch),
                 counts=HostCounts(),
                 faults=FaultLog(device),
-                watch=device.stopwatch(),
+                watch=Stopwatch(device),
                 max_tokens=tokens,
                 max_gamma=sizes.max_gamma,
             )
@@ -83,10 +85,6 @@ class Shared:
                 drafter.bind(target)
                 drafter.allocate(sizes.batch, slots, device.torch)
         return shared
-
-    @property
-    def rows(self) -> Rows:
-        return self.slots.rows
 
     @property
     def active_drafter(self) -> Drafter | None:

@@ -26,7 +26,7 @@ class Slots:
     `observed` says that the drafter observes rounds without drafts, so that it never has to catch up."""
 
     def __init__(self, rows: Rows, observed: bool = False) -> None:
-        self.rows, self.observed = rows, observed
+        self.rows, self.observed, self._room = rows, observed, rows.scratch
         self.occupied: Mapping[
             int, SlotState
         ] = {}  # by row, ascending; a new one after every change
@@ -53,8 +53,8 @@ class Slots:
         plain: list[int] = []
         for row, state in self.occupied.items():
             (drafting if state.draft_error is None else plain).append(row)
-        groups = (Group(drafting, gamma, drafter=True), Group(plain, 0, drafter=False))
-        return [group for group in groups if group.rows]
+        groups = [Group(drafting, gamma, drafter=True)] if drafting else []
+        return [*groups, Group(plain, 0, drafter=False)] if plain else groups
 
     def occupy(self, row: int, state: SlotState, *, prefill_pending: bool) -> None:
         """Puts a request into a free slot; `prefill_pending` where a drafter has to read its prompt."""
@@ -63,7 +63,7 @@ class Slots:
         # Of a guess it is not known yet how much was kept: at most all of it, and a token after it.
         gained = len(state.request.guess) + 1 if state.request.guess else 0
         self.grown += gained
-        self.longest = min(max(self.longest, self.lengths[row] + gained), self.rows.scratch)
+        self.longest = min(max(self.longest, self.lengths[row] + gained), self._room)
         if prefill_pending:
             self.backlog.prompts[row] = state.request
 
@@ -106,7 +106,7 @@ class Slots:
         """Accounts for a round that is about to run."""
         self.backlog.tokens += gamma == 0 and not self.observed
         self.grown += gamma + 1
-        self.longest = min(self.longest + gamma + 1, self.rows.scratch)
+        self.longest = min(self.longest + gamma + 1, self._room)
 
     def note_lengths(self, lengths: list[int], before: Mapping[int, SlotState]) -> None:
         """Takes the lengths `[B]` of a snapshot, when `before` were in the slots."""
@@ -117,8 +117,8 @@ class Slots:
     def measure(self, grown: int) -> None:
         """Bounds `longest` by the noted lengths, of a snapshot when rows had `grown` so much. Rounds since
         then, which a late snapshot does not know, may have added to them."""
-        known = max([self.lengths[row] for row in self.occupied], default=1)
-        self.longest = min(known + self.grown - grown, self.rows.scratch)
+        known = max(map(self.lengths.__getitem__, self.occupied), default=1)
+        self.longest = min(known + self.grown - grown, self._room)
 
     def reset(self) -> None:
         """Clears every row on the device; all slots are free."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -62,10 +61,6 @@ class RoundThreads:
                 break
         self.seconds = best
         self.limit = 1 if best[1] < GAIN * best[every] else None
-
-    def limited(self) -> AbstractContextManager[None]:
-        """Applies the choice to operators of the calling thread in a block."""
-        return nullcontext() if self.limit is None else at_most(self.limit)
 
 
 def measured_round(parts: Parts, gamma: int, *, batch: int, slots: int) -> Callable[[], object]:

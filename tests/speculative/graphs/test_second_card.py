@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from forescribe.speculative.device import Device
+from forescribe.speculative.transfers import Stopwatch
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.test_catch_up import tokens
 from tests.speculative.graphs.workloads import tiny_engine, tiny_requests
@@ -47,7 +48,7 @@ def test_all_that_an_engine_launches_goes_to_its_own_card(cuda: FakeCuda) -> Non
 def test_a_stopwatch_of_the_pipeline_records_on_its_own_card(cuda: FakeCuda) -> None:
     """The transcriber's is started outside of the engine's steps."""
     cuda.log.clear()
-    watch = SECOND.stopwatch()
+    watch = Stopwatch(SECOND)
     watch.start()
     watch.mark("encode")
     assert watch.seconds == {"encode": 0.002}
