@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.errors import LoadError, one_line
 from forescribe.speculative.model_engines import (
     ModelEngine,
@@ -81,13 +80,7 @@ class LanguageModel:
     vocabulary: Vocabulary
     ends: frozenset[int]  # tokens that end a text
     engine: ModelEngine = ModelEngine.AUTO  # what runs its forward
-    draft_tokens: DraftTokens | None = None
     stored: torch.dtype | None = None  # of its weights in native kernels; None: the model's
-
-    @property
-    def listed(self) -> tuple[int, ...] | None:
-        """The only tokens that it proposes as a draft; None: all."""
-        return None if self.draft_tokens is None else self.draft_tokens.ids
 
     def decoder(self, positions: int | None = None, vocab: int | None = None) -> SlotModel:
         """Its decoder, on its engine; `positions` and `vocab` as of `CausalModel`."""
@@ -97,7 +90,6 @@ class LanguageModel:
             vocab,
             engine=self.engine,
             stored=self.stored,
-            listed=self.listed,
         )
 
     @property
@@ -177,7 +169,6 @@ def load(
         Vocabulary(tokenizer, str(name)),
         _ends(model, tokenizer, f"--{role} {name}"),
         engine,
-        _draft_tokens(folder, model, name) if role == "draft" and not source else None,
         device.stored,
     )
 
@@ -219,13 +210,6 @@ def _refuse_head(folder: Path, name: str | Path, role: Role) -> None:
             f"--{role} {name} is a head, which drafts for its own target in `forescribe generate` "
             "and `forescribe serve`: it is no model of its own"
         )
-
-
-def _draft_tokens(folder: Path, model: Any, name: str | Path) -> DraftTokens | None:
-    try:
-        return DraftTokens.beside(folder, int(model.config.get_text_config().vocab_size))
-    except LoadError as error:
-        raise LoadError(f"--draft {name}: {error}") from error
 
 
 def _tokenizer(
