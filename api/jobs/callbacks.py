@@ -17,7 +17,7 @@ import binascii
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -61,14 +61,12 @@ class Webhooks:
     allowed: tuple[Network, ...] = ()
     schedule_s: Sequence[float] = SCHEDULE_S
     timeout_s: float = TIMEOUT_S
-    resolve: outbound.Resolve = outbound.resolve_name
-    clock: Callable[[], float] = time.time
 
     def deliver(self, job: Job) -> Answer:
         """Make one attempt for a job with a callback."""
         callback = job.callback
         assert callback is not None and callback.secret is not None
-        id, now = f"msg_{job.id}.{job.run}", datetime.fromtimestamp(int(self.clock()), UTC)
+        id, now = f"msg_{job.id}.{job.run}", datetime.fromtimestamp(int(time.time()), UTC)
         text = body(job)
         headers = {
             "content-type": "application/json",
@@ -78,9 +76,7 @@ class Webhooks:
         }
         try:
             with (
-                outbound.client(
-                    timeout_s=self.timeout_s, allowed=self.allowed, resolve=self.resolve
-                ) as http,
+                outbound.client(timeout_s=self.timeout_s, allowed=self.allowed) as http,
                 http.stream("POST", callback.url, content=text, headers=headers) as reply,
             ):
                 status = reply.status_code  # its body is not read

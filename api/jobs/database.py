@@ -4,7 +4,7 @@
     with database.transaction() as tx:
         tx.execute(...)
 
-    if turns.take("retention", 60.0):         # this process does the task for all, once in a period
+    if database.take_turn("retention", 60.0): # this process does the task for all, once in a period
         ...
 
 Periods of turns are measured by the database's clock, so no machine's clock matters. A process that dies in
@@ -143,6 +143,15 @@ class Database:
         state = getattr(error.orig, "sqlstate", None) or ""
         return error.connection_invalidated or state in _AWAY or not self.available()
 
+    def take_turn(self, task: str, period_s: float) -> bool:
+        """Whether this process may do the task now: nobody began it within the last `period_s` seconds."""
+        with self.transaction() as tx:
+            now = database_time(tx)
+            due = (TURNS.c.task == task) & (TURNS.c.at <= now - period_s)
+            if tx.execute(sa.update(TURNS).where(due).values(at=now)).rowcount:
+                return True
+            return bool(insert_new(tx, TURNS, [{"task": task, "at": now}]))
+
     def truncate_log(self) -> None:
         """Remove deleted rows from SQLite's write-ahead log too, once no reader uses it."""
         if self.engine.dialect.name != "sqlite":
@@ -156,26 +165,6 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
-
-
-class Turns:
-    """The turns of all processes of one database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def take(self, task: str, period_s: float) -> bool:
-        """Whether this process may do the task now: nobody began it within the last `period_s` seconds."""
-        with self._database.transaction() as tx:
-            now = database_time(tx)
-            taken = tx.execute(
-                sa.update(TURNS)
-                .where(TURNS.c.task == task, TURNS.c.at <= now - period_s)
-                .values(at=now)
-            )
-            if taken.rowcount:
-                return True
-            return bool(insert_new(tx, TURNS, [{"task": task, "at": now}]))
 
 
 def database_time(tx: Tx) -> float:

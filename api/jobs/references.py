@@ -72,9 +72,8 @@ class References:
         with self._database.engine.connect() as tx:
             return list(tx.execute(query.order_by(REFERENCES.c.k)).scalars())
 
-    def put(self, tx: Tx, job: str, role: str, blob: str, k: int = 0) -> str | None:
-        """Refer to a blob. Returns the blob that this reference named before, if it was another. Raises
-        OutputError if the blob is being deleted; the caller stores it again."""
+    def put(self, tx: Tx, job: str, role: str, blob: str, k: int = 0) -> None:
+        """Refer to a blob. Raises OutputError if it is being deleted; the caller stores it again."""
         if self._marks is not None:
             self._marks.keep(tx, blob)
         old = self.get_in(tx, job, role, k)
@@ -82,8 +81,6 @@ class References:
             tx.execute(sa.insert(REFERENCES).values(job=job, role=role, k=k, blob=blob))
         elif old != blob:
             tx.execute(sa.update(REFERENCES).where(_is(job, role, k)).values(blob=blob))
-            return old
-        return None
 
     def put_all(self, tx: Tx, references: Sequence[tuple[str, str, str]]) -> None:
         """Refer to blobs from jobs that are new: job, role, blob."""

@@ -160,7 +160,7 @@ class Jobs:
             try:
                 self.store.blobs.sweep(DRAFT_S)
                 self.uploads.expire(UPLOAD_KEPT_S)
-                if self.store.turns.take("retention", PERIOD_S):
+                if self.store.database.take_turn("retention", PERIOD_S):
                     self.erase_expired()
                 fault = ""
             except Exception as error:  # the database or the disk may come back
@@ -181,7 +181,7 @@ class Jobs:
         for erase in self.also_erased:
             erase()
         store.keys.delete_before(now - KEYS_KEPT_S)
-        if store.blobs.marked and store.turns.take("objects", SWEEP_S):
+        if store.blobs.marked and store.database.take_turn("objects", SWEEP_S):
             store.references.sweep_objects()
 
     def _watch(self) -> None:

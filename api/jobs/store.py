@@ -27,7 +27,7 @@ from forescribe.asr.errors import OutputError, StorageError
 
 from ..errors import ApiError
 from .blobs import Blobs, BlobStore
-from .database import Database, Place, Turns, Tx, database_time, not_before, one_page
+from .database import Database, Place, Tx, database_time, not_before, one_page
 from .references import References
 from .tables import (
     ENDED,
@@ -74,7 +74,6 @@ class Store:
         self.jobs = JobTable(database, self.log, self.now)
         self.references = References(database, blobs)
         self.keys = IdempotencyKeys(database, self.now)
-        self.turns = Turns(database)
 
     @classmethod
     def open(cls, folder: Path, url: str | None = None, blobs: BlobStore | None = None) -> Store:

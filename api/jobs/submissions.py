@@ -130,13 +130,22 @@ class Submissions:
                 if before is not None:
                     return before
             await asyncio.to_thread(draft.flush)
-            total_s = await self.length_s(draft)
+            with draft.path.open("rb") as file:
+                samples = await self.serving.decoded(file)
+            samples.close()
             callback = None
             if form.webhook_url is not None:
                 callback = Callback(form.webhook_url, form.webhook_secret)
             id = f"job_{uuid4().hex}"
             new = NewJob(
-                id, owner, recording.label, total_s, fields, shown(form), callback, place()
+                id,
+                owner,
+                recording.label,
+                samples.duration_s,
+                fields,
+                shown(form),
+                callback,
+                place(),
             )
             return await asyncio.to_thread(self.submit, new, draft, mark)
         finally:
@@ -163,9 +172,6 @@ class Submissions:
                     store.references.put(tx, job.id, "form", form_blob)
             self.wake()
             return job
-        except ApiError:
-            store.references.delete_unreferenced(blobs)
-            raise
         except IntegrityError:
             store.references.delete_unreferenced(blobs)
             before = None if key is None else self.created_by(new.owner, key)
@@ -177,14 +183,6 @@ class Submissions:
         """The job that this key has created. Raises ApiError if it was used for another request."""
         id = self.store.keys.get(owner, key.text, key.fingerprint)
         return None if id is None else self.store.jobs.get(id, owner)
-
-    async def length_s(self, audio: BlobDraft) -> float:
-        """The length of audio that is on disk. Raises ApiError for audio that cannot be decoded or is too
-        long, FileNotFoundError."""
-        with audio.path.open("rb") as file:
-            samples = await self.serving.decoded(file)
-        samples.close()
-        return samples.duration_s
 
 
 class JobForm(TranscriptionForm):

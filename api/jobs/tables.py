@@ -145,7 +145,7 @@ TURNS = sa.Table(
     sa.Column("task", sa.String, primary_key=True),
     sa.Column("at", sa.Float, nullable=False),
 )
-"""When a task that one process does for all was begun last (`api.jobs.database.Turns`)."""
+"""When a task that one process does for all was begun last (`Database.take_turn`)."""
 
 ADDED = (
     (JOBS, "warnings", "TEXT"),
