@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from forescribe.asr.errors import UsageError
-from forescribe.asr.installing import how_to_install
+from forescribe.asr.errors import UsageError, how_to_install
 
 from .access.keys import Keyring
 from .dependencies import browser_caller, caller

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 import uvicorn
 from sqlalchemy.exc import DBAPIError
 
-from forescribe.asr.errors import CapacityError, UsageError
-from forescribe.asr.installing import how_to_install
+from forescribe.asr.errors import CapacityError, UsageError, how_to_install
 
 from .app import create_app, create_worker_app
 from .http.pace import HttpProtocol

@@ -24,8 +24,7 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from forescribe.asr.decode.options import PhaseTimes
-from forescribe.asr.errors import ForescribeError, UsageError
-from forescribe.asr.installing import how_to_install
+from forescribe.asr.errors import ForescribeError, UsageError, how_to_install
 
 from .errors import ApiError
 from .http.errors import UNLOGGED

@@ -24,7 +24,11 @@ import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar, Literal
+
+ROOT = Path(__file__).resolve().parents[1]
+"""The folder of a checkout; in a wheel that of the package."""
 
 MESSAGE_LENGTH = 4000
 """The most characters of a message: libraries quote what they were given."""
@@ -177,3 +181,13 @@ def _escaped(character: str) -> str:
     if "\udc80" <= character <= "\udcff":
         return f"\\x{ord(character) - 0xDC00:02x}"  # a byte
     return character.encode("unicode_escape").decode("ascii")
+
+
+def how_to_install(*extras: str, root: Path = ROOT) -> str:
+    """The command that installs extras of `pyproject.toml`, as a clause: in a checkout `scripts/setup`,
+    which knows the pinned versions, else pip."""
+    if (root / "scripts" / "setup").is_file():
+        # The speakers' packages are among what it installs without arguments.
+        groups = [extra for extra in extras if extra != "diarize"]
+        return f"run `{' '.join(['scripts/setup', *groups])}` in forescribe's folder"
+    return f"run `pip install 'forescribe[{','.join(extras)}]'`"

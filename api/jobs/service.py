@@ -19,9 +19,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from forescribe.asr.errors import CapacityError, StorageError, UsageError
+from forescribe.asr.errors import CapacityError, StorageError, UsageError, how_to_install
 from forescribe.asr.formats.transcript import Transcript
-from forescribe.asr.installing import how_to_install
 
 from ..access.addresses import networks
 from ..errors import ApiError

@@ -24,9 +24,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import AudioError, UsageError
+from ..errors import AudioError, UsageError, how_to_install
 from ..formats.transcript_parts import Notice
-from ..installing import how_to_install
 from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm, Reader
 from .opening import UNKNOWN_SIZE
 from .reading import Recording, open_audio

@@ -305,7 +305,7 @@ class Session:
         """
         self.reading.start()
         try:
-            while self.reading.wait(self._has_work):
+            while self.reading.wait(lambda: bool(self._encoded) or not self.context.slots.idle):
                 self._step_began_s = self.clock()
                 try:
                     self._step()
@@ -319,9 +319,6 @@ class Session:
             self.reading.join()
             self._end_all(CapacityError("the service is stopping"))
             self._handle_notes()
-
-    def _has_work(self) -> bool:
-        return bool(self._encoded) or not self.context.slots.idle
 
     def _step(self) -> None:
         self._handle_notes()

@@ -16,12 +16,14 @@ from ..formats.transcript_parts import seconds
 from ..model.special_tokens import CANNOT_TRANSLATE, language_codes
 from ..model.whisper import EncoderStates, Whisper
 from .context import DecodingContext, EncodedWindow
-from .drafting import SCRIPT_SLOTS
 from .options import Guards, Options
 from .recording import DOUBTFUL, PendingWindow, RecordingState
 
 CONFIDENT = 0.9
 """A window leaves its recording's language only at this probability of another one."""
+
+SCRIPT_SLOTS = 16384
+"""Tokens of a text that drafts are copied from: about an hour and a half of speech."""
 
 PROMPT_CHARACTERS = 64
 """Characters of a prompt that are read, for each of the tokens that it may have."""

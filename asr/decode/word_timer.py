@@ -54,14 +54,14 @@ class WordTimer:
         self.waiting = [p for p in self.waiting if p.recording is not recording]
 
     def _time(self, waiting: Sequence[PendingWindow]) -> None:
-        began_ns = time.time_ns()
-        self._time_words(waiting)
-        if self.phases is not None and waiting:
-            self.phases.add("words", began_ns, time.time_ns())
+        def times_of(work: Sequence[PendingWindow]) -> list[TokenTimes]:
+            return token_times(
+                self.whisper, [utterance_of(self.whisper, self.task, pending) for pending in work]
+            )
 
-    def _time_words(self, waiting: Sequence[PendingWindow]) -> None:
+        began_ns = time.time_ns()
         work = [pending for pending in waiting if pending.recording.segments[pending.start]]
-        for pending, times in zip(work, apply_each(self._token_times, work), strict=True):
+        for pending, times in zip(work, apply_each(times_of, work), strict=True):
             recording = pending.recording
             try:
                 if isinstance(times, Exception):
@@ -70,10 +70,8 @@ class WordTimer:
             except Exception as error:
                 release(error)
                 recording.timing_faults[pending.start] = error
-
-    def _token_times(self, work: Sequence[PendingWindow]) -> list[TokenTimes]:
-        utterances = [utterance_of(self.whisper, self.task, pending) for pending in work]
-        return token_times(self.whisper, utterances)
+        if self.phases is not None and waiting:
+            self.phases.add("words", began_ns, time.time_ns())
 
 
 def utterance_of(whisper: Whisper, task: Task, pending: PendingWindow) -> Utterance:

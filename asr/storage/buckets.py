@@ -17,8 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
-from ..installing import how_to_install
+from ..errors import UsageError, how_to_install
 from .errors import LocatedError, MissingError, located
 from .locations import Entry, Location
 from .store import OpenObject, Store

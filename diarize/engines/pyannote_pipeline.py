@@ -49,12 +49,8 @@ class PyannoteDiarizer:
         pipeline: SpeakerDiarization,
         engine: Engine,
     ) -> None:
-        self.pipeline, self._engine = pipeline, engine
+        self.pipeline, self.engine = pipeline, engine
         self._lock = threading.Lock()
-
-    @property
-    def engine(self) -> Engine:
-        return self._engine
 
     def diarize(
         self, samples: Samples, bounds: Bounds | None = None, hook: StageHook = ignore_progress

@@ -35,8 +35,7 @@ try:
     from pyannote.audio.utils import vbx
     from pyannote.core import Annotation, SlidingWindow, SlidingWindowFeature
 except ImportError as missing:
-    from forescribe.asr.errors import ModelError
-    from forescribe.asr.installing import how_to_install
+    from forescribe.asr.errors import ModelError, how_to_install
 
     raise ModelError(
         f"diarization needs pyannote.audio ({missing}): {how_to_install('diarize')}"

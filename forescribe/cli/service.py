@@ -16,8 +16,7 @@ from typing import Any
 
 import typer
 
-from forescribe.asr.errors import UsageError
-from forescribe.asr.installing import how_to_install
+from forescribe.asr.errors import UsageError, how_to_install
 
 from .option_records import PERFORMANCE, SERVICE, arg, like, opt, takes
 from .options import DecodingOptions, LoadOptions

@@ -34,7 +34,7 @@ STDOUT = "-"
 PAGES = frozenset({"html", "htm", "report"})
 """What people call the page of --report where formats are named."""
 
-"""Those of `asr.decode.drafting`, which takes too long to import here."""
+"""Those of `asr.decode.transcriber`, which takes too long to import here."""
 
 CLUSTER_DEVICES = (AUTO, "cuda", "hpu", "cpu")
 
@@ -342,7 +342,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         """The reference text. Raises UsageError for a file that holds none."""
         if self.reference_text is None:
             return None
-        from forescribe.asr.formats.reference_text import read_reference_text
+        from forescribe.asr.formats.files import read_reference_text
 
         return read_reference_text(self.reference_text)
 

@@ -19,8 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from forescribe.asr.errors import CapacityError, UsageError, visible
-from forescribe.asr.installing import how_to_install
+from forescribe.asr.errors import CapacityError, UsageError, how_to_install, visible
 
 AUTO = "auto"
 

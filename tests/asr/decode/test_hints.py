@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from forescribe.asr.decode.drafting import SCRIPT_SLOTS
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.decode.window_requests import hint_for, hint_tokens
+from forescribe.asr.decode.window_requests import SCRIPT_SLOTS, hint_for, hint_tokens
 from tests.asr.model import folders
 from tests.asr.recordings import write
 

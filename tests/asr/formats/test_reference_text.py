@@ -7,7 +7,7 @@ import json
 import pytest
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.reference_text import read_reference_text
+from forescribe.asr.formats.files import read_reference_text
 
 SRT = """1
 00:00:00,000 --> 00:00:02,000
