@@ -26,7 +26,7 @@ from .dependencies import browser_caller, caller
 from .http import errors
 from .http.errors import RequestId
 from .http.openapi import describe
-from .http.origins import EXPOSED, OriginGuard
+from .http.origins import EXPOSED, HostNames, OriginGuard
 from .http.pace import Pace
 from .process.lifecycle import Engine, Watchdog, exit_failed, exit_hung
 from .process.models import Failure, log_unexpected
@@ -73,9 +73,10 @@ def create_app(
         jobs.also_erased += [batches.files.erase_expired, batches.erase_expired]
         engine.closing.append(jobs.hand_over)
         starts, stops = [jobs.start], [jobs.stop]
-    watchdog = Watchdog((engine, text_serving), settings.stall_s, hung)
+    engines = (engine,) if text_serving.state == "off" else (engine, text_serving)
+    watchdog = Watchdog(engines, settings.stall_s, hung)
 
-    lifespan = _lifespan((engine, text_serving), watchdog, starts, stops, failed)
+    lifespan = _lifespan(engines, watchdog, starts, stops, failed)
     app = _application(lifespan, engine.tracing)
     app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
     app.state.keyring = Keyring(settings.api_keys)
@@ -226,5 +227,11 @@ def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
             expose_headers=EXPOSED,
             allow_private_network=True,
         )
-    app.add_middleware(OriginGuard, settings=settings, metrics=serving.metrics)
+    names = HostNames.of(settings.host, settings.allowed_hosts, keyed=bool(settings.api_keys))
+    app.add_middleware(
+        OriginGuard,
+        names=names,
+        origins=settings.allowed_origins,
+        refused=serving.metrics.refused,
+    )
     app.add_middleware(RequestId, metrics=serving.metrics)

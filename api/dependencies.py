@@ -59,7 +59,7 @@ def caller(request: Request) -> str:
     """
     keyring: Keyring = request.app.state.keyring
     needed = NEEDS[request.scope["route"].tags[0]]
-    if not keyring:
+    if not keyring.rights:
         if needed == "metrics" and not _is_local(request):
             raise ApiError("forbidden", "metrics are for this machine, or for clients with a key")
         return ANONYMOUS
@@ -75,17 +75,12 @@ def caller(request: Request) -> str:
 def check_scope(connection: HTTPConnection, owner: str, needed: Scope) -> None:
     """Raises ApiError `forbidden` for a key without this right."""
     keyring: Keyring = connection.app.state.keyring
-    if keyring and needed not in keyring.rights[owner].scopes:
+    if keyring.rights and needed not in keyring.rights[owner].scopes:
         raise ApiError("forbidden", f"this key is not for {needed}")
 
 
-async def client(request: Request, caller: Annotated[str, Depends(caller)]) -> Client:
+async def client(connection: HTTPConnection, caller: Annotated[str, Depends(caller)]) -> Client:
     """Who counts against limits: the key, or without keys the address, as a trusted proxy tells it."""
-    return client_of(request, caller)
-
-
-def client_of(connection: HTTPConnection, caller: str) -> Client:
-    """As `client`, of a request or a socket."""
     host = connection.client.host if connection.client is not None else ""
     return Client(caller) if caller else Client(ANONYMOUS, network(host))
 
@@ -103,7 +98,7 @@ def browser_caller(request: Request) -> str:
     Other routes do not accept it, because browsers send it with requests that other pages have caused.
     """
     keyring: Keyring = request.app.state.keyring
-    if not keyring:
+    if not keyring.rights:
         return ANONYMOUS
     owner = key_owner(keyring, bearer(request) or _password(request))
     if owner is None:

@@ -28,8 +28,8 @@ from pydantic_settings import (
 
 from forescribe.asr.errors import UsageError
 
-from .access.addresses import checked_hosts, checked_origins
 from .access.keys import Count, Rights, Seconds
+from .http.origins import checked_hosts, checked_origins
 
 PREFIX = "FORESCRIBE_"
 OTHER_PREFIXES = (

@@ -83,6 +83,8 @@ class Tracing:
         self, name: str, began_ns: int, ended_ns: int, *, parent: str | None = None, **facts: Value
     ) -> str | None:
         """Record what is over, in Unix nanoseconds, and return its place."""
+        if not self.active:
+            return None
         attributes = _attributes(facts)
         span = self._tracer.start_span(
             name, _context(parent), attributes=attributes, start_time=began_ns

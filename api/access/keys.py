@@ -105,9 +105,6 @@ class Keyring:
             for value in rights.hashes
         ]
 
-    def __bool__(self) -> bool:
-        return bool(self.rights)
-
     def owner(self, key: str) -> str | None:
         """The name of a key; None if it is unknown. Compares with every digest in constant time, so that the
         time reveals neither whether a key is known nor its position."""

@@ -19,9 +19,9 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..errors import ApiError
+from ..http.pace import Body
 from ..settings import Settings
 
 IPV6_BITS = 64
@@ -33,16 +33,6 @@ MAX_UPLOADS_PER_ADDRESS = 64
 SLOW_RATE = 16 << 10
 """Bytes per second: audio of 128 kbit/s that is sent as fast as it is spoken. A body that comes faster is
 never dropped for another."""
-
-
-class Body(Protocol):
-    """A body that is being received (`api.http.pace`)."""
-
-    def rate(self) -> float:
-        """Bytes per second."""
-
-    def drop(self) -> None:
-        """End it: another needs its place."""
 
 
 class Admission:

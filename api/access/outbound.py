@@ -1,30 +1,125 @@
-"""HTTP calls to addresses that a client has given (webhooks).
+"""HTTP calls to addresses that a client has given: which may be called, and the calls.
 
+    check_url("https://example.com/hook", allowed)     # raises Refused
     with client(timeout_s=20) as http:
         http.post(url, content=body)
 
-The check is made where the connection is made: a name is resolved once, every address is checked, and the
-connection goes to the checked address, so that a name which resolves differently a moment later (DNS
-rebinding) gains nothing. TLS still verifies the name. There are no redirects, no proxies from the
-environment, and no Unix sockets. Does not know what is sent.
+Public addresses may be called, and networks that the settings allow. The check is made again where the
+connection is made: a name is resolved once, every address is checked, and the connection goes to the checked
+address, so that a name which resolves differently a moment later (DNS rebinding) gains nothing. TLS still
+verifies the name. There are no redirects, no proxies from the environment, and no Unix sockets. Does not know
+what is sent.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import math
+import re
 import socket
 import ssl
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpcore
 import httpx
 
-from .addresses import Network, Refused, may_call
+PORTS = {"http": 80, "https": 443}
+"""Those that may be called on public addresses, by scheme."""
 
+MAX_LENGTH = 2048
+"""Characters of a URL, which is stored with its job."""
+
+GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+"""All IPv6 addresses that are assigned globally; NAT64, segment routing (5f00::/16), discard and local
+addresses are outside."""
+
+NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "2001::/23",  # IETF protocol assignments: Teredo, benchmarks, ORCHID
+            "2001:db8::/32",  # documentation
+            "2002::/16",  # 6to4
+            "2620:4f:8000::/48",  # AS112
+            "3fff::/20",  # documentation
+            "192.0.0.0/24",  # IETF protocol assignments
+            "192.31.196.0/24",  # AS112
+            "192.52.193.0/24",  # AMT
+            "192.88.99.0/24",  # 6to4 relays
+            "192.175.48.0/24",  # AS112
+        ),
+    )
+)
+"""Networks that `is_global` accepts in some versions of Python, although they are not public."""
+
+_LABEL = re.compile(r"[a-z0-9_-]{1,63}")
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Sequence[str]]
+
+
+class Refused(Exception):
+    """A URL or an address that may not be called. The message is for the client that gave the URL."""
+
+
+def check_url(url: str, allowed: Sequence[Network] = ()) -> str:
+    """The URL, if it may be called. An address in it is checked here, a name only when it is resolved.
+    Raises Refused."""
+    if len(url) > MAX_LENGTH:
+        raise Refused(f"the URL is longer than {MAX_LENGTH} characters")
+    if any(c.isspace() or not c.isprintable() for c in url):  # `urlsplit` drops some of them
+        raise Refused("the URL must have no spaces, line breaks or control characters")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise Refused(f"not a URL ({error})") from error
+    if parts.scheme not in ("http", "https"):
+        raise Refused("the URL must begin with http:// or https://")
+    if not parts.hostname or parts.username is not None or parts.password is not None:
+        raise Refused("the URL needs a host, and must have no user name or password")
+    if port == 0:
+        raise Refused("port 0 cannot be called")
+    _check_host(parts.hostname, port or PORTS[parts.scheme], allowed)
+    return url
+
+
+def may_call(address: Address, port: int, allowed: Sequence[Network]) -> bool:
+    """Whether an address may be called: an allowed one at any port, a public one at `PORTS`."""
+    plain = _unmapped(address)
+    if any(plain in network for network in allowed if network.version == plain.version):
+        return True
+    return port in PORTS.values() and public(plain)
+
+
+def public(address: Address) -> bool:
+    """Whether an address is the same machine for everyone on the internet."""
+    plain = _unmapped(address)
+    excluded = any(plain in network for network in NOT_PUBLIC if network.version == plain.version)
+    assigned = plain.version == 4 or plain in GLOBAL_UNICAST
+    return plain.is_global and assigned and not plain.is_multicast and not excluded
+
+
+def literal(host: str) -> Address | None:
+    """The address that a host denotes, in any spelling of resolvers (`127.1`, `0x7f000001`, `0177.0.0.1`,
+    `2130706433`); None for a name."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host)
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except (OSError, UnicodeEncodeError):
+        return None
+
+
+def networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Parse networks. Raises ValueError."""
+    return tuple(ipaddress.ip_network(text) for text in texts)
 
 
 def resolve_name(host: str, port: int) -> list[str]:
@@ -127,3 +222,40 @@ def client(
     return httpx.Client(
         transport=transport, timeout=timeout_s, follow_redirects=False, trust_env=False
     )
+
+
+def _check_host(host: str, port: int, allowed: Sequence[Network]) -> None:
+    """Raises Refused."""
+    name = unicodedata.normalize("NFKC", host).replace("\u3002", ".").removesuffix(".").lower()
+    if "%" in name:
+        raise Refused("the host must have no zone and no escapes")
+    if name == "localhost" or name.endswith(".localhost"):
+        raise Refused("localhost may not be called")
+    address = literal(name)
+    if address is None and not _resolvable(name):
+        raise Refused("the host must be a name or an address")
+    if address is not None and not may_call(address, port, allowed):
+        raise Refused(
+            f"{name} may not be called: the address is private, reserved or this machine's, "
+            f"or the port is not one of {', '.join(map(str, PORTS.values()))}"
+        )
+    if address is None and port not in PORTS.values() and not allowed:
+        raise Refused(
+            f"port {port} may not be called; allowed ports are {', '.join(map(str, PORTS.values()))}"
+        )
+
+
+def _resolvable(name: str) -> bool:
+    """Whether the name is valid: labels of 1 to 63 characters, 253 in all, once encoded in ASCII."""
+    try:
+        encoded = httpx.URL(scheme="https", host=name).raw_host.decode()
+    except (httpx.InvalidURL, UnicodeError):
+        return False
+    return len(encoded) <= 253 and all(_LABEL.fullmatch(label) for label in encoded.split("."))
+
+
+def _unmapped(address: Address) -> Address:
+    """The IPv4 address of an IPv4-mapped IPv6 address."""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address

@@ -40,6 +40,9 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 HEADER = "x-request-id"
 
+HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
+"""On every answer: pages of other origins cannot embed it, and browsers do not guess its type."""
+
 WORD = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 UNKNOWN = "unknown"
@@ -94,7 +97,10 @@ class RequestId:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = request_id
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         try:

@@ -14,20 +14,18 @@ so they answer to any name: Kubernetes probes a pod by its address.
 
 from __future__ import annotations
 
+import ipaddress
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..access.addresses import ANY, Host, matches, same_origin
 from ..errors import ApiError, refusal
-from ..metrics import Metrics
-from ..settings import Settings
 
 UNCHECKED_PATHS = frozenset({"/health", "/ready"})
-
-HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
-"""On every answer: pages of other origins cannot embed it, and browsers do not guess its type."""
 
 EXPOSED = (
     "Content-Disposition",
@@ -44,6 +42,84 @@ EXPOSED = (
 )
 """Headers that pages of allowed origins may read in addition to the CORS-safelisted ones."""
 
+PORTS = {"http": 80, "https": 443}
+
+ANY = "*"
+"""Every host, or every origin, in the settings."""
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]]+)(?::([0-9]{0,5}))?")
+_ORIGIN = re.compile(r"(https?)://([^\s/?#@]+)")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host name, or an address without brackets, and the port if one is given."""
+
+    name: str
+    port: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> Host | None:
+        """Parse a Host header or the part of a URL after `://`; None if the text is not a host."""
+        match = _HOST.fullmatch(text.strip().lower())
+        if match is None:
+            return None
+        name = match[1].strip("[]").removesuffix(".")
+        with suppress(ValueError):
+            name = str(ipaddress.ip_address(name))  # an IPv6 address has several spellings
+        return cls(name, int(match[2]) if match[2] else None)
+
+    @classmethod
+    def from_setting(cls, host: str) -> Host | None:
+        """Parse a host from the settings, where an IPv6 address needs no brackets."""
+        return cls.parse(f"[{host}]" if host.count(":") > 1 and host[0] != "[" else host)
+
+    @property
+    def address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+        try:
+            return ipaddress.ip_address(self.name)
+        except ValueError:
+            return None
+
+    @property
+    def loopback(self) -> bool:
+        if self.address is None:
+            return self.name == "localhost"
+        return self.address.is_loopback
+
+
+def same_origin(origin: str, host: Host) -> bool:
+    """Whether an Origin header names this host. The scheme is not compared: TLS may end at a proxy."""
+    match = _ORIGIN.fullmatch(origin.strip().lower())
+    other = Host.parse(match[2]) if match else None
+    if match is None or other is None:
+        return False
+    default = PORTS[match[1]]
+    return (other.name, other.port or default) == (host.name, host.port or default)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a host name matches `*`, `*.domain` or a plain name."""
+    if pattern.startswith("*."):
+        return name.endswith(pattern[1:])
+    return pattern in (ANY, name)
+
+
+def checked_hosts(names: Iterable[str]) -> tuple[str, ...]:
+    """The setting `allowed_hosts`, normalised. Raises ValueError for an entry that is not a host."""
+    return tuple(name if name == ANY else _checked_host(name) for name in names)
+
+
+def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
+    """The setting `allowed_origins`, as browsers write it. Raises ValueError for an entry that is not
+    an origin."""
+    checked = tuple(origin if origin == ANY else origin.lower() for origin in origins)
+    for origin in checked:
+        match = _ORIGIN.fullmatch(origin)
+        if origin != ANY and (match is None or Host.parse(match[2]) is None):
+            raise ValueError(f"{origin!r} is not an origin such as https://app.example.com")
+    return checked
+
 
 @dataclass(frozen=True)
 class HostNames:
@@ -53,15 +129,15 @@ class HostNames:
     patterns: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, settings: Settings) -> HostNames:
+    def of(cls, host: str, allowed: tuple[str, ...], *, keyed: bool) -> HostNames:
         """The names from the settings.
 
         With keys, host names protect nothing, because no page has a key: all names are answered unless
         some are listed.
         """
-        if settings.api_keys and not settings.allowed_hosts:
+        if keyed and not allowed:
             return cls(None, (ANY,))
-        return cls(Host.from_setting(settings.host), settings.allowed_hosts)
+        return cls(Host.from_setting(host), allowed)
 
     def answer(self, host: Host) -> bool:
         """Whether requests for this host are answered.
@@ -80,9 +156,15 @@ class HostNames:
 class OriginGuard:
     """ASGI middleware that refuses requests for unknown hosts and from other origins' pages."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
-        self.names, self.origins = HostNames.of(settings), frozenset(settings.allowed_origins)
+    def __init__(
+        self,
+        app: ASGIApp,
+        names: HostNames,
+        origins: Iterable[str],
+        refused: Callable[[str], None],
+    ) -> None:
+        self.app, self.names, self.origins = app, names, frozenset(origins)
+        self.refused = refused  # is told the code
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -92,19 +174,17 @@ class OriginGuard:
                 self._check(scope)
             except ApiError as error:
                 return await self._refuse(error, scope, receive, send)
-        if scope["type"] == "websocket":
-            return await self.app(scope, receive, send)
-        await self.app(scope, receive, _with_headers(send))
+        await self.app(scope, receive, send)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        self.metrics.refused(error.code)
+        self.refused(error.code)
         answers = scope["type"] == "http" or "websocket.http.response" in scope.get(
             "extensions", {}
         )
         if not answers:
             await send({"type": "websocket.close", "code": 1008, "reason": "forbidden"})
         else:
-            await refusal(scope["path"], error)(scope, receive, _with_headers(send))
+            await refusal(scope["path"], error)(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         """Raises ApiError `forbidden`."""
@@ -140,6 +220,16 @@ class OriginGuard:
         )
 
 
+def _checked_host(name: str) -> str:
+    wildcard = "*." if name.startswith("*.") else ""
+    host = Host.from_setting(name.removeprefix(wildcard))
+    if host is None or host.port is not None or ANY in host.name:
+        raise ValueError(
+            f"{name!r} is not a host: give a name without a port, `*.example.com`, or `*`"
+        )
+    return wildcard + host.name
+
+
 def _unknown_host(host: str) -> str:
     if not host:
         return "the request has no valid Host header: send one"
@@ -147,14 +237,3 @@ def _unknown_host(host: str) -> str:
         f"this server does not answer to the name {host[:200]!r}; if it should, add it to "
         "`allowed_hosts`"
     )
-
-
-def _with_headers(send: Send) -> Send:
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
-        await send(message)
-
-    return send_with_headers

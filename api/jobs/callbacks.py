@@ -26,7 +26,7 @@ import httpx
 from standardwebhooks import Webhook
 
 from ..access import outbound
-from ..access.addresses import Network
+from ..access.outbound import Network
 from ..metrics import Metrics
 from .tables import Job
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import httpx
 
-from ..access import addresses, outbound
+from ..access import outbound
 from ..errors import ApiError
 from ..http.bodies import whole
 from ..settings import Settings
@@ -29,8 +29,8 @@ def check_url(url: str, settings: Settings) -> None:
             "invalid_value", "this server fetches no audio: upload the file, and give its id"
         )
     try:
-        addresses.check_url(url, addresses.networks(settings.audio_url_networks))
-    except addresses.Refused as error:
+        outbound.check_url(url, outbound.networks(settings.audio_url_networks))
+    except outbound.Refused as error:
         raise _error("invalid_value", str(error)) from error
 
 
@@ -38,7 +38,7 @@ def fetch(url: str, draft: BlobDraft, settings: Settings, check: Callable[[], No
     """Write the recording to a draft. `check` is called often, and raises if the work is to end. Raises
     ApiError `invalid_value`, `file_too_large`, `audio_unreachable`, which may pass."""
     check_url(url, settings)
-    networks, maximum = addresses.networks(settings.audio_url_networks), settings.max_upload_bytes
+    networks, maximum = outbound.networks(settings.audio_url_networks), settings.max_upload_bytes
     try:
         with (
             outbound.client(timeout_s=TIMEOUT_S, allowed=networks) as http,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from forescribe.asr.errors import CapacityError, StorageError, UsageError, how_to_install
 from forescribe.asr.formats.transcript import Transcript
 
-from ..access.addresses import networks
+from ..access.outbound import networks
 from ..errors import ApiError
 from ..metrics import WHOLE_DATABASE
 from ..settings import Settings

@@ -23,7 +23,7 @@ from sqlalchemy.exc import IntegrityError
 
 from forescribe.asr.decode.options import Options
 
-from ..access import addresses
+from ..access import outbound
 from ..errors import ApiError
 from ..settings import Settings
 from ..speech import forms
@@ -272,8 +272,8 @@ def fingerprint(audio: str, form: Mapping[str, Any]) -> str:
 
 def _check_callback(url: str, form: JobForm, settings: Settings) -> None:
     try:
-        addresses.check_url(url, addresses.networks(settings.webhook_networks))
-    except addresses.Refused as error:
+        outbound.check_url(url, outbound.networks(settings.webhook_networks))
+    except outbound.Refused as error:
         raise invalid("webhook_url", str(error)) from error
     secret = form.webhook_secret or settings.webhook_secret
     if secret is None:

@@ -24,7 +24,7 @@ from ..dependencies import (
     SettingsDep,
     bearer,
     check_scope,
-    client_of,
+    client,
     in_force,
     key_owner,
 )
@@ -112,15 +112,15 @@ async def realtime(websocket: WebSocket) -> None:
     streams: Streams = websocket.app.state.streams
     try:
         owner, config = await _admitted(websocket, streams)
-        client = client_of(websocket, owner)
-        with streams.place(client) as place:
+        sender = await client(websocket, owner)
+        with streams.place(sender) as place:
             offered = websocket.scope["subprotocols"]
             await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
             if _speaks_beta(websocket):
                 await websocket.send_json({"event_id": "event_1", **error_event(BetaShape())})
                 return await websocket.close(4000)
             with streams.serving.idle.hold():
-                await Connection(websocket, streams, place, client, config).run()
+                await Connection(websocket, streams, place, sender, config).run()
     except ApiError as error:
         streams.serving.metrics.refused(error.code)
         await websocket.send_denial_response(error.response())
@@ -142,9 +142,9 @@ def _caller(websocket: WebSocket, streams: Streams) -> tuple[str, SessionConfig]
     key = bearer(websocket) or _key_of_browser(websocket)
     if key is not None and key.startswith(SECRET_PREFIX):
         owner, config = streams.secrets.read(key, time.time())
-        if keyring and not in_force(keyring, owner):
+        if keyring.rights and not in_force(keyring, owner):
             raise ApiError("invalid_api_key", "the client secret is of a key that has expired")
-    elif keyring:
+    elif keyring.rights:
         found = key_owner(keyring, key)
         if found is None:
             raise ApiError(
@@ -152,7 +152,7 @@ def _caller(websocket: WebSocket, streams: Streams) -> tuple[str, SessionConfig]
                 f"give a key: `Authorization: Bearer <key>`, or as subprotocol `{KEY_SUBPROTOCOL}<key>`",
             )
         owner = found
-    if not keyring:
+    if not keyring.rights:
         return ANONYMOUS, config
     check_scope(websocket, owner, "audio")
     return owner, config

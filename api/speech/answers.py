@@ -36,7 +36,7 @@ from forescribe.asr.formats.transcript_parts import Json, Segment, Word
 from forescribe.asr.model.special_tokens import LANGUAGES
 
 from ..errors import ApiError
-from .stream import TranscriptionStream
+from .serving import TranscriptionStream
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.parts import Part, Token

@@ -24,8 +24,7 @@ from ..access.limits import Client, Reservation
 from ..dependencies import reserve
 from ..settings import Settings
 from ..uploads.multipart import Upload, receive
-from .serving import Serving
-from .stream import TranscriptionStream
+from .serving import Serving, TranscriptionStream
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options

@@ -100,8 +100,7 @@ class TextServing(Engine):
         metrics.watch("text_accepted", "Drafted tokens accepted by the target.", stat("accepted"))
 
     def start(self) -> None:
-        if self.state == "loading":
-            self.thread.start()
+        self.thread.start()
 
     async def stop(self) -> None:
         """Fail requests in progress with `not_ready`. A load in progress is not waited for."""

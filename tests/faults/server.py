@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import uvicorn
 
-from forescribe.api.access.addresses import networks
+from forescribe.api.access.outbound import networks
 from forescribe.api.app import create_app, create_worker_app
 from forescribe.api.jobs.blobs import Draft
 from forescribe.api.jobs.callbacks import Webhooks

@@ -16,14 +16,14 @@ import httpx
 import pytest
 from standardwebhooks import Webhook
 
-from forescribe.api.access import addresses, outbound
+from forescribe.api.access import outbound
 from forescribe.api.jobs.callbacks import SCHEDULE_S, Webhooks, body, check_secret
 from forescribe.api.jobs.tables import Callback, Job
 from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, application, ended, ready, submit
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
-HOME = addresses.networks(["127.0.0.0/8"])
+HOME = outbound.networks(["127.0.0.0/8"])
 HOUSE = {"webhook_networks": ("127.0.0.0/8",)}
 
 
@@ -157,12 +157,12 @@ fe80::1 fe80::1%eth0 fc00::1 fec0::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::7
 
 @pytest.mark.parametrize("address", INSIDE.split())
 def test_addresses_inside_do_not_pass(address) -> None:
-    assert not addresses.public(ipaddress.ip_address(address))
+    assert not outbound.public(ipaddress.ip_address(address))
 
 
 @pytest.mark.parametrize("address", ["93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"])
 def test_addresses_of_the_internet_pass(address) -> None:
-    assert addresses.public(ipaddress.ip_address(address))
+    assert outbound.public(ipaddress.ip_address(address))
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_addresses_of_the_internet_pass(address) -> None:
     ],
 )
 def test_what_is_no_web_address_is_refused(url) -> None:
-    with pytest.raises(addresses.Refused):
-        addresses.check_url(url)
+    with pytest.raises(outbound.Refused):
+        outbound.check_url(url)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_what_is_no_web_address_is_refused(url) -> None:
     ],
 )
 def test_what_is_one_is_taken(url) -> None:
-    assert addresses.check_url(url) == url
+    assert outbound.check_url(url) == url
 
 
 def test_networks_in_the_house_are_taken_where_the_settings_name_them() -> None:
@@ -241,9 +241,9 @@ def test_networks_in_the_house_are_taken_where_the_settings_name_them() -> None:
         "http://[::ffff:127.0.0.1]:9/",
         "http://hook.lan:8080/",
     ):
-        assert addresses.check_url(url, HOME) == url
-    with pytest.raises(addresses.Refused, match="private"):
-        addresses.check_url("http://10.0.0.1/", HOME)
+        assert outbound.check_url(url, HOME) == url
+    with pytest.raises(outbound.Refused, match="private"):
+        outbound.check_url("http://10.0.0.1/", HOME)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_one_address_inside_refuses_the_name_and_so_does_a_port(answers, port) -
     guard = outbound.CheckedBackend(resolve=lambda host, port: answers)
     with pytest.raises(httpcore.ConnectError) as caught:
         guard.connect_tcp("example.org", port)
-    assert isinstance(caught.value.__cause__, addresses.Refused)
+    assert isinstance(caught.value.__cause__, outbound.Refused)
 
 
 def test_the_environment_names_no_proxy(monkeypatch) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from starlette.testclient import WebSocketDenialResponse
 from starlette.websockets import WebSocket
 
-from forescribe.api.access.addresses import Host, same_origin
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
+from forescribe.api.http.origins import Host, same_origin
 from forescribe.api.settings import Settings, load
 from forescribe.asr.errors import UsageError
 from tests.api.contract import conforms

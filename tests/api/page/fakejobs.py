@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
@@ -24,10 +23,9 @@ from fastapi import FastAPI, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.responses import StreamingResponse as Stream
 
-from forescribe.api.http.origins import OriginGuard
+from forescribe.api.http.origins import HostNames, OriginGuard
 from forescribe.api.jobs.corrections import Corrections
 from forescribe.api.routers import page
-from forescribe.api.settings import Settings
 from forescribe.asr.formats.files import json_
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import (
@@ -142,9 +140,11 @@ class Fake:
     def _app(self) -> FastAPI:
         app = FastAPI()
         app.include_router(page.router)
-        settings = Settings(model="tiny.en")
         app.add_middleware(
-            OriginGuard, settings=settings, metrics=SimpleNamespace(refused=self.forbidden.append)
+            OriginGuard,
+            names=HostNames.of("127.0.0.1", (), keyed=False),
+            origins=(),
+            refused=self.forbidden.append,
         )
 
         @app.middleware("http")
