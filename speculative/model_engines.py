@@ -123,11 +123,10 @@ def causal_decoder(
     *,
     engine: ModelEngine = ModelEngine.AUTO,
     stored: torch.dtype | None = None,
-    listed: Sequence[int] | None = None,
 ) -> SlotModel:
     """A causal LM on an engine; arguments and errors as `CausalModel`."""
     form = form_of(CAUSAL_FORMS, model, engine)
-    return form.adapter(model, positions, vocab, stored=stored, listed=listed)
+    return form.adapter(model, positions, vocab, stored=stored)
 
 
 def whisper_engine(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,8 +32,8 @@ class CausalModel(SlotModel):
 
     `positions` bounds the rows, and the cache is allocated for it; None takes the model's own limit.
     `vocab` is the target's number of tokens where this model is a draft: models of one family pad the same
-    vocabulary to different sizes, and tokens that only one of them has are never proposed. `stored` and
-    `listed` are as of `WhisperModel`.
+    vocabulary to different sizes, and tokens that only one of them has are never proposed. `stored` is
+    as of `WhisperModel`.
 
     Raises LoadError, with the model's type, for layers that the adapter cannot run, and for more positions
     than the model has.
@@ -47,7 +46,6 @@ class CausalModel(SlotModel):
         vocab: int | None = None,
         *,
         stored: torch.dtype | None = None,
-        listed: Sequence[int] | None = None,
     ) -> None:
         config = model.config.get_text_config()
         limit = positions_of(config)
@@ -62,14 +60,12 @@ class CausalModel(SlotModel):
             )
         self.model, self.config, self.kinds = model, config, kinds
         self.widths = widths_of(config, kinds)
-        both = min(vocab or config.vocab_size, config.vocab_size)  # tokens that both models have
         super().__init__(
             device=model.device,
             dtype=model.dtype,
             vocab_size=vocab or config.vocab_size,
             positions=limit,
             layers=config.num_hidden_layers,
-            listed=None if listed is None else [t for t in listed if t < both],
         )
         self.room = config.vocab_size - self.vocab_size  # for tokens that the target does not have
         self._positions = positions or limit
@@ -85,9 +81,7 @@ class CausalModel(SlotModel):
 
     def own_vocabulary(self, logits: Tensor) -> Tensor:
         """Logits `[B, N, config.vocab_size]` as those of `vocab_size` tokens, in float32."""
-        logits = self.whole(logits.float())
-        if self.listed is not None:
-            return logits
+        logits = logits.float()
         if self.room < 0:
             return pad(logits, (0, -self.room), value=float("-inf"))
         return logits if self.room == 0 else logits[..., : self.vocab_size].contiguous()

@@ -212,7 +212,7 @@ class LeanCausalDecoder(CausalModel, LeanDecoder):
         gap = causal_gap(self.model)
         if gap is not None:
             raise LoadError(f"{self.config.model_type} has no lean form: {gap}")
-        self.weights = weights = CausalWeights.of(self.model, self.listed)
+        self.weights = weights = CausalWeights.of(self.model)
         self.activate = activation(weights.activation)
         self.groups = weights.heads // weights.kv_heads
         self._angles: tuple[Tensor, Tensor] | None = None  # [slots, d] each

@@ -39,7 +39,7 @@ from .module_cache import SlotCache
 from .plain import few, products
 from .quantized import is_int8
 from .slot_model import LayerShape, Places, SlotModel, WhisperModel
-from .weights import cut, with_cut_head
+from .weights import cut
 
 NAME = "products"
 
@@ -132,7 +132,6 @@ class CausalDecoder(CausalModel, ModuleModel):
     def prepare(self, stored: torch.dtype) -> None:
         self.layers = _shapes(self.model, self.config.model_type)
         self.layer_list = ModuleList()
-        self.drafting = with_cut_head(self.model, self.listed)
 
     def tap(self, layers: tuple[int, ...]) -> None:
         super().tap(layers)
@@ -167,8 +166,8 @@ class CausalDecoder(CausalModel, ModuleModel):
 
     def forward(self, tokens: Tensor, at: Places, cache: Cache) -> Scores:
         inputs = self._inputs(tokens, at, cache)
-        with reading(self.layer_list, self.taps, self.drafting.get_output_embeddings()) as states:
-            logits = self.drafting(**inputs).logits
+        with reading(self.layer_list, self.taps, self.model.get_output_embeddings()) as states:
+            logits = self.model(**inputs).logits
         return Scores(self.own_vocabulary(logits), self.tapped(states))
 
     def _inputs(self, tokens: Tensor, at: Places, cache: Cache) -> dict[str, Any]:

@@ -12,7 +12,6 @@ V vocabulary; of the encoder M mel bins, S positions of a window. A matrix is `[
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, relu, silu
 
-from ..errors import LoadError
 from .quantized import Int8Linear, int8_product
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -147,16 +145,16 @@ class CausalWeights:
         return half.cos() * self.rotary_scale, half.sin() * self.rotary_scale
 
     @classmethod
-    def of(cls, model: Any, listed: Tensor | None = None) -> CausalWeights:
-        """The weights of a causal LM that `coverage.causal_gap` finds no fault with; of the head the rows of
-        the `listed` tokens `[C]` (None: all). The model's modules share them, and compute as before."""
+    def of(cls, model: Any) -> CausalWeights:
+        """The weights of a causal LM that `coverage.causal_gap` finds no fault with. The model's modules
+        share them, and compute as before."""
         body, config = model.base_model, model.config
         first = body.layers[0].self_attn
         return cls(
             embedding=body.embed_tokens.weight.detach(),
             layers=tuple(_causal_layer(layer, config, i) for i, layer in enumerate(body.layers)),
             norm=norm_of(body.norm),
-            head=head_of(model.lm_head, listed),
+            head=linear_of(model.lm_head),
             inv_freq=body.rotary_emb.inv_freq.float(),
             rotary_scale=float(body.rotary_emb.attention_scaling),
             heads=config.num_attention_heads,
@@ -338,24 +336,6 @@ def cut(head: torch.nn.Linear | Int8Linear, tokens: Tensor | None) -> torch.nn.M
     made.weight = torch.nn.Parameter(head.weight.detach()[tokens], requires_grad=False)
     if head.bias is not None:
         made.bias = torch.nn.Parameter(head.bias.detach()[tokens], requires_grad=False)
-    return made
-
-
-def with_cut_head(model: Any, tokens: Tensor | None) -> Any:
-    """A copy of a transformers model that shares all weights but its head, which has the rows of these
-    tokens `[C]`; None: the model itself. Raises LoadError for a head that is no plain matrix."""
-    if tokens is None:
-        return model
-    head = model.get_output_embeddings()
-    names = [name for name, module in model.named_children() if module is head]
-    if type(head) not in (torch.nn.Linear, Int8Linear) or len(names) != 1:
-        raise LoadError(
-            f"{model.config.model_type}: its head is a {type(head).__name__}, which cannot be cut to a "
-            "list of tokens; draft without the list"
-        )
-    made = copy.copy(model)
-    made._modules = dict(model._modules)
-    setattr(made, names[0], cut(head, tokens))
     return made
 
 

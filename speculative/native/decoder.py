@@ -357,15 +357,15 @@ class NativeCausalDecoder(NativeDecoder, CausalModel):
         reason = native_causal_gap(self.model)
         if reason is not None:
             raise LoadError(f"{self.config.model_type} cannot run natively: {reason}")
-        self.weights = weights = CausalWeights.of(self.model, self.listed)
-        columns = self.vocab_size if self.listed is None else len(self.listed)
+        self.weights = weights = CausalWeights.of(self.model)
 
         def records(packer: Packer) -> tuple[Causal, list[CausalLayer]]:
-            return causal_record(packer, weights, columns), causal_layers(packer, weights)
+            return causal_record(packer, weights, self.vocab_size), causal_layers(packer, weights)
 
         self._pack(self.model, stored, lambda: version(self.model.parameters()), records)
         record = self._record
-        self._columns, self._heads, self._size = columns, record.key_heads, record.head
+        self._columns = self.vocab_size
+        self._heads, self._size = record.key_heads, record.head
 
     def allocate(self, batch: int, slots: int) -> None:
         # A table as long as the cache: positions behind it do not occur.

@@ -27,7 +27,7 @@ from forescribe.speculative.models.quantized import (
     quantized,
     rounded,
 )
-from forescribe.speculative.models.weights import cut, fused, linear_of, with_cut_head
+from forescribe.speculative.models.weights import cut, fused, linear_of
 from forescribe.speculative.native import decoder as native_whisper
 from forescribe.speculative.native.decoder import NativeCausalDecoder
 from tests.speculative.models.causal_lms import causal_lm
@@ -124,10 +124,6 @@ def test_a_head_is_cut_to_a_list_of_tokens():
     x = rows_of(4, 24, 6)
     assert torch.equal(cut(head, listed)(x), head(x)[:, listed])
     assert torch.equal(linear_of(head).rows(listed)(x), head(x)[:, listed])
-    lm = copy.deepcopy(causal_lm("llama"))
-    quantize_causal(lm)
-    short = with_cut_head(lm, listed)
-    assert torch.equal(short.lm_head(torch.ones(1, 16)), lm.lm_head(torch.ones(1, 16))[:, listed])
 
 
 def test_whispers_decoder_is_quantised_but_for_the_projections_of_encoder_states():
