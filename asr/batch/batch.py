@@ -169,17 +169,28 @@ class Batch:
         while self._open:
             assert transcriber is not None
             before = len(self._open)
+            order = _Order(self._open, keep=self.outputs.keeps_order)
+            outcomes: Iterator[Outcome] | None = None
             try:
-                if smaller:
-                    smaller = False
-                    with self.stop.interruptible():
+                with self.stop.interruptible():
+                    if smaller:
                         transcriber.set_batch(size)
-                yield from self._call(transcriber, options, hook)
+                    self._taken, smaller = {}, False
+                    outcomes = transcriber.transcribe(_Sources(self), options, hook)
+                more = True
+                while more:
+                    with self.stop.interruptible():
+                        outcome = next(outcomes, None)
+                    yield from self._ended(outcome, order)
+                    more = outcome is not None
                 assert len(self._open) < before, "the transcriber left recordings without outcomes"
                 continue  # with those that there was no room for
             except Exception as error:
                 if not out_of_memory(error):
                     raise
+            finally:
+                if isinstance(outcomes, Generator):
+                    outcomes.close()
             if not self._open:
                 break
             gc.collect()  # the frames of the failed call hold its tensors
@@ -194,35 +205,23 @@ class Batch:
         if self._writes is not None:
             yield from self._writes.rest()
 
-    def _call(
-        self, transcriber: BatchTranscriber, options: Options | None, hook: Hook | None
-    ) -> Iterator[RecordingResult]:
-        """One call of the transcriber, over everything that is open. Raises what ran out of memory."""
-        self._taken = {}
-        order = _Order(self._open, keep=self.outputs.keeps_order)
-        with self.stop.interruptible():
-            outcomes = transcriber.transcribe(_Sources(self), options, hook)
-        try:
-            while True:
-                with self.stop.interruptible():
-                    outcome = next(outcomes, None)
-                while self._left_out:
-                    result = self._left_out.popleft()()
-                    self._close(result.record.path)
-                    yield result
-                    for ready in order.without(result.record.path):
-                        yield from self._finish(ready)
-                if outcome is None:
-                    return
-                cause = outcome.error.__cause__ if outcome.error is not None else None
-                reading = outcome.error is not None and outcome.error.code == "invalid_audio"
-                if cause is not None and not reading and out_of_memory(cause):
-                    raise cause  # the batch is too large; where reading runs out, it is the recording
-                for ready in order.ready(outcome):
-                    yield from self._finish(ready)
-        finally:
-            if isinstance(outcomes, Generator):
-                outcomes.close()
+    def _ended(self, outcome: Outcome | None, order: _Order) -> Iterator[RecordingResult]:
+        """Results of the recordings that need no decoding, and of an outcome; None: of the former alone.
+        Raises what ran out of memory."""
+        while self._left_out:
+            result = self._left_out.popleft()()
+            self._close(result.record.path)
+            yield result
+            for ready in order.without(result.record.path):
+                yield from self._finish(ready)
+        if outcome is None:
+            return
+        cause = outcome.error.__cause__ if outcome.error is not None else None
+        reading = outcome.error is not None and outcome.error.code == "invalid_audio"
+        if cause is not None and not reading and out_of_memory(cause):
+            raise cause  # the batch is too large; where reading runs out, it is the recording
+        for ready in order.ready(outcome):
+            yield from self._finish(ready)
 
     def _take(self, source: Source) -> str | LocalCopy | None:
         """What the transcriber is to read for a recording; None if there is no room for it yet, or nothing to

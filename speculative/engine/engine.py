@@ -184,40 +184,37 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, inbox: Inbox | None = None) -> list[Result]:
-        """Admits waiting requests, runs one round, and returns the results that have ended, often none:
-        those of `inbox`, by default of all requests outside of runs. Errors are in the results; it does
-        not raise."""
+        """Admits waiting requests, chooses gamma, runs a round, reads once which rows have ended, and returns
+        their results, often none: those of `inbox`, by default of all requests outside of runs. Errors are in
+        the results; it does not raise."""
         self._drop_abandoned()
-        if self.broken is None:
-            with self._guarded():
-                self._step()
-        return (self._queue.own if inbox is None else inbox).take()
-
-    def _step(self) -> None:
-        """Admits, chooses gamma, runs a round, and reads once which rows have ended."""
+        taken = self._queue.own if inbox is None else inbox
+        if self.broken is not None:
+            return taken.take()
         slots, periods = self._shared.slots, self._periods
-        # Between two polls nobody is admitted, so that gamma is chosen for the rows that there are.
-        admitted = periods.now.rounds == 0 and bool(self._queue.waiting) and self._admit()
-        states = slots.occupied.values()
-        if not states:
-            periods.forget()
-            return
-        cancelled = [state for state in states if state.cancelled]
-        over = len(cancelled) == len(states) or (admitted and self._all_guessed())
-        if not over:
-            mode = self._shapes.mode(slots.mode) if self._static else slots.mode
-            if periods.now.rounds == 0:
-                read = None if self._reader is None else self._reader.read
-                periods.begin(sampling=mode.sampling, read=read)
-            now = periods.now
-            limit = self.threads.limit
-            with nullcontext() if limit is None else at_most(limit):
-                now.disturbed |= not self._runner.run(now.gamma, mode)
-            now.rounds += 1
-        if over or cancelled:  # their slots and encoder states are free with this step
-            self._retire(late=0)
-        elif now.rounds >= self._rounds_per_poll or self._queue.waiting:
-            self._retire(late=int(self._late))
+        with self._guarded():
+            # Between two polls nobody is admitted, so that gamma is chosen for the rows that there are.
+            admitted = periods.now.rounds == 0 and bool(self._queue.waiting) and self._admit()
+            states = slots.occupied.values()
+            cancelled = [state for state in states if state.cancelled]
+            over = len(cancelled) == len(states) or (admitted and self._all_guessed())
+            if not over:
+                mode = self._shapes.mode(slots.mode) if self._static else slots.mode
+                if periods.now.rounds == 0:
+                    read = None if self._reader is None else self._reader.read
+                    periods.begin(sampling=mode.sampling, read=read)
+                now = periods.now
+                limit = self.threads.limit
+                with nullcontext() if limit is None else at_most(limit):
+                    now.disturbed |= not self._runner.run(now.gamma, mode)
+                now.rounds += 1
+            if not states:
+                periods.forget()
+            elif over or cancelled:  # their slots and encoder states are free with this step
+                self._retire(late=0)
+            elif now.rounds >= self._rounds_per_poll or self._queue.waiting:
+                self._retire(late=int(self._late))
+        return taken.take()
 
     def _admit(self) -> bool:
         """Puts waiting requests into free slots; whether there were any."""
