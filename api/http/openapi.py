@@ -104,7 +104,7 @@ def describe(app: FastAPI) -> None:
             parts = document.setdefault("components", {})
             parts.setdefault("schemas", {}).update({"Error": ERROR, "Detail": DETAIL})
             parts["securitySchemes"] = {"key": KEY}
-            keyed = bool(app.state.keyring)
+            keyed = bool(app.state.keyring.rights)
             for path in document["paths"].values():
                 for method, operation in path.items():
                     if method in METHODS:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.lean import LeanCausalDecoder
@@ -84,36 +83,6 @@ def test_logits_are_those_of_rounded_weights_and_caches(family, batch, length, c
         found += [shares(pair.score(count))]
     every = torch.cat([one.flatten() for one in found])
     assert float(every.median()) < 1e-4 and float(every.max()) < FLIP
-
-
-def test_float32_and_bfloat16_storage_of_one_model_are_both_compared(monkeypatch):
-    model = rounded("qwen3")
-    compared = []
-    check = NativeCausalDecoder._check
-    monkeypatch.setattr(
-        NativeCausalDecoder, "_check", lambda self: (compared.append(self.rounded), check(self))
-    )
-    for stored in (None, HALF, HALF, torch.float32):
-        causal_decoder(model, engine=ModelEngine.NATIVE, stored=stored)
-    assert compared == [torch.float32, HALF]
-    assert causal_decoder(model, engine=ModelEngine.LEAN, stored=HALF).engine == "lean"
-
-
-def test_stored_weights_of_another_model_are_refused():
-    model = rounded("llama")
-    NativeCausalDecoder(model, stored=HALF)
-    other = rounded("llama")
-    with torch.no_grad():  # after the weights were joined, before they are packed
-        right = NativeCausalDecoder.prepare
-
-        def prepare(self: NativeCausalDecoder, stored: torch.dtype) -> None:
-            right(self, stored)
-            self._layers[1].out = self._layers[0].out
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(NativeCausalDecoder, "prepare", prepare)
-            with pytest.raises(LoadError, match="are not those of its plain forward"):
-                NativeCausalDecoder(other, stored=HALF)
 
 
 @pytest.mark.parametrize("gamma", [0, 4])
