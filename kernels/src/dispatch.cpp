@@ -52,7 +52,7 @@ constexpr Isa isas[] = {
     {"avx512", &avx512_kernels, [] { return __builtin_cpu_supports("avx512f") != 0; }},
 #endif
 #if defined(FS_HAS_AVX2)
-    {"avx2", &avx2_kernels, 
+    {"avx2", &avx2_kernels,
      [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }},
 #endif
     {"generic", &generic_kernels, [] { return true; }},
