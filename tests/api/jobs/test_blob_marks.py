@@ -262,7 +262,7 @@ def test_threads_that_race_on_postgresql_lose_nothing(tmp_path, postgres) -> Non
                     store.jobs.insert(tx, NewJob(job, "", None, 1.0, {}, {}))
                     store.references.put(tx, job, "audio", name)
                 with store.transaction() as tx:
-                    if store.jobs.current(tx, job, 1) is not None:
+                    if store.jobs.locked(tx, job) is not None:
                         store.references.put(tx, job, "result", name)
             except OutputError:
                 refused.append(job)
@@ -322,7 +322,7 @@ def test_an_erasure_waits_for_a_run_that_refers_to_a_blob(tmp_path, postgres) ->
             store.references.put(tx, "job_e", "spoken", name)
         thread = threading.Thread(target=store.erase, args=("job_e",))
         with store.transaction() as tx:
-            assert store.jobs.current(tx, "job_e", 1) is not None
+            assert store.jobs.locked(tx, "job_e") is not None
             thread.start()
             thread.join(0.5)
             assert thread.is_alive()
