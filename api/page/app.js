@@ -1,7 +1,7 @@
 // The page: the server's recordings, their list, and the open one.
 import { connection, persistently } from "./connection.js";
 import { calmly, h } from "./dom.js";
-import { askJson, key, Refusal, setKey } from "./http.js";
+import { ask, askJson, key, Refusal, setKey } from "./http.js";
 import { Live } from "./live.js";
 import { List, busy, nameOf } from "./list.js";
 import { closing } from "./menu.js";
@@ -19,6 +19,7 @@ const store = new ServerJobs();
 
 let recordings = null;
 let open = null;
+let served = ""; // the name of its model
 let starting = null; // aborts a beginning when another begins
 
 const act = {
@@ -61,8 +62,8 @@ async function begin() {
     const models = await persistently(() => askJson("v1/models", { signal }), { signal });
     const model = models.data[0] || { id: "", speakers: false };
     await persistently(() => store.list(1), { signal });
-    element("server").textContent = model.id;
-    element("server").className = "server ready";
+    served = model.id;
+    tellReady(signal);
     recordings?.close();
     recordings = new Recordings(store, { onchange: refreshed, onerror: (error) => error.needsKey && fail(error) });
     settings.limit(model.speakers);
@@ -77,11 +78,27 @@ async function begin() {
   }
 }
 
+// Shows the server's name, and what it waits for until it is ready.
+async function tellReady(signal) {
+  const show = (state, text) => Object.assign(element("server"), { className: `server ${state}`, textContent: text });
+  const ontrouble = ({ status, message }) => status && show("busy", `${served}: ${message}`);
+  try {
+    await persistently(() => ask("ready", { signal }), { signal, ontrouble });
+    show("ready", served);
+  } catch (error) {
+    if (!signal.aborted) fail(error);
+  }
+}
+
 connection.listeners.push((up) => {
-  element("server").className = `server ${up ? "ready" : "gone"}`;
-  if (!up) return tellWaiting();
+  if (!up) {
+    element("server").className = "server gone";
+    return tellWaiting();
+  }
   notices.tell("connection", "The server answers again.", { kind: "good" });
-  recordings?.refresh();
+  if (!recordings) return;
+  recordings.refresh();
+  tellReady(starting.signal);
 });
 
 // What this page does once the server is back.
