@@ -25,7 +25,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
@@ -183,12 +182,7 @@ class Recording:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _primed(self) -> Iterator[Pcm] | None:

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 INTERRUPTED = 130
@@ -56,12 +56,7 @@ class Stop:
             self._watcher.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._before:
             signal.set_wakeup_fd(self._wakeup)
             os.close(self._writer)  # the watching thread reads the end of the pipe, and ends

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self, cast
 
 import numpy as np
@@ -58,12 +57,7 @@ class LiveRecord:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
 

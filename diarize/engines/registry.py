@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 GROUP = "forescribe.diarizers"
 AUTO = "auto"
 EMBEDDED = "embedded"
+GONE = {"nemotron": "use embedded or community-1"}
+"""Engines of the version before, and what to use instead."""
 
 Factory = Callable[[str], Diarizer]
 
@@ -46,6 +48,8 @@ def resolve(name: str, *, network: bool = True) -> str | Path:
         return community.locate(network=network)
     if name == EMBEDDED or name in _entry_points():
         return name
+    if name in GONE:
+        raise UsageError(f"--diarizer {name} is gone: {GONE[name]}")
     folder = Path(name).expanduser()
     if folder.is_dir():
         return community.checked(folder)

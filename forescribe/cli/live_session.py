@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from forescribe.asr.audio.arriving import AHEAD_S, BLOCK_S
@@ -66,12 +65,7 @@ class LiveEngine:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._speakers is not None:
             self._speakers.cancel()
         self._stream.cancel()

@@ -18,7 +18,6 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 START_S = 300.0
@@ -103,12 +102,7 @@ class LocalCluster:
                         found.append(int(entry.name))
         return found
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
         shutil.rmtree(self.folder, ignore_errors=True)
 

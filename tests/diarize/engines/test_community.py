@@ -212,3 +212,8 @@ def test_another_packages_engine_that_cannot_be_loaded_is_named(
     monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
     with pytest.raises(ModelError, match="--diarizer level.*no such module"):
         registry.load("level", device="cpu")
+
+
+def test_an_engine_that_is_gone_says_what_to_use() -> None:
+    with pytest.raises(UsageError, match="--diarizer nemotron is gone: use embedded"):
+        registry.resolve("nemotron")
