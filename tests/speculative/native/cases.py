@@ -54,6 +54,7 @@ Kind = Shape | str
 
 
 @functools.cache
+@torch.inference_mode(False)  # whoever asks first
 def model(shape: Shape) -> WhisperForCausalLM:
     torch.manual_seed(0)
     return WhisperForCausalLM(
@@ -76,6 +77,7 @@ def model(shape: Shape) -> WhisperForCausalLM:
 
 
 @functools.cache
+@torch.inference_mode(False)  # whoever asks first
 def integers(kind: Kind) -> Any:
     """The model with matrices of 8-bit integers."""
     if isinstance(kind, Shape):

@@ -63,6 +63,7 @@ def requests(count: int = 5) -> list[Request]:
 
 
 @functools.cache
+@torch.inference_mode(False)  # whoever asks first
 def _copy(model: Any) -> Any:
     return copy.deepcopy(model)
 
