@@ -124,6 +124,7 @@ def test_a_database_that_goes_away_is_waited_for(client, held, monkeypatch) -> N
 
     hook = {"webhook_url": "https://example.com/", "webhook_secret": "whsec_" + "a" * 40}
     job = submit(client, memo(3), **hook).json()["id"]
+    until(lambda: client.get(f"{JOBS}/{job}").json()["state"] == "running")
     monkeypatch.setattr(store.database, "transaction", cut_off)
     monkeypatch.setattr(store.database, "available", there)
 
