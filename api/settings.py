@@ -12,7 +12,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -354,7 +355,12 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
         if name.startswith(PREFIX) and setting in GONE:
             raise UsageError(f"{name} is gone: {GONE[setting]}")
         if name.startswith(PREFIX) and name not in known and not name.startswith(OTHER_PREFIXES):
-            raise UsageError(f"{name} is not a setting; known: {', '.join(sorted(known))}")
+            raise UsageError(f"{name} is not a setting{_nearest(name, known)}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else "; docs/reference/settings.md lists them"
 
 
 def _with(file: Path) -> type[Settings]:
@@ -371,8 +377,10 @@ def _with(file: Path) -> type[Settings]:
 def _line(error: Any) -> str:
     place = ".".join(str(part) for part in error["loc"])
     name = str(error["loc"][-1]) if error["loc"] else ""
-    if error["type"] == "extra_forbidden" and name in GONE:
-        return f"{place} is gone: {GONE[name]}"
+    if error["type"] == "extra_forbidden":
+        if name in GONE:
+            return f"{place} is gone: {GONE[name]}"
+        return f"{place} is not a setting{_nearest(name, Settings.model_fields)}"
     message = error["msg"].removeprefix("Value error, ")
     return f"{place}: {message}" if place else message
 

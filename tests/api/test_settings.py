@@ -39,6 +39,8 @@ def test_the_command_wins_over_the_environment_and_that_over_the_file(
         ("max_audio_s = 0", "max_audio_s"),
         ('[api_keys]\nteam = "secret"', "team"),
         ("port = ", "settings cannot be read"),
+        ("prot = 1", "^prot is not a setting; did you mean port[?]$"),
+        ("qqqq = 1", "^qqqq is not a setting; docs/reference/settings.md lists them$"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_named_in_one_line(tmp_path, text, culprit) -> None:
@@ -51,7 +53,7 @@ def test_what_is_wrong_in_the_file_is_named_in_one_line(tmp_path, text, culprit)
 
 def test_a_name_that_nobody_knows_is_not_ignored(monkeypatch) -> None:
     monkeypatch.setenv("FORESCRIBE_MAX_AUDIO", "5")
-    with pytest.raises(UsageError, match="FORESCRIBE_MAX_AUDIO is not a setting"):
+    with pytest.raises(UsageError, match="did you mean FORESCRIBE_MAX_AUDIO_S[?]$"):
         load()
 
 
