@@ -15,9 +15,10 @@ Shapes: N words, S speakers.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, compress, groupby
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from forescribe.asr.formats.subtitles import CLOSING, SENTENCE_ENDS
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Segment, Turn, Word
 
+from .engines.clustering import cheapest_path
 from .turns import Turns
 
 LEAST = round(0.3 * SAMPLE_RATE)
@@ -83,18 +85,14 @@ def attribute_speakers(transcript: Transcript, regular: Turns, exclusive: Turns)
     Segments without words are not split; their words are assumed to be spread evenly over their time.
     Without turns every speaker is None.
     """
-    spoken = [_timed(segment) for segment in transcript.segments]
-    words = [word for own in spoken for word in own]
-    breaks = set(accumulate((len(own) for own in spoken), initial=0))
-    who = iter(assign_speakers(words, exclusive, regular, breaks=breaks))
-    pieces = [
-        piece
-        for segment, own in zip(transcript.segments, spoken, strict=True)
-        for piece in _cut(segment, own, [next(who) for _ in own])
-    ]
+    spoken = list(map(_timed, transcript.segments))
+    first = list(accumulate(map(len, spoken), initial=0))  # of the words of each segment
+    who = assign_speakers(list(chain.from_iterable(spoken)), exclusive, regular, breaks=first)
+    pieces: list[Segment] = []
+    for segment, own, start in zip(transcript.segments, spoken, first, strict=False):
+        pieces += _cut(segment, own, who[start : start + len(own)])
     timed = all(s.words is not None or not s.text.strip() for s in transcript.segments)
-    named = [word for piece in pieces for word in piece.words or ()]
-    unwritten = _unwritten(named, regular) if timed else None
+    unwritten = _unwritten(pieces, regular) if timed else None
     return replace(
         transcript,
         segments=tuple(replace(piece, id=number) for number, piece in enumerate(pieces)),
@@ -104,12 +102,13 @@ def attribute_speakers(transcript: Transcript, regular: Turns, exclusive: Turns)
     )
 
 
-def _unwritten(words: Sequence[Word], turns: Turns) -> int:
+def _unwritten(segments: Sequence[Segment], turns: Turns) -> int:
     """Samples of turns of `LEAST` samples or more in and near which their speaker has no word."""
     said: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for word in words:
-        if word.speaker is not None:
-            said[word.speaker].append((word.start_sample, word.end_sample))
+    for segment in segments:
+        for word in segment.words or ():
+            if word.speaker is not None:
+                said[word.speaker].append((word.start_sample, word.end_sample))
     missing = 0
     for turn in turns:
         own = said[turn.speaker]
@@ -155,26 +154,29 @@ def assign_speakers(
     indices of words that begin a segment.
     """
     alone = [turn for turn in exclusive if turn.samples >= COSTS.shortest_turn * SAMPLE_RATE]
-    speakers = list(dict.fromkeys(turn.speaker for turn in alone))
-    if not words or not speakers:
+    if not words or not alone:
         return [NO_SPEAKER] * len(words)
+    turns_of = _SpeakerTurns(alone)
     spans = _spans(words)  # [N, 2]
-    turns_of = _SpeakerTurns(alone, speakers)
     chances, distance = turns_of.evidence(spans)  # [N, S], [N]
-    boundaries = _Boundaries(words, spans, frozenset(breaks))
-    labels = _cheapest(chances, boundaries.costs())
-    all_speakers = list(dict.fromkeys([*speakers, *regular.speakers]))
-    activity = _SpeakerTurns(list(regular.joined()), all_speakers)
-    active = activity.overlap(spans) / np.maximum(spans[:, 1:] - spans[:, :1], 1e-9)  # [N, S]
-    known = _known(labels, distance <= COSTS.reach, boundaries)
+    changes, sentences = _boundaries(words, spans, breaks)  # [N - 1], [N]
+    # Nats of each speaker; wrong turns make none impossible.
+    evens = COSTS.floor / len(turns_of.speakers)
+    labels = cheapest_path(np.log((1 - COSTS.floor) * chances + evens), changes)  # [N]
+    # A word's speaker is known if a turn is near it, or near a word of the same speaker in its sentence.
+    near = distance <= COSTS.reach
+    known = set(zip(sentences[near].tolist(), labels[near].tolist(), strict=True))
     sure = turns_of.confidence(spans, labels)
+    activity = _SpeakerTurns(regular.joined(), (*turns_of.speakers, *regular.speakers))
+    active = activity.overlap(spans) / np.maximum(spans[:, 1:] - spans[:, :1], 1e-9)  # [N, S]
     found = []
-    for n, (label, is_known) in enumerate(zip(labels, known, strict=True)):
-        heard = [all_speakers[s] for s in np.flatnonzero(active[n] >= 0.5)]
-        who = speakers[label] if is_known else None
+    for n, (label, sentence) in enumerate(zip(labels.tolist(), sentences.tolist(), strict=True)):
+        who, confidence = None, None
+        if (sentence, label) in known:
+            who, confidence = turns_of.speakers[label], float(chances[n, label] * sure[n])
+        heard = list(compress(activity.speakers, active[n] >= 0.5))
         others = tuple(other for other in heard if other != who) if len(heard) >= 2 else ()
-        sure_of = float(chances[n, label] * sure[n]) if is_known else None
-        found.append(Attribution(who, sure_of, len(heard) >= 2, others))
+        found.append(Attribution(who, confidence, len(heard) >= 2, others))
     return found
 
 
@@ -200,12 +202,11 @@ def _cut(segment: Segment, words: Sequence[Word], who: Sequence[Attribution]) ->
         )
         for w, a in zip(words, who, strict=True)
     ]
-    whole = "".join(word.text for word in named) == segment.text
-    if segment.words is None or not whole or not named:
+    if segment.words is None or not named or _text(named) != segment.text:
         kept = None if segment.words is None else tuple(named)
         yield _named(replace(segment, words=kept), named)
         return
-    runs = [list(run) for _, run in groupby(named, key=lambda word: word.speaker)]
+    runs = [tuple(run) for _, run in groupby(named, key=attrgetter("speaker"))]
     for number, run in enumerate(runs):
         start = run[0].start_sample if number else segment.start_sample
         end = run[-1].end_sample if number < len(runs) - 1 else segment.end_sample
@@ -213,155 +214,104 @@ def _cut(segment: Segment, words: Sequence[Word], who: Sequence[Attribution]) ->
             segment,
             start_sample=start,
             end_sample=max(start, end),
-            text="".join(word.text for word in run),
+            text=_text(run),
             tokens=segment.tokens if len(runs) == 1 else (),
-            words=tuple(run),
+            words=run,
             continues=segment.continues or number > 0,
         )
         yield _named(piece, run)
 
 
+def _text(words: Sequence[Word]) -> str:
+    return "".join(map(attrgetter("text"), words))
+
+
 def _named(segment: Segment, words: Sequence[Word]) -> Segment:
     """Set the speaker who has most of the segment's time, with the mean confidence."""
     said: dict[str, int] = defaultdict(int)
+    sure: dict[str, list[float]] = defaultdict(list)
     for word in words:
-        if word.speaker is not None:
+        if word.speaker is not None and word.speaker_confidence is not None:
             said[word.speaker] += 1 + word.end_sample - word.start_sample
+            sure[word.speaker].append(word.speaker_confidence)
     if not said:
         return replace(segment, speaker=None, speaker_confidence=None)
     speaker = max(said, key=said.__getitem__)
-    sure = [
-        word.speaker_confidence
-        for word in words
-        if word.speaker == speaker and word.speaker_confidence is not None
-    ]
-    return replace(segment, speaker=speaker, speaker_confidence=sum(sure) / len(sure))
+    confidence = sum(sure[speaker]) / len(sure[speaker])
+    return replace(segment, speaker=speaker, speaker_confidence=confidence)
 
 
 def _spans(words: Sequence[Word]) -> Floats:
     """[N, 2] seconds, with long words shortened: a word stretched over a pause would otherwise reach
     into the next speaker's turn."""
-    starts = np.array([word.start for word in words])
-    ends = np.array([word.end for word in words])
-    letters = np.array([len(word.text.strip()) for word in words])
+    places = [(word.start, word.end, len(word.text.strip())) for word in words]
+    starts, ends, letters = np.array(places).T
     longest = np.minimum(1.2, np.maximum(0.25, 0.4 + 0.12 * letters))
     return np.stack([starts, np.minimum(ends, starts + longest)], axis=1)
+
+
+def _boundaries(
+    words: Sequence[Word], spans: Floats, breaks: Collection[int]
+) -> tuple[Floats, NDArray[np.int64]]:
+    """[N - 1] costs of a change of speaker after each word, the smallest that applies, and [N] the number
+    of each word's sentence. A long pause counts as the end of one where punctuation is missing."""
+    pauses = spans[1:, 0] - spans[:-1, 1]  # [N - 1] seconds
+    ended = [word.text.strip().rstrip(CLOSING).endswith(SENTENCE_ENDS) for word in words[:-1]]
+    ends = np.array(ended, bool)
+    costs = np.full(len(pauses), COSTS.in_phrase)
+    costs[pauses > COSTS.pause] = COSTS.after_pause
+    inner = np.isin(np.arange(1, len(words)), list(breaks))
+    costs[inner] = COSTS.at_segment
+    costs[ends] = COSTS.after_sentence
+    return costs, np.append(0, np.cumsum(ends | (pauses > COSTS.reach)))
 
 
 class _SpeakerTurns:
     """The turns of each speaker; those of one speaker do not overlap."""
 
-    def __init__(self, turns: Sequence[Turn], speakers: Sequence[str]) -> None:
-        own = [[turn for turn in turns if turn.speaker == speaker] for speaker in speakers]
-        self.starts = [np.array([t.start for t in turns]) for turns in own]
-        self.ends = [np.array([t.end for t in turns]) for turns in own]
-        self.sure = [
-            np.array([1.0 if t.confidence is None else t.confidence for t in turns])
-            for turns in own
-        ]
+    def __init__(self, turns: Iterable[Turn], speakers: Sequence[str] = ()) -> None:
+        """`speakers` come first, others in order of appearance."""
+        own: dict[str, list[tuple[float, float, float]]] = {speaker: [] for speaker in speakers}
+        for turn in turns:
+            sure = 1.0 if turn.confidence is None else turn.confidence
+            own.setdefault(turn.speaker, []).append((turn.start, turn.end, sure))
+        self.speakers = list(own)
+        self.turns = [np.array(rows).reshape(-1, 3) for rows in own.values()]
 
     def overlap(self, spans: Floats) -> Floats:
         """[N, 2] spans -> [N, S] seconds of each speaker within each span."""
-        return np.stack(
-            [self._until(s, spans[:, 1]) - self._until(s, spans[:, 0]) for s in self._all()], axis=1
-        )
-
-    def distance(self, spans: Floats) -> Floats:
-        """[N, 2] spans -> [N, S] seconds to the nearest turn of each speaker, edge to edge."""
-        found = np.full((len(spans), len(self.starts)), np.inf)
-        for s in self._all():
-            starts, ends = np.append(self.starts[s], np.inf), np.append(-np.inf, self.ends[s])
-            # The first turn that ends after the start of the span.
-            following = np.searchsorted(self.ends[s], spans[:, 0], side="right")
-            before = spans[:, 0] - ends[following]
-            found[:, s] = np.minimum(before, np.maximum(0, starts[following] - spans[:, 1]))
+        found = np.zeros((len(spans), len(self.turns)))
+        for s, turns in enumerate(self.turns):
+            if not len(turns):
+                continue
+            said = np.append(0.0, np.cumsum(turns[:, 1] - turns[:, 0]))
+            before_edges = np.stack([said[:-1], said[1:]], axis=1).ravel()
+            until = np.interp(spans, turns[:, :2].ravel(), before_edges)
+            found[:, s] = until[:, 1] - until[:, 0]
         return found
 
     def evidence(self, spans: Floats) -> tuple[Floats, Floats]:
         """Return probabilities [N, S] and the seconds to the nearest turn [N]."""
         widened = spans + np.array([-COSTS.around, COSTS.around])
         score = self.overlap(spans) + 0.5 * self.overlap(widened)
-        distance = self.distance(spans)
+        distance = np.full(score.shape, np.inf)  # from each speaker's nearest turn, edge to edge
+        for s, turns in enumerate(self.turns):
+            starts, ends = np.append(turns[:, 0], np.inf), np.append(-np.inf, turns[:, 1])
+            # The first turn that ends after the start of the span.
+            following = np.searchsorted(turns[:, 1], spans[:, 0], side="right")
+            before = spans[:, 0] - ends[following]
+            distance[:, s] = np.minimum(before, np.maximum(0, starts[following] - spans[:, 1]))
         nearest = distance.min(axis=1, keepdims=True)
         total = score.sum(axis=1, keepdims=True)
         near = np.exp((nearest - distance) / COSTS.decay)
         score = np.where(total > 1e-9, score, near)
         return score / score.sum(axis=1, keepdims=True), nearest[:, 0]
 
-    def confidence(self, spans: Floats, labels: Sequence[int]) -> Floats:
+    def confidence(self, spans: Floats, labels: NDArray[np.int64]) -> Floats:
         """[N, 2] spans and [N] speakers -> [N] confidence of the speaker's turn at or before the middle of
         the span, else of the first one; 1 where an engine does not tell."""
         found = np.ones(len(spans))
         for n, (middle, label) in enumerate(zip(spans.mean(axis=1), labels, strict=True)):
-            place = int(np.searchsorted(self.starts[label], middle, side="right")) - 1
-            found[n] = self.sure[label][max(0, place)]
+            starts, sure = self.turns[label][:, 0], self.turns[label][:, 2]
+            found[n] = sure[max(0, int(np.searchsorted(starts, middle, side="right")) - 1)]
         return found
-
-    def _all(self) -> range:
-        return range(len(self.starts))
-
-    def _until(self, s: int, times: Floats) -> Floats:
-        """Seconds of speech before each time."""
-        starts, ends = self.starts[s], self.ends[s]
-        if not len(starts):
-            return np.zeros(len(times))
-        said = np.concatenate([[0.0], np.cumsum(ends - starts)])
-        edges = np.stack([starts, ends], axis=1).ravel()
-        return np.asarray(np.interp(times, edges, np.stack([said[:-1], said[1:]], axis=1).ravel()))
-
-
-class _Boundaries:
-    """What separates each word from the next."""
-
-    def __init__(self, words: Sequence[Word], spans: Floats, breaks: frozenset[int]) -> None:
-        self.breaks = breaks
-        self.pauses = spans[1:, 0] - spans[:-1, 1]  # [N - 1] seconds
-        self.sentences = np.array([_ends_sentence(word.text) for word in words[:-1]], bool)
-
-    def costs(self) -> Floats:
-        """[N - 1] costs of a change of speaker after each word: the smallest that applies."""
-        found = np.full(len(self.pauses), COSTS.in_phrase)
-        found[self.pauses > COSTS.pause] = COSTS.after_pause
-        found[[n - 1 for n in self.breaks if 0 < n <= len(found)]] = COSTS.at_segment
-        found[self.sentences] = COSTS.after_sentence
-        return found
-
-    def begins_sentence(self, number: int) -> bool:
-        """Whether a word begins a sentence. A long pause counts where punctuation is missing."""
-        return bool(self.sentences[number - 1] or self.pauses[number - 1] > COSTS.reach)
-
-
-def _ends_sentence(text: str) -> bool:
-    return text.strip().rstrip(CLOSING).endswith(SENTENCE_ENDS)
-
-
-def _cheapest(chances: Floats, changes: Floats) -> list[int]:
-    """Viterbi search: [N, S] probabilities and [N - 1] costs of a change -> N speakers."""
-    count = chances.shape[1]
-    prices = -np.log((1 - COSTS.floor) * chances + COSTS.floor / count)
-    total = prices[0].copy()
-    came = np.empty(chances.shape, np.int64)
-    stay = np.arange(count)
-    for n in range(1, len(prices)):
-        best = int(total.argmin())
-        change = total[best] + changes[n - 1]
-        came[n] = np.where(total <= change, stay, best)
-        total = np.minimum(total, change) + prices[n]
-    labels = [int(total.argmin())]
-    for n in range(len(prices) - 1, 0, -1):
-        labels.append(int(came[n, labels[-1]]))
-    return labels[::-1]
-
-
-def _known(labels: Sequence[int], near: NDArray[np.bool_], boundaries: _Boundaries) -> list[bool]:
-    """Whether a word's speaker is known: a turn is near the word, or near a word of the same speaker
-    in its sentence."""
-    sentences = [0] * len(labels)
-    for n in range(1, len(labels)):
-        sentences[n] = sentences[n - 1] + boundaries.begins_sentence(n)
-    found = list[bool]()
-    for _, group in groupby(range(len(labels)), key=sentences.__getitem__):
-        members = list(group)
-        nearby = {labels[n] for n in members if near[n]}
-        found += [bool(near[n]) or labels[n] in nearby for n in members]
-    return found

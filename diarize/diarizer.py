@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript import turn_to_dict
 from forescribe.asr.formats.transcript_parts import Json, Notice
 
-from .turns import Turns, appearance
+from .turns import ANONYMOUS, Turns
 
 Samples = NDArray[np.float32]
 """[T] mono at 16 kHz, nominally from -1 to 1."""
@@ -146,7 +147,7 @@ class Diarization:
         assert all(
             turn.end_sample <= self.sample_count for turn in (*self.regular, *self.exclusive)
         )
-        assert {voice.speaker for voice in self.voices} <= set(self.speakers)
+        assert set(map(attrgetter("speaker"), self.voices)) <= set(self.speakers)
 
     @classmethod
     def of(
@@ -160,13 +161,12 @@ class Diarization:
     ) -> Diarization:
         """Create it from turns with any names, which may extend past the end."""
         regular, exclusive = regular.clipped(sample_count), exclusive.clipped(sample_count)
-        names = appearance(regular)
-        known = (voice for voice in voices if voice.speaker in names)
-        renamed = [Voice(names[v.speaker], v.vector, v.samples) for v in known]
+        names = {speaker: f"{ANONYMOUS}{n:02d}" for n, speaker in enumerate(regular.speakers)}
+        known = [Voice(names[v.speaker], v.vector, v.samples) for v in voices if v.speaker in names]
         return cls(
             regular.renamed(names),
             exclusive.renamed(names),
-            tuple(sorted(renamed, key=lambda voice: voice.speaker)),
+            tuple(sorted(known, key=attrgetter("speaker"))),
             sample_count,
             engine,
             warnings,

@@ -47,7 +47,7 @@ from forescribe.speculative.stats import Stats
 from .attribution import attribute_speakers, without_speakers
 from .blocks import BLOCK, SLACK, diarize_blocks, join_blocks, split_into_blocks
 from .diarizer import Bounds, Diarization, Diarizer, Samples, StageHook, ignore_progress
-from .known_speakers import KnownSpeaker, Match, name_known_speakers
+from .known_speakers import KnownSpeaker, name_known_speakers
 
 TOLERANCE = SAMPLE_RATE // 2
 """Samples by which decoders of one recording may differ."""
@@ -178,47 +178,48 @@ def add_speakers(
 
     `source` is the recording's path.
     """
-    diarization, matches = name_known_speakers(diarization, known)
+    matches, doubts = list[Json](), list[Notice]()
+    if known:
+        diarization, found = name_known_speakers(diarization, known)
+        for m in found:
+            score = round(m.score, 3)
+            matches.append({"speaker": m.speaker, "name": m.name, "score": score, "sure": m.sure})
+            if not m.sure:
+                text = f"{m.speaker} may be {m.name} (similarity {m.score:.2f}); not renamed"
+                doubts.append(Notice("speaker_suggestion", text))
     end = transcript.sample_count  # a transcript that is read may be a little shorter
-    regular, exclusive = (t.clipped(end) for t in (diarization.regular, diarization.exclusive))
-    attributed = attribute_speakers(transcript, regular, exclusive)
-    details: dict[str, Json] = {
-        **diarization.engine.to_dict(),
-        "matches": [_match(m) for m in matches],
-    }
-    doubts = [_suggestion(match) for match in matches if not match.sure]
+    attributed = attribute_speakers(
+        transcript, diarization.regular.clipped(end), diarization.exclusive.clipped(end)
+    )
     return replace(
         attributed,
         warnings=(*attributed.warnings, *diarization.warnings, *doubts),
         settings={
             **attributed.settings,
-            "diarization": details,
+            "diarization": {**diarization.engine.to_dict(), "matches": matches},
             RECORDING: Path(source).stem,
         },
     )
 
 
+@dataclass(eq=False)
 class DiarizationTask:
     """The diarization of one recording. `feed` its samples in order, then `finish` or `cancel`."""
 
-    def __init__(
-        self,
-        finder: SpeakerFinder,
-        worker: ThreadPoolExecutor,
-        file: BinaryIO,
-        hook: StageHook,
-    ) -> None:
-        self.finder, self.hook = finder, hook
-        self._worker, self._file = worker, file
-        self._written = self._submitted = 0  # samples
-        self._blocks: list[Future[Diarization]] = []
-        self._cancelled = False
+    finder: SpeakerFinder
+    worker: ThreadPoolExecutor
+    file: BinaryIO
+    hook: StageHook
+    _written: int = field(default=0, init=False)  # samples
+    _submitted: int = field(default=0, init=False)  # samples
+    _blocks: list[Future[Diarization]] = field(default_factory=list, init=False)
+    _cancelled: bool = field(default=False, init=False)
 
     def feed(self, samples: Samples) -> None:
         """Add the next samples [T]. A block is submitted once it is certain not to be the last."""
         if self._cancelled:
             return
-        self._file.write(np.ascontiguousarray(samples, np.float32).tobytes())
+        self.file.write(np.ascontiguousarray(samples, np.float32).tobytes())
         self._written += len(samples)
         while self._written - self._submitted > self.finder.block + self.finder.slack:
             self._submit(self.finder.block, Bounds(at_most=self.finder.bounds.most))
@@ -231,23 +232,28 @@ class DiarizationTask:
         if whole or self._written > self._submitted:
             rest = self._written - self._submitted
             self._submit(rest, bounds if whole else Bounds(at_most=bounds.most))
-        return self._worker.submit(self._add, transcript, source)
+        return self.worker.submit(self._add, transcript, source)
 
     def cancel(self) -> None:
         """Stop the work on this recording, because it failed elsewhere."""
         self._cancelled = True
         for block in self._blocks:
             block.cancel()
-        self._worker.submit(self._file.close)  # after the block that may be reading it
+        self.worker.submit(self.file.close)  # after the block that may be reading it
 
     def _submit(self, length: int, bounds: Bounds) -> None:
-        self._file.flush()
+        self.file.flush()
         start, self._submitted = self._submitted, self._submitted + length
-        self._blocks.append(self._worker.submit(self._diarize, start, length, bounds))
+        self._blocks.append(self.worker.submit(self._diarize, start, length, bounds))
 
     def _diarize(self, start: int, length: int, bounds: Bounds) -> Diarization:
         self._report("waiting", 0.0)  # raises if the task was cancelled in the meantime
-        samples = _read(self._file.fileno(), start, length)
+        samples = np.empty(length, np.float32)
+        rest, at = samples.data.cast("B"), start * WIDTH
+        while rest:  # by position, as the other thread may be writing at the end of the file
+            size = os.preadv(self.file.fileno(), [rest[:READ_BYTES]], at)
+            assert size, "the temporary file is shorter than what was written to it"
+            rest, at = rest[size:], at + size
         return self.finder.diarizer.diarize(samples, bounds, self._report)
 
     def _report(self, step: str, done: float) -> None:
@@ -257,7 +263,7 @@ class DiarizationTask:
 
     def _add(self, transcript: Transcript, source: str) -> Transcript:
         """Runs after the blocks in the only thread, so all of them are done."""
-        with self._file:
+        with self.file:
             done = [block.result(timeout=0) for block in self._blocks]
         whole = done[0] if len(done) == 1 else join_blocks(done, self.finder.bounds)
         return add_speakers(transcript, whole, self.finder.known, source=source)
@@ -275,24 +281,3 @@ def _of_length(blocks: Iterable[Samples], sample_count: int) -> Iterator[Samples
             f"the recording has {seconds(count):.1f} s and the transcript {seconds(sample_count):.1f} s: "
             "give the recording that was transcribed"
         )
-
-
-def _match(match: Match) -> Json:
-    score = round(match.score, 3)
-    return {"speaker": match.speaker, "name": match.name, "score": score, "sure": match.sure}
-
-
-def _suggestion(match: Match) -> Notice:
-    text = f"{match.speaker} may be {match.name} (similarity {match.score:.2f}); not renamed"
-    return Notice("speaker_suggestion", text)
-
-
-def _read(descriptor: int, start: int, count: int) -> Samples:
-    """Read by position, as the other thread may be writing at the end of the file."""
-    samples = np.empty(count, np.float32)
-    rest, at = samples.data.cast("B"), start * WIDTH
-    while rest:
-        size = os.preadv(descriptor, [rest[:READ_BYTES]], at)
-        assert size, "the temporary file is shorter than what was written to it"
-        rest, at = rest[size:], at + size
-    return samples

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, starmap
+from operator import attrgetter
 
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript_parts import Turn, samples_at
@@ -27,7 +28,7 @@ class Turns:
 
     def __post_init__(self) -> None:
         # A stable sort that ignores names, so that renaming speakers keeps the order.
-        in_order = sorted(self.turns, key=lambda turn: (turn.start_sample, turn.end_sample))
+        in_order = sorted(self.turns, key=attrgetter("start_sample", "end_sample"))
         object.__setattr__(self, "turns", tuple(in_order))
 
     @classmethod
@@ -35,7 +36,7 @@ class Turns:
         cls, turns: Iterable[tuple[int, int, str] | tuple[int, int, str, float | None]]
     ) -> Turns:
         """Create turns from (start sample, end sample, speaker), and the confidence where it is known."""
-        return cls(tuple(Turn(*turn) for turn in turns))
+        return cls(tuple(starmap(Turn, turns)))
 
     def __iter__(self) -> Iterator[Turn]:
         return iter(self.turns)
@@ -46,7 +47,7 @@ class Turns:
     @property
     def speakers(self) -> tuple[str, ...]:
         """In order of first appearance."""
-        return tuple(dict.fromkeys(turn.speaker for turn in self))
+        return tuple(dict.fromkeys(map(attrgetter("speaker"), self.turns)))
 
     def samples_of(self, speaker: str) -> int:
         """The number of samples of a speaker; overlapping turns count separately."""
@@ -54,8 +55,13 @@ class Turns:
 
     def clipped(self, sample_count: int) -> Turns:
         """Cut turns at the end of a recording of this length; drop those after it."""
-        inside = (turn for turn in self if turn.start_sample < sample_count)
-        return Turns(tuple(replace(t, end_sample=min(t.end_sample, sample_count)) for t in inside))
+        return Turns(
+            tuple(
+                replace(t, end_sample=min(t.end_sample, sample_count))
+                for t in self.turns
+                if t.start_sample < sample_count
+            )
+        )
 
     def shifted(self, samples: int) -> Turns:
         """Move turns later by so many samples."""
@@ -108,11 +114,6 @@ class Turns:
             if holder is not None:
                 found.append((start, end, holder))
         return Turns.of(found).joined()
-
-
-def appearance(turns: Turns) -> dict[str, str]:
-    """Number the speakers by first appearance: SPEAKER_00, SPEAKER_01, …"""
-    return {speaker: f"{ANONYMOUS}{n:02d}" for n, speaker in enumerate(turns.speakers)}
 
 
 def read_rttm(text: str) -> dict[str, Turns]:

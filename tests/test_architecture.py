@@ -53,7 +53,6 @@ LIGHT = (
     "api.workers",
     "api.settings",
     "api.speech.huggingface_contract",
-    "diarize.engines.community",
     "diarize.engines.registry",
     "speculative.drafters.draft_tokens",
     "speculative.errors",

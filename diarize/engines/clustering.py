@@ -107,7 +107,11 @@ def cluster(pieces: Pieces, plda: Plda, least: int, most: int) -> Clusters:
     founding = np.flatnonzero(pieces.seconds >= SETTINGS.shortest_s)
     if len(founding) < max(2, least):
         founding = np.arange(len(pieces.seconds))
-    weights = SETTINGS.evidence * precision / _repeats(pieces.vectors, SETTINGS.repeated)
+    # Sound that is played again (announcements, jingles) says nothing new about a voice, and would make a
+    # speaker of its own.
+    directions = unit(pieces.vectors)
+    heard = (directions @ directions.T > SETTINGS.repeated).sum(1).clip(min=1)
+    weights = SETTINGS.evidence * precision / heard
     labels = agglomerate(
         pieces.vectors[founding],
         weights[founding],
@@ -124,8 +128,8 @@ def cluster(pieces: Pieces, plda: Plda, least: int, most: int) -> Clusters:
     members[founding] = labels[:, None] == np.array(kept)
     if _apart(members, pieces.apart).any():  # two people who speak at once
         least = max(least, 2)
-    placing = _Placing(pieces, plda, precision, weights, founding)
-    members, found = placing.settle(members, least)
+    placing = _Placing(pieces, plda.psi, precision, weights, founding, change_costs(pieces))
+    members, labels, scores = placing.settle(members, least)
     while members.shape[1] > least:
         means = unit(_sums(members, weights, pieces.vectors))
         cosines = np.where(
@@ -135,11 +139,10 @@ def cluster(pieces: Pieces, plda: Plda, least: int, most: int) -> Clusters:
         if cosines[one, other] < SETTINGS.alike:
             break
         members[:, one] |= members[:, other]
-        members, found = placing.settle(np.delete(members, other, 1), least)
-    scores = found.scores - found.scores.max(1, keepdims=True)
-    chances = np.exp(SETTINGS.sharpness * scores)
+        members, labels, scores = placing.settle(np.delete(members, other, 1), least)
+    chances = np.exp(SETTINGS.sharpness * (scores - scores.max(1, keepdims=True)))
     return Clusters(
-        found.labels,
+        labels,
         chances / chances.sum(1, keepdims=True),
         unit(_sums(members, weights, pieces.vectors)),
     )
@@ -176,7 +179,7 @@ def agglomerate(
         found[n] = -np.inf
         return np.asarray(found)
 
-    table = np.stack([gains(n) for n in range(count)]) if count else np.zeros((0, 0))
+    table = np.stack(list(map(gains, range(count)))) if count else np.zeros((0, 0))
     best = table.argmax(1) if count else np.zeros(0, np.int64)
     values = table[np.arange(count), best]
     left = count
@@ -207,7 +210,7 @@ def agglomerate(
         best[better], values[better] = one, table[better, one]
         left -= 1
     labels = np.zeros(count, np.int64)
-    for number, members in enumerate(members for members in clusters if members):
+    for number, members in enumerate(filter(None, clusters)):
         labels[members] = number
     return labels
 
@@ -218,13 +221,6 @@ def _apart(members: Flags, apart: Flags) -> Flags:
     found = np.asarray(own.T @ apart.astype(np.float32) @ own > 0)
     np.fill_diagonal(found, False)
     return found
-
-
-def _repeats(vectors: Floats, alike: float) -> Floats:
-    """[N, D] -> [N], how often each piece is heard. Sound that is played again (announcements, jingles) says
-    nothing new about a voice, and would make a speaker of its own."""
-    directions = unit(vectors)
-    return np.asarray((directions @ directions.T > alike).sum(1).clip(min=1), np.float64)
 
 
 class Evidence:
@@ -246,48 +242,34 @@ class Evidence:
 
 
 @dataclass(frozen=True, eq=False)
-class _Placed:
-    labels: Labels  # [N]
-    scores: Floats  # [N, K]
-
-
 class _Placing:
     """Moves pieces to the speakers who explain them best."""
 
-    def __init__(
-        self,
-        pieces: Pieces,
-        plda: Plda,
-        precision: Floats,
-        weights: Floats,
-        founding: NDArray[np.int64],
-    ) -> None:
-        self.pieces, self.psi = pieces, plda.psi
-        self.precision, self.weights = precision, weights
-        self.founding = founding
-        self.costs = change_costs(pieces)
+    pieces: Pieces
+    psi: Floats  # [D]
+    precision: Floats  # [N]
+    weights: Floats  # [N]
+    founding: Labels  # the pieces that found clusters
+    costs: Floats  # [N - 1] of a change of speaker
 
-    def settle(self, members: Flags, least: int) -> tuple[Flags, _Placed]:
-        """[N, K] founding pieces of each speaker -> the same after moving, and all pieces."""
-        for _ in range(SETTINGS.rounds):
-            found = self._placed(members)
+    def settle(self, members: Flags, least: int) -> tuple[Flags, Labels, Floats]:
+        """[N, K] founding pieces of each speaker -> the same after moving, and [N] speakers and [N, K] scores
+        of all pieces."""
+        rounds = SETTINGS.rounds
+        while True:
+            amounts = (members * self.weights[:, None]).sum(0)  # [K]
+            sums = _sums(members, self.weights, self.pieces.vectors)
+            scores = densities(self.pieces.vectors, self.precision, amounts, sums, self.psi)
+            labels = cheapest_path(scores, self.costs)
             moved = np.zeros_like(members)
-            moved[self.founding] = found.labels[self.founding, None] == np.arange(members.shape[1])
+            moved[self.founding] = labels[self.founding, None] == np.arange(members.shape[1])
+            if not rounds or (moved == members).all():
+                return members, labels, scores
             occupied = moved.any(0)
             if occupied.sum() < least:  # their pieces stay where agglomeration put them
-                labels = found.labels.copy()
                 labels[self.founding] = members[self.founding].argmax(1)
-                return members, _Placed(labels, found.scores)
-            if (moved == members).all():
-                break
-            members = moved[:, occupied]
-        return members, self._placed(members)
-
-    def _placed(self, members: Flags) -> _Placed:
-        amounts = (members * self.weights[:, None]).sum(0)  # [K]
-        sums = _sums(members, self.weights, self.pieces.vectors)
-        scores = densities(self.pieces.vectors, self.precision, amounts, sums, self.psi)
-        return _Placed(cheapest_path(scores, self.costs), scores)
+                return members, labels, scores
+            members, rounds = moved[:, occupied], rounds - 1
 
 
 def change_costs(pieces: Pieces) -> Floats:

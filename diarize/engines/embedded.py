@@ -1,18 +1,19 @@
 """The embedded engine: published networks that are part of this package, no download.
 
-pyannote's segmentation-3.0 hears local speakers and overlap (`segmentation`), their speech is cut into
-pieces of one voice (`pieces`), CAM++ computes a vector of each (`voice_encoder`), a PLDA and what the
-segmentation heard say which are the same person (`clustering`). The encoder reads each second of speech once;
+pyannote's segmentation-3.0 hears local speakers and overlap, their speech is cut into pieces of one voice
+(`segmentation`), CAM++ computes a vector of each (`voice_encoder`), a PLDA and what the segmentation heard
+say which are the same person (`clustering`). The encoder reads each second of speech once;
 the segmentation reads each second of the recording twice, as its chunks overlap.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ from ..diarizer import (
 from ..turns import Turns
 from . import clustering, segmentation, voice_encoder
 from .clustering import Clusters, Pieces, Plda, cluster, unit
-from .pieces import FRAMES_PER_S, MEMORY, Activity, find_pieces, turns_of
+from .segmentation import FRAMES_PER_S, MEMORY, Activity, find_pieces, turns_of
 
 FOLDER = hub.FOLDER / "speakers"
 """The bundled networks."""
@@ -94,30 +95,23 @@ class EmbeddedDiarizer:
         self, samples: Samples, bounds: Bounds | None = None, hook: StageHook = ignore_progress
     ) -> Diarization:
         bounds = bounds or Bounds()
+        regular, exclusive = Turns(), Turns()
+        voices, notices = list[Voice](), tuple[Notice, ...]()
         with self._lock, capacity_errors(samples):
-            found = self._diarize(samples, bounds, hook)
+            activity, pieces = self.hear(samples, hook)
+            if activity.pieces:
+                found, count = self._clusters(pieces, bounds)
+                sure = found.chances[np.arange(len(found.labels)), found.labels]
+                regular, exclusive = turns_of(activity, found.labels, sure)
+                for number, mean in enumerate(found.means):
+                    if np.linalg.norm(mean) > 0.5:
+                        amount = exclusive.samples_of(str(number))
+                        voices.append(Voice(str(number), unit(mean).astype(np.float32), amount))
+                notices = _count_notices(count, len(regular.speakers), bounds)
+                if 1 - float(np.average(sure, weights=pieces.seconds)) > DOUBTFUL:
+                    notices += (Notice("doubtful_speakers", DOUBT),)
         hook("done", 1.0)
-        return found
-
-    def _diarize(self, samples: Samples, bounds: Bounds, hook: StageHook) -> Diarization:
-        activity, pieces = self.hear(samples, hook)
-        if not activity.pieces:
-            return Diarization.of(Turns(), Turns(), (), len(samples), self.engine)
-        found, count = self._clusters(pieces, bounds)
-        sure = found.chances[np.arange(len(found.labels)), found.labels]
-        regular, exclusive = turns_of(activity, found.labels, sure)
-        notices = _count_notices(count, len(regular.speakers), bounds)
-        doubt = 1 - float(np.average(sure, weights=[piece.seconds for piece in activity.pieces]))
-        if doubt > DOUBTFUL:
-            notices += (Notice("doubtful_speakers", DOUBT),)
-        return Diarization.of(
-            regular,
-            exclusive,
-            _voices(found, exclusive),
-            len(samples),
-            self.engine,
-            notices,
-        )
+        return Diarization.of(regular, exclusive, tuple(voices), len(samples), self.engine, notices)
 
     def hear(self, samples: Samples, hook: StageHook = ignore_progress) -> tuple[Activity, Pieces]:
         """Who speaks when, before anybody is known, and what the clustering needs to know of the pieces."""
@@ -127,7 +121,23 @@ class EmbeddedDiarizer:
         activity = find_pieces(samples, probabilities)
         if not activity.pieces:
             return activity, described(activity, np.zeros((0, len(self.plda.psi))))
-        return activity, described(activity, self.plda(self.vectors(samples, activity, hook)))
+        return activity, described(activity, self.plda(self._vectors(samples, activity, hook)))
+
+    def _vectors(
+        self, samples: Samples, activity: Activity, hook: StageHook
+    ) -> NDArray[np.float32]:
+        """The vector of each piece, [N, 192]."""
+        features = voice_encoder.features(samples)
+        spans = np.array([(piece.start, piece.end) for piece in activity.pieces])
+        found = np.zeros((len(spans), voice_encoder.DIMENSION), np.float32)
+        # By length, so that batches are full.
+        order = np.argsort(spans[:, 1] - spans[:, 0], kind="stable")
+        for first in range(0, len(order), PIECES):
+            some = order[first : first + PIECES]
+            found[some] = self.encoder.vectors([features[a:b] for a, b in spans[some].tolist()])
+            done = (first + len(some)) / len(order)
+            hook("embeddings", SEGMENTED + (ENCODED - SEGMENTED) * done)
+        return found
 
     def _clusters(self, pieces: Pieces, bounds: Bounds) -> tuple[Clusters, int]:
         """The speakers within the bounds, and how many the voices sound like."""
@@ -136,35 +146,6 @@ class EmbeddedDiarizer:
         if bounds.least <= count <= bounds.most:
             return found, count
         return cluster(pieces, self.plda, bounds.least, bounds.most), count
-
-    def vectors(
-        self, samples: Samples, activity: Activity, hook: StageHook = ignore_progress
-    ) -> NDArray[np.float32]:
-        """The vector of each piece, [N, 192]."""
-        spans = [(piece.start, piece.end) for piece in activity.pieces]
-        share = ENCODED - SEGMENTED
-        return vectors_of(
-            self.encoder, samples, spans, lambda done: hook("embeddings", SEGMENTED + share * done)
-        )
-
-
-def vectors_of(
-    encoder: voice_encoder.VoiceEncoder,
-    samples: Samples,
-    spans: Sequence[tuple[int, int]],
-    report: Callable[[float], None],
-) -> NDArray[np.float32]:
-    """The vectors of N spans, each from a frame of 10 ms to another -> [N, 192]. `report` gets the share that
-    is done."""
-    features = voice_encoder.features(samples)
-    found = np.zeros((len(spans), voice_encoder.DIMENSION), np.float32)
-    # By length, so that batches are full.
-    order = sorted(range(len(spans)), key=lambda n: spans[n][1] - spans[n][0])
-    for first in range(0, len(order), PIECES):
-        some = order[first : first + PIECES]
-        found[some] = encoder.vectors([features[slice(*spans[n])] for n in some])
-        report((first + len(some)) / len(order))
-    return found
 
 
 @contextmanager
@@ -186,20 +167,19 @@ def described(activity: Activity, vectors: NDArray[np.float64]) -> Pieces:
     pieces, runs = activity.pieces, activity.runs
     count = len(pieces)
     links, gaps = np.zeros((count, count)), np.full(max(0, count - 1), np.inf)
-    for n, (piece, following) in enumerate(zip(pieces, pieces[1:], strict=False)):
+    for n, (piece, following) in enumerate(pairwise(pieces)):
         pause = max(0, following.start - piece.end)
         if piece.run == following.run:
             gaps[n] = pause / FRAMES_PER_S
             links[n, n + 1] = LINKED * np.exp(-gaps[n] / LINKED_S)
         elif runs[piece.run].slot != runs[following.run].slot and pause <= MEMORY:
             links[n, n + 1] = -OTHERS
-    own = np.array([piece.run for piece in pieces])
-    starts = np.array([runs[run].start for run in own])
-    ends = np.array([runs[run].end for run in own])
+    rows = [(p.run, runs[p.run].start, runs[p.run].end, p.seconds) for p in pieces]
+    own, starts, ends, lengths = np.array(rows, np.float64).reshape(-1, 4).T
     shared = np.minimum(ends[:, None], ends) - np.maximum(starts[:, None], starts)
     return Pieces(
         vectors,
-        np.array([piece.seconds for piece in pieces]),
+        lengths,
         links + links.T,
         (own[:, None] != own) & (shared >= AT_ONCE),
         gaps,
@@ -216,14 +196,6 @@ def _count_notices(heard: int, told: int, bounds: Bounds) -> tuple[Notice, ...]:
         "listen before you rely on it"
     )
     return (Notice("speaker_count", text),)
-
-
-def _voices(found: Clusters, exclusive: Turns) -> tuple[Voice, ...]:
-    return tuple(
-        Voice(str(number), unit(mean).astype(np.float32), exclusive.samples_of(str(number)))
-        for number, mean in enumerate(found.means)
-        if np.linalg.norm(mean) > 0.5
-    )
 
 
 def encoder_identity(folder: Path) -> str:

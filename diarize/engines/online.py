@@ -41,7 +41,7 @@ from .clustering import (
     unit,
 )
 from .embedded import EmbeddedDiarizer, capacity_errors
-from .pieces import turns_of
+from .segmentation import turns_of
 
 ONE_S = np.ones(1)
 

@@ -14,6 +14,7 @@ Knows nothing of turns. Shapes: B rows, T frames of 10 ms, C channels, D = 192.
 from __future__ import annotations
 
 import lzma
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -75,18 +76,26 @@ class VoiceEncoder:
 
     def __init__(self, weights: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
-        self._w = {name: tensor.float().to(self.device) for name, tensor in weights.items()}
-        for name in [name for name in self._w if name.startswith("head.")]:
-            if self._w[name].dim() == 4:
-                self._w[name] = self._w[name].contiguous(memory_format=torch.channels_last)
+        self._w: dict[str, Tensor] = {}
+        for name, tensor in weights.items():
+            kept = tensor.float().to(self.device)
+            if name.startswith("head.") and kept.dim() == 4:
+                kept = kept.contiguous(memory_format=torch.channels_last)
+            self._w[name] = kept
 
     @torch.inference_mode()
     def vectors(self, features: Sequence[Tensor]) -> NDArray[np.float32]:
         """N features `[T, 80]`, of any lengths from one frame -> `[N, 192]` vectors."""
         found = np.zeros((len(features), DIMENSION), np.float32)
-        for length, members in _batches([len(rows) for rows in features]):
-            batch = torch.stack([_repeated(features[n], length) for n in members])
-            found[members] = self.forward(batch.to(self.device)).cpu().numpy()
+        by_length: dict[int, list[int]] = defaultdict(list)
+        for n, rows in enumerate(features):
+            by_length[max(SHORTEST, -(-len(rows) // ROUNDING) * ROUNDING)].append(n)
+        for length, members in sorted(by_length.items()):
+            size = max(1, BATCH_FRAMES // length)
+            for first in range(0, len(members), size):
+                some = members[first : first + size]
+                batch = torch.stack([_repeated(features[n], length) for n in some])
+                found[some] = self.forward(batch.to(self.device)).cpu().numpy()
         return found
 
     def forward(self, features: Tensor) -> Tensor:
@@ -213,36 +222,22 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def _names() -> Iterator[str]:
     """The names of all weights."""
-    for name in (
-        "first",
-        "last",
-        *(f"{s}.{b}.{c}" for s in (1, 2) for b in (0, 1) for c in ("first", "second")),
-    ):
-        yield from (f"head.{name}.weight", f"head.{name}.bias")
+    names = ["first", "last"]
     for stage in (1, 2):
-        yield from (f"head.{stage}.0.shortcut.weight", f"head.{stage}.0.shortcut.bias")
+        names += [f"{stage}.0.first", f"{stage}.0.second", f"{stage}.0.shortcut"]
+        names += [f"{stage}.1.first", f"{stage}.1.second"]
+    for name in names:
+        yield from (f"head.{name}.weight", f"head.{name}.bias")
     yield from ("time.weight", "time.bias", "output.weight", "output.bias")
     yield from ("dense.out.scale", "dense.out.shift")
     for block, (layers, _) in enumerate(LAYERS):
-        yield from (f"dense.{block}.out.{part}" for part in ("scale", "shift", "weight"))
+        for part in ("scale", "shift", "weight"):
+            yield f"dense.{block}.out.{part}"
         for layer in range(layers):
             name = f"dense.{block}.{layer}"
             yield from (f"{name}.scale", f"{name}.shift", f"{name}.local.weight")
             for part in ("reduce", "narrow", "wide"):
                 yield from (f"{name}.{part}.weight", f"{name}.{part}.bias")
-
-
-def _batches(lengths: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """Rows of nearly equal length: (frames, indices)."""
-    rounded = [max(SHORTEST, -(-length // ROUNDING) * ROUNDING) for length in lengths]
-    groups: dict[int, list[int]] = {}
-    for number, length in enumerate(rounded):
-        groups.setdefault(length, []).append(number)
-    for length, members in sorted(groups.items()):
-        size = max(1, BATCH_FRAMES // length)
-        yield from (
-            (length, members[first : first + size]) for first in range(0, len(members), size)
-        )
 
 
 def _repeated(rows: Tensor, length: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.diarize.diarizer import Bounds
-from forescribe.diarize.engines import community, registry
+from forescribe.diarize.engines import registry
 from tests.diarize.engines.fake_engines import (
     CONFIG,
     RATE,
@@ -38,7 +38,7 @@ def nothing_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise LocalEntryNotFoundError("not cached")
 
     monkeypatch.setattr(HUB, absent)
-    monkeypatch.delenv(community.FOLDER_VARIABLE, raising=False)
+    monkeypatch.delenv(registry.FOLDER_VARIABLE, raising=False)
 
 
 def noise(seconds: float) -> np.ndarray:
@@ -76,7 +76,7 @@ def test_shared_frames_give_the_vectors_of_pyannote(folder: Path) -> None:
         SpeakerDiarization,
     )
 
-    pipeline = community.load(folder).pipeline
+    pipeline = registry.load_pipeline(folder).pipeline
     assert type(pipeline) is SharedFrameDiarization
     file = {"waveform": torch.from_numpy(noise(14))[None], "sample_rate": RATE, "uri": "x"}
     active = (np.random.default_rng(1).random((2, 589, 3)) > 0.5).astype(np.float32)
@@ -94,7 +94,7 @@ def test_memory_that_runs_out_halves_the_batches_and_then_is_an_error(
 ) -> None:
     from forescribe.asr.errors import CapacityError
 
-    diarizer = community.load(folder)
+    diarizer = registry.load_pipeline(folder)
     sizes: list[tuple[int, int]] = []
 
     def full(*given: Any, **options: Any) -> None:
@@ -128,14 +128,14 @@ def test_a_checkpoint_that_would_run_code_is_refused(
     folder = write(tmp_path / "x", {"state_dict": {}, "more": Harm()})
     assert pickle.dumps(Harm())
     with pytest.raises(ModelError, match=r"would call .*print.*FORESCRIBE_TRUST_CHECKPOINTS=1"):
-        community.load(folder)
+        registry.load_pipeline(folder)
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
     ("config", "culprit"),
     [
-        (CONFIG.replace(community.KLASS, "os.system"), "names os.system"),
+        (CONFIG.replace(registry.KLASS, "os.system"), "names os.system"),
         (CONFIG + "preprocessors:\n  x: {name: os.system}\n", "preprocessors"),
         ("[", "does not describe a pipeline"),
         ("pipeline: 5", "does not describe a pipeline"),
@@ -145,7 +145,7 @@ def test_a_configuration_of_something_else_is_refused(
     tmp_path: Path, config: str, culprit: str
 ) -> None:
     with pytest.raises(ModelError, match=culprit):
-        community.load(write(tmp_path / "x", {}, config))
+        registry.load_pipeline(write(tmp_path / "x", {}, config))
 
 
 def test_a_folder_without_a_pipeline_is_refused_with_what_it_needs(tmp_path: Path) -> None:
@@ -159,10 +159,10 @@ def test_auto_takes_what_is_on_this_machine_and_never_downloads(
 ) -> None:
     assert registry.resolve("auto") == "embedded"
     local = write(tmp_path / "x", {})
-    monkeypatch.setenv(community.FOLDER_VARIABLE, str(local))
+    monkeypatch.setenv(registry.FOLDER_VARIABLE, str(local))
     names = ("auto", "community-1", "pyannote/speaker-diarization-community-1")
     assert [registry.resolve(name) for name in names] == [local] * 3
-    monkeypatch.setenv(community.FOLDER_VARIABLE, str(tmp_path / "gone"))
+    monkeypatch.setenv(registry.FOLDER_VARIABLE, str(tmp_path / "gone"))
     with pytest.raises(ModelError, match="gone"):
         registry.resolve("auto")  # a folder that was named and is not there is no reason to go on
 

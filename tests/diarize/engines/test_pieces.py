@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forescribe.diarize.engines.pieces import (
+from forescribe.diarize.engines.segmentation import (
     MEMORY,
+    SETS,
+    SLOTS,
     Activity,
     PieceSettings,
     Run,
     find_pieces,
     turns_of,
 )
-from forescribe.diarize.engines.segmentation import SETS, SLOTS
 from forescribe.diarize.turns import Turns
 
 HOP = 160

@@ -16,8 +16,14 @@ from torch import Tensor
 from forescribe.asr.audio.reading import read_audio
 from forescribe.diarize.engines import segmentation, voice_encoder
 from forescribe.diarize.engines.clustering import unit
-from forescribe.diarize.engines.pieces import Activity, PieceSettings, find_pieces
-from forescribe.diarize.engines.segmentation import MEMBERS, SLOTS, Segmentation
+from forescribe.diarize.engines.segmentation import (
+    MEMBERS,
+    SLOTS,
+    Activity,
+    PieceSettings,
+    Segmentation,
+    find_pieces,
+)
 from forescribe.diarize.engines.voice_encoder import VoiceEncoder
 from forescribe.speculative.models.hub import FOLDER
 from training.speakers import networks
