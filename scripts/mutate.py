@@ -74,7 +74,7 @@ SUBJECTS = {
         ),
     ),
     "periods": Subject(
-        "speculative/engine/periods.py",
+        "speculative/engine/polls.py",
         (
             "tests/speculative/engine/test_periods.py",
             "tests/speculative/engine/test_engine.py",

@@ -6,11 +6,19 @@ SpeculativeError
   DeviceError      a device or dtype that is unknown or not available
   DecodingError    one request failed while it was decoded; others are not affected
   BrokenError      the device failed: this engine accepts no more requests
+
+A fault is an exception in a model, a drafter, a processor, a rule or a schedule, with the stage it arose in.
+A round changes committed state in its last stage only, so one that failed can be repeated row by row, with
+the others masked, until the row that causes the fault is known. Knows stages; nothing of rows.
 """
 
 from __future__ import annotations
 
 import pickle
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Final
 
 
 class SpeculativeError(ValueError):
@@ -61,3 +69,84 @@ class DecodingError(SpeculativeError):
 class BrokenError(SpeculativeError):
     """The device has failed and does not respond any more: load the models again, in a new process if the
     device is a GPU."""
+
+
+PREFILL: Final = "prefill"
+PROMPT: Final = "the drafter's reading of the prompt"
+CATCH_UP: Final = "the drafter's reading of the text"
+DRAFT: Final = "drafting"
+SCORE: Final = "scoring"
+RULE: Final = "the acceptance rule"
+OBSERVE: Final = "the drafter's learning"
+COMMIT: Final = "committing"
+RESULT: Final = "collecting the result"
+SCHEDULE: Final = "the schedule"
+WRITING: Final = "making text of the tokens"
+ENGINE: Final = "the engine's step"
+
+OF_THE_DRAFTER: Final = frozenset({PROMPT, CATCH_UP, DRAFT, OBSERVE})
+"""After a fault in one of these stages, a row can be decoded without drafts."""
+
+KEPT = 16
+"""The latest faults that an engine keeps for inspection."""
+
+STAGE_AFTER: Final = {
+    "draft": SCORE,
+    "score": RULE,
+    "rule": OBSERVE,
+    "observe": COMMIT,
+    "accept": ENGINE,
+}
+"""The stage of a round that follows the one of this name (see `rounds.round.run_round`)."""
+
+
+class FaultLog:
+    """Counts faults, and keeps the latest."""
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self._synchronize = synchronize  # waits for the device, and raises what that raises
+        self.recent: deque[DecodingError] = deque(maxlen=KEPT)
+        self.count = 0
+
+    def record(self, stage: str, error: Exception) -> DecodingError:
+        """Logs `error`; returns it with its stage."""
+        found = fault(stage, error)
+        self.count += 1
+        self.recent.append(found)
+        return found
+
+    def handle(self, stage: str, error: Exception) -> DecodingError:
+        """Logs `error`. Raises what the device raises, if it has failed."""
+        found = self.record(stage, error)
+        self._synchronize()
+        return found
+
+    def attempt(self, action: Callable[[], object], stage: str) -> DecodingError | None:
+        """Calls `action`; returns the fault if it raises. Raises what the device raises, if it has
+        failed."""
+        try:
+            action()
+        except Exception as error:
+            return self.handle(stage, error)
+        return None
+
+
+def fault(stage: str, error: Exception) -> DecodingError:
+    """`error` with its stage, and with its traceback as text."""
+    release(error)
+    return DecodingError(stage, error)
+
+
+def release(error: BaseException | None) -> None:
+    """Replaces the tracebacks of an exception, and of those it arose from, by text notes. A traceback's
+    frames, and the frames that called them, keep the tensors of a batch alive as long as the
+    exception exists."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if error.__traceback__ is not None:
+            error.add_note("".join(traceback.format_tb(error.__traceback__)))
+            error.__traceback__ = None
+        if error.__cause__ is not None and error.__context__ is not error.__cause__:
+            release(error.__context__)
+        error = error.__cause__ or error.__context__

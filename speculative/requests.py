@@ -7,9 +7,10 @@ and the permitted values: `check_*` are those checks, also for options of other 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field
 from enum import Enum, IntEnum
 from numbers import Integral, Real
+from operator import ge, or_
 from typing import Any
 
 from .errors import DecodingError, RequestError, SpeculativeError
@@ -188,22 +189,20 @@ class Mode:
 
     def covers(self, other: Mode) -> bool:
         """Whether rounds of this mode compute everything that those of the other do."""
-        return all(getattr(self, f.name) >= getattr(other, f.name) for f in fields(self))
+        return all(map(ge, astuple(self), astuple(other)))
 
     def __or__(self, other: Mode) -> Mode:
         """The smallest mode that covers both."""
-        return Mode(*(getattr(self, f.name) or getattr(other, f.name) for f in fields(self)))
+        return Mode(*map(or_, astuple(self), astuple(other)))
 
     @staticmethod
     def of(requests: Iterable[Request]) -> Mode:
         """The smallest mode that covers these requests."""
-        work = list(requests)
-        return Mode(
-            sampling=any(r.temperature > 0 for r in work),
-            bounded=any(r.temperature > 0 and r.sampling.bounded for r in work),
-            penalised=any(r.sampling.penalised for r in work),
-            ranked=any(r.ranks > 0 for r in work),
-        )
+        mode = Mode()
+        for request in requests:
+            sampled, own = request.temperature > 0, request.sampling
+            mode |= Mode(sampled, sampled and own.bounded, own.penalised, request.ranks > 0)
+        return mode
 
 
 class Guarantee(Enum):

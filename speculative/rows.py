@@ -7,7 +7,9 @@ without a host sync; the host reads it when it polls. Shapes: see `types`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -46,10 +48,7 @@ class Rows:
     def empty(batch: int, slots: int, device: torch.device, ranks: int = 0) -> Rows:
         """Free rows with room for `slots` tokens and the scratch slot; `ranks` of the most likely
         tokens are kept for each token."""
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
+        zeros = partial(torch.zeros, dtype=torch.int64, device=device)
         return Rows(
             tokens=zeros(batch, slots + 1),
             lengths=zeros(batch) + 1,
@@ -95,12 +94,8 @@ class Rows:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; those of `sampling` under their own names."""
-        values = [
-            (f.name, getattr(owner, f.name))
-            for owner in (self, self.sampling)
-            for f in fields(owner)
-        ]
-        return {name: value for name, value in values if isinstance(value, Tensor)}
+        values = vars(self) | vars(self.sampling)
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True)
@@ -119,14 +114,11 @@ class SamplingRows:
     @staticmethod
     def greedy(batch: int, device: torch.device) -> SamplingRows:
         """Greedy rows without penalties."""
-
-        def zeros(dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(batch, dtype=dtype, device=device)
-
+        zeros = partial(torch.zeros, batch, dtype=torch.float32, device=device)
         return SamplingRows(
             temperature=zeros(),
-            seed=zeros(torch.int64),
-            top_k=zeros(torch.int64),
+            seed=zeros(dtype=torch.int64),
+            top_k=zeros(dtype=torch.int64),
             top_p=zeros() + 1,
             min_p=zeros(),
             repetition=zeros() + 1,
@@ -136,12 +128,9 @@ class SamplingRows:
 
     def write(self, index: Tensor, requests: Sequence[Request]) -> None:
         """Writes the settings of `requests` into the rows `index [K]`."""
-        for field in fields(self):
-            owner = "request" if field.name in ("temperature", "seed") else "sampling"
-            values = [
-                getattr(r if owner == "request" else r.sampling, field.name) for r in requests
-            ]
-            target: Tensor = getattr(self, field.name)
+        for name, target in vars(self).items():
+            of = attrgetter(name if name in ("temperature", "seed") else f"sampling.{name}")
+            values = list(map(of, requests))
             target[index] = torch.tensor(values, dtype=target.dtype, device=target.device)
 
 
@@ -163,8 +152,7 @@ def selected(rows: Rows, index: Tensor | slice, mode: Mode) -> Rows:
 
 
 def _selected(record: _Record, index: Tensor | slice) -> _Record:
-    values: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(record)}
-    some: dict[str, Any] = {n: v[index] for n, v in values.items() if isinstance(v, Tensor)}
+    some: dict[str, Any] = {n: v[index] for n, v in vars(record).items() if isinstance(v, Tensor)}
     return replace(record, **some)
 
 
@@ -184,10 +172,8 @@ class Counters:
 
     @staticmethod
     def zeros(max_gamma: int, device: torch.device) -> Counters:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
-        return Counters(zeros(max_gamma), zeros(max_gamma), zeros(), zeros(), zeros())
+        zeros = partial(torch.zeros, dtype=torch.int64, device=device)
+        return Counters(zeros(max_gamma), zeros(max_gamma), zeros(()), zeros(()), zeros(()))
 
     def add(self, active: Tensor, drafted: Tensor, accepted: Tensor, emitted: Tensor) -> None:
         """Adds one round: per row whether it was active, and its three counts (all `[B]`)."""

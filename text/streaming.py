@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from forescribe.speculative import requests
-from forescribe.speculative.engine import faults
-from forescribe.speculative.errors import RequestError, SpeculativeError
+from forescribe.speculative.errors import WRITING, RequestError, SpeculativeError, fault
 from forescribe.speculative.requests import Finish, Partial, Ranked, Result, Sampling
 
 from .vocabulary import Vocabulary
@@ -152,7 +151,7 @@ class TextStream:
         return Event(self.number, text + rest, tokens + more, completion)
 
     def _fault(self, error: Exception) -> Event:
-        failed = faults.fault(faults.WRITING, error)
+        failed = fault(WRITING, error)
         return Event(self.number, "", (), self.completion("failed", failed))
 
     def grow(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.engine.engine import Engine
-from forescribe.speculative.engine.faults import release
+from forescribe.speculative.errors import release
 from forescribe.speculative.requests import Finish, Request, Result
 from forescribe.speculative.stats import Stats
 from forescribe.speculative.transfers import SideStream, Stopwatch

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forescribe.speculative.engine.faults import release
+from forescribe.speculative.errors import release
 from forescribe.speculative.requests import Request, Result
 
 from ..audio.inputs import Input

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from forescribe.speculative.engine.faults import release
+from forescribe.speculative.errors import release
 from forescribe.speculative.requests import Request, Result
 
 from ..audio.inputs import Input

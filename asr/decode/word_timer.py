@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from forescribe.speculative.engine.faults import release
+from forescribe.speculative.errors import release
 
 from ..formats.transcript_parts import TokenSource, Word
 from ..model.special_tokens import Task

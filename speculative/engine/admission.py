@@ -8,24 +8,23 @@ drafter; nothing of rounds, schedules or results.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ..device import Device
-from ..errors import RequestError
-from ..protocols import Drafter, Processor
+from ..errors import CATCH_UP, PREFILL, PROMPT, RequestError
+from ..protocols import Drafter, Processor, StackedModel
 from ..requests import Guarantee, Mode, Request, check_in_vocabulary
 from ..rounds.accept import RuleChoice
 from ..rounds.round import Parts, verify
 from ..rows import Rows, first_rows
 from ..transfers import HostReader, upload
-from .captures import Capture, Function
-from .faults import CATCH_UP, PREFILL, PROMPT
-from .prefill import PrefillRunner
-from .shapes import ShapeSet
+from .captures import Capture, Function, PrefillRunner
+from .runner import ShapeSet
 from .shared import Shared
 from .slots import SlotState, failed
 
@@ -52,7 +51,10 @@ class Admission:
         capture: Capture | None = None,
     ) -> None:
         self._shared, self._rules, self._shapes = shared, rules, shapes
-        self._prompts = PrefillRunner(shared.target, shared.rows.batch, capture)
+        self._prefills: PrefillRunner | None = None  # None: the target's own
+        if capture is not None and hasattr(shared.target, "prefill_stacked"):
+            target = cast(StackedModel, shared.target)
+            self._prefills = PrefillRunner(target, shared.rows.batch, capture)
         rule = rules.pick(sampling=False)
         self._parts = Parts(shared.target, None, rule, processors, shared.eos)
         self._read = read  # of a drafter that takes requests at once
@@ -101,79 +103,82 @@ class Admission:
 
     def _prefill(self, chosen: list[tuple[int, SlotState]]) -> None:
         """Admits all of these, or none if it raises."""
-        shared, state = self._shared, self._shared.rows
-        rows, requests = [row for row, _ in chosen], [slot.request for _, slot in chosen]
-        limits = [self._limit(request) for request in requests]
-        write(state, rows, requests, limits, shared.max_gamma)
-        index, tokens, padded = prompts(rows, requests, shared.device, shared.max_tokens)
-        nodes = LogitNodes.of(padded, shared.device, shared.max_tokens)
-        places, place = nodes.positions(tokens.shape[1]), shared.device.torch
-        prefilled = self._prompts(
+        shared, rows = self._shared, self._shared.rows
+        device, place = shared.device, shared.device.torch
+        pending = {row: slot.request for row, slot in chosen}
+        begun = self._write(pending)
+        prompts = Prompts.of(pending, device, shared.max_tokens)
+        index, guesses = prompts.index, prompts.guesses
+        padded = padded_to_bucket(guesses, device, shared.max_tokens) if any(guesses) else []
+        places = prompts.places(len(padded[0]) + 1 if padded else 0)
+        prefill = shared.target.prefill if self._prefills is None else self._prefills
+        prefilled = prefill(
             index,
-            tokens,
-            [r.encoder_states for r in padded],
+            prompts.tokens,
+            [request.encoder_states for request in prompts.requests],
             None if places is None else upload(places, torch.int64, place),
         )
-        probes: list[Tensor | None] = [None] * len(requests)
-        if places is not None:
-            first = prefilled.logits[:, 0]
-            probes = [probabilities(first[i], r) for i, r in enumerate(requests)]
-        begun = [len(r.prompt) < limit for r, limit in zip(requests, limits, strict=True)]
-        state.active[index[: len(rows)]] = upload(begun, torch.bool, place)
-        if nodes.guesses:
-            guess, count = (upload(n, torch.int64, place) for n in (nodes.guesses, nodes.count))
-            judged, mode = prefilled.logits[:, 1:], Mode.of(requests)
-            verify(state, index, self._parts, guess, count, judged, mode)
-        shared.device.mark_step()
-        at_once = self._read is not None
-        for (row, slot), probe in zip(chosen, probes, strict=True):
-            slot.probe = None if probe is None else self._probes.read(probe.detach)
-            pending = shared.drafter is not None and not at_once
-            shared.slots.occupy(row, slot, prefill_pending=pending)
+        probes: dict[int, Tensor] = {}
+        for i, (row, request) in enumerate(pending.items()):
+            if request.probe is not None:
+                chances = prefilled.logits[i, 0].float().softmax(-1)
+                probes[row] = chances[upload(request.probe.tokens, torch.int64, place)]
+        rows.active[index[: len(begun)]] = upload(begun, torch.bool, place)
+        if padded:
+            guess, count = (
+                upload(numbers, torch.int64, place) for numbers in (padded, [*map(len, guesses)])
+            )
+            judged, mode = prefilled.logits[:, 1:], Mode.of(pending.values())
+            verify(rows, index, self._parts, guess, count, judged, mode)
+        device.mark_step()
+        for row, slot in chosen:
+            if row in probes:
+                slot.probe = self._probes.read(probes[row].detach)
+            unread = shared.drafter is not None and self._read is None
+            shared.slots.occupy(row, slot, prefill_pending=unread)
         shared.counts.target_forwards += 1
         if self._read is not None:
-            self._read(Prompts(tuple(rows), index, tokens, padded, prefilled.taps))
+            self._read(replace(prompts, taps=prefilled.taps))
 
-    def _limit(self, request: Request) -> int:
-        """The most tokens of the row, prompt included."""
-        limit = self._shared.max_tokens
-        if request.max_new_tokens is None:
-            return limit
-        return min(limit, len(request.prompt) + request.max_new_tokens)
+    def _write(self, pending: Mapping[int, Request]) -> Tensor:
+        """Writes requests into their rows, which stay inactive: a fault before their prompts have been read
+        must not leave active rows without a request. Returns which `[K]` have room for a token."""
+        shared, rows = self._shared, self._shared.rows
+        staged = Rows.empty(len(pending), rows.scratch, torch.device("cpu"), rows.ranks)
+        for i, request in enumerate(pending.values()):
+            length, most, limit = len(request.prompt), request.max_new_tokens, shared.max_tokens
+            staged.tokens[i, :length] = torch.tensor(request.prompt)
+            staged.lengths[i] = staged.begin[i] = length
+            staged.limits[i] = limit if most is None else min(limit, length + most)
+            staged.gamma[i] = shared.max_gamma if request.gamma is None else request.gamma
+        staged.sampling.write(torch.arange(len(pending)), [*pending.values()])
+        values, place = staged.tensors(), shared.device.torch
+        index = upload([*pending], torch.int64, place)
+        for name, target in rows.tensors().items():
+            if name not in COMPUTED:
+                target[index] = upload(values[name], target.dtype, place)
+        return staged.lengths < staged.limits
 
 
 class DraftReader:
     """Lets the drafter read what is in the backlog. A row on which that fails is decoded without drafts."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        drafter: Drafter,
-        shapes: ShapeSet,
-        capture: Capture | None = None,
-    ) -> None:
-        self._shared, self._drafter, self._shapes = shared, drafter, shapes
-        self._texts = CatchUp(shared.rows, drafter, shapes, capture)
-
-    @classmethod
-    def of(
-        cls, shared: Shared, shapes: ShapeSet, capture: Capture | None = None
-    ) -> DraftReader | None:
-        """The reader of an engine; None where nothing is ever drafted."""
-        if shared.drafter is None or not shared.drafting:
-            return None
-        return cls(shared, shared.drafter, shapes, capture)
+    def __init__(self, shared: Shared, shapes: ShapeSet, capture: Capture | None = None) -> None:
+        assert shared.drafter is not None
+        self._shared, self._drafter, self._shapes = shared, shared.drafter, shapes
+        self._texts = CatchUp(shared.rows, self._drafter, shapes, capture)
 
     def read(self) -> None:
-        """Reads all prompts and all text that the drafter lacks."""
-        backlog, device = self._shared.slots.backlog, self._shared.device
-        if backlog.prompts:
-            pending, max_tokens = backlog.take_prompts(), self._shared.max_tokens
-            self._shared.watch.start()
-            self.read_prompts(Prompts.of(pending, device, max_tokens))
-            self._shared.watch.mark("prefill")
-        if backlog.tokens:
-            self._read_texts(backlog.take_tokens(self._shared.slots.longest))
+        """Reads all prompts and all text that the drafter lacks, which count as read from here on."""
+        shared, slots = self._shared, self._shared.slots
+        if slots.unread_prompts:
+            pending, slots.unread_prompts = slots.unread_prompts, {}
+            shared.watch.start()
+            self.read_prompts(Prompts.of(pending, shared.device, shared.max_tokens))
+            shared.watch.mark("prefill")
+        if slots.unread_tokens:
+            tokens, slots.unread_tokens = min(slots.unread_tokens, slots.longest), 0
+            self._read_texts(tokens)
 
     def warm_up(self) -> None:
         """Captures the reading of text on free rows, where the schedule may leave text unread."""
@@ -201,7 +206,7 @@ class DraftReader:
         device without events, so that the time of the next rounds does not include it."""
         slots, log, watch = self._shared.slots, self._shared.faults, self._shared.watch
         watch.start()
-        drafting = slots.drafting()
+        drafting = [row for row, state in slots.occupied.items() if state.draft_error is None]
         if drafting:
             with slots.masked_to(drafting):
                 together = partial(self._catch_up, tokens, max(drafting) + 1)
@@ -284,19 +289,34 @@ class CatchUp:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts that a drafter has to read, with their guesses."""
+    """Prompts that target and drafter have to read, with their guesses. On a device with static shapes K and
+    P are one of a few sizes."""
 
     rows: tuple[int, ...]
-    index: Tensor  # [K], the same rows; K may be more, see `prompts`
-    tokens: Tensor  # [K, P]
+    index: Tensor  # [K], the same rows; K may be more
+    tokens: Tensor  # [K, P], right-padded prompts with their guesses
     requests: Sequence[Request]  # K
+    guesses: Sequence[Sequence[int]]  # K
     taps: Tensor | None = None  # [K, P, H, D]
 
     @classmethod
     def of(cls, pending: Mapping[int, Request], device: Device, max_tokens: int) -> Prompts:
         """Of requests by row."""
-        index, tokens, padded = prompts(list(pending), list(pending.values()), device, max_tokens)
-        return cls(tuple(pending), index, tokens, padded)
+        rows, requests = list(pending), list(pending.values())
+        if device.static_shapes:
+            # Repeats the last row, which is then written twice with the same values.
+            padding = (1 << (len(rows) - 1).bit_length()) - len(rows)
+            rows, requests = rows + rows[-1:] * padding, requests + requests[-1:] * padding
+        fed, guesses = [], []
+        for request in requests:
+            # As much of a guess as the row can take, with the token that follows it. How much the request's
+            # own limit leaves of it is decided where it is verified (`round.checked`).
+            guess = request.guess[: max(0, max_tokens - len(request.prompt) - 1)]
+            fed.append((*request.prompt, *guess))
+            guesses.append(guess)
+        place, tokens = device.torch, padded_to_bucket(fed, device, max_tokens)
+        index = upload(rows, torch.int64, place)
+        return cls(tuple(pending), index, upload(tokens, torch.int64, place), requests, guesses)
 
     def alone(self) -> list[Prompts]:
         """The same, one by one."""
@@ -306,75 +326,23 @@ class Prompts:
                 self.index[i : i + 1],
                 self.tokens[i : i + 1],
                 self.requests[i : i + 1],
+                self.guesses[i : i + 1],
                 None if self.taps is None else self.taps[i : i + 1],
             )
             for i, row in enumerate(self.rows)
         ]
 
-
-@dataclass(frozen=True)
-class LogitNodes:
-    """Which positions of an admission have logits: those that requests probe, and those of guesses."""
-
-    requests: Sequence[Request]
-    guesses: Sequence[Sequence[int]]  # padded to one length; empty where no request has one
-    count: Sequence[int]  # how many tokens of each guess are meant
-
-    @classmethod
-    def of(cls, requests: Sequence[Request], device: Device, max_tokens: int) -> LogitNodes:
-        texts = [guess_of(r, max_tokens) for r in requests]
-        guesses = padded_to_bucket(texts, device, max_tokens) if any(texts) else []
-        return cls(requests, guesses, [len(text) for text in texts])
-
-    def positions(self, length: int) -> list[list[int]] | None:
-        """`[K, M]`, of prompts padded to `length`: the probe's position, then those that guesses are verified
-        at. None where there is nothing to read."""
-        if not self.guesses and all(r.probe is None for r in self.requests):
+    def places(self, judged: int) -> list[list[int]] | None:
+        """The positions `[K, 1 + judged]` that have logits: the probe's, and so many from the prompt's last
+        token on, which guesses are verified at. None where there is nothing to read."""
+        if not judged and all(request.probe is None for request in self.requests):
             return None
-        width = len(self.guesses[0]) + 1 if self.guesses else 0
-        return [
-            [
-                0 if r.probe is None else r.probe.slot,
-                *(min(len(r.prompt) - 1 + i, length - 1) for i in range(width)),
-            ]
-            for r in self.requests
-        ]
-
-
-def write(
-    state: Rows, rows: Sequence[int], requests: Sequence[Request], limits: Sequence[int], gamma: int
-) -> None:
-    """Writes the requests into their rows, which stay inactive: a fault before their prompts have been
-    read must not leave active rows without a request."""
-    staged = Rows.empty(len(rows), state.scratch, torch.device("cpu"), state.ranks)
-    for i, request in enumerate(requests):
-        staged.tokens[i, : len(request.prompt)] = torch.tensor(request.prompt)
-    lengths = torch.tensor([len(r.prompt) for r in requests])
-    staged.lengths[:], staged.begin[:] = lengths, lengths
-    staged.limits[:] = torch.tensor(limits)
-    staged.gamma[:] = torch.tensor([gamma if r.gamma is None else r.gamma for r in requests])
-    staged.sampling.write(torch.arange(len(rows)), requests)
-    values, place = staged.tensors(), state.tokens.device
-    index = upload(rows, torch.int64, place)
-    for name, target in state.tensors().items():
-        if name not in COMPUTED:
-            target[index] = upload(values[name], target.dtype, place)
-
-
-def prompts(
-    rows: Sequence[int], requests: Sequence[Request], device: Device, max_tokens: int
-) -> tuple[Tensor, Tensor, list[Request]]:
-    """Rows `[K]`, right-padded prompts with their guesses `[K, P]`, and their requests. K and P are one of a
-    few sizes on a device with static shapes."""
-    rows, requests = list(rows), list(requests)
-    if device.static_shapes:
-        # Repeats the last row, which is then written twice with the same values.
-        padding = (1 << (len(rows) - 1).bit_length()) - len(rows)
-        rows, requests = rows + rows[-1:] * padding, requests + requests[-1:] * padding
-    fed = [(*r.prompt, *guess_of(r, max_tokens)) for r in requests]
-    padded = padded_to_bucket(fed, device, max_tokens)
-    place = device.torch
-    return upload(rows, torch.int64, place), upload(padded, torch.int64, place), requests
+        places, end = [], self.tokens.shape[1] - 1
+        for request in self.requests:
+            probe, last = request.probe, len(request.prompt) - 1
+            guessed = (min(last + i, end) for i in range(judged))
+            places.append([0 if probe is None else probe.slot, *guessed])
+        return places
 
 
 def padded_to_bucket(texts: Sequence[Sequence[int]], device: Device, most: int) -> list[list[int]]:
@@ -385,17 +353,3 @@ def padded_to_bucket(texts: Sequence[Sequence[int]], device: Device, most: int) 
         doubled = 1 << (length - 1).bit_length()  # behind the last bucket
         length = min(next((b for b in PROMPT_BUCKETS if b >= length), doubled), most)
     return [[*text, *[0] * (length - len(text))] for text in texts]
-
-
-def guess_of(request: Request, max_tokens: int) -> tuple[int, ...]:
-    """As much of a request's guess as a row of `max_tokens` can take, with the token that follows it. How
-    much the request's own limit leaves of it is decided where it is verified (`round.checked`)."""
-    return request.guess[: max(0, max_tokens - len(request.prompt) - 1)]
-
-
-def probabilities(logits: Tensor, request: Request) -> Tensor | None:
-    """The probabilities of a request's probe `[tokens]`, from the logits `[V]` at its slot."""
-    if request.probe is None:
-        return None
-    chances = logits.float().softmax(-1)
-    return chances[upload(request.probe.tokens, torch.int64, logits.device)]

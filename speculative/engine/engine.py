@@ -13,7 +13,6 @@ its result is `Finish.FAILED` with the error. After an exception in a drafter th
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -24,22 +23,18 @@ from typing import Any
 import torch
 
 from ..device import Device, at_most, choose
-from ..errors import BrokenError, DecodingError
+from ..errors import ENGINE, BrokenError, DecodingError
 from ..protocols import Drafter, Model, Processor, Rule, Schedule
 from ..requests import Mode, Partial, Request, Result
 from ..rounds.accept import RuleChoice
 from ..stats import Stats
 from .admission import Admission, DraftReader
 from .captures import capture_for
-from .faults import ENGINE
-from .periods import Periods
-from .results import Results
-from .runner import RoundRunner
+from .polls import Periods, Results
+from .runner import RoundRunner, RoundThreads, Shape, ShapeSet, measured_round
 from .schedule import Fixed
-from .shapes import Shape, ShapeSet
-from .shared import Shared, Sizes
+from .shared import Shared
 from .slots import Inbox, RequestQueue, Run, SlotState
-from .threads import RoundThreads, measured_round
 
 _NOTHING: Mapping[Any, int] = MappingProxyType({})
 
@@ -78,16 +73,28 @@ class Engine:
         self.device = choose("cpu") if device is None else device
         self.schedule = Fixed(5 if drafter is not None else 0) if schedule is None else schedule
         self.max_gamma = max(self.schedule.buckets)
-        sizes = Sizes(batch, self.max_gamma, ranks, max_tokens)
-        self._shared = shared = Shared.allocate(self.device, target, drafter, sizes, eos)
-        self.rows, rules = shared.rows, RuleChoice(rule, sampled, drafter)
+        self._shared = shared = Shared.allocate(
+            self.device,
+            target,
+            drafter,
+            eos,
+            batch=batch,
+            max_gamma=self.max_gamma,
+            ranks=ranks,
+            max_tokens=max_tokens,
+        )
+        self.batch, self.rows = batch, shared.rows
+        self.faults: Sequence[DecodingError] = shared.faults.recent
+        """The latest faults."""
+        rules = RuleChoice(rule, sampled, drafter)
         gammas, slots = self.schedule.buckets, self.rows.scratch
         self._shapes = shapes = ShapeSet.of(self.device, batch, slots, gammas, modes)
         capture = capture_for(self.device) if captured else None
-        self._reader = reader = DraftReader.of(shared, shapes, capture)
-        if reader is not None:
+        reader = None
+        if shared.drafting:
+            reader = DraftReader(shared, shapes, capture)
             rules.check()
-        processors = tuple(processors)
+        self._reader, processors = reader, tuple(processors)
         self._admission = Admission(
             shared,
             rules,
@@ -106,15 +113,6 @@ class Engine:
         self._card = self.device.guard()
         self._static = self.device.static_shapes
         self._rounds_per_poll, self._late = self.device.rounds_per_poll, self.device.late_reads
-
-    @property
-    def batch(self) -> int:
-        return self.rows.batch
-
-    @property
-    def faults(self) -> deque[DecodingError]:
-        """The latest faults."""
-        return self._shared.faults.recent
 
     @property
     def free(self) -> int:

@@ -1,28 +1,38 @@
 """Runs rounds: a callable for each static shape, captured where the device captures, and row by row where a
 round fails.
 
-Knows slots, rounds and shapes; nothing of schedules, admission or results.
+Every shape is a capture or a compilation, so each axis has few values, and the closed set of shapes is known
+before the first request (`ShapeSet`).
+
+Whether rounds run faster with one thread or with all of them is measured (`RoundThreads`). A round of few
+rows on a CPU consists of operators so small that waking a second thread costs more than it saves; one of many
+rows does not. Which of the two it is depends on model, batch and machine. Prompts and encoders are not
+limited: their operators are large. Knows slots, rounds and shapes; nothing of schedules, admission or
+results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 
+import torch
 from torch import Tensor
 
-from ..errors import DecodingError
+from ..device import Device, at_most, can_set
+from ..errors import DRAFT, ENGINE, OF_THE_DRAFTER, STAGE_AFTER, DecodingError
 from ..protocols import Processor
 from ..requests import Mode
 from ..rounds.accept import RuleChoice
 from ..rounds.round import Parts, run_round
-from ..rows import first_rows
+from ..rows import Counters, Rows, first_rows
 from ..types import Prefix
 from .captures import Capture
-from .faults import DRAFT, ENGINE, OF_THE_DRAFTER, STAGE_AFTER
-from .shapes import Shape, ShapeSet
 from .shared import Shared
 
 TIMED = frozenset({"draft", "score", "accept"})
@@ -30,6 +40,29 @@ TIMED = frozenset({"draft", "score", "accept"})
 
 Launch = Callable[[], int]
 """Runs a round; returns how many tokens were drafted."""
+
+EAGER_REACHES = (64, 128, 256, 512, 1024, 2048, 4096)
+"""How many slots attention reads where a shape costs nothing: a window of 30 s usually fills a third of
+Whisper's positions."""
+
+SHORTEST_CAPTURED = 128
+"""The shortest reach of captured rounds; the others double it. Half of it would serve a window only until
+its 64th token, and would spare large-v3 10 MB of self-attention keys per row and round, beside 246 MB of
+cross-attention keys and 1.6 GB of weights."""
+
+SECONDS = 0.4
+"""Time after which no further pair of rounds is measured; nothing is measured where one round takes a
+third of it, as its operators are large then."""
+
+PAIRS = 8
+"""Rounds measured with each number of threads, at most."""
+
+CLEAR = 1.4
+"""After two pairs nothing more is measured where one number takes so many times as long as the other. With
+all pairs it took 0.4 s of every start at batch 8, where one thread takes 1.8 times as long."""
+
+GAIN = 0.95
+"""One thread is chosen where its best round takes less than this share of the other's."""
 
 
 class RoundRunner:
@@ -89,7 +122,7 @@ class RoundRunner:
         found = self._parts.get((mode, drafter))
         if found is None:
             shared, rule = self._shared, self._rules.pick(sampling=mode.sampling)
-            drafting = shared.active_drafter if drafter else None
+            drafting = shared.drafter if drafter and shared.drafting else None
             found = Parts(shared.target, drafting, rule, self._processors, shared.eos)
             self._parts[mode, drafter] = found
         return found
@@ -188,3 +221,165 @@ class SingleRowProcessor:
         out = logits.clone()
         out[span] = self.processor(logits[span], own)
         return out
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The static part of a round."""
+
+    rows: int  # the first rows of the batch
+    gamma: int
+    mode: Mode
+    reach: int
+
+    @property
+    def size(self) -> tuple[int, int, int, int]:
+        """An order in which the captures of larger memory come first when reversed."""
+        cost = sum((self.mode.sampling, self.mode.bounded, self.mode.penalised, self.mode.ranked))
+        return self.rows, self.gamma, cost, self.reach
+
+
+@dataclass(frozen=True)
+class ShapeSet:
+    """The values of a shape's axes, and the shapes that they make.
+
+    Closed: requests that are admitted one by one, each in a mode that is covered, never meet in a round
+    whose shape is not in the set.
+    """
+
+    batches: tuple[int, ...]  # ascending, the last one is the whole batch
+    gammas: tuple[int, ...]  # of the schedule
+    modes: tuple[Mode, ...]  # one of them covers all the others together
+    reaches: tuple[int, ...]  # ascending, the last one is every slot
+
+    @classmethod
+    def of(
+        cls,
+        device: Device,
+        batch: int,
+        slots: int,
+        gammas: Sequence[int],
+        modes: Sequence[Mode],
+    ) -> ShapeSet:
+        """The axes on `device` for `batch` rows of `slots` slots.
+
+        cuda captures in tenths of a second: batches and reaches double. A Gaudi card compiles for minutes:
+        batches grow by four, and every round reads all slots.
+        """
+        batches: tuple[int, ...] = (batch,)
+        reaches: tuple[int, ...] = (*(r for r in EAGER_REACHES if r < slots), slots)
+        if device.kind == "cuda":
+            batches, reaches = powers(2, 1, batch), powers(2, SHORTEST_CAPTURED, slots)
+        elif device.kind == "hpu":
+            batches, reaches = powers(4, 1, batch), (slots,)
+        return cls(batches, tuple(gammas), closed(modes), reaches)
+
+    def __contains__(self, shape: Shape) -> bool:
+        return (
+            shape.rows in self.batches
+            # Rows whose drafter has failed run plain rounds, whatever the schedule.
+            and shape.gamma in (0, *self.gammas)
+            and shape.mode in self.modes
+            and shape.reach in self.reaches
+        )
+
+    def covers(self, need: Mode) -> bool:
+        """Whether a request that needs this mode can be decoded in a captured round."""
+        return any(mode.covers(need) for mode in self.modes)
+
+    def mode(self, need: Mode) -> Mode:
+        """The mode of a round for requests that are covered one by one: the first that covers them all."""
+        return next(mode for mode in self.modes if mode.covers(need))
+
+    def batch_for(self, rows: int) -> int:
+        """The smallest number of rows that holds the first `rows`."""
+        return self.batches[bisect_left(self.batches, rows)]
+
+    def pick(self, rows: int, gamma: int, mode: Mode, longest: int) -> Shape:
+        """The smallest shape that holds the first `rows` rows of at most `longest` tokens."""
+        return Shape(
+            rows=self.batches[bisect_left(self.batches, rows)],
+            gamma=gamma,
+            mode=mode,
+            reach=self.reaches[bisect_left(self.reaches, longest)],
+        )
+
+    def common(self, modes: Sequence[Mode]) -> Iterator[Shape]:
+        """The shapes of these modes and the schedule's gammas, largest first: graphs of one memory pool
+        reuse each other's blocks, and a smaller graph fits into those of a larger one."""
+        made = [
+            Shape(rows, gamma, mode, reach)
+            for rows in self.batches
+            for gamma in self.gammas
+            for mode in modes
+            for reach in self.reaches
+        ]
+        return iter(sorted(made, key=lambda shape: shape.size, reverse=True))
+
+
+def closed(modes: Sequence[Mode]) -> tuple[Mode, ...]:
+    """`modes`, followed by all of them together where none covers that. Requests of different modes share
+    a round; one mode that covers everything is enough for whichever meet."""
+    together = reduce(or_, modes, Mode())
+    if any(mode.covers(together) for mode in modes):
+        return tuple(modes)
+    return (*modes, together)
+
+
+def powers(factor: int, first: int, last: int) -> tuple[int, ...]:
+    """`first` and its multiples by powers of `factor` below `last`, then `last`."""
+    found = []
+    while first < last:
+        found.append(first)
+        first *= factor
+    return (*found, last)
+
+
+class RoundThreads:
+    """The number of threads for the rounds of one engine: all, until `choose` finds one to be faster."""
+
+    def __init__(self) -> None:
+        self.limit: int | None = None  # None: all threads
+        self.seconds: dict[int, float] = {}  # best round by number of threads; empty: not measured
+
+    def choose(
+        self, run: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Measures `run`, which runs a round, with one thread and with all threads in turn."""
+        every = torch.get_num_threads()
+        if every == 1 or not can_set():
+            return
+        began = clock()
+        run()  # the first one allocates memory and starts threads
+        if clock() - began > SECONDS / 3:
+            return
+        best = {every: float("inf"), 1: float("inf")}
+        for pair in range(PAIRS):
+            for count in best:
+                with at_most(count):
+                    start = clock()
+                    run()
+                    best[count] = min(best[count], clock() - start)
+            low, high = sorted(best.values())
+            if clock() - began > SECONDS or (pair and high > CLEAR * low):
+                break
+        self.seconds = best
+        self.limit = 1 if best[1] < GAIN * best[every] else None
+
+
+def measured_round(parts: Parts, gamma: int, *, batch: int, slots: int) -> Callable[[], object]:
+    """A round of `batch` active rows with one token each, for measurement: it writes to rows of its own,
+    and to the caches of target and drafter, whose rows must be free."""
+    device = parts.eos.device
+    rows = Rows.empty(batch, slots, device)
+    rows.limits.fill_(slots - gamma - 1)
+    rows.gamma.fill_(gamma)
+    rows.reach = min(slots, 64)
+    counters = Counters.zeros(max(gamma, 1), device)
+
+    def run() -> None:
+        rows.lengths.fill_(1)
+        rows.active.fill_(True)
+        run_round(rows, parts, gamma, counters)
+
+    return run

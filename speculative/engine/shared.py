@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from ..device import Device
+from ..errors import FaultLog
 from ..protocols import Drafter, Model, Needs
 from ..requests import check_whole
 from ..rows import Counters, Rows
 from ..stats import HostCounts, Stats
 from ..transfers import Stopwatch
-from .faults import FaultLog
-from .shapes import aligned
 from .slots import Slots
+
+ALIGNMENT = 8
+"""Slots, and so the reaches of captured rounds, are multiples of it: fused attention kernels read masks in
+vectors of 16 bytes and copy those whose rows are not aligned."""
 
 
 @dataclass(eq=False)
@@ -40,6 +43,7 @@ class Shared:
     watch: Stopwatch
     max_tokens: int
     max_gamma: int
+    drafting: bool  # whether any round may draft
     last_stats: Stats = field(default_factory=Stats)
 
     @classmethod
@@ -48,21 +52,30 @@ class Shared:
         device: Device,
         target: Model,
         drafter: Drafter | None,
-        sizes: Sizes,
         eos: Iterable[int],
+        *,
+        batch: int,
+        max_gamma: int,
+        ranks: int,
+        max_tokens: int | None,
     ) -> Shared:
-        """Allocates all memory. Raises `ValueError` for a drafter that does not fit, and `RequestError`
-        for impossible sizes."""
+        """Allocates all memory; `max_tokens` None: as many of a row as the target has positions. Raises
+        `ValueError` for a drafter that does not fit, and `RequestError` for impossible sizes."""
         needs = Needs() if drafter is None else drafter.needs
-        check_drafter(drafter, needs, target, sizes.max_gamma, device)
-        sizes.check(target)
-        limit = target.max_positions
-        tokens = limit if sizes.max_tokens is None else min(sizes.max_tokens, limit)
+        check_drafter(drafter, needs, target, max_gamma, device)
+        check_whole("batch", batch, 1)
+        tokens = target.max_positions
+        if max_tokens is not None:
+            check_whole("max_tokens", max_tokens, 1)
+            tokens = min(max_tokens, tokens)
+        check_whole("ranks", ranks, 0, target.vocab_size)
         # A round writes drafts up to max_gamma slots after the last token that a row can hold.
-        slots = aligned(tokens + sizes.max_gamma + 1, device)
+        slots = tokens + max_gamma + 1
+        if device.static_shapes:
+            slots = -(-slots // ALIGNMENT) * ALIGNMENT
         ends = frozenset(eos)
         with device.guard():
-            rows = Rows.empty(sizes.batch, slots, device.torch, sizes.ranks)
+            rows = Rows.empty(batch, slots, device.torch, ranks)
             shared = cls(
                 device=device,
                 target=target,
@@ -72,65 +85,37 @@ class Shared:
                 needs=needs,
                 rows=rows,
                 slots=Slots(rows, needs.always),
-                counters=Counters.zeros(sizes.max_gamma, device.torch),
+                counters=Counters.zeros(max_gamma, device.torch),
                 counts=HostCounts(),
-                faults=FaultLog(device),
+                faults=FaultLog(device.synchronize),
                 watch=Stopwatch(device),
                 max_tokens=tokens,
-                max_gamma=sizes.max_gamma,
+                max_gamma=max_gamma,
+                drafting=drafter is not None and max_gamma > 0,
             )
-            target.tap(needs.taps if sizes.max_gamma else ())
-            target.allocate(sizes.batch, slots)
+            target.tap(needs.taps if max_gamma else ())
+            target.allocate(batch, slots)
             if drafter is not None:
                 drafter.bind(target)
-                drafter.allocate(sizes.batch, slots, device.torch)
+                drafter.allocate(batch, slots, device.torch)
         return shared
-
-    @property
-    def active_drafter(self) -> Drafter | None:
-        """The drafter where any round may draft."""
-        return self.drafter if self.drafting else None
-
-    @property
-    def drafting(self) -> bool:
-        """Whether any round may draft."""
-        return self.drafter is not None and self.max_gamma > 0
 
     def stats(self, *, lost: bool) -> Stats:
         """Everything counted so far; waits for the device. What was read last where it is `lost`."""
         if not lost:
+            counts, counters = self.counts, self.counters
             with self.device.guard():
-                self.last_stats = self._read_stats()
+                self.last_stats = Stats(
+                    rounds=counts.rounds,
+                    row_rounds=int(counters.row_rounds),
+                    emitted=int(counters.emitted),
+                    drafted_at_depth=tuple(counters.drafted.tolist()),
+                    accepted_at_depth=tuple(counters.accepted.tolist()),
+                    target_forwards=counts.target_forwards,
+                    draft_forwards=counts.draft_forwards,
+                    seconds=self.watch.seconds,
+                )
         return replace(self.last_stats, faults=self.faults.count)
-
-    def _read_stats(self) -> Stats:
-        return Stats(
-            rounds=self.counts.rounds,
-            row_rounds=int(self.counters.row_rounds),
-            emitted=int(self.counters.emitted),
-            drafted_at_depth=tuple(self.counters.drafted.tolist()),
-            accepted_at_depth=tuple(self.counters.accepted.tolist()),
-            target_forwards=self.counts.target_forwards,
-            draft_forwards=self.counts.draft_forwards,
-            seconds=self.watch.seconds,
-        )
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much an engine holds."""
-
-    batch: int
-    max_gamma: int
-    ranks: int
-    max_tokens: int | None  # of a row; None: the target's positions
-
-    def check(self, target: Model) -> None:
-        """Raises `RequestError` for impossible sizes."""
-        check_whole("batch", self.batch, 1)
-        if self.max_tokens is not None:
-            check_whole("max_tokens", self.max_tokens, 1)
-        check_whole("ranks", self.ranks, 0, target.vocab_size)
 
 
 def check_drafter(

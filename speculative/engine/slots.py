@@ -31,18 +31,18 @@ class Slots:
             int, SlotState
         ] = {}  # by row, ascending; a new one after every change
         self.mode = Mode()  # that covers all of their requests
-        self.backlog = DraftBacklog()
+        # What the drafter has not read yet. It reads only when it is about to draft, so a schedule that does
+        # not draft costs nothing. It feeds the last two tokens of a row itself, and a round without drafts
+        # writes one: no row has more unread tokens after its prompt than there were such rounds since.
+        self.unread_prompts: dict[int, Request] = {}  # by row, of occupied slots only
+        self.unread_tokens = 0
         self.longest = 1  # an upper bound between polls, exact after each that is not late
         self.grown = 0  # tokens that a row may have gained in all rounds so far
         self.lengths = [1] * rows.batch  # as of the last poll
 
     def free(self) -> list[int]:
         """Rows without a request."""
-        return [row for row in range(self.rows.batch) if row not in self.occupied]
-
-    def drafting(self) -> list[int]:
-        """Occupied rows whose drafter has not failed."""
-        return [row for row, state in self.occupied.items() if state.draft_error is None]
+        return sorted(set(range(self.rows.batch)) - self.occupied.keys())
 
     def groups(self, gamma: int) -> list[Group]:
         """The groups of a round: all rows, or those whose drafter has failed apart from the others, so that
@@ -65,16 +65,18 @@ class Slots:
         self.grown += gained
         self.longest = min(max(self.longest, self.lengths[row] + gained), self._room)
         if prefill_pending:
-            self.backlog.prompts[row] = state.request
+            self.unread_prompts[row] = state.request
 
     def vacate(self, row: int) -> None:
         """Makes the slot free. The device row keeps its content until the next request."""
-        self._hold({other: state for other, state in self.occupied.items() if other != row})
-        self.backlog.prompts.pop(row, None)
+        others = dict(self.occupied)
+        del others[row]
+        self._hold(others)
+        self.unread_prompts.pop(row, None)
 
     def _hold(self, states: dict[int, SlotState]) -> None:
         self.occupied = dict(sorted(states.items()))
-        self.mode = Mode.of([state.request for state in states.values()])
+        self.mode = Mode.of(state.request for state in states.values())
 
     def cancel(self, rows: Collection[int]) -> None:
         """Stops decoding these rows; their slots are freed in the next poll."""
@@ -104,7 +106,7 @@ class Slots:
 
     def count_round(self, gamma: int) -> None:
         """Accounts for a round that is about to run."""
-        self.backlog.tokens += gamma == 0 and not self.observed
+        self.unread_tokens += gamma == 0 and not self.observed
         self.grown += gamma + 1
         self.longest = min(self.longest + gamma + 1, self._room)
 
@@ -123,7 +125,7 @@ class Slots:
     def reset(self) -> None:
         """Clears every row on the device; all slots are free."""
         assert not self.occupied
-        self.backlog.tokens, self.longest = 0, 1
+        self.unread_tokens, self.longest = 0, 1
         for row in range(self.rows.batch):
             self.rows.clear(row)
 
@@ -158,31 +160,6 @@ class Group(NamedTuple):
     rows: list[int]
     gamma: int
     drafter: bool  # whether the drafter takes part: it proposes, or observes a round without drafts
-
-
-@dataclass
-class DraftBacklog:
-    """What the drafter has not read yet. It reads only when it is about to draft, so a schedule that
-    does not draft costs nothing.
-
-    Invariant: `prompts` holds occupied slots only, and no row has more than `tokens` unread tokens
-    after its prompt. (The drafter feeds the last two tokens itself, and a round without drafts writes
-    one, so `tokens` is the number of such rounds since the last reading.)
-    """
-
-    prompts: dict[int, Request] = field(default_factory=dict)  # by row: its prefill is pending
-    tokens: int = 0
-
-    def take_prompts(self) -> dict[int, Request]:
-        """The pending prompts, which count as read from here on."""
-        prompts, self.prompts = self.prompts, {}
-        return prompts
-
-    def take_tokens(self, longest: int) -> int:
-        """How many of the last tokens of a row are unread, in rows of at most `longest`; they count as
-        read from here on."""
-        tokens, self.tokens = min(self.tokens, longest), 0
-        return tokens
 
 
 class RequestQueue:

@@ -7,10 +7,9 @@ import torch
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
-from forescribe.speculative.engine.faults import FaultLog
-from forescribe.speculative.engine.periods import Periods
+from forescribe.speculative.engine.polls import Periods
 from forescribe.speculative.engine.runner import SingleRowProcessor
-from forescribe.speculative.errors import RequestError
+from forescribe.speculative.errors import FaultLog, RequestError
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Finish, Guarantee, Source
 from forescribe.speculative.rounds.accept import GreedyMatch, RuleChoice, TokenRejection
@@ -101,11 +100,11 @@ def test_the_drafter_reads_only_when_it_is_about_to_draft():
     made.submit(Request((1, 2)))
     for _ in range(3):
         made.step()
-    backlog = made._shared.slots.backlog
-    assert backlog.prompts and backlog.tokens == 3 and not made.stats.draft_forwards
+    held = made._shared.slots
+    assert held.unread_prompts and held.unread_tokens == 3 and not made.stats.draft_forwards
     schedule.gamma = 2
     made.step()
-    assert not backlog.prompts and not backlog.tokens
+    assert not held.unread_prompts and not held.unread_tokens
     assert made.stats.draft_forwards == 2 + 2  # the prompt, the text, and two drafts
 
 
@@ -258,7 +257,7 @@ def test_a_processor_for_one_row_leaves_the_others_as_they_are():
 
 
 def test_a_fault_log_counts_all_and_keeps_the_latest():
-    log = FaultLog(CPU)
+    log = FaultLog(CPU.synchronize)
     assert log.attempt(lambda: None, "prefill") is None
     for n in range(20):
         error = log.attempt(lambda n=n: {}[n], "prefill")

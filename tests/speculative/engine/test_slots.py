@@ -48,7 +48,7 @@ def test_rows_whose_drafter_failed_are_not_observed_in_rounds_without_drafts():
     held.stop_drafting(1, error())
     assert held.groups(0) == [([0, 2], 0, True), ([1], 0, False)]
     held.count_round(0)
-    assert held.backlog.tokens == 0  # nothing to catch up with
+    assert held.unread_tokens == 0  # nothing to catch up with
 
 
 def test_a_guess_counts_as_growth_until_its_length_is_read():
@@ -85,7 +85,7 @@ steps = st.lists(
 
 @given(steps)
 def test_the_backlog_holds_occupied_slots_and_never_too_few_tokens(work):
-    """The invariants of `DraftBacklog` and `Slots`, against a record of every single row."""
+    """The invariants of `Slots`, against a record of every single row."""
     held, lengths, unread = slots(), {}, {}
     for action, number in work:
         if action == "occupy" and held.free():
@@ -101,12 +101,10 @@ def test_the_backlog_holds_occupied_slots_and_never_too_few_tokens(work):
                 lengths[row] = min(lengths[row] + number + 1, TOKENS)
                 unread[row] += number == 0
         elif action == "read":
-            assert held.backlog.take_prompts().keys() <= lengths.keys()
-            taken = held.backlog.take_tokens(held.longest)
-            assert all(min(n, lengths[row]) <= taken for row, n in unread.items())
+            held.unread_prompts, held.unread_tokens = {}, 0
             unread = dict.fromkeys(unread, 0)
-        assert held.backlog.prompts.keys() <= lengths.keys()
-        assert all(n <= held.backlog.tokens for n in unread.values())
+        assert held.unread_prompts.keys() <= lengths.keys()
+        assert all(n <= held.unread_tokens for n in unread.values())
         assert all(n <= held.longest <= TOKENS for n in lengths.values())
 
 

@@ -10,7 +10,7 @@ import torch
 from forescribe.speculative import Engine, ModelDrafter, Request
 from forescribe.speculative.engine import admission
 from forescribe.speculative.engine.admission import CatchUp
-from forescribe.speculative.engine.shapes import ShapeSet
+from forescribe.speculative.engine.runner import ShapeSet
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rows import Rows

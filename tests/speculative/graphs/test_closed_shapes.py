@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forescribe.speculative import Request
-from forescribe.speculative.engine.shapes import ShapeSet, closed
+from forescribe.speculative.engine.runner import ShapeSet, closed
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.requests import Mode, Sampling
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running

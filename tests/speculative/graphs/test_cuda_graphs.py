@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine, Request
-from forescribe.speculative.engine.shapes import ShapeSet
+from forescribe.speculative.engine.runner import ShapeSet
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Mode, Result
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running

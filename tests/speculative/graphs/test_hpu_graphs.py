@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forescribe.speculative.engine.shapes import ShapeSet
+from forescribe.speculative.engine.runner import ShapeSet
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.requests import Mode
 from tests.speculative.graphs.recorder import Recorder, check_operator, compare, tensors

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine
-from forescribe.speculative.engine import prefill
-from forescribe.speculative.engine.prefill import PrefillRunner
+from forescribe.speculative.engine import captures
+from forescribe.speculative.engine.captures import PrefillRunner
 from forescribe.speculative.models.caches import Natural
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.weights import Linear
@@ -22,7 +22,8 @@ CUDA = CudaOnCpu("cuda", torch.float32)
 
 
 def prompts_of(engine: Engine) -> PrefillRunner:
-    return engine._admission._prompts
+    assert engine._admission._prefills is not None
+    return engine._admission._prefills
 
 
 def test_a_shape_that_comes_again_is_captured_and_the_tokens_are_equal(cuda: FakeCuda) -> None:
@@ -70,15 +71,15 @@ def test_large_logits_and_many_shapes_are_not_kept(cuda: FakeCuda, monkeypatch: 
     engine = whisper_engine(CUDA, 0, decoder=LeanWhisperDecoder)
     prompts = prompts_of(engine)
     prompts._seen = {(2, 4, 1), (2, 4, 9)}
-    monkeypatch.setattr(prefill, "MOST_BYTES", 4 * 2 * engine.target.vocab_size)
+    monkeypatch.setattr(captures, "MOST_BYTES", 4 * 2 * engine.target.vocab_size)
     assert prompts._wanted((2, 4, 1)) and not prompts._wanted((2, 4, 9))
-    monkeypatch.setattr(prefill, "MOST_GRAPHS", 0)
+    monkeypatch.setattr(captures, "MOST_GRAPHS", 0)
     assert not prompts._wanted((2, 4, 1))
 
 
 def test_a_model_without_encoder_states_is_prefilled_as_it_is(cuda: FakeCuda) -> None:
     engine = tiny_engine(CUDA, 0)
-    assert prompts_of(engine)._capture is None and isinstance(engine.target, TinyModel)
+    assert engine._admission._prefills is None and isinstance(engine.target, TinyModel)
 
 
 @pytest.mark.parametrize(("rows", "nodes", "split"), [(1, 3, True), (1, 1, False), (3, 3, False)])

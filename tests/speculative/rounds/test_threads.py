@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.engine.threads import PAIRS, RoundThreads
+from forescribe.speculative.engine.runner import PAIRS, RoundThreads
 from forescribe.speculative.testing import TinyModel
 
 
