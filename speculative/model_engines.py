@@ -29,13 +29,14 @@ from .models.plain import PlainWhisper
 from .models.quantized import int8_encoder, is_int8
 from .models.slot_model import SlotModel
 from .models.weights import encoder_of
-from .native.decoder import (
+from .native.adapters import (
     NativeCausalDecoder,
+    NativeEncoder,
     NativeWhisperDecoder,
     native_causal_gap,
     unsupported,
+    unsupported_encoder,
 )
-from .native.encoder import NativeEncoder, unsupported_encoder
 from .native.library import missing
 
 log = logging.getLogger(__name__)

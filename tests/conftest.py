@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from forescribe.asr.audio.sandbox import Decoders
-    from forescribe.speculative.native.encoder import NativeEncoder
+    from forescribe.speculative.native.adapters import NativeEncoder
 
 # Shared machines are slow at times; random failures that cannot be repeated are worse than fewer cases.
 settings.register_profile("suite", deadline=None, derandomize=True)
@@ -49,10 +49,10 @@ if "FORESCRIBE_CACHE" not in os.environ:
 def no_advice() -> Iterator[None]:
     """Commands print the same on machines without native kernels. The advice to compile them has tests of its
     own, which call it directly."""
-    from forescribe.speculative.native import kernel_build
+    from forescribe.speculative.native import library
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel_build, "advice", lambda *args, **options: None)
+        patch.setattr(library, "advice", lambda *args, **options: None)
         yield
 
 
@@ -77,7 +77,7 @@ def encoded_once() -> Iterator[None]:
     `test_native_encoder` says."""
     import torch
 
-    from forescribe.speculative.native.encoder import NativeEncoder
+    from forescribe.speculative.native.adapters import NativeEncoder
 
     make, encode = NativeEncoder.__init__, NativeEncoder.states
     weights: WeakKeyDictionary[NativeEncoder, tuple[bytes, ...]] = WeakKeyDictionary()

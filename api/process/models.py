@@ -181,7 +181,7 @@ class Failure:
 def log_engine(what: str, used: str, *, asked: str, device: str) -> None:
     """Log the engine that a model was loaded with; as a warning, where this machine lacks the kernels of a
     faster one. They are compiled in the background, where that is possible, for the next start."""
-    from forescribe.speculative.native.kernel_build import advice
+    from forescribe.speculative.native.library import advice
 
     hint = advice(used, asked=asked, device=device)
     facts = {"event": "engine", "what": what, "engine": used}

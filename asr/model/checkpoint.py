@@ -48,7 +48,7 @@ from forescribe.speculative.models.quantized import (
     quantize_whisper,
     stored_weights,
 )
-from forescribe.speculative.native.encoder import NativeEncoder
+from forescribe.speculative.native.adapters import NativeEncoder
 
 from ..audio.features import Extractor
 from ..errors import CapacityError, ModelError, out_of_memory

@@ -24,7 +24,7 @@ from forescribe.speculative.models.checkpoint import GENERATION, loading
 from forescribe.speculative.models.hub import find
 from forescribe.speculative.models.vocabularies import TokenMap
 from forescribe.speculative.models.weights import encoder_of
-from forescribe.speculative.native.encoder import NativeEncoder
+from forescribe.speculative.native.adapters import NativeEncoder
 
 from ..audio.features import Extractor
 from ..errors import ModelError

@@ -21,8 +21,7 @@ from forescribe.speculative.model_engines import ModelEngine, whisper_decoder
 from forescribe.speculative.models.slot_model import SlotModel
 from forescribe.speculative.models.vocabularies import MappedVocabulary, TokenMap, mapped
 from forescribe.speculative.models.weights import encoder_of
-from forescribe.speculative.native.decoder import NativeWhisperDecoder
-from forescribe.speculative.native.encoder import NativeEncoder
+from forescribe.speculative.native.adapters import NativeEncoder, NativeWhisperDecoder
 
 from ..audio.features import Extractor
 from .presets import Pair

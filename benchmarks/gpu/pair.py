@@ -23,7 +23,7 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.models.plain import Encoder
-from forescribe.speculative.native.decoder import NativeWhisperDecoder
+from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.protocols import Model, Schedule
 from forescribe.speculative.requests import Mode
 

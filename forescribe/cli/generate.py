@@ -178,7 +178,7 @@ def generate(**values: Any) -> None:
 
 
 def _load(options: GenerateOptions, batch: int) -> TextGenerator:
-    from forescribe.speculative.native.kernel_build import advice
+    from forescribe.speculative.native.library import advice
     from forescribe.text.generator import TextGenerator
     from forescribe.text.presets import resolve
 

@@ -362,7 +362,7 @@ def _engine(options: ListenOptions, console: Console, diarizer: Diarizer | None)
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.model.presets import made_for, resolve
     from forescribe.asr.model.special_tokens import check_request
-    from forescribe.speculative.native.kernel_build import advice
+    from forescribe.speculative.native.library import advice
 
     from .live_session import LiveEngine
 

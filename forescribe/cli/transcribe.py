@@ -201,7 +201,7 @@ def load_transcriber(
     and UsageError."""
     from forescribe.asr.audio.reader_pool import readers_for
     from forescribe.asr.decode.transcriber import Transcriber
-    from forescribe.speculative.native.kernel_build import advice
+    from forescribe.speculative.native.library import advice
 
     if options.threads:
         import torch

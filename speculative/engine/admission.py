@@ -161,7 +161,7 @@ class Admission:
 
 
 class DraftReader:
-    """Lets the drafter read what is in the backlog. A row on which that fails is decoded without drafts."""
+    """Lets the drafter read what it lacks. A row on which that fails is decoded without drafts."""
 
     def __init__(self, shared: Shared, shapes: ShapeSet, capture: Capture | None = None) -> None:
         assert shared.drafter is not None

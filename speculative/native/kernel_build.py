@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import LoadError
 from . import library_file
-from .library import Library, missing
+from .library import Library
 
 HOW = "python -m forescribe.speculative.native.kernel_build"
 
@@ -45,16 +45,6 @@ def build(path: Path, flags: Sequence[str] = ()) -> None:
         library_file.compile_library(made, openmp=threads, flags=flags)
         library_file.try_library(made, runtime)
         made.replace(path)
-
-
-def advice(used: str, *, asked: str | None, device: str) -> str | None:
-    """What to tell the user of a command that decodes with the engine `used`, where it is not the native one
-    because this machine lacks the kernels; None where another engine was `asked` for, or the `device` is no
-    CPU."""
-    if used == "native" or asked not in (None, "auto") or device != "cpu":
-        return None
-    problem = missing()  # None: the model has no native form
-    return problem and f"the native kernels, several times faster on CPUs, are not used: {problem}"
 
 
 if __name__ == "__main__":

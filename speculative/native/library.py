@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LoadError
+from ..rounds.choice import Allowed, Choice
 from . import library_file
 
 ABI = 6
@@ -77,6 +78,16 @@ def missing() -> str | None:
     """Why the kernels cannot be used here; None where they can."""
     found = _found()
     return str(found) if isinstance(found, LoadError) else None
+
+
+def advice(used: str, *, asked: str | None, device: str) -> str | None:
+    """What to tell the user of a command that decodes with the engine `used`, where it is not the native one
+    because this machine lacks the kernels; None where another engine was `asked` for, or the `device` is no
+    CPU."""
+    if used == "native" or asked not in (None, "auto") or device != "cpu":
+        return None
+    problem = missing()  # None: the model has no native form
+    return problem and f"the native kernels, several times faster on CPUs, are not used: {problem}"
 
 
 @lru_cache(maxsize=1)
@@ -171,9 +182,7 @@ class Library:
         self, model: Whisper, states: list[int], rows: int, workspace: int, size: int, threads: int
     ) -> None:
         """Keys and values of encoder states at these addresses, into the rows at `rows`."""
-        pointers = (POINTER(c_float) * len(states))(
-            *(ctypes.cast(address, POINTER(c_float)) for address in states)
-        )
+        pointers = (c_void_p * len(states))(*states)
         self._check(
             self._functions.fs_whisper_cross(
                 byref(model), pointers, rows, len(states), workspace, size, threads
@@ -191,7 +200,7 @@ class Library:
             self._functions.fs_encode(byref(model), features, states, workspace, size, threads)
         )
 
-    def choose_tokens(self, choice: Choice) -> None:
+    def choose_tokens(self, choice: ChoiceRecord) -> None:
         self._check(self._functions.fs_choose(byref(choice)))
 
     @staticmethod
@@ -231,6 +240,37 @@ def checked(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> Tenso
 
 def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def choose_natively(kernels: Library, logits: Tensor, allowed: Allowed | None) -> Choice:
+    """As `rounds.choice.choose`, as one call: no masked logits are made. Where `joint` decides between two
+    sides that are equal to rounding, the sums' order may decide otherwise than torch's. Raises ValueError for
+    a tensor of another dtype, device or shape."""
+    rows, nodes, vocab = logits.shape
+    logits = checked("logits", logits, torch.float32, rows, nodes, vocab)
+    best = Choice(torch.empty((rows, nodes), dtype=torch.int64), torch.empty((rows, nodes)))
+    record = ChoiceRecord(
+        count=rows * nodes,
+        vocab=vocab,
+        logits=logits.data_ptr(),
+        tokens=best.tokens.data_ptr(),
+        logprobs=best.logprobs.data_ptr(),
+        threads=torch.get_num_threads(),
+    )
+    if allowed is not None:
+        kinds = len(allowed.bias)
+        given = {  # kept until the call ends
+            "bias": checked("bias", allowed.bias, torch.float32, kinds, vocab),
+            "kind": checked("kind", allowed.kind, torch.int64, rows, nodes),
+            "low": checked("low", allowed.low, torch.int64, rows, nodes),
+            "high": checked("high", allowed.high, torch.int64, rows, nodes),
+            "joint": checked("joint", allowed.joint, torch.bool, rows, nodes),
+        }
+        for name, tensor in given.items():
+            setattr(record, name, tensor.data_ptr())
+        record.split, record.kinds = allowed.split, kinds
+    kernels.choose_tokens(record)
+    return best
 
 
 class Linear(Structure):
@@ -357,7 +397,7 @@ class Draft(Structure):
     ]  # fmt: skip
 
 
-class Choice(Structure):
+class ChoiceRecord(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("count", "vocab", "split", "kinds")),
         *((name, c_void_p) for name in ("logits", "bias", "kind", "low", "high", "joint", "tokens",
@@ -391,7 +431,7 @@ _SIGNATURES = {
     ),
     "fs_causal_workspace": (c_int64, [POINTER(Causal), c_int64, c_int32]),
     "fs_causal_forward": (c_int32, [POINTER(Causal), POINTER(Step)]),
-    "fs_choose": (c_int32, [POINTER(Choice)]),
+    "fs_choose": (c_int32, [POINTER(ChoiceRecord)]),
     "fs_whisper_draft": (c_int32, [POINTER(Whisper), POINTER(Step), POINTER(Draft)]),
     "fs_causal_draft": (c_int32, [POINTER(Causal), POINTER(Step), POINTER(Draft)]),
 }

@@ -2,13 +2,13 @@
 
 A `Packer` owns what it makes: addresses in the records of `library` are valid as long as it lives. Packing
 takes as long as reading the weights several times, and the result as much memory as the weights. The adapters
-of one model therefore share one (`packed_once`), which is freed with the model. Knows the records of
+of one model therefore share one (`PACKED`), which is freed with the model. Knows the records of
 `models.weights`, and models by identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from ctypes import Structure, addressof
 from dataclasses import dataclass
 from typing import Any
@@ -37,26 +37,6 @@ EXACT = (Stored.EXACT_INT8, Stored.EXACT_BFLOAT16, Stored.EXACT_FLOAT16)
 """Forms of float32 matrices in fewer bytes, the cheapest first: most of a decoder's time is reading its
 weights."""
 
-_packed: WeakKeyDictionary[Any, tuple[tuple[Hashable, object], Packed]] = WeakKeyDictionary()
-"""The last form of each model, with what it was made of."""
-
-
-def packed_once(
-    model: Any,
-    form: Hashable,
-    state: Callable[[], object],
-    make: Callable[[], Packed],
-) -> Packed:
-    """What `make` returned for this form of the model before, if it was the last one and the weights still
-    have the same `state`, or none any more; else what it returns now."""
-    known, now = _packed.get(model), state()
-    if known is not None and known[0][0] == form and now in (None, known[0][1]):
-        return known[1]
-    _packed.pop(model, None)  # before the new one is made: both at a time would be a third copy
-    made = make()
-    _packed[model] = (form, state()), made
-    return made
-
 
 @dataclass(frozen=True, eq=False)
 class Packed:
@@ -66,6 +46,12 @@ class Packed:
     packer: Packer
     record: library.Whisper | library.Causal
     layers: Sequence[Structure]
+    form: Hashable  # what it depends on besides the weights
+    state: object  # of the weights it was made of
+
+
+PACKED: WeakKeyDictionary[Any, Packed] = WeakKeyDictionary()
+"""The last form of each model."""
 
 
 class Packer:
@@ -170,10 +156,12 @@ class Packer:
         return library.Linear(packed.weight, bias, packed.storage)
 
 
-def whisper_record(packer: Packer, weights: WhisperWeights) -> library.Whisper:
-    """The model's record, without layers, caches and what an adapter chooses for those; a head with fewer
-    rows than the embedding gives fewer logits."""
-    return library.Whisper(
+def whisper_records(
+    packer: Packer, weights: WhisperWeights
+) -> tuple[library.Whisper, list[library.WhisperLayer]]:
+    """The records of the model and of its layers, without caches and what an adapter chooses for those; a
+    head with fewer rows than the embedding gives fewer logits."""
+    record = library.Whisper(
         width=weights.width,
         heads=weights.heads,
         layers=len(weights.layers),
@@ -181,7 +169,7 @@ def whisper_record(packer: Packer, weights: WhisperWeights) -> library.Whisper:
         vocab=weights.embedding.shape[0],
         outputs=weights.head.weight.shape[0],
         positions=weights.positions.shape[0],
-        weight_storage=weights_stored(packer, weights.head),
+        weight_storage=packer.stored if weights.head.scale is None else Stored.INT8,  # all or none
         activation=library.ACTIVATIONS[weights.activation],
         eps=weights.eps,
         embedding=packer.matrix(weights.embedding),
@@ -189,17 +177,13 @@ def whisper_record(packer: Packer, weights: WhisperWeights) -> library.Whisper:
         norm=packer.norm(weights.norm),
         head=packer.linear(weights.head),
     )
-
-
-def whisper_layers(packer: Packer, weights: WhisperWeights) -> list[library.WhisperLayer]:
-    """The records of all layers, without their caches."""
     width, heads = weights.width, weights.heads
     projections = weights.cross_kv.weight.view(len(weights.layers), 2, width, width)
     biases = weights.cross_kv.bias
     if biases is None:
         biases = torch.zeros(len(weights.layers) * 2 * width)
     biases = biases.view(len(weights.layers), 2, width)
-    return [
+    layers = [
         library.WhisperLayer(
             self_norm=packer.norm(layer.self_norm),
             qkv=packer.linear(layer.qkv),
@@ -222,14 +206,18 @@ def whisper_layers(packer: Packer, weights: WhisperWeights) -> list[library.Whis
         )
         for i, layer in enumerate(weights.layers)
     ]
+    return record, layers
 
 
-def causal_record(packer: Packer, weights: CausalWeights, vocab: int) -> library.Causal:
-    """The model's record for logits of `vocab` tokens, without layers, caches and angles."""
+def causal_records(
+    packer: Packer, weights: CausalWeights, vocab: int
+) -> tuple[library.Causal, list[library.CausalLayer]]:
+    """The records of the model, for logits of `vocab` tokens, and of its layers, without caches and
+    angles."""
     own = weights.head.weight.shape[0]
     outputs = min(vocab, own)
     head = weights.head.rows(slice(outputs))
-    return library.Causal(
+    record = library.Causal(
         width=weights.embedding.shape[1],
         heads=weights.heads,
         key_heads=weights.kv_heads,
@@ -239,7 +227,7 @@ def causal_record(packer: Packer, weights: CausalWeights, vocab: int) -> library
         vocab=weights.embedding.shape[0],
         outputs=outputs,
         columns=vocab,
-        weight_storage=weights_stored(packer, head),
+        weight_storage=packer.stored if head.scale is None else Stored.INT8,
         cache_storage=packer.stored,
         activation=library.ACTIVATIONS[weights.activation],
         eps=weights.eps,
@@ -248,11 +236,7 @@ def causal_record(packer: Packer, weights: CausalWeights, vocab: int) -> library
         norm=packer.plain(weights.norm.weight),
         projection=packer.linear(head),
     )
-
-
-def causal_layers(packer: Packer, weights: CausalWeights) -> list[library.CausalLayer]:
-    """The records of all layers, without their caches."""
-    return [_causal_layer(packer, layer) for layer in weights.layers]
+    return record, [_causal_layer(packer, layer) for layer in weights.layers]
 
 
 def encoder_record(packer: Packer, weights: EncoderWeights) -> tuple[library.Encoder, object]:
@@ -288,11 +272,6 @@ def encoder_record(packer: Packer, weights: EncoderWeights) -> tuple[library.Enc
         layer=addressof(array),
     )
     return record, array
-
-
-def weights_stored(packer: Packer, head: Linear) -> Stored:
-    """How a model with this head stores its matrices: in int8 they all are, or none is."""
-    return packer.stored if head.scale is None else Stored.INT8
 
 
 def alternating(linear: Linear) -> Linear:

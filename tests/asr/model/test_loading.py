@@ -28,7 +28,7 @@ from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine, whisper_engine
 from forescribe.speculative.models.plain import PlainWhisper
 from forescribe.speculative.models.weights import encoder_of
-from forescribe.speculative.native import decoder
+from forescribe.speculative.native import adapters
 from forescribe.speculative.native.library import missing
 from tests.asr.model import folders
 
@@ -512,7 +512,7 @@ def test_the_lean_engine_is_taken_unless_the_modules_are_asked_for(target) -> No
 
 @pytest.fixture
 def no_kernels(monkeypatch) -> None:
-    monkeypatch.setattr(decoder, "missing", lambda: "they are not compiled; build them with: ...")
+    monkeypatch.setattr(adapters, "missing", lambda: "they are not compiled; build them with: ...")
 
 
 def test_without_kernels_auto_is_lean_and_native_is_refused_with_the_command(

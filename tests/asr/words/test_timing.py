@@ -119,7 +119,7 @@ def test_kernels_and_modules_read_the_same_attention_and_languages(whisper, monk
     place = choose("cpu", dtype)
     native = load(Pair(whisper.pair.target), place, network=False, engine=ModelEngine.NATIVE)
     modules = load(Pair(whisper.pair.target), place, network=False, engine=ModelEngine.LEAN)
-    monkeypatch.setattr("forescribe.speculative.native.decoder.PART", 7)
+    monkeypatch.setattr("forescribe.speculative.native.adapters.PART", 7)
     config, random = native.target.config, np.random.default_rng(0)
     features = torch.randn((2, config.num_mel_bins, 2 * config.max_source_positions))
     encoded = modules.encode(features)

@@ -216,7 +216,7 @@ def undisturbed(marked: int, gamma: int, temperature: float, sometimes: bool) ->
 def check_clean(engine: Engine) -> None:
     """Nothing is left of anybody."""
     assert engine.idle and engine.free == BATCH
-    assert not engine._shared.slots.backlog.prompts and not engine._queue.waiting
+    assert not engine._shared.slots.unread_prompts and not engine._queue.waiting
     assert not engine.rows.active.any()
 
 

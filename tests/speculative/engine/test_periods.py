@@ -146,7 +146,7 @@ def test_a_period_reports_its_rounds_once():
 def test_what_the_drafter_reads_is_timed_apart_from_the_rounds():
     schedule = Recording()
     made, clock, _ = periods(schedule)
-    made._shared.slots.backlog.prompts[0] = Request((1,))
+    made._shared.slots.unread_prompts[0] = Request((1,))
     clock[0] = 5.0
 
     def read() -> None:

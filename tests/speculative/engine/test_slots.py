@@ -84,7 +84,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_the_backlog_holds_occupied_slots_and_never_too_few_tokens(work):
+def test_unread_prompts_are_of_occupied_slots_and_unread_tokens_never_too_few(work):
     """The invariants of `Slots`, against a record of every single row."""
     held, lengths, unread = slots(), {}, {}
     for action, number in work:

@@ -12,7 +12,7 @@ from torch import Tensor
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
-from forescribe.speculative.native.decoder import NativeWhisperDecoder
+from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.requests import Guarantee, Sampling
 from forescribe.speculative.testing import TinyModel
 

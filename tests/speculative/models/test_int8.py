@@ -28,8 +28,8 @@ from forescribe.speculative.models.quantized import (
     rounded,
 )
 from forescribe.speculative.models.weights import cut, fused, linear_of
-from forescribe.speculative.native import decoder as native_whisper
-from forescribe.speculative.native.decoder import NativeCausalDecoder
+from forescribe.speculative.native import adapters as native_whisper
+from forescribe.speculative.native.adapters import NativeCausalDecoder
 from tests.speculative.models.causal_lms import causal_lm
 from tests.speculative.native.cases import Shape, model
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from forescribe.speculative.models.lean import LeanCausalDecoder, LeanWhisperDecoder
 from forescribe.speculative.models.modules import CausalDecoder, WhisperDecoder
 from forescribe.speculative.models.slot_model import SlotModel
-from forescribe.speculative.native.decoder import PROMPT, NativeCausalDecoder, NativeWhisperDecoder
+from forescribe.speculative.native.adapters import PROMPT, NativeCausalDecoder, NativeWhisperDecoder
 from tests.speculative.models.causal_lms import VOCAB, causal_lm
 from tests.speculative.models.whispers import encoder_states, whisper
 

@@ -22,7 +22,7 @@ from forescribe.speculative.models.vocabularies import (
     TokenMap,
     mapped,
 )
-from forescribe.speculative.native.decoder import NativeWhisperDecoder
+from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft
 

@@ -16,7 +16,7 @@ from transformers import WhisperConfig, WhisperForCausalLM
 from forescribe.speculative import Engine, Fixed, Request, Result
 from forescribe.speculative.models.modules import CausalDecoder, WhisperDecoder
 from forescribe.speculative.models.quantized import quantize_causal, quantize_whisper
-from forescribe.speculative.native.decoder import NativeCausalDecoder, NativeWhisperDecoder
+from forescribe.speculative.native.adapters import NativeCausalDecoder, NativeWhisperDecoder
 from forescribe.speculative.native.library import load
 from forescribe.speculative.requests import Sampling
 from forescribe.speculative.rows import Rows

@@ -15,8 +15,7 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.modules import WhisperDecoder
-from forescribe.speculative.native.decoder import NativeWhisperDecoder
-from forescribe.speculative.native.encoder import NativeEncoder
+from forescribe.speculative.native.adapters import NativeEncoder, NativeWhisperDecoder
 from forescribe.speculative.native.library import load, missing
 from forescribe.text import TextGenerator
 from forescribe.text.language_model import load as load_text

@@ -20,7 +20,7 @@ from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.lean import LeanCausalDecoder
 from forescribe.speculative.models.modules import CausalDecoder
-from forescribe.speculative.native.decoder import NativeCausalDecoder
+from forescribe.speculative.native.adapters import NativeCausalDecoder
 from forescribe.text import TextGenerator
 from forescribe.text.language_model import load
 from forescribe.text.streaming import Options

@@ -15,8 +15,8 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.model_engines import causal_decoder
 from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.quantized import quantized
-from forescribe.speculative.native import decoder as native_decoder
-from forescribe.speculative.native.decoder import NativeCausalDecoder, NativeWhisperDecoder
+from forescribe.speculative.native import adapters as native_decoder
+from forescribe.speculative.native.adapters import NativeCausalDecoder, NativeWhisperDecoder
 from forescribe.speculative.native.library import Stored, load, missing
 from forescribe.speculative.native.packing import Packer
 from forescribe.text.language_model import load as load_text

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.models.quantized import int8_product
-from forescribe.speculative.native.decoder import NativeWhisperDecoder
+from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.native.library import load, missing
 
 from . import cases

@@ -11,7 +11,7 @@ import torch
 
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.native import kernel_build, library, library_file
-from forescribe.speculative.native.kernel_build import advice
+from forescribe.speculative.native.library import advice
 from forescribe.speculative.native.library_file import CompilerError
 
 
@@ -90,13 +90,13 @@ def test_a_compilers_error_is_reported(monkeypatch, tmp_path) -> None:
 
 
 def test_without_kernels_a_command_says_so_in_one_line(monkeypatch) -> None:
-    monkeypatch.setattr(kernel_build, "missing", lambda: f"they are not compiled; {library.BUILD}")
+    monkeypatch.setattr(library, "missing", lambda: f"they are not compiled; {library.BUILD}")
     said = advice("lean", asked=None, device="cpu")
     assert said is not None and "several times faster" in said and kernel_build.HOW in said
     assert advice("native", asked=None, device="cpu") is None
     assert advice("lean", asked="lean", device="cpu") is None
     assert advice("lean", asked=None, device="cuda") is None
-    monkeypatch.setattr(kernel_build, "missing", lambda: None)  # the model has no native form
+    monkeypatch.setattr(library, "missing", lambda: None)  # the model has no native form
     assert advice("modules", asked=None, device="cpu") is None
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from forescribe.speculative.native.decoder import (
+from forescribe.speculative.native.adapters import (
     NativeCausalDecoder,
+    NativeEncoder,
     NativeWhisperDecoder,
     choose_natively,
 )
-from forescribe.speculative.native.encoder import NativeEncoder
 from forescribe.speculative.native.library import Stored, load, missing
 from forescribe.speculative.native.packing import Packer
 from forescribe.speculative.rounds.choice import Allowed

@@ -15,7 +15,7 @@ from forescribe.speculative import model_engines
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.quantized import int8_encoder, is_int8
-from forescribe.speculative.native.encoder import NativeEncoder, unsupported_encoder
+from forescribe.speculative.native.adapters import NativeEncoder, unsupported_encoder
 
 pytestmark = pytest.mark.native
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative import ModelDrafter
-from forescribe.speculative.native.decoder import (
+from forescribe.speculative.native.adapters import (
     NativeCausalDecoder,
     NativeWhisperDecoder,
     choose_natively,

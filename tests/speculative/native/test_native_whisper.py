@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.native import decoder as native_decoder
-from forescribe.speculative.native.decoder import NativeWhisperDecoder, unsupported
+from forescribe.speculative.native import adapters as native_decoder
+from forescribe.speculative.native.adapters import NativeWhisperDecoder, unsupported
 
 from . import cases
 from .cases import SLOTS, Shape, adapters, prefill, states, tokens

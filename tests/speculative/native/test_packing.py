@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forescribe.speculative.model_engines import causal_decoder
-from forescribe.speculative.native.decoder import NativeCausalDecoder, NativeWhisperDecoder
+from forescribe.speculative.native.adapters import NativeCausalDecoder, NativeWhisperDecoder
 from forescribe.speculative.native.library import Stored, load
 from forescribe.speculative.native.packing import Packer
 from tests.speculative.models.causal_lms import causal_lm

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forescribe.speculative.native import decoder as native
+from forescribe.speculative.native import adapters as native
 from tests.speculative.models.causal_lms import WINDOW
 
 from .cases import SLOTS, Kind, Shape, decoder, oracle, states_of, tokens

@@ -16,7 +16,7 @@ from forescribe.speculative.models.hub import path
 from forescribe.speculative.models.lean import LeanCausalDecoder
 from forescribe.speculative.models.modules import CausalDecoder
 from forescribe.speculative.models.quantized import as_floats
-from forescribe.speculative.native.decoder import NativeCausalDecoder, native_causal_gap
+from forescribe.speculative.native.adapters import NativeCausalDecoder, native_causal_gap
 from tests.speculative.models.causal_lms import VOCAB, causal_lm
 from tests.speculative.models.families import tiny
 from tests.speculative.models.lean.pairs import Pair, close

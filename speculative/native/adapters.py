@@ -1,10 +1,15 @@
-"""Whisper's decoder and Llama-like decoders as one native call, under the core's `Model` protocol.
+"""Models whose forward is one native call, on CPUs: Whisper's and Llama-like decoders, under the core's
+`Model` protocol, and Whisper's encoder.
 
-The same arguments and tokens as the decoders of `models.lean`, on CPUs. A row's logits do not depend on the
+The same arguments and tokens as the decoders of `models.lean`. A row's logits do not depend on the
 batch, the number of nodes or the number of threads, to the last bit: a round with drafts computes exactly
 what plain decoding computes. Slots that a query may not read are never loaded, so nothing of an earlier
 sequence in a row can reach the next one. A call gets addresses: dtype, device and shape of every tensor are
 checked before.
+
+The encoder reads the weights of an unmodified transformers encoder, in float32 or bfloat16. A window's states
+depend neither on the windows beside it nor on the number of threads, to the last bit, and NaN in one window
+stays there.
 """
 
 from __future__ import annotations
@@ -12,7 +17,9 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Sequence
 from ctypes import Structure, addressof
+from functools import partial
 from math import prod
+from threading import Lock
 from typing import Any
 
 import torch
@@ -25,6 +32,7 @@ from ..models.lean import causal_gap
 from ..models.slot_model import SlotModel, WhisperModel
 from ..models.weights import (
     CausalWeights,
+    EncoderWeights,
     WhisperWeights,
     decoder_parameters,
     head_of,
@@ -32,12 +40,10 @@ from ..models.weights import (
 )
 from ..rounds.choice import Allowed, Choice
 from ..types import Prefilled, Scores
-from . import library
 from .library import (
     ACTIVATIONS,
     STORED,
     Causal,
-    CausalLayer,
     Draft,
     Library,
     Step,
@@ -45,19 +51,11 @@ from .library import (
     WhisperLayer,
     Workspace,
     checked,
+    choose_natively,
     load,
     missing,
 )
-from .packing import (
-    PANEL,
-    Packed,
-    Packer,
-    causal_layers,
-    causal_record,
-    packed_once,
-    whisper_layers,
-    whisper_record,
-)
+from .packing import PACKED, PANEL, Packed, Packer, causal_records, encoder_record, whisper_records
 
 PART = 64
 """Tokens of a text in one call while it is aligned with the audio: bounds the memory for logits."""
@@ -86,21 +84,26 @@ class NativeDecoder(SlotModel, ABC):
         state: Callable[[], object],
         records: Callable[[Packer], tuple[Whisper | Causal, Sequence[Structure]]],
     ) -> None:
-        """Takes the records of a model and its layers, which `records` packs unless an adapter of the same
-        storage and head has done so from weights in the same `state`."""
+        """Takes the records of a model and its layers: those that `records` returned for an adapter of the
+        same storage and head before, if it was the last one and the weights still have the same `state`, or
+        none any more; else what it returns now."""
         self.library, self.stored, self._workspace = load(), stored, Workspace()
         listed = None if self.listed is None else tuple(self.listed.tolist())
         form = (self.library.instruction_set, stored, self.vocab_size, listed)
-
-        def made() -> Packed:
+        known, now = PACKED.get(model), state()
+        if known is not None and known.form == form and now in (None, known.state):
+            self._packed = known
+        else:
+            PACKED.pop(
+                model, None
+            )  # before the new one is made: both at a time would be a third copy
             packer = Packer(self.library, STORED[stored])
-            packed = Packed(packer, *records(packer))
+            record, packed_layers = records(packer)
             packer.close()
-            return packed
-
-        self._packed = packed = packed_once(model, form, state, made)
-        self._record = type(packed.record).from_buffer_copy(packed.record)
-        self._layers = (type(packed.layers[0]) * len(packed.layers))(*packed.layers)
+            self._packed = PACKED[model] = Packed(packer, record, packed_layers, form, state())
+        record, layers = self._packed.record, self._packed.layers
+        self._record = type(record).from_buffer_copy(record)
+        self._layers = (type(layers[0]) * len(layers))(*layers)
         self._record.layer = addressof(self._layers)
 
     def allocate(self, batch: int, slots: int) -> None:
@@ -251,7 +254,7 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
                     "its weights were let go, and packed in another form: load it again"
                 )
             weights = WhisperWeights.of(model, self.listed)
-            return whisper_record(packer, weights), whisper_layers(packer, weights)
+            return whisper_records(packer, weights)
 
         self._pack(model, stored, state, records)
         record = self._record
@@ -327,10 +330,12 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
 
     def _cross(self, rows: Tensor, encoder_states: Sequence[Any]) -> None:
         """Keys and values of these states into the rows `[K]` of the caches."""
-        states, threads = (
-            [self._states(self.pick(s)) for s in encoder_states],
-            torch.get_num_threads(),
-        )
+        states, threads = [], torch.get_num_threads()
+        for given in encoder_states:
+            own = self.pick(given).to(self.device, torch.float32).contiguous()
+            if own.shape != (self.sources, self._record.width):
+                raise ValueError(f"encoder states of shape {tuple(own.shape)}")
+            states.append(own)
         size = self.library.workspace(self._record, 1, threads)
         self.library.whisper_cross(
             self._record,
@@ -340,12 +345,6 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
             size,
             threads,
         )
-
-    def _states(self, states: Tensor) -> Tensor:
-        states = states.to(self.device, torch.float32).contiguous()
-        if states.shape != (self.sources, self._record.width):
-            raise ValueError(f"encoder states of shape {tuple(states.shape)}")
-        return states
 
 
 class NativeCausalDecoder(NativeDecoder, CausalModel):
@@ -358,10 +357,7 @@ class NativeCausalDecoder(NativeDecoder, CausalModel):
         if reason is not None:
             raise LoadError(f"{self.config.model_type} cannot run natively: {reason}")
         self.weights = weights = CausalWeights.of(self.model)
-
-        def records(packer: Packer) -> tuple[Causal, list[CausalLayer]]:
-            return causal_record(packer, weights, self.vocab_size), causal_layers(packer, weights)
-
+        records = partial(causal_records, weights=weights, vocab=self.vocab_size)
         self._pack(self.model, stored, lambda: version(self.model.parameters()), records)
         record = self._record
         self._columns = self.vocab_size
@@ -401,23 +397,63 @@ class NativeCausalDecoder(NativeDecoder, CausalModel):
                 here = (nodes >= first) & (nodes < first + part.shape[1])  # [K, M]
                 row = torch.arange(len(tokens))[:, None].expand_as(nodes)
                 chosen[here] = self.whole(logits[row[here], nodes[here] - first])
-        return Prefilled(
-            chosen, torch.cat([t for t in taps if t is not None], 1) if self.taps else None
-        )
+        read = torch.cat([t for t in taps if t is not None], 1) if self.taps else None
+        return Prefilled(chosen, read)
+
+
+class NativeEncoder:
+    """The states of windows. Calls of several threads wait for each other: they share one workspace. Raises
+    LoadError where `unsupported_encoder` has a reason."""
+
+    def __init__(self, encoder: Any) -> None:
+        reason = unsupported_encoder(encoder)
+        if reason is not None:
+            raise LoadError(reason)
+        self.library: Library = load()
+        self.dtype: torch.dtype = encoder.conv1.weight.dtype
+        # Whole: a window's positions read every number dozens of times, and widening each would cost more
+        # than the memory's time.
+        self._packer = Packer(self.library, STORED[self.dtype], exact=())
+        self._record, self._layers = encoder_record(self._packer, EncoderWeights.of(encoder))
+        self._packer.close()
+        self.positions = int(self._record.sources)
+        self._workspace, self._lock = Workspace(), Lock()
+
+    def __call__(self, features: Tensor) -> list[Tensor]:
+        """States `[S, D]` of each window of `features [B, M, 2 S]`, in the modules' dtype. Raises ValueError
+        for features of another length."""
+        if features.shape[-1] != 2 * self.positions:
+            raise ValueError(f"a window has {2 * self.positions} frames, not {features.shape[-1]}")
+        return [self.states(window) for window in features]
+
+    def states(self, features: Tensor) -> Tensor:
+        """States `[S, D]` of one window `[M, 2 S]`, which may be shorter than the encoder's."""
+        record, threads = self._record, torch.get_num_threads()
+        mels, frames = features.shape
+        if mels != record.mels or frames % 2 or not 0 < frames <= 2 * self.positions:
+            raise ValueError(f"features of shape {tuple(features.shape)}")
+        features = features.detach().to("cpu", torch.float32).contiguous()
+        states = torch.empty((frames // 2, int(record.width)))
+        with self._lock:
+            record.sources = frames // 2
+            size = self.library.encoder_workspace(record, threads)
+            self.library.encode(
+                record,
+                features.data_ptr(),
+                states.data_ptr(),
+                self._workspace.at_least(size),
+                size,
+                threads,
+            )
+        return states.to(self.dtype)
 
 
 def unsupported(model: Any) -> str | None:
     """Why a Whisper model cannot run natively here; None where it can."""
-    config = model.config
-    heads = config.decoder_attention_heads
-    device = model.model.decoder.embed_tokens.weight.device
+    config, device = model.config, model.model.decoder.embed_tokens.weight.device
     if device.type != "cpu":
         return f"native kernels are for CPUs, and the model is on {device}"
-    if config.d_model % heads or config.d_model // heads % 8 or config.decoder_ffn_dim % 8:
-        return f"heads of {config.d_model}/{heads} columns are not a multiple of 8"
-    if config.activation_function not in ACTIVATIONS:
-        return f"native kernels do not have the activation {config.activation_function}"
-    return missing()
+    return _size_gap(config, config.decoder_attention_heads, config.decoder_ffn_dim)
 
 
 def native_causal_gap(model: Any) -> str | None:
@@ -440,32 +476,22 @@ def native_causal_gap(model: Any) -> str | None:
     return missing()
 
 
-def choose_natively(kernels: Library, logits: Tensor, allowed: Allowed | None) -> Choice:
-    """As `rounds.choice.choose`, as one call: no masked logits are made. Where `joint` decides between two
-    sides that are equal to rounding, the sums' order may decide otherwise than torch's. Raises ValueError for
-    a tensor of another dtype, device or shape."""
-    rows, nodes, vocab = logits.shape
-    logits = checked("logits", logits, torch.float32, rows, nodes, vocab)
-    best = Choice(torch.empty((rows, nodes), dtype=torch.int64), torch.empty((rows, nodes)))
-    record = library.Choice(
-        count=rows * nodes,
-        vocab=vocab,
-        logits=logits.data_ptr(),
-        tokens=best.tokens.data_ptr(),
-        logprobs=best.logprobs.data_ptr(),
-        threads=torch.get_num_threads(),
-    )
-    if allowed is not None:
-        kinds = len(allowed.bias)
-        given = {  # kept until the call ends
-            "bias": checked("bias", allowed.bias, torch.float32, kinds, vocab),
-            "kind": checked("kind", allowed.kind, torch.int64, rows, nodes),
-            "low": checked("low", allowed.low, torch.int64, rows, nodes),
-            "high": checked("high", allowed.high, torch.int64, rows, nodes),
-            "joint": checked("joint", allowed.joint, torch.bool, rows, nodes),
-        }
-        for name, tensor in given.items():
-            setattr(record, name, tensor.data_ptr())
-        record.split, record.kinds = allowed.split, kinds
-    kernels.choose_tokens(record)
-    return best
+def unsupported_encoder(encoder: Any) -> str | None:
+    """Why a `WhisperEncoder` cannot run natively here; None where it can."""
+    config, weight = encoder.config, encoder.conv1.weight
+    if weight.device.type != "cpu" or weight.dtype not in STORED:
+        return (
+            "the native encoder is for float32 and bfloat16 on CPUs, and this one is "
+            f"{weight.dtype} on {weight.device}"
+        )
+    if config.num_mel_bins % 2:
+        return f"{config.num_mel_bins} mel bins are not even"
+    return _size_gap(config, config.encoder_attention_heads, config.encoder_ffn_dim)
+
+
+def _size_gap(config: Any, heads: int, inner: int) -> str | None:
+    if config.d_model % heads or config.d_model // heads % 8 or inner % 8:
+        return f"heads of {config.d_model}/{heads} columns are not a multiple of 8"
+    if config.activation_function not in ACTIVATIONS:
+        return f"native kernels do not have the activation {config.activation_function}"
+    return missing()
