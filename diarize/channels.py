@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from forescribe.asr.audio.containers import open_container
 from forescribe.asr.audio.inputs import Input
-from forescribe.asr.audio.reading import LOUDEST
-from forescribe.asr.audio.resampling import Resampler, resampler
+from forescribe.asr.audio.reading import LOUDEST, Resampler, resampler
 from forescribe.asr.decode.options import Hook, Options, Outcome, Progress
 from forescribe.asr.errors import AudioError, ForescribeError, UsageError
 from forescribe.asr.formats.files import RECORDING

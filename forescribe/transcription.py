@@ -23,7 +23,7 @@ from forescribe.asr.decode.options import Guards, Hook, Options, Outcome
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.formats.transcript_parts import seconds
-from forescribe.asr.model.special_tokens import Task
+from forescribe.asr.model.tokens import Task
 
 if TYPE_CHECKING:
     import os
@@ -331,7 +331,7 @@ def _local(source: Input) -> Iterator[Input]:
         yield source
         return
     from forescribe.asr.batch.spool import SpoolFolder
-    from forescribe.asr.sources import Source
+    from forescribe.asr.storage.locations import Source
     from forescribe.asr.storage.stores import Stores
 
     location = Location.parse(source)

@@ -133,7 +133,7 @@ def _default(option: Any) -> str:
 
 def flags() -> str:
     """The page of flags that are gone, and of those of other programs that have no meaning here."""
-    from forescribe.cli.foreign_flags import FOREIGN, GONE
+    from forescribe.cli.option_records import FOREIGN, GONE
 
     page = [
         "# Flags that are gone, and flags of other programs",

@@ -48,7 +48,6 @@ LIGHT = (
     "asr.errors",
     "asr.live.events",
     "asr.model.presets",
-    "asr.sources",
     "asr.storage.locations",
     "api.workers",
     "api.settings",

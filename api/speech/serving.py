@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.live.events import LiveOptions, Tell
     from forescribe.asr.live.stream import LiveStream
-    from forescribe.asr.model.special_tokens import SpecialTokens
+    from forescribe.asr.model.tokens import SpecialTokens
     from forescribe.diarize.diarizer import Diarizer
 
 
@@ -186,7 +186,7 @@ class Serving(Lifecycle):
     def language(self, name: str, param: str = "language") -> str:
         """The code of a language, or of several, separated by commas. Raises ApiError `invalid_value`, which
         names the field `param`, for one that the model does not know."""
-        from forescribe.asr.model.special_tokens import known_languages, language_codes
+        from forescribe.asr.model.tokens import known_languages, language_codes
 
         codes, tokens = language_codes(name), self.facts.tokens
         if tokens is None:

@@ -28,8 +28,7 @@ from ..errors import AudioError, UsageError, how_to_install
 from ..formats.transcript_parts import Notice
 from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm, Reader
 from .opening import UNKNOWN_SIZE
-from .reading import Recording, open_audio
-from .resampling import live_resampler
+from .reading import Recording, live_resampler, open_audio
 
 Samples = NDArray[np.float32]
 

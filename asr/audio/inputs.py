@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import AudioError, UsageError
+from ..errors import AudioError, UsageError, visible
 from ..formats.transcript_parts import SAMPLE_RATE, Notice, seconds
 from ..segment.windows import WindowSpan
 from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm
@@ -48,6 +48,9 @@ class Sound:
 
     samples: NDArray[Any]
     rate: int
+
+    def reader(self) -> _SoundReader:
+        return _SoundReader(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +133,30 @@ def as_input(audio: Any, rate: float | None = None) -> Input:
     return cast(Input, audio)
 
 
+class _SoundReader:
+    """The `Reader` of samples in memory."""
+
+    notices: tuple[Notice, ...] = ()
+
+    def __init__(self, sound: Sound) -> None:
+        self.sound = sound
+        self.declared_s: float | None = len(sound.samples) / sound.rate
+
+    def read(self) -> Iterator[Pcm]:
+        """Samples [T, C] float32, integers scaled to -1 to 1."""
+        samples = self.sound.samples
+        if samples.dtype.kind in "iu":
+            half = float(1 << (8 * samples.dtype.itemsize - 1))
+            samples = samples / half - (samples.dtype.kind == "u")
+        with np.errstate(over="ignore"):
+            frames = (samples[:, None] if samples.ndim == 1 else samples).astype(np.float32)
+        for start in range(0, len(frames), READ_SAMPLES):
+            yield Pcm(frames[start : start + READ_SAMPLES], self.sound.rate)
+
+    def close(self) -> None:
+        pass
+
+
 class _DecodedFileReader:
     """The `Reader` of a decoded file: a container of one channel."""
 
@@ -147,6 +174,15 @@ class _DecodedFileReader:
 
     def close(self) -> None:
         """Nothing to close: the decoded file stays open."""
+
+
+def name_of(source: Input) -> str:
+    """The name of a recording for messages: a path as it was given, else what it is."""
+    if isinstance(source, Sound | tuple | Mapping):
+        return ARRAY
+    if isinstance(source, str | os.PathLike):
+        return "<stdin>" if source == "-" else visible(str(source))
+    return "<bytes>" if isinstance(source, bytes) else str(getattr(source, "name", "<file>"))
 
 
 def _from_mapping(audio: Mapping[str, Any], rate: float | None) -> Input:

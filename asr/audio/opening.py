@@ -10,10 +10,14 @@ Knows nothing of decoders and samples. Import is light.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
+import shutil
 import stat
 import struct
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,6 +93,38 @@ def open_path(path: Path, name: str) -> BinaryIO:
         raise AudioError(f"{name}: no such file; {hint}", code="missing_file") from error
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         raise unreadable(name, error) from error
+
+
+def seekable_file(
+    source: str | os.PathLike[str] | bytes | BinaryIO, name: str
+) -> tuple[BinaryIO, bool]:
+    """A seekable file of a recording, "-" for standard input, and whether to close it. What cannot seek is
+    copied to disk first, because the index of an mp4 may be at its end."""
+    if isinstance(source, bytes):
+        return io.BytesIO(source), True
+    if source == "-":
+        return _copied_to_disk(sys.stdin.buffer), True
+    if isinstance(source, str | os.PathLike):
+        file = open_path(Path(source), name)
+        if file.seekable():
+            return file, True
+        with file:
+            return _copied_to_disk(file), True
+    if source.seekable():
+        source.seek(0)
+        return source, False
+    return _copied_to_disk(source), True
+
+
+def _copied_to_disk(file: BinaryIO) -> BinaryIO:
+    copy = tempfile.TemporaryFile()  # closed with the recording
+    try:
+        shutil.copyfileobj(file, copy)
+        copy.seek(0)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
 
 
 def unreadable(name: str, error: OSError | ValueError) -> AudioError:

@@ -9,36 +9,46 @@ values that are not finite are replaced by 0. What a reader of the transcript ha
 recording is in `recording.warnings`. A path is only a path: nothing is fetched, and no `file:`,
 `concat:` or `http:` is interpreted.
 
+Blocks are resampled with the same result as one call for the whole recording: torchaudio's resampler is a
+filter of finite width, so a block with enough samples of its neighbours yields exactly the samples that the
+whole would yield.
+
 `length_of` is the length of a file by its header, for scheduling and progress bars, without decoding. A wrong
 one costs some speed, but no words. Knows nothing of speech.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import os
-import shutil
 import stat
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from itertools import chain
-from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import AudioError, ForescribeError, visible
+from ..errors import AudioError, ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, Notice, merged, seconds
-from ..sources import Source
 from .containers import DEMUXERS, Pcm, Reader, open_container
-from .inputs import ARRAY, DecodedFile, Input, Sound, Spans, as_input
-from .opening import empty, open_path
-from .resampling import Resampler, resampler
+from .inputs import DecodedFile, Input, Sound, Spans, as_input, name_of
+from .opening import empty, seekable_file
 
 Samples = NDArray[np.float32]
+
+FILTER_WIDTH = 6
+ROLLOFF = 0.99
+"""torchaudio's defaults: zero crossings on each side, and the cut-off frequency as a fraction of the
+Nyquist frequency."""
+
+MAX_KERNEL = 1 << 22
+"""Elements. A rate without a common divisor with 16,000 (44,099 Hz) would need a filter bank of
+gigabytes."""
+
+MIN_CALL = 1 << 16
+"""The minimum number of samples per call of the filter."""
 
 LOUDEST = 1e6
 """A larger sample is damage, not sound: its square would overflow in the spectrum and spoil the whole
@@ -81,27 +91,18 @@ def open_audio(
     source = as_input(source)
     assert not isinstance(source, tuple | Mapping)  # those are samples by now
     name = name or name_of(source)
-    if isinstance(source, Sound):
-        samples = _ArrayReader(Pcm(_frames(source.samples), source.rate))
-        return Recording(samples, name=name, block_s=block_s, max_s=max_s)
-    if isinstance(source, DecodedFile):
+    if isinstance(source, Sound | DecodedFile):
         return Recording(source.reader(), name=name, block_s=block_s, max_s=max_s)
-    file, owned = _binary_file(source, name)
-    try:
+    with ExitStack() as opened:
+        file, owned = seekable_file(source, name)
+        if owned:
+            opened.callback(file.close)
         if not file.read(1):
             raise empty(name)
         reader = open_container(file, name, demuxers)
-        try:
-            recording = Recording(reader, name=name, block_s=block_s, max_s=max_s)
-        except BaseException:
-            reader.close()
-            raise
-    except BaseException:
-        if owned:
-            file.close()
-        raise
-    if owned:
-        recording._files.append(file)
+        opened.callback(reader.close)
+        recording = Recording(reader, name=name, block_s=block_s, max_s=max_s)
+        recording._opened = opened.pop_all()
     return recording
 
 
@@ -121,7 +122,7 @@ class Recording:
         name: str,
         block_s: float = 30.0,
         max_s: float | None = None,
-        resample: Callable[[int], Resampler] = resampler,
+        resample: Callable[[int], Resampler] | None = None,
     ) -> None:
         if not 1 <= block_s * SAMPLE_RATE < math.inf:
             raise ValueError(f"block_s is {block_s}; a block needs one sample or more")
@@ -133,13 +134,13 @@ class Recording:
         self.sample_count = 0
         self._reader = reader
         self._block = round(block_s * SAMPLE_RATE)
-        self._max_s, self._resample = max_s, resample
+        self._max_s, self._resample = max_s, resample or resampler
         self._warnings: list[Notice] = []
         self._replaced = 0
         self._rate = SAMPLE_RATE
         self._kept: int | None = None  # the channel used where they cancel each other
         self._cancelled_s = 0.0
-        self._files: list[BinaryIO] = []
+        self._opened = ExitStack()  # what is closed with it
         self._pcm = self._primed()
 
     @property
@@ -176,8 +177,7 @@ class Recording:
     def close(self) -> None:
         """Close what was opened for it. A file object that was passed in stays open."""
         self._reader.close()
-        while self._files:
-            self._files.pop().close()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -262,25 +262,6 @@ def read_audio(source: Input) -> Samples:
         return np.concatenate([np.zeros(0, np.float32), *recording.blocks()])
 
 
-def name_of(source: Input) -> str:
-    """The name of a recording for messages: a path as it was given, else what it is."""
-    if isinstance(source, Sound | tuple | Mapping):
-        return ARRAY
-    if isinstance(source, str | os.PathLike):
-        return "<stdin>" if source == "-" else visible(str(source))
-    return "<bytes>" if isinstance(source, bytes) else str(getattr(source, "name", "<file>"))
-
-
-def length_s(source: Source) -> float:
-    """The duration in seconds: from the list of inputs, or `length_of` its file; estimated from the size of a
-    recording that is to be fetched."""
-    if source.length_s is not None:
-        return source.length_s
-    if source.location is not None:
-        return source.entry.size / BYTES_PER_S if source.entry is not None else 0.0
-    return length_of(source.path)
-
-
 def length_of(path: str) -> float:
     """The duration of a file in seconds: from its header, or estimated from its size; 0 where nothing is
     known, as for a pipe. Does not raise for a bad file."""
@@ -305,30 +286,6 @@ def _declared_s(path: str) -> float | None:
         return None
 
 
-class _ArrayReader:
-    def __init__(self, pcm: Pcm) -> None:
-        self.pcm = pcm
-        self.declared_s: float | None = len(pcm.samples) / pcm.rate
-        self.notices: list[Notice] = []
-
-    def read(self) -> Iterator[Pcm]:
-        step = 1 << 16
-        for start in range(0, len(self.pcm.samples), step):
-            yield Pcm(self.pcm.samples[start : start + step], self.pcm.rate)
-
-    def close(self) -> None:
-        pass
-
-
-def _frames(array: NDArray[Any]) -> NDArray[np.float32]:
-    """Samples [T] or [T, C] as float32 [T, C], integers scaled to -1 to 1."""
-    if array.dtype.kind in "iu":
-        half = float(1 << (8 * array.dtype.itemsize - 1))
-        array = array / half - (array.dtype.kind == "u")
-    with np.errstate(over="ignore"):
-        return (array[:, None] if array.ndim == 1 else array).astype(np.float32)
-
-
 def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:
     held: list[Samples] = []
     count = 0
@@ -347,33 +304,124 @@ def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:
         yield np.concatenate(held)
 
 
-def _binary_file(
-    source: str | os.PathLike[str] | bytes | BinaryIO, name: str
-) -> tuple[BinaryIO, bool]:
-    """A seekable file, and whether to close it. What cannot seek is copied to disk first, because the
-    index of an mp4 may be at its end."""
-    if isinstance(source, bytes):
-        return io.BytesIO(source), True
-    if source == "-":
-        return _copied_to_disk(sys.stdin.buffer), True
-    if isinstance(source, str | os.PathLike):
-        file = open_path(Path(source), name)
-        if file.seekable():
-            return file, True
-        with file:
-            return _copied_to_disk(file), True
-    if source.seekable():
-        source.seek(0)
-        return source, False
-    return _copied_to_disk(source), True
+class Resampler(Protocol):
+    """Converts mono samples to 16 kHz: n samples become ceil(n * 16000 / rate)."""
+
+    def push(self, samples: Samples) -> Samples:
+        """Add samples; returns those that are ready, which may be none."""
+
+    def finish(self) -> Samples:
+        """Return the rest. The resampler cannot be used again."""
 
 
-def _copied_to_disk(file: BinaryIO) -> BinaryIO:
-    copy = tempfile.TemporaryFile()  # closed with the recording
-    try:
-        shutil.copyfileobj(file, copy)
-        copy.seek(0)
-    except BaseException:
-        copy.close()
-        raise
-    return copy
+def resampler(rate: int) -> Resampler:
+    """The resampler for a rate in Hz. Raises ValueError for a rate that is not positive."""
+    if rate <= 0:
+        raise ValueError(f"sample rate of {rate} Hz")
+    if rate == SAMPLE_RATE:
+        return _Same()
+    divisor = math.gcd(rate, SAMPLE_RATE)
+    orig, new = rate // divisor, SAMPLE_RATE // divisor
+    width = math.ceil(FILTER_WIDTH * orig / (min(orig, new) * ROLLOFF))
+    return _Sinc(orig, new, width) if new * (2 * width + orig) <= MAX_KERNEL else _Soxr(rate)
+
+
+def live_resampler(rate: int) -> Resampler:
+    """As `resampler`, for audio that is still being spoken: nothing is held back but the few milliseconds of
+    the filter. Its samples differ slightly from those of `resampler`."""
+    if rate <= 0:
+        raise ValueError(f"sample rate of {rate} Hz")
+    return _Same() if rate == SAMPLE_RATE else _Soxr(rate)
+
+
+class _Same:
+    def push(self, samples: Samples) -> Samples:
+        return samples
+
+    def finish(self) -> Samples:
+        return np.zeros(0, np.float32)
+
+
+class _Sinc:
+    """`torchaudio.functional.resample` over blocks.
+
+    Its unit is a group: `orig` input samples become `new` output samples, with the same filters in each
+    group. A group needs the samples within `width` of it, so `context` groups on both sides are kept.
+    """
+
+    def __init__(self, orig: int, new: int, width: int) -> None:
+        self.orig, self.new = orig, new
+        self.context = math.ceil(width / orig) + 1
+        self.buffer = np.zeros(0, np.float32)
+        self.waiting: list[Samples] = []
+        self.count = 0  # samples waiting
+        self.lead = 0  # groups at the start of the buffer that were returned: they are context
+
+    def push(self, samples: Samples) -> Samples:
+        # The frames of a codec may last 20 ms; a call per frame would cost more than the filter itself.
+        self.waiting.append(samples)
+        self.count += len(samples)
+        if self.count < MIN_CALL:
+            return np.zeros(0, np.float32)
+        groups = self._take() // self.orig
+        ready = groups - self.context
+        if ready <= self.lead:
+            return np.zeros(0, np.float32)
+        resampled = self._resample(self.buffer[: groups * self.orig])[
+            self.lead * self.new : ready * self.new
+        ]
+        drop = max(0, ready - self.context)
+        self.buffer = self.buffer[drop * self.orig :]
+        self.lead = ready - drop
+        return resampled
+
+    def finish(self) -> Samples:
+        self._take()
+        return self._resample(self.buffer)[self.lead * self.new :]
+
+    def _take(self) -> int:
+        """Move the waiting samples into the buffer; returns its length."""
+        self.buffer = np.concatenate([self.buffer, *self.waiting])
+        self.waiting, self.count = [], 0
+        return len(self.buffer)
+
+    def _resample(self, samples: Samples) -> Samples:
+        import torch
+        from torchaudio.functional import resample
+
+        if not len(samples):
+            return samples
+        given = resample(
+            torch.from_numpy(samples),
+            self.orig,
+            self.new,
+            lowpass_filter_width=FILTER_WIDTH,
+            rolloff=ROLLOFF,
+        )
+        return np.asarray(given.numpy(), np.float32)
+
+
+class _Soxr:
+    """libsoxr, for live audio and rates that torchaudio cannot convert; same output length, another (better)
+    filter."""
+
+    def __init__(self, rate: int) -> None:
+        import soxr
+
+        self.rate = rate
+        self.stream = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
+        self.taken = 0
+        self.given = 0
+
+    def push(self, samples: Samples) -> Samples:
+        self.taken += len(samples)
+        block = np.asarray(self.stream.resample_chunk(samples), np.float32)
+        self.given += len(block)
+        return block
+
+    def finish(self) -> Samples:
+        rest = np.asarray(
+            self.stream.resample_chunk(np.zeros(0, np.float32), last=True), np.float32
+        )
+        due = max(0, -(-self.taken * SAMPLE_RATE // self.rate) - self.given)
+        return np.pad(rest, (0, max(0, due - len(rest))))[:due]

@@ -1,6 +1,6 @@
 """Many recordings in one run: what is done already, the order of the rest, and a result for each.
 
-    batch = Batch(sources, outputs, settings=fingerprint.settings({...}))
+    batch = Batch(sources, outputs, settings=settings_hash({...}))
     transcriber = Transcriber.load("tiny.en")
     for result in batch.run(transcriber, options):
         print(result.record.path, result.record.status)
@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..audio.reading import length_s
+from ..audio.reading import BYTES_PER_S, length_of
 from ..errors import CapacityError, ForescribeError, out_of_memory
-from ..sources import Source
-from . import fingerprint
+from ..storage.locations import Source
 from .interrupts import Stop
+from .ledger import content_hash, file_version
 from .outputs import Outputs, RecordingResult, Writer
 from .spool import Fetching, LocalCopy, Spool
 
@@ -98,17 +98,19 @@ class Batch:
         self.done = [] if overwrite else [s for s in sources if self._writer.is_done(s)]
         done = {source.path for source in self.done}
         rest = [source for source in sources if source.path not in done]
-        self.todo = _longest_first(rest, sort=not outputs.keeps_order)
+        self.todo = rest
+        if len(rest) > 1:
+            self.todo = [s if s.error else replace(s, length_s=length_s(s)) for s in rest]
+            if outputs.where is not None:
+                self.todo.sort(key=lambda source: -(source.length_s or 0))
         self._open = {source.path: source for source in self.todo}  # without a result yet
+        self._keeps_order = outputs.where is None  # on stdout only the order tells texts apart
+        self._turns: deque[str] = deque()  # recordings whose results are to come, in order
+        self._early: dict[str, Outcome] = {}  # outcomes whose turn has not come
         self._taken: dict[str, _Taken] = {}  # what the transcriber has
         self._left_out: deque[Callable[[], RecordingResult]] = deque()  # ended without it
         self._writes = _WriteQueue() if self._writer.in_background else None
         self._spool: Spool | None = None
-
-    @property
-    def readable(self) -> bool:
-        """Whether there is a recording to load a model for."""
-        return any(source.error is None for source in self.todo)
 
     def fetch_ahead(self) -> None:
         """Begin to fetch, before a model is loaded; `run` does it else. Raises OutputError for a spool that
@@ -130,14 +132,14 @@ class Batch:
         options: Options | None = None,
         hook: Hook | None = None,
     ) -> Iterator[RecordingResult]:
-        """Transcribe `todo`; yields results as recordings end. Without a `readable` recording no transcriber
-        is needed.
+        """Transcribe `todo`; yields results as recordings end. Without a readable recording no
+        transcriber is needed.
 
         Every recording of `todo` gets a result: succeeded, failed, or cancelled with `fail_fast` and
         after an interruption. Raises KeyboardInterrupt after the last result if it was interrupted, and
         what `transcribe` raises for a request that cannot be served.
         """
-        self.outputs.sweep()
+        self.outputs.ledger.destination.sweep(self.outputs.stems.values())
         try:
             self.fetch_ahead()
             for result in (results := self._results(transcriber, options, hook)):
@@ -154,7 +156,7 @@ class Batch:
                 self._spool.close()
             if self._writes is not None:
                 self._writes.close()
-            self.outputs.ledger.close()
+            self.outputs.ledger.destination.close()
 
     def _results(
         self, transcriber: BatchTranscriber | None, options: Options | None, hook: Hook | None
@@ -169,7 +171,7 @@ class Batch:
         while self._open:
             assert transcriber is not None
             before = len(self._open)
-            order = _Order(self._open, keep=self.outputs.keeps_order)
+            self._turns, self._early = deque(self._open), {}
             outcomes: Iterator[Outcome] | None = None
             try:
                 with self.stop.interruptible():
@@ -181,7 +183,7 @@ class Batch:
                 while more:
                     with self.stop.interruptible():
                         outcome = next(outcomes, None)
-                    yield from self._ended(outcome, order)
+                    yield from self._ended(outcome)
                     more = outcome is not None
                 assert len(self._open) < before, "the transcriber left recordings without outcomes"
                 continue  # with those that there was no room for
@@ -205,29 +207,32 @@ class Batch:
         if self._writes is not None:
             yield from self._writes.rest()
 
-    def _ended(self, outcome: Outcome | None, order: _Order) -> Iterator[RecordingResult]:
+    def _ended(self, outcome: Outcome | None) -> Iterator[RecordingResult]:
         """Results of the recordings that need no decoding, and of an outcome; None: of the former alone.
         Raises what ran out of memory."""
         while self._left_out:
             result = self._left_out.popleft()()
             self._close(result.record.path)
+            self._turns.remove(result.record.path)
             yield result
-            for ready in order.without(result.record.path):
-                yield from self._finish(ready)
-        if outcome is None:
-            return
-        cause = outcome.error.__cause__ if outcome.error is not None else None
-        reading = outcome.error is not None and outcome.error.code == "invalid_audio"
-        if cause is not None and not reading and out_of_memory(cause):
-            raise cause  # the batch is too large; where reading runs out, it is the recording
-        for ready in order.ready(outcome):
-            yield from self._finish(ready)
+        if outcome is not None:
+            cause = outcome.error.__cause__ if outcome.error is not None else None
+            reading = outcome.error is not None and outcome.error.code == "invalid_audio"
+            if cause is not None and not reading and out_of_memory(cause):
+                raise cause  # the batch is too large; where reading runs out, it is the recording
+            self._early[outcome.name] = outcome
+        while self._early:
+            name = self._turns[0] if self._keeps_order else next(iter(self._early))
+            if name not in self._early:
+                break
+            self._turns.remove(name)
+            yield from self._finish(self._early.pop(name))
 
     def _take(self, source: Source) -> str | LocalCopy | None:
         """What the transcriber is to read for a recording; None if there is no room for it yet, or nothing to
         do, which `_left_out` tells."""
         if self._elsewhere or source.location is None:
-            version = None if self._elsewhere else fingerprint.version(source.path)
+            version = None if self._elsewhere else file_version(source.path)
             self._taken[source.path] = _Taken(source, version=version)
             return source.path
         assert self._spool is not None, "recordings at locations are fetched"
@@ -262,9 +267,9 @@ class Batch:
             if source.location is not None and source.entry is None and outcome.entry is not None:
                 source = replace(source, entry=outcome.entry)
             version = source.version
-        elif source.location is None and version == fingerprint.version(source.path):
+        elif source.location is None and version == file_version(source.path):
             # Hashed when it has been read, and is in memory; one that has changed is done again.
-            content = fingerprint.content(source.path)
+            content = content_hash(source.path)
         self._close(source.path)
         write = partial(self._writer.finished, source, outcome, content, version)
         if self._writes is None:
@@ -360,36 +365,11 @@ class _WriteQueue:
         self._pool.shutdown()
 
 
-class _Order:
-    """Outcomes in the order of their names if `keep`, else as they come."""
-
-    def __init__(self, names: Iterable[str], *, keep: bool) -> None:
-        self.waiting = deque(names if keep else ())
-        self.early: dict[str, Outcome] = {}
-
-    def ready(self, outcome: Outcome) -> Iterator[Outcome]:
-        """The outcomes whose turn it is now that this one has come."""
-        self.early[outcome.name] = outcome
-        if not self.waiting:
-            yield self.early.pop(outcome.name)
-        yield from self._next()
-
-    def without(self, name: str) -> Iterator[Outcome]:
-        """The outcomes whose turn it is now that this name will have none."""
-        if name in self.waiting:
-            self.waiting.remove(name)
-        yield from self._next()
-
-    def _next(self) -> Iterator[Outcome]:
-        while self.waiting and self.waiting[0] in self.early:
-            yield self.early.pop(self.waiting.popleft())
-
-
-def _longest_first(sources: list[Source], *, sort: bool) -> list[Source]:
-    """The sources with their lengths, the longest first if `sort`."""
-    if len(sources) < 2:
-        return sources
-    measured = [
-        source if source.error else replace(source, length_s=length_s(source)) for source in sources
-    ]
-    return sorted(measured, key=lambda s: -(s.length_s or 0)) if sort else measured
+def length_s(source: Source) -> float:
+    """The duration in seconds: from the list of inputs, or `length_of` its file; estimated from the size of a
+    recording that is to be fetched."""
+    if source.length_s is not None:
+        return source.length_s
+    if source.location is not None:
+        return source.entry.size / BYTES_PER_S if source.entry is not None else 0.0
+    return length_of(source.path)

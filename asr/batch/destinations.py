@@ -32,8 +32,7 @@ from typing import Any
 
 from ..errors import ForescribeError, OutputError, UsageError, output_errors
 from ..formats.files import TEMPORARY, put
-from ..sources import STDIN, identity
-from ..storage.locations import Location, is_url
+from ..storage.locations import STDIN, Location, identity, is_url
 from ..storage.store import Store
 from ..storage.stores import Stores
 from .ledger import Record
@@ -80,34 +79,30 @@ class Folder:
             put(path, data)
 
     def fresh(self) -> Iterable[Record]:
-        """Raises UsageError for lines of which none is of ours."""
-        first = self._read is None
-        lines = self._lines()
-        if first and any(map(_json, lines)) and not any(map(_is_ours, lines)):
-            raise UsageError(
-                f"{self.path} was not written by forescribe, which records its results in files of "
-                "that name: name another folder with -o"
-            )
-        return list(_records(lines))
-
-    def _lines(self) -> list[bytes]:
-        """The lines that were appended since; raises OutputError."""
+        """Raises OutputError, and UsageError for lines of which none is of ours."""
+        first, self._read = self._read is None, self._read or 0
         try:
             with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < (self._read or 0):
+                if os.fstat(file.fileno()).st_size < self._read:
                     self._read = 0  # it was replaced
-                file.seek(self._read or 0)
+                file.seek(self._read)
                 data = file.read()
         except FileNotFoundError:
-            self._read = self._read or 0
             return []
         except OSError as error:
             raise OutputError(
                 f"cannot read {str(self.path)!r}: {error.strerror}; name another folder with -o"
             ) from error
         whole = data[: data.rfind(b"\n") + 1]
-        self._read = (self._read or 0) + len(whole)
-        return whole.split(b"\n")
+        self._read += len(whole)
+        lines = list(filter(None, map(_json, whole.split(b"\n"))))
+        ours = (isinstance(line, dict) and line.keys() >= {"path", "status"} for line in lines)
+        if first and lines and not any(ours):
+            raise UsageError(
+                f"{self.path} was not written by forescribe, which records its results in files of "
+                "that name: name another folder with -o"
+            )
+        return list(_records(lines))
 
     def keep(self, record: Record) -> Record:
         # In ASCII: a path may hold bytes that are no text in any encoding.
@@ -174,7 +169,7 @@ class Bucket:
         with suppress(FileNotFoundError):
             for line in self.store.read(MANIFEST).split(b"\n"):
                 values = _json(line)
-                for record in _records([line]):
+                for record in _records([values]):
                     generation = values.get("generation", 1) if isinstance(values, dict) else 1
                     if newest.get(_hash(record.source)) == generation:
                         newest.pop(_hash(record.source))
@@ -243,9 +238,8 @@ class Bucket:
         """The record of a hash and a generation; a damaged one is as none, and the next takes its place."""
         digest, generation = name
         with suppress(FileNotFoundError):
-            return generation, next(
-                _records([self.store.read(_record_key(digest, generation))]), None
-            )
+            stored = _json(self.store.read(_record_key(digest, generation)))
+            return generation, next(_records([stored]), None)
         return generation, None
 
     def _remember(self, record: Record, generation: int) -> None:
@@ -290,19 +284,15 @@ class Stdout:
         """Nothing is open."""
 
 
-def _records(lines: Iterable[bytes]) -> Iterator[Record]:
-    """The records in lines of JSON; what is damaged is left out."""
-    for line in lines:
+def _records(lines: Iterable[Any]) -> Iterator[Record]:
+    """The records in values of JSON; what is damaged is left out."""
+    for values in lines:
         with suppress(KeyError, TypeError, ValueError, AttributeError):
-            yield Record.from_dict(json.loads(line))
-
-
-def _is_ours(line: bytes) -> bool:
-    values = _json(line)
-    return isinstance(values, dict) and values.keys() >= {"path", "status"}
+            yield Record.from_dict(values)
 
 
 def _json(line: bytes) -> Any:
+    """None for what is no JSON."""
     try:
         return json.loads(line)
     except ValueError:

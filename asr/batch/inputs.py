@@ -27,8 +27,17 @@ from pathlib import Path
 
 from ..audio.opening import empty, open_path, unreadable
 from ..errors import AudioError, UsageError, visible
-from ..sources import LIST, NAMES, RESULTS, STDIN, Source, identity, remote_source
-from ..storage.locations import Location, is_url
+from ..storage.locations import (
+    LIST,
+    NAMES,
+    RESULTS,
+    STDIN,
+    Location,
+    Source,
+    identity,
+    is_url,
+    remote_source,
+)
 from ..storage.stores import Stores
 from .remote_inputs import described, expanded, is_object, lines_of, listed
 
@@ -82,16 +91,18 @@ def discover(
     sources: dict[str, Source] = {}
     for name in names:
         if stores is not None and is_url(name):
-            for source in _remote(name, stores, recursive, named):
-                _check_told_apart(source, sources.setdefault(identity(source.path), source))
-            continue
-        plain = _is_plain(name)
-        if plain:
+            meant = _remote(name, stores, recursive, named)
+        elif _is_plain(name):
             if identity(name) in named:
                 raise UsageError(f"{'stdin' if name == STDIN else identity(name)} was given twice")
             named.add(identity(name))
-        for source in [Source(name)] if plain else _expanded(name, recursive):
-            _check_told_apart(source, sources.setdefault(identity(source.path), source))
+            meant = [Source(name)]
+        else:
+            meant = _expanded(name, recursive)
+        for source in meant:
+            first = sources.setdefault(identity(source.path), source)
+            if first is not source:
+                _check_told_apart(source, first)
     found = list(sources.values())
     if stores is None or all(source.location is None for source in found):
         return found
@@ -105,12 +116,17 @@ def check_readable(sources: Iterable[Source], *, decode: bool = True) -> list[So
     """
     checked = [_opened(source) for source in sources]
     for index, source in enumerate(checked):
-        if not decode or (source.error is None and not _is_file(source.path)):
+        is_file = source.path != STDIN and os.path.isfile(source.path)
+        if not decode or (source.error is None and not is_file):
             break
         if source.error is None:
-            checked[index] = source = _decoded(source)
-            if source.error is None:
+            from ..audio.reading import open_audio
+
+            try:
+                open_audio(source.path).close()
                 break
+            except AudioError as error:
+                checked[index] = replace(source, error=error)
     return checked
 
 
@@ -319,35 +335,17 @@ def _entry(line: str, path: Path | None, where: str, remote: Location | None = N
 
 
 def _opened(source: Source) -> Source:
+    """The source, with an error if its file cannot be opened or is empty."""
     known = source.error is not None or source.location is not None
-    if known or source.path == STDIN or _is_pipe(source.path):
+    if known or source.path == STDIN:
         return source
-    name = visible(source.path)
+    path, name = Path(source.path), visible(source.path)
     try:
-        with open_path(Path(source.path), name) as file:
+        if path.is_fifo():
+            return source
+        with open_path(path, name) as file:
             return source if file.read(1) else replace(source, error=empty(name))
     except AudioError as error:
         return replace(source, error=error)
     except OSError as error:  # it opens but cannot be read
         return replace(source, error=unreadable(name, error))
-
-
-def _decoded(source: Source) -> Source:
-    from ..audio.reading import open_audio
-
-    try:
-        open_audio(source.path).close()
-    except AudioError as error:
-        return replace(source, error=error)
-    return source
-
-
-def _is_file(path: str) -> bool:
-    return path != STDIN and os.path.isfile(path)
-
-
-def _is_pipe(path: str) -> bool:
-    try:
-        return stat.S_ISFIFO(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False

@@ -6,17 +6,26 @@
 
 A recording gets a record after its files are in place: it says that they are complete. Where records are kept
 is the destination's matter (`asr.batch.destinations`): lines of a file, or objects that are created once.
-Knows names and fingerprints; nothing of audio or models.
+
+A record's fingerprint says whether a result on disk is what a recording gives with these settings. It depends
+on content, not on names or dates: a copied or moved recording keeps it, a changed one does not. Weights are
+sampled, as hashing gigabytes would take longer than transcribing a short recording.
+
+Knows names and fingerprints; nothing of audio or models, or of what settings mean. Needs neither numpy nor
+torch.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
 
 from ..errors import Code, ForescribeError
@@ -24,6 +33,12 @@ from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Json, seconds
 
 Status = Literal["succeeded", "failed", "skipped", "cancelled"]
+
+VERSION = 1
+"""Increased when the results of older versions must be made again."""
+
+SAMPLE = 1 << 20
+"""Bytes read at both ends of a file of weights: training changes all numbers, these included."""
 
 
 @dataclass(frozen=True)
@@ -148,11 +163,8 @@ class Ledger:
         self._stems: dict[str, dict[str, None]] = {}  # by stem its outputs, the latest last
         self._names: dict[str, dict[str, None]] = {}  # by source its stems, the latest last
         self._attempts: Counter[str] = Counter()
+        self.key = destination.key
         self._refresh()
-
-    def key(self, path: str) -> str:
-        """A recording in the form of records."""
-        return self.destination.key(path)
 
     def owner(self, stem: str) -> str | None:
         """The source whose results have this name, if any of them exists."""
@@ -235,30 +247,69 @@ class Ledger:
                 for record in records:
                     self._keep(record)
 
-    def close(self) -> None:
-        """After the last record of a run."""
-        self.destination.close()
-
     def _keep(self, record: Record) -> Record:
         kept = self.destination.keep(record)
         self._refresh()
         return kept
 
     def _refresh(self) -> None:
+        """Read the records that were made since, by anybody."""
         for record in self.destination.fresh():
-            self._index(record)
+            self._attempts[record.source] = max(
+                record.attempt,
+                self._attempts[record.source] + (record.status in ("succeeded", "failed")),
+            )
+            for output in record.outputs:
+                self._wrote[output] = record
+                stem = os.path.splitext(output)[0]
+                outputs = self._stems.setdefault(stem, {})
+                outputs.pop(output, None)
+                outputs[output] = None
+                names = self._names.setdefault(record.source, {})
+                names.pop(stem, None)
+                names[stem] = None
 
-    def _index(self, record: Record) -> None:
-        self._attempts[record.source] = max(
-            record.attempt,
-            self._attempts[record.source] + (record.status in ("succeeded", "failed")),
-        )
-        for output in record.outputs:
-            self._wrote[output] = record
-            stem = os.path.splitext(output)[0]
-            outputs = self._stems.setdefault(stem, {})
-            outputs.pop(output, None)
-            outputs[output] = None
-            names = self._names.setdefault(record.source, {})
-            names.pop(stem, None)
-            names[stem] = None
+
+def content_hash(path: str) -> str | None:
+    """Hash a file's bytes; None if it cannot be read twice (a pipe) or at all."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError):  # ValueError: a zero byte in the path
+        return None
+
+
+def file_version(path: str) -> str | None:
+    """The size and the time of a file, which tell contents apart without reading them; None for what
+    `content_hash` cannot read."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return f"{status.st_size}:{status.st_mtime_ns}" if stat.S_ISREG(status.st_mode) else None
+
+
+def settings_hash(values: Mapping[str, Json]) -> str:
+    """Hash settings; their order does not matter."""
+    text = json.dumps({"version": VERSION, **values}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def weights_hash(folder: Path) -> str:
+    """Hash a model's folder: small files whole, large ones by size and both ends.
+
+    The folder's name is not included: the same weights at another place give the same text.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+        if path.suffix not in (".json", ".txt", ".safetensors", ".bin") or not path.is_file():
+            continue
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode(errors="surrogateescape"))
+        with path.open("rb") as file:
+            digest.update(file.read(SAMPLE))
+            file.seek(max(SAMPLE, size - SAMPLE))
+            digest.update(file.read())
+    return digest.hexdigest()[:16]

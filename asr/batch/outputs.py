@@ -28,12 +28,10 @@ from ..errors import ForescribeError, UsageError
 from ..formats.files import formats, rendered
 from ..formats.subtitles import PLAIN, LineRules
 from ..formats.transcript import Transcript
-from ..sources import STDIN, Source, identity
-from ..storage.locations import Location, is_url
+from ..storage.locations import STDIN, Location, Source, identity, is_url
 from ..storage.stores import Stores
-from . import fingerprint
 from .destinations import Bucket, Folder, Stdout
-from .ledger import Destination, Ledger, Record, result_fields
+from .ledger import Destination, Ledger, Record, content_hash, file_version, result_fields
 
 if TYPE_CHECKING:
     from ..decode.options import Outcome
@@ -82,10 +80,23 @@ class Outputs:
         and for locations that can only be read; OutputError for a folder that cannot be written; LocatedError
         for stores.
         """
-        chosen = _chosen_formats(names, rules)
-        if where == STDOUT and len(chosen) > 1:
-            raise UsageError("stdout takes one format: choose it, as in `-o - -f txt`")
-        place, destination = _opened(where, stores or Stores(), dry_run=dry_run)
+        chosen = tuple(format_.name for format_ in formats(names))
+        if not rules.plain and not {"srt", "vtt"} & set(chosen):
+            raise UsageError(
+                "line rules and --highlight-words shape subtitles: add srt or vtt to -f"
+            )
+        place: Path | Location | None = None
+        destination: Destination = Stdout()
+        location = Location.parse(where) if is_url(where) else None
+        if where == STDOUT:
+            if len(chosen) > 1:
+                raise UsageError("stdout takes one format: choose it, as in `-o - -f txt`")
+        elif location is not None and location.scheme != "file":
+            place = location
+            destination = Bucket(location, stores or Stores(), dry_run=dry_run)
+        else:
+            place = Path(where if location is None else location.key)
+            destination = Folder(place, dry_run=dry_run)
         ledger = Ledger(destination)
         stems = _choose_stems(sources, chosen, ledger, place)
         owners = {stem: ledger.owner(stem) for stem in stems.values()}
@@ -95,11 +106,6 @@ class Outputs:
     def folder(self) -> Path | None:
         """The folder of this machine; None for stdout and object storage."""
         return self.where if isinstance(self.where, Path) else None
-
-    @property
-    def keeps_order(self) -> bool:
-        """Whether results come in the order of the sources: on stdout only the order tells texts apart."""
-        return self.where is None
 
     @property
     def leaves_terminal_free(self) -> bool:
@@ -145,10 +151,6 @@ class Outputs:
             if ledger.owner(name) in (None, ledger.key(source))
         )
 
-    def sweep(self) -> None:
-        """Remove files that a killed process left half written."""
-        self.ledger.destination.sweep(self.stems.values())
-
 
 @dataclass(frozen=True)
 class RecordingResult:
@@ -182,10 +184,10 @@ class Writer:
             return False
         if source.location is not None:
             return source.version is not None and known.version == source.version
-        version = fingerprint.version(source.path)
+        version = file_version(source.path)
         if version is None or known.version == version:
             return version is not None
-        return self.is_unchanged(source, fingerprint.content(source.path))
+        return self.is_unchanged(source, content_hash(source.path))
 
     def is_unchanged(self, source: Source, content: str | None) -> bool:
         """Whether its results were made from bytes with this hash, with the same settings."""
@@ -206,7 +208,11 @@ class Writer:
             with self.ledger.locked():
                 if transcript is not None and error is None:
                     try:
-                        written = self._write(source.path, transcript, mark)
+                        self.outputs.settle(source.path)
+                        names = self.outputs.names(source.path)
+                        self.ledger.replacing(source.path, names, mark)
+                        self.outputs.write(source.path, transcript)
+                        written = names if self.outputs.where is not None else []
                     except ForescribeError as refused:
                         error = refused
                 fields = result_fields(transcript, error, outcome.wall_s)
@@ -251,29 +257,8 @@ class Writer:
             self.ledger.cancel(records)
         return [RecordingResult(record) for record in records]
 
-    def _write(self, path: str, transcript: Transcript, mark: str | None) -> list[str]:
-        """Write the files; returns their names, none for stdout."""
-        self.outputs.settle(path)
-        names = self.outputs.names(path)
-        self.ledger.replacing(path, names, mark)
-        self.outputs.write(path, transcript)
-        return names if self.outputs.where is not None else []
-
     def _mark(self, content: str) -> str:
-        return fingerprint.result(content, self.settings)
-
-
-def _opened(
-    where: str, stores: Stores, *, dry_run: bool
-) -> tuple[Path | Location | None, Destination]:
-    """What `where` names, checked: see `Outputs`."""
-    if where == STDOUT:
-        return None, Stdout()
-    location = Location.parse(where) if is_url(where) else None
-    if location is not None and location.scheme != "file":
-        return location, Bucket(location, stores, dry_run=dry_run)
-    path = Path(where if location is None else location.key)
-    return path, Folder(path, dry_run=dry_run)
+        return f"sha256:{content}+{self.settings}"
 
 
 def _choose_stems(
@@ -288,89 +273,48 @@ def _choose_stems(
     `a.mp3` and `a.wav` keep their extensions; `x/a.mp3` and `y/a.mp3` get a short hash of their paths.
     """
     choices = {source.path: _choices(source) for source in sources if source.error is None}
-    kept = _kept(choices, ledger)
-    claims = Counter(
-        name
-        for path, names in choices.items()
-        for name in ({kept[path]} if path in kept else set(names))
-    )
-    taken = _Taken(choices, formats, ledger, where)
+    inputs, keys = set(map(identity, choices)), set(map(ledger.key, choices))
+    # The names of earlier runs: a second `a` in the folder must not rename the first one.
+    kept: dict[str, str | None] = {}
+    claims = Counter[str]()
+    for path, names in choices.items():
+        earlier = [stem for stem in ledger.stems_of(ledger.key(path)) if stem in names]
+        kept[path] = earlier[0] if earlier else None
+        claims.update(earlier[:1] or set(names))
+
+    def taken(stem: str, path: str) -> bool:
+        """Whether the files of a name are another recording's results, or a recording itself."""
+        if where is None:
+            return False
+        files = [f"{stem}.{name}" for name in formats]
+        if not inputs.isdisjoint(identity(str(where / file)) for file in files):
+            return True
+        owner = ledger.owner(stem)
+        if owner in (None, ledger.key(path)):
+            return False
+        if owner in keys:
+            return True
+        # Not if the owner is this recording at another place: its bytes are the same.
+        content = content_hash(path)
+        known = map(ledger.fingerprint, files)
+        return content is None or not any(f and f.startswith(f"sha256:{content}+") for f in known)
+
     return {
-        path: kept.get(path)
+        path: kept[path]
         or next((n for n in names if claims[n] == 1 and not taken(n, path)), names[-1])
         for path, names in choices.items()
     }
 
 
-def _chosen_formats(names: str, rules: LineRules) -> tuple[str, ...]:
-    """The formats by name. Raises UsageError for unknown ones, and for line rules without subtitles."""
-    chosen = tuple(format_.name for format_ in formats(names))
-    if not rules.plain and not {"srt", "vtt"} & set(chosen):
-        raise UsageError("line rules and --highlight-words shape subtitles: add srt or vtt to -f")
-    return chosen
-
-
 def _choices(source: Source) -> tuple[str, ...]:
-    """Possible stems, the best first; the last one is unique."""
-    digest = hashlib.sha256(os.fsencode(source.path)).hexdigest()
+    """Possible stems, the best first; the last one is unique. Of a long one, as many whole characters stay as
+    there is room for."""
     path = Path("stdin" if source.path == STDIN else source.path)
-    short, unique = _marked(path.stem, digest[:8]), _marked(path.stem, digest)
-    plain = (name if _size(name) <= LONGEST else short for name in (path.stem, path.name))
-    return tuple(os.path.join(source.place, name) for name in (*plain, short, unique))
-
-
-def _size(name: str) -> int:
-    return len(os.fsencode(name))
-
-
-def _marked(stem: str, mark: str) -> str:
-    """The stem with a mark; of a long one, as many whole characters as there is room for."""
-    room = LONGEST - len(mark) - 1
-    if _size(stem) > room:
-        stem = os.fsencode(stem)[:room].decode("utf-8", errors="ignore")
-    return f"{stem}-{mark}"
-
-
-def _kept(choices: dict[str, tuple[str, ...]], ledger: Ledger) -> dict[str, str]:
-    """The names of earlier runs: a second `a` in the folder must not rename the first one."""
-    kept = {}
-    for path, names in choices.items():
-        earlier = ledger.stems_of(ledger.key(path))
-        name = next((stem for stem in earlier if stem in names), None)
-        if name is not None:
-            kept[path] = name
-    return kept
-
-
-class _Taken:
-    """Whether the files of a name are another recording's results, or a recording itself."""
-
-    def __init__(
-        self,
-        choices: dict[str, tuple[str, ...]],
-        formats: Sequence[str],
-        ledger: Ledger,
-        where: Path | Location | None,
-    ) -> None:
-        self.formats, self.ledger, self.where = formats, ledger, where
-        self.inputs = {identity(path) for path in choices}
-        self.keys = {ledger.key(path) for path in choices}
-
-    def __call__(self, stem: str, path: str) -> bool:
-        if self.where is None:
-            return False
-        files = (str(self.where / f"{stem}.{name}") for name in self.formats)
-        if any(identity(file) in self.inputs for file in files):
-            return True
-        owner = self.ledger.owner(stem)
-        if owner in (None, self.ledger.key(path)):
-            return False
-        return owner in self.keys or not self._moved(stem, path)
-
-    def _moved(self, stem: str, path: str) -> bool:
-        """Whether the owner is this recording at another place: its bytes are the same."""
-        content = fingerprint.content(path)
-        return content is not None and any(
-            known is not None and known.startswith(f"sha256:{content}+")
-            for known in (self.ledger.fingerprint(f"{stem}.{name}") for name in self.formats)
-        )
+    digest = hashlib.sha256(os.fsencode(source.path)).hexdigest()
+    marked = []
+    for mark in (digest[:8], digest):
+        stem, room = os.fsencode(path.stem), LONGEST - len(mark) - 1
+        kept = path.stem if len(stem) <= room else stem[:room].decode("utf-8", errors="ignore")
+        marked.append(f"{kept}-{mark}")
+    plain = (n if len(os.fsencode(n)) <= LONGEST else marked[0] for n in (path.stem, path.name))
+    return tuple(os.path.join(source.place, name) for name in (*plain, *marked))

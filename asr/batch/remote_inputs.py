@@ -16,9 +16,8 @@ from dataclasses import replace
 
 from ..audio.opening import empty
 from ..errors import AudioError, ForescribeError, UsageError, visible
-from ..sources import NAMES, Source, remote_source
 from ..storage.errors import MissingError
-from ..storage.locations import WEB, Entry, Location
+from ..storage.locations import NAMES, WEB, Entry, Location, Source, remote_source
 from ..storage.stores import Stores
 
 HEADS = 16

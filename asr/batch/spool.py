@@ -30,10 +30,9 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import ForescribeError, OutputError
-from ..sources import Source
-from ..storage.locations import WEB, Entry
+from ..storage.locations import WEB, Entry, Source
 from ..storage.stores import Stores
-from . import fingerprint
+from .ledger import content_hash
 from .remote_inputs import HEADS
 
 PREFIX = "forescribe-spool-"
@@ -107,12 +106,12 @@ class SpoolFolder:
         """A recording as a file of this machine, fetched if it is at a location. `progress` gets the bytes so
         far, and may raise. Raises LocatedError, OutputError."""
         if source.location is None:
-            return LocalCopy(source.path, Path(source.path), fingerprint.content(source.path))
+            return LocalCopy(source.path, Path(source.path), content_hash(source.path))
         store, key = stores.of(source.location)
         suffix = posixpath.splitext(source.location.name)[1][:8]
         path = self.path / f"{secrets.token_hex(8)}{suffix}"
         entry = store.fetch(key, path, progress=progress)
-        content = fingerprint.content(str(path))
+        content = content_hash(str(path))
         if content is None:
             raise OutputError(f"{source.path}: its local copy cannot be read")
         return LocalCopy(source.path, path, content, replace(entry, size=path.stat().st_size))

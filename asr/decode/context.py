@@ -29,8 +29,7 @@ from forescribe.speculative.requests import Finish, Request, Result
 from forescribe.speculative.stats import Stats
 from forescribe.speculative.transfers import SideStream, Stopwatch
 
-from ..audio.features import LogMel
-from ..model.whisper import DraftStates, EncoderStates, Whisper
+from ..model.whisper import DraftStates, EncoderStates, LogMel, Whisper
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import Samples, Window
 from .rules import NoSpeech

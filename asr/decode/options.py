@@ -26,7 +26,7 @@ from ..audio.inputs import ARRAY, DecodedFile, Input, Sound
 from ..errors import ForescribeError, UsageError
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Segment, State
-from ..model.special_tokens import TASKS, Task
+from ..model.tokens import TASKS, Task
 from ..segment.windows import WindowOptions
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..audio.features import LogMel
 from ..audio.reading import Samples
 from ..formats.transcript_parts import State
-from ..model.special_tokens import SpecialTokens
+from ..model.tokens import SpecialTokens
+from ..model.whisper import LogMel
 from ..segment.windows import VoiceRuns, Window, within
 from .context import DecodingContext
 from .options import Decoded

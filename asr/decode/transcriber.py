@@ -30,7 +30,6 @@ from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.stats import Stats
 from forescribe.speculative.transfers import Stopwatch
 
-from ..audio.features import LogMel
 from ..audio.fork_server import Cutting
 from ..audio.inputs import Input, Sound
 from ..audio.reader_pool import ReaderPool
@@ -40,9 +39,9 @@ from ..formats.transcript import Transcript
 from ..formats.transcript_parts import SAMPLE_RATE, Json, Segment, Word
 from ..model.loading import load
 from ..model.presets import resolve
-from ..model.special_tokens import language_codes, only_language
+from ..model.tokens import language_codes, only_language
 from ..model.vocabulary import alphabetic
-from ..model.whisper import Whisper
+from ..model.whisper import LogMel, Whisper
 from ..segment.vad import Detector
 from ..segment.windows import MAX_SAMPLES
 from .analysis import DetectedLanguage, align, align_window, detect_language

@@ -13,7 +13,7 @@ from forescribe.speculative.requests import Request
 
 from ..errors import UsageError
 from ..formats.transcript_parts import seconds
-from ..model.special_tokens import CANNOT_TRANSLATE, language_codes
+from ..model.tokens import CANNOT_TRANSLATE, language_codes
 from ..model.whisper import EncoderStates, Whisper
 from .context import DecodingContext, EncodedWindow
 from .options import Guards, Options

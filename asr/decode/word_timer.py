@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from forescribe.speculative.errors import release
 
 from ..formats.transcript_parts import TokenSource, Word
-from ..model.special_tokens import Task
+from ..model.tokens import Task
 from ..model.whisper import Whisper
 from ..words import splitting
 from ..words.borders import assemble_words, within

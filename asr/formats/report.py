@@ -28,7 +28,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import OutputError, UsageError
-from ..sources import STDIN
+from ..storage.locations import STDIN
 from .files import put, txt
 from .transcript import UNREADABLE, Transcript
 from .transcript_parts import Json

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..audio.resampling import live_resampler
+from ..audio.reading import live_resampler
 
 Kind = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
 

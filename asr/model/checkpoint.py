@@ -50,11 +50,10 @@ from forescribe.speculative.models.quantized import (
 )
 from forescribe.speculative.native.adapters import NativeEncoder
 
-from ..audio.features import Extractor
 from ..errors import CapacityError, ModelError, out_of_memory
 from .conversion.converting import origin
-from .special_tokens import as_ids
-from .tokenizer import WhisperTokens
+from .tokens import WhisperTokens, as_ids
+from .whisper import Extractor
 
 _ENDS = ("eos_token_id", "decoder_start_token_id")
 _SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")

@@ -26,14 +26,12 @@ from forescribe.speculative.models.vocabularies import TokenMap
 from forescribe.speculative.models.weights import encoder_of
 from forescribe.speculative.native.adapters import NativeEncoder
 
-from ..audio.features import Extractor
 from ..errors import ModelError
 from .checkpoint import Checkpoint, read_extractor, read_tokenizer, shared_encoder
 from .presets import Pair, locate, made_for
-from .special_tokens import SpecialTokens, complete
-from .tokenizer import same_tokenizer
+from .tokens import SpecialTokens, complete, same_tokenizer
 from .vocabulary import TokenSettings, WhisperVocabulary, token_map
-from .whisper import DraftModel, Whisper, target_decoder
+from .whisper import DraftModel, Extractor, Whisper, target_decoder
 
 log = logging.getLogger(__name__)
 

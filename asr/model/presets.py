@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forescribe.speculative.models import hub
+from forescribe.speculative.models.checkpoint import missing
 from forescribe.speculative.models.hub import HubError, Role, find, folder_or_hub_id, local
 
 from ..errors import ModelError
@@ -57,6 +58,13 @@ OTHERS = {
 }
 """What other files are, by suffix."""
 
+
+def lacks(folder: Path) -> str | None:
+    """What a folder lacks of a Whisper model in Hugging Face's form or CTranslate2's; None where nothing."""
+    found = missing(folder)
+    return ctranslate2.lacks(folder) if found == "weights" else found
+
+
 WHISPER = hub.Family(
     # Of the many copies that repositories hold (other precisions, Flax, TensorFlow), the one we load.
     patterns=(
@@ -65,7 +73,7 @@ WHISPER = hub.Family(
         ("model.bin",),  # CTranslate2's, as faster-whisper's repositories hold them
     ),
     contents="a Whisper model has config.json, its weights and its tokenizer",
-    missing=ctranslate2.lacks,
+    missing=lacks,
     files=tuple(FILES),
     presets="`forescribe models` lists the presets",
     alternatives={
@@ -79,41 +87,34 @@ def locate(name: str | Path, *, role: Role = "model", network: bool = True) -> P
     """The folder of a Whisper model, downloaded or converted if necessary; see `hub.locate` and
     `conversion`. Raises ModelError, and CapacityError where a conversion needs more memory than there is."""
     _check_path(name, role)
-    try:
+    with as_model_error():
         found = hub.locate(name, WHISPER, role=role, network=network)
-    except HubError as error:
-        raise ModelError(str(error)) from error.__cause__
     if found.is_file():
         return openai_pt.converted(found, network=network)
-    return ctranslate2.usable(found)
+    return ctranslate2.converted(found) if missing(found) else found
 
 
 def _check_path(name: str | Path, role: Role) -> None:
     """Raises ModelError, with the reason, for what is at a path and can hold no Whisper model."""
-    strange = _strange(local(name))
-    if strange is not None:
-        raise ModelError(f"--{role} {name} is {strange}")
-
-
-def _strange(path: Path) -> str | None:
-    """What a path is, if it is neither a folder nor a file that may be Whisper's."""
-    if path.suffix.lower() in OTHERS and not path.is_dir():
-        return OTHERS[path.suffix.lower()]
+    path, strange = local(name), None
     try:
-        mode = os.stat(path).st_mode
+        if path.suffix.lower() in OTHERS and not path.is_dir():
+            strange = OTHERS[path.suffix.lower()]
+        else:
+            mode = os.stat(path).st_mode
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                strange = "a pipe, a socket or a device: give a file or a folder"
     except ValueError:  # a zero byte
-        return None
+        pass
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return "a link that leads back to itself"
-        if error.errno == errno.EACCES:
-            return "in a folder that you may not open"
-        return (
-            f"a link to {os.readlink(path)}, which is not there" if os.path.islink(path) else None
-        )
-    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-        return "a pipe, a socket or a device: give a file or a folder"
-    return None
+            strange = "a link that leads back to itself"
+        elif error.errno == errno.EACCES:
+            strange = "in a folder that you may not open"
+        elif os.path.islink(path):
+            strange = f"a link to {os.readlink(path)}, which is not there"
+    if strange is not None:
+        raise ModelError(f"--{role} {name} is {strange}")
 
 
 @contextmanager
@@ -309,7 +310,7 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
     Raises ModelError for a name that is neither preset, nor hub id, nor folder.
     """
     preset = _preset_of(model or DEFAULT)
-    target = _target(preset) if preset else _name(model or DEFAULT, "model")
+    target = _folder_or_id(preset.target) if preset else _name(model or DEFAULT, "model")
     if draft == NO_DRAFT:
         return Pair(target)
     if draft is not None:
@@ -332,16 +333,12 @@ def made_for(target: str | Path) -> frozenset[str] | None:
 
 def cached() -> list[Cached]:
     """All presets with what of them is on this machine; never touches the network."""
-    return [_cached(preset) for preset in PRESETS.values()]
-
-
-def _cached(preset: Preset) -> Cached:
-    drafts = preset.drafts_for(None)
-    return Cached(
-        preset,
-        target=find(_target(preset)) is not None,
-        draft=all(find(_folder_or_id(d.name)) is not None for d in drafts) if drafts else None,
-    )
+    found = []
+    for preset in PRESETS.values():
+        target = find(_folder_or_id(preset.target)) is not None
+        drafts = [find(_folder_or_id(d.name)) is not None for d in preset.drafts_for(None)]
+        found.append(Cached(preset, target, all(drafts) if drafts else None))
+    return found
 
 
 def _named_draft(name: str) -> tuple[str | Path, frozenset[str] | None]:
@@ -352,7 +349,7 @@ def _named_draft(name: str) -> tuple[str | Path, frozenset[str] | None]:
     if preset is None:
         draft = _name(name, "draft")
         return draft, _languages(draft)
-    return _target(preset), _languages(preset.target)
+    return _folder_or_id(preset.target), _languages(preset.target)
 
 
 def _preset_of(name: str) -> Preset | None:
@@ -367,10 +364,6 @@ def _preset_of(name: str) -> Preset | None:
         return None
     targets = (name, f"openai/whisper-{name}")
     return next((p for p in PRESETS.values() if p.target in targets), None)
-
-
-def _target(preset: Preset) -> str | Path:
-    return _folder_or_id(preset.target)
 
 
 def _folder_or_id(name: str) -> str | Path:

@@ -30,7 +30,7 @@ from typing import Any
 
 from forescribe.speculative.models.vocabularies import NONE, TokenMap
 
-from .special_tokens import LANGUAGES, as_ids
+from .tokens import LANGUAGES, as_ids
 
 ALIASES: Mapping[str, str] = {"<|nocaptions|>": "<|nospeech|>", "<|jv|>": "<|jw|>"}
 """Other names of one token: of openai's first release, and a language with two codes."""

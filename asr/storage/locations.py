@@ -1,22 +1,37 @@
-"""Locations: `s3://bucket/calls/a.mp3` and the like, as values that can be shown safely.
+"""Locations: `s3://bucket/calls/a.mp3` and the like, as values that can be shown safely; and sources, the
+recordings of a run by path or location.
 
     location = Location.parse("https://example.com/a.mp3?X-Amz-Signature=9c41")
     location.name                    # a.mp3
     str(location)                    # https://example.com/a.mp3: no password, no signature
     Location.parse("s3://out/2026") / "a/b.srt"
+    Source("calls/a.mp3").path       # a file
+    remote_source(Location.parse("s3://calls/a.mp3"), entry)
 
-Knows the forms of URLs; opens nothing. Import is light.
+Knows names and the forms of URLs; opens nothing. Import is light.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import posixpath
 import re
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from ..errors import UsageError, visible
+from ..errors import ForescribeError, UsageError, visible
+
+STDIN = "-"
+LIST = ".jsonl"
+RESULTS = frozenset({".txt", ".srt", ".vtt", ".tsv", ".json", ".rttm", LIST})
+
+NAMES = frozenset(
+    "wav wave w64 rf64 aif aiff aifc au snd caf flac mp3 mp2 m4a m4b m4v aac ogg oga opus spx "
+    "wma asf webm mkv mka mp4 mov 3gp 3g2 avi flv mpg mpeg m2ts mts amr ac3 eac3 dts ape wv tta "
+    "tak mpc dsf gsm voc nut mxf".split()
+)
+"""Extensions of recordings. `ts` is not included: most such files are TypeScript."""
 
 SCHEMES = ("s3", "gs", "az", "hf", "https", "http", "memory", "file")
 
@@ -173,6 +188,46 @@ class Entry:
     def version(self) -> str:
         """Tells contents of one key apart without reading them."""
         return f"{self.size}:{(self.etag or '').strip(chr(34))}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A recording to be transcribed.
+
+    `path` is its path, or the identity of its location. `place` is its path below the folder that was
+    named; its results go to the same place below the output folder. `length_s` is its length by a list.
+    `error` is the reason why it cannot be read. `location` is where it is fetched from, with what its store
+    says about it in `entry`; None for files of this machine.
+    """
+
+    path: str
+    place: str = ""
+    length_s: float | None = None
+    error: ForescribeError | None = None
+    location: Location | None = None
+    entry: Entry | None = None
+
+    @property
+    def version(self) -> str | None:
+        """Tells contents of a location apart without reading them; None for files of this machine."""
+        return self.entry.version if self.entry is not None and self.entry.etag else None
+
+
+def remote_source(
+    location: Location,
+    entry: Entry | None = None,
+    *,
+    place: str = "",
+    length_s: float | None = None,
+    error: ForescribeError | None = None,
+) -> Source:
+    """The source at a location."""
+    return Source(location.identity, place, length_s, error, location, entry)
+
+
+def identity(path: str) -> str:
+    """The key of a recording: its absolute path, links kept, or its location."""
+    return path if path == STDIN or is_url(path) else os.path.abspath(path)
 
 
 def _web(scheme: str, text: str) -> Location:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 from .locations import WEB, Location
@@ -19,13 +20,13 @@ PATIENCE_S = 180.0
 """Seconds for which a request is repeated."""
 
 
+@dataclass(frozen=True, eq=False)
 class Stores:
     """Stores that share the connections of their buckets. `patience_s` is how long requests are repeated."""
 
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
-        self.patience_s = patience_s
-        self._opened: dict[str, tuple[Any, Counter[str]]] = {}
-        self._opening = threading.Lock()
+    patience_s: float = PATIENCE_S
+    _opened: dict[str, tuple[Any, Counter[str]]] = field(default_factory=dict, init=False)
+    _opening: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def at(self, location: Location) -> Store:
         """The store at a location. Raises UsageError without the extra, and DeniedError or

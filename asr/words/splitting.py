@@ -30,8 +30,7 @@ import numpy as np
 from forescribe.speculative.requests import Source
 
 from ..formats.transcript_parts import TOKEN_SOURCES, Json, TokenSource
-from ..model.special_tokens import SpecialTokens
-from ..model.tokenizer import WhisperTokens
+from ..model.tokens import SpecialTokens, WhisperTokens
 
 SPACELESS = {"zh", "ja", "th", "lo", "my", "yue"}
 """Languages without spaces between words."""

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..model.special_tokens import SAMPLES_PER_STEP
+from ..model.tokens import SAMPLES_PER_STEP
 from ..model.whisper import EncoderStates, Whisper
 
 MEDIAN = 7

@@ -231,7 +231,7 @@ def load_pipeline(folder: Path, *, device: str = "cpu", name: str = COMMUNITY) -
     check_checkpoints(_checked(folder))
     import torch
 
-    from forescribe.asr.batch import fingerprint
+    from forescribe.asr.batch.ledger import content_hash
 
     from .pyannote_pipeline import PyannoteDiarizer, SharedFrameDiarization
     from .upstream import Pipeline, SpeakerDiarization
@@ -249,7 +249,7 @@ def load_pipeline(folder: Path, *, device: str = "cpu", name: str = COMMUNITY) -
     details = {"folder": str(folder), "device": device}
     details |= {package: version(package) for package in ("pyannote.audio", "torch")}
     # Named by content, as equal weights compute equal vectors wherever they are.
-    digest = fingerprint.content(str(folder / "embedding" / "pytorch_model.bin"))
+    digest = content_hash(str(folder / "embedding" / "pytorch_model.bin"))
     encoder = f"pyannote-{(digest or 'unknown')[:12]}"
     return PyannoteDiarizer(pipeline, Engine(name, encoder, COMMUNITY_THRESHOLDS, details))
 

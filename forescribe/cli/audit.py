@@ -53,8 +53,8 @@ def audit(**values: Any) -> None:
     from forescribe.asr.decode.options import Options
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
-    from forescribe.asr.model.special_tokens import only_language
-    from forescribe.asr.sources import Source
+    from forescribe.asr.model.tokens import only_language
+    from forescribe.asr.storage.locations import Source
     from forescribe.speculative.device import choose
     from forescribe.speculative.model_engines import ModelEngine, draft_device
 

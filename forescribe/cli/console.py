@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from forescribe.asr.errors import ForescribeError
     from forescribe.asr.formats.report import Reports
     from forescribe.asr.formats.transcript import Transcript
-    from forescribe.asr.sources import Source
-    from forescribe.asr.storage.locations import Location
+    from forescribe.asr.storage.locations import Location, Source
     from forescribe.speculative.stats import Stats
 
 EVERY_S = 0.2
@@ -108,14 +107,10 @@ class Console:
 
     def result(self, result: RecordingResult, reports: Reports | None = None) -> None:
         """Show the line of one recording that has ended, and add it to the reports."""
-        self._show(result)
-        if reports:
-            why = result.record.status if result.error is None else result.error.message
-            made = result.transcript if result.error is None else None
-            reports.add(result.record.path, why if made is None else made)
-
-    def _show(self, result: RecordingResult) -> None:
         record, transcript, error = result.record, result.transcript, result.error
+        if reports:
+            why = record.status if error is None else error.message
+            reports.add(record.path, why if transcript is None or error else transcript)
         if self.json:
             self._write(result)
         if record.status == "cancelled":
@@ -148,26 +143,22 @@ class Console:
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
 
-    def _speed(self, stats: Stats | None) -> str:
-        wall = time.perf_counter() - self.started
-        line = (
-            f"{self.audio_s:.1f} s of audio in {wall:.1f} s ({self.audio_s / wall:.1f}x real time)"
-        )
-        if stats is not None and stats.drafted:
-            line += (
-                f", {stats.acceptance_rate:.1%} of drafts accepted, "
-                f"{stats.mean_acceptance_length:.2f} tokens per round"
-            )
-        if self.engines:
-            line += f"; engine {', '.join(sorted(self.engines))}"
-        return line
-
     def summary(self, stats: Stats | None) -> None:
         """Show the last lines: amount, speed, acceptance of drafts, the engine, and all failures by name."""
         if self.quiet:
             return
         if self.audio_s:  # without a transcript there is no speed
-            self.rich.print(f"[bold]{self._speed(stats)}[/]")
+            wall = time.perf_counter() - self.started
+            speed = f"{self.audio_s / wall:.1f}x real time"
+            line = f"{self.audio_s:.1f} s of audio in {wall:.1f} s ({speed})"
+            if stats is not None and stats.drafted:
+                line += (
+                    f", {stats.acceptance_rate:.1%} of drafts accepted, "
+                    f"{stats.mean_acceptance_length:.2f} tokens per round"
+                )
+            if self.engines:
+                line += f"; engine {', '.join(sorted(self.engines))}"
+            self.rich.print(f"[bold]{line}[/]")
         if self.wordless:
             self.rich.print(f"[yellow]{seconds(self.wordless):.1f} s of voice without words[/]")
         if self.cancelled:
@@ -175,11 +166,6 @@ class Console:
         if self.failed:
             names = escape("; ".join(self.failed))
             self.rich.print(f"[red]{len(self.failed)} failed:[/] {names}")
-
-    def close(self, reports: Reports | None) -> None:
-        """Write the reports and show where they are. Raises OutputError."""
-        for path in reports.close() if reports else ():
-            self.status(f"report: {path}")
 
     def exit_code(self, *, interrupted: bool) -> int:
         """0 if all went well, 1 if a recording failed, 130 after an interruption."""

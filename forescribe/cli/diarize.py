@@ -28,7 +28,7 @@ from .options import (
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch
     from forescribe.asr.formats.transcript import Transcript
-    from forescribe.asr.sources import Source
+    from forescribe.asr.storage.locations import Source
     from forescribe.asr.storage.stores import Stores
     from forescribe.diarize.speaker_finder import SpeakerOnlyTranscriber
 
@@ -101,7 +101,7 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
 def diarize(**values: Any) -> None:
     """Find who speaks when, without transcribing; with --transcript, on its words."""
     options = DiarizeOptions(**values)
-    from forescribe.asr.batch.inputs import check_readable, discover
+    from forescribe.asr.batch.inputs import any_readable, check_readable, discover
     from forescribe.asr.storage.stores import Stores
 
     from .console import Console
@@ -117,7 +117,7 @@ def diarize(**values: Any) -> None:
         console.skipped(list(batch.skipped()), len(sources))
         if not batch.todo:
             return
-        engine = _load(options, batch, stop, console) if batch.readable else None
+        engine = _load(options, batch, stop, console) if any_readable(batch.todo) else None
         try:
             with console.progress(batch.todo) as hook:
                 for result in batch.run(engine, hook=hook):
@@ -132,9 +132,9 @@ def _batch(
     options: DiarizeOptions, sources: list[Source], stores: Stores, stop: Stop, console: Console
 ) -> Batch:
     """The recordings that are to be diarized, and those that are up to date."""
-    from forescribe.asr.batch import fingerprint
     from forescribe.asr.batch.batch import Batch
     from forescribe.asr.batch.inputs import any_readable
+    from forescribe.asr.batch.ledger import content_hash, settings_hash
     from forescribe.asr.batch.outputs import Outputs
     from forescribe.asr.batch.spool import Fetching
 
@@ -152,10 +152,8 @@ def _batch(
     settings = ""
     if any_readable(sources):  # without a readable recording, no engine is looked for
         network = not options.local_files_only
-        words = options.transcript is not None and fingerprint.content(options.transcript)
-        settings = fingerprint.settings(
-            options.speakers.settings(network=network) | {"words": words}
-        )
+        words = options.transcript is not None and content_hash(options.transcript)
+        settings = settings_hash(options.speakers.settings(network=network) | {"words": words})
     return Batch(
         sources,
         outputs,

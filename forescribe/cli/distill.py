@@ -126,7 +126,7 @@ def distill(**values: Any) -> None:
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.model.presets import locate, resolve
-    from forescribe.asr.model.special_tokens import only_language
+    from forescribe.asr.model.tokens import only_language
 
     from ..distill.distillation import Distillation
     from ..distill.speech import Pair, Skipped, label_recordings

@@ -361,7 +361,7 @@ def _outputs(options: ListenOptions, console: Console) -> Outputs | None:
 def _engine(options: ListenOptions, console: Console, diarizer: Diarizer | None) -> LiveEngine:
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.model.presets import made_for, resolve
-    from forescribe.asr.model.special_tokens import check_request
+    from forescribe.asr.model.tokens import check_request
     from forescribe.speculative.native.library import advice
 
     from .live_session import LiveEngine

@@ -26,10 +26,9 @@ from forescribe.asr.errors import ForescribeError, UsageError, one_line
 from .audit import audit
 from .diarize import diarize
 from .distill import distill
-from .foreign_flags import GONE
 from .generate import generate
 from .listen import listen
-from .option_records import SectionedCommand, arg, like, takes
+from .option_records import GONE, SectionedCommand, arg, like, takes
 from .options import RunOptions
 from .service import key, serve, worker
 from .speakers import speakers

@@ -10,7 +10,6 @@ import os
 from dataclasses import replace
 from functools import partial
 from json import dumps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -25,8 +24,7 @@ from .transcribe_options import TranscribeOptions
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch, BatchTranscriber
     from forescribe.asr.batch.outputs import Outputs
-    from forescribe.asr.formats.report import Reports
-    from forescribe.asr.sources import Source
+    from forescribe.asr.storage.locations import Source
     from forescribe.asr.storage.stores import Stores
 
     from ..cluster.order import WorkOrder
@@ -40,8 +38,9 @@ def transcribe(**values: Any) -> None:
     Recordings whose results are up to date are skipped; manifest.jsonl in the output folder has a
     record of every recording."""
     options = TranscribeOptions(**values)
-    from forescribe.asr.batch.inputs import check_readable, discover
+    from forescribe.asr.batch.inputs import any_readable, check_readable, discover
     from forescribe.asr.batch.outputs import Outputs
+    from forescribe.asr.formats.report import Reports
     from forescribe.asr.storage.stores import Stores
 
     from .console import Console
@@ -60,7 +59,11 @@ def transcribe(**values: Any) -> None:
         rules=options.line_rules,
         dry_run=options.dry_run,
     )
-    reports = _reports(options, outputs, console)
+    reports = None
+    if options.report is not None:
+        reports = Reports.plan(options.report, outputs.stems)
+    elif options.wants_words and options.line_rules.plain and "json" not in outputs.formats:
+        console.notice("--word-timestamps: only json holds the times of words; add it to -f")
     interrupted = False
     with Stop() as stop:
         batch = _batch(options, sources, outputs, stores, stop, console)
@@ -69,7 +72,7 @@ def transcribe(**values: Any) -> None:
         console.skipped(list(batch.skipped()), len(sources), reports)
         if batch.todo:
             transcriber: BatchTranscriber | None = None
-            if batch.readable:
+            if any_readable(batch.todo):
                 transcriber = (_on_cluster if options.cluster else _load)(
                     options, batch, stop, console
                 )
@@ -80,7 +83,8 @@ def transcribe(**values: Any) -> None:
             except KeyboardInterrupt:
                 interrupted = True
             console.summary(None if transcriber is None else transcriber.stats())
-        console.close(reports)
+        for page in reports.close() if reports else ():
+            console.status(f"report: {page}")
     raise typer.Exit(console.exit_code(interrupted=interrupted))
 
 
@@ -113,17 +117,6 @@ def _line(batch: Batch, source: Source, status: str, *, as_json: bool) -> str:
     return visible(f"{source.path} -> {file_names(files) if files else 'stdout'}")
 
 
-def _reports(options: TranscribeOptions, outputs: Outputs, console: Console) -> Reports | None:
-    """The HTML reports, if requested. Raises UsageError."""
-    from forescribe.asr.formats.report import Reports
-
-    if options.report is not None:
-        return Reports.plan(options.report, outputs.stems)
-    if options.wants_words and options.line_rules.plain and "json" not in outputs.formats:
-        console.notice("--word-timestamps: only json holds the times of words; add it to -f")
-    return None
-
-
 def _batch(
     options: TranscribeOptions,
     sources: list[Source],
@@ -135,17 +128,26 @@ def _batch(
     """The recordings that are to be transcribed, and those that are up to date."""
     from forescribe.asr.batch.batch import Batch
     from forescribe.asr.batch.inputs import any_readable
+    from forescribe.asr.batch.ledger import settings_hash, weights_hash
     from forescribe.asr.batch.spool import Fetching
-    from forescribe.asr.model.presets import made_for, resolve
-    from forescribe.asr.model.special_tokens import check_request
+    from forescribe.asr.model.presets import locate, made_for, resolve
+    from forescribe.asr.model.tokens import check_request
+    from forescribe.speculative.models.hub import find
 
-    pair = resolve(options.model, options.draft)
-    check_request(options.language, options.task, made_for(pair.target))
+    target = resolve(options.model, options.draft).target
+    check_request(options.language, options.task, made_for(target))
     with stop.interruptible():
-        network = not (options.local_files_only or options.dry_run)
-        # Without a readable recording, neither weights nor a model are looked for.
-        readable = any_readable(sources)
-        settings = _fingerprint(options, pair.target, network=network) if readable else ""
+        settings, speakers = "", options.speakers
+        if any_readable(sources):  # else neither weights nor a model are looked for
+            network = not (options.local_files_only or options.dry_run)
+            folder = locate(target) if network else find(target)
+            settings = settings_hash(
+                {
+                    **options.result_settings(),
+                    **(speakers.settings(network=network) if speakers.requested else {}),
+                    "model": str(target) if folder is None else weights_hash(folder),
+                }
+            )
         return Batch(
             sources,
             outputs,
@@ -159,24 +161,6 @@ def _batch(
         )
 
 
-def _fingerprint(options: TranscribeOptions, target: str | Path, *, network: bool) -> str:
-    """The hash of everything that decides a result, weights included. Downloads the weights if they are
-    missing and `network` allows it; raises ModelError only then."""
-    from forescribe.asr.batch import fingerprint
-    from forescribe.asr.model.presets import locate
-    from forescribe.speculative.models.hub import find
-
-    folder = locate(target) if network else find(target)
-    speakers = options.speakers
-    return fingerprint.settings(
-        {
-            **options.result_settings(),
-            **(speakers.settings(network=network) if speakers.requested else {}),
-            "model": str(target) if folder is None else fingerprint.weights(folder),
-        }
-    )
-
-
 def _load(
     options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
 ) -> BatchTranscriber:
@@ -185,7 +169,7 @@ def _load(
     console.status("loading the model")
     with stop.interruptible():
         from forescribe.asr.model.presets import locate, resolve
-        from forescribe.asr.model.special_tokens import only_language
+        from forescribe.asr.model.tokens import only_language
 
         if not options.local_files_only:  # the terminal is still free for the bars of downloads
             wanted = "none" if options.drafts == 0 else options.draft

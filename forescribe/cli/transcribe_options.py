@@ -34,8 +34,6 @@ STDOUT = "-"
 PAGES = frozenset({"html", "htm", "report"})
 """What people call the page of --report where formats are named."""
 
-"""Those of `asr.decode.transcriber`, which takes too long to import here."""
-
 CLUSTER_DEVICES = (AUTO, "cuda", "hpu", "cpu")
 
 NOT_IN_RESULTS = frozenset(
@@ -212,10 +210,8 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         _ = self.drafts
         _ = self.speakers
         _ = self.spool_limit
-        self._check_locations()
         self._check_output()
-        self._check_words()
-        self._check_long_form()
+        self._check_decoding()
         _ = self.active_guards
         _ = self.hint
         if self.readers and self.channels == "split":
@@ -224,7 +220,18 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
 
     def _check_output(self) -> None:
         from forescribe.asr.formats.files import OF_SPEAKERS
+        from forescribe.asr.storage.locations import is_url
 
+        remote = next(filter(is_url, (self.output_dir, *self.audio)), None)
+        if remote is not None and self.report is not None:
+            raise UsageError(
+                f"--report plays files of this machine, {shown_url(remote)} is none: leave it out"
+            )
+        if self.output_dir.lower().startswith("memory://"):
+            raise UsageError(
+                f"-o {shown_url(self.output_dir)}: what is in memory ends with this command; name a folder, "
+                "s3://, gs:// or az://"
+            )
         page = next((name for name in self._formats if name in PAGES), None)
         if page is not None:
             raise UsageError(
@@ -239,26 +246,10 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         if self.verbose and (self.quiet or self.json):
             raise UsageError("--verbose and --quiet (or --json) exclude each other")
 
-    def _check_locations(self) -> None:
-        from forescribe.asr.storage.locations import is_url
-
-        remote = next(filter(is_url, (self.output_dir, *self.audio)), None)
-        if remote is not None and self.report is not None:
-            raise UsageError(
-                f"--report plays files of this machine, {shown_url(remote)} is none: leave it out"
-            )
-        if self.output_dir.lower().startswith("memory://"):
-            raise UsageError(
-                f"-o {shown_url(self.output_dir)}: what is in memory ends with this command; name a folder, "
-                "s3://, gs:// or az://"
-            )
-
-    def _check_words(self) -> None:
+    def _check_decoding(self) -> None:
         if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):
             what = "speakers" if self.diarize else "subtitle options"
             raise UsageError(f"{what} need the words' times: leave out --no-word-timestamps")
-
-    def _check_long_form(self) -> None:
         if self.long_form not in ("windows", "sequential"):
             raise UsageError(f"--long-form {self.long_form} is neither windows nor sequential")
         if self.long_form == "windows" and self.condition_on_previous_text:

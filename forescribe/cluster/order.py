@@ -17,10 +17,10 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forescribe.asr.batch import fingerprint
+from forescribe.asr.batch.ledger import weights_hash
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.asr.model.presets import locate
-from forescribe.asr.sources import Source
+from forescribe.asr.storage.locations import Source
 from forescribe.speculative.models.hub import find
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class WorkOrder:
             batch=batch,
             version=installed("forescribe"),
             target=target,
-            weights=None if folder is None else fingerprint.weights(folder),
+            weights=None if folder is None else weights_hash(folder),
             network=network,
             spool=spool,
             folder=os.getcwd(),
@@ -100,7 +100,7 @@ class WorkOrder:
         if self.weights is None:
             return
         folder = locate(self.target) if self.network else find(self.target)
-        if folder is not None and fingerprint.weights(folder) != self.weights:
+        if folder is not None and weights_hash(folder) != self.weights:
             raise ModelError(
                 f"{host} has other weights of {self.target} than this machine: results would depend on "
                 "the machine. Load the same revision on all of them",

@@ -35,8 +35,7 @@ from forescribe.asr.errors import (
     UsageError,
     out_of_memory,
 )
-from forescribe.asr.sources import Source
-from forescribe.asr.storage.locations import Location, is_url
+from forescribe.asr.storage.locations import Location, Source, is_url
 from forescribe.asr.storage.stores import Stores
 from forescribe.speculative.errors import BrokenError, SpeculativeError
 from forescribe.speculative.stats import Stats

@@ -16,7 +16,7 @@ from forescribe.asr.decode.options import Partial, Progress
 from forescribe.asr.errors import AudioError, ForescribeError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span
-from forescribe.asr.sources import Source
+from forescribe.asr.storage.locations import Source
 from forescribe.cli.console import EVERY_S, Console, Screen, tail
 from forescribe.speculative.stats import Stats
 

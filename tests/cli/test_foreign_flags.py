@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from typer.main import get_command
 
 from forescribe.asr.errors import UsageError
-from forescribe.cli.foreign_flags import FOREIGN, GONE, checked
 from forescribe.cli.main import app, with_command
+from forescribe.cli.option_records import FOREIGN, GONE, checked
 from forescribe.cli.transcribe_options import NOT_IN_RESULTS
 
 SWITCHES = {"--vad": "--no-vad", "--no-vad": "--vad", "--help": None}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.sources import Source
+from forescribe.asr.storage.locations import Source
 from forescribe.cli.main import main
 from forescribe.cli.transcribe import load_transcriber, work_order
 from forescribe.cli.transcribe_options import TranscribeOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.errors import AudioError, ForescribeError, UsageError
-from forescribe.asr.sources import Source
+from forescribe.asr.storage.locations import Source
 from forescribe.cluster.order import WorkOrder
 from forescribe.cluster.workers import Slot, TranscribeRows, Worker, portable
 from tests.asr.batch.remote.objects import CopyTypist, put_calls

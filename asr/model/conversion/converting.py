@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from forescribe.speculative.errors import one_line
 
 from ...errors import CapacityError, ModelError, out_of_memory
-from ..special_tokens import ENGLISH_ONLY, LANGUAGES
+from ..tokens import ENGLISH_ONLY, LANGUAGES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forescribe.speculative.models.checkpoint import missing
-
 from ...errors import ModelError
 from .converting import FEATURES, TOKENIZER, Content, Settings, convert_once, token_ids
 
@@ -38,23 +36,16 @@ LONGEST = 1 << 16
 """More names than this are a damaged file."""
 
 
-def is_ctranslate2(folder: Path) -> bool:
-    """Whether a folder holds CTranslate2 weights and no others."""
-    return (folder / WEIGHTS).is_file() and missing(folder) == "weights"
-
-
 def lacks(folder: Path) -> str | None:
-    """What a folder lacks of a Whisper model in either form; None where nothing."""
-    if is_ctranslate2(folder):
-        return None if (folder / TOKENIZER).is_file() else TOKENIZER
-    return missing(folder)
+    """What a folder without other weights lacks; None where nothing."""
+    if not (folder / WEIGHTS).is_file():
+        return "weights"
+    return None if (folder / TOKENIZER).is_file() else TOKENIZER
 
 
-def usable(folder: Path) -> Path:
-    """A folder that can be loaded: this one, or its conversion, made once and again where one of its files
-    has changed. Raises ModelError, also for weights that are rounded to integers; see `convert_once`."""
-    if not is_ctranslate2(folder):
-        return folder
+def converted(folder: Path) -> Path:
+    """The conversion of a folder, made once and again where one of its files has changed. Raises ModelError,
+    also for weights that are rounded to integers; see `convert_once`."""
     beside = [folder / name for name in (TOKENIZER, CONFIG, FEATURES)]
     name = folder.resolve().name
     return convert_once(folder / WEIGHTS, name, beside, partial(_read, folder))

@@ -19,7 +19,7 @@ from pathlib import Path
 from forescribe.speculative.models.hub import CONNECT_S
 
 from ...errors import ModelError
-from ..special_tokens import ENGLISH_ONLY
+from ..tokens import ENGLISH_ONLY
 from . import converting
 from .converting import TOKENIZER, Content, Settings, convert_once, token_ids
 

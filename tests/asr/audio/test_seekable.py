@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
-from forescribe.asr.audio.features import LogMel
 from forescribe.asr.decode.sequential import SeekableAudio
+from forescribe.asr.model.whisper import LogMel
 
 EXTRACTOR = WhisperFeatureExtractor(feature_size=80)
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.batch import fingerprint
 from forescribe.asr.batch.destinations import MANIFEST as NAME
+from forescribe.asr.batch.ledger import content_hash, file_version
 from forescribe.asr.errors import AudioError, OutputError, UsageError, out_of_memory
-from forescribe.asr.sources import Source
+from forescribe.asr.storage.locations import Source
 from tests.asr.typists import Outcome, Typist, batch, run, text_of, write_wav
 
 ROOT = Path(__file__).parents[3]
@@ -79,9 +79,9 @@ def test_a_record_says_what_became_of_a_recording() -> None:
         "mean_acceptance_length": 1.5,
         "warnings": [],
         "outputs": ["00.txt", "00.srt"],
-        "fingerprint": f"sha256:{fingerprint.content('calls/00.wav')}+5e77",
+        "fingerprint": f"sha256:{content_hash('calls/00.wav')}+5e77",
         "attempt": 1,
-        "version": fingerprint.version("calls/00.wav"),
+        "version": file_version("calls/00.wav"),
     }
 
 

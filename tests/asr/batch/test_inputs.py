@@ -12,12 +12,12 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.audio.reading import length_s
+from forescribe.asr.batch.batch import length_s
 from forescribe.asr.batch.destinations import MANIFEST as NAME
 from forescribe.asr.batch.inputs import discover, holds_audio, is_recording
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.files import FORMATS
-from forescribe.asr.sources import LIST, RESULTS, Source, identity
+from forescribe.asr.storage.locations import LIST, RESULTS, Source, identity
 from tests.asr.typists import write_wav
 
 

@@ -14,7 +14,7 @@ from forescribe.asr.batch.outputs import Outputs
 from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span
-from forescribe.asr.sources import Source
+from forescribe.asr.storage.locations import Source
 
 TRANSCRIPT = Transcript(
     segments=(Segment(0, 0, 0, 0, 16_000, " Grüße."),),
@@ -114,10 +114,12 @@ def test_only_what_a_killed_process_left_is_swept(tmp_path) -> None:
     for name in (".forescribe-12ab.tmp", ".other.tmp", "a.txt"):
         (tmp_path / name).touch()
     outputs = Outputs.plan(A, str(tmp_path), "txt")
-    outputs.sweep()  # there was never a lock in this folder: delete nothing
+    outputs.ledger.destination.sweep(
+        outputs.stems.values()
+    )  # there was never a lock in this folder: delete nothing
     assert len(list(tmp_path.iterdir())) == 3
     (tmp_path / "manifest.jsonl").touch()
-    outputs.sweep()
+    outputs.ledger.destination.sweep(outputs.stems.values())
     assert {path.name for path in tmp_path.iterdir()} == {".other.tmp", "a.txt", "manifest.jsonl"}
 
 

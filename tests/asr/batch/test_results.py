@@ -15,8 +15,7 @@ from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.batch.outputs import Outputs, RecordingResult
 from forescribe.asr.errors import AudioError, UsageError
-from forescribe.asr.sources import Source
-from forescribe.asr.storage.locations import Location
+from forescribe.asr.storage.locations import Location, Source
 from forescribe.asr.storage.stores import Stores, open_store
 from tests.asr.batch.remote import objects
 from tests.asr.batch.remote.objects import CopyTypist, put_calls

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
 from forescribe.asr.decode.sequential import FRAMES_PER_STEP, advance, previous_text
-from forescribe.asr.model.special_tokens import SpecialTokens
+from forescribe.asr.model.tokens import SpecialTokens
 
 SPECIAL = SpecialTokens(
     start=101,

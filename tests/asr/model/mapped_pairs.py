@@ -24,7 +24,7 @@ from transformers import (
     WhisperTokenizer,
 )
 
-from forescribe.asr.audio.features import LogMel
+from forescribe.asr.model.whisper import LogMel
 from tests.docs.pages import ROOT
 
 from . import large_v3

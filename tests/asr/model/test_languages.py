@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers.models.whisper.tokenization_whisper import LANGUAGES as THEIRS
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-from forescribe.asr.model.special_tokens import CODES, LANGUAGES
+from forescribe.asr.model.tokens import CODES, LANGUAGES
 
 
 def test_languages_are_those_of_transformers_in_the_same_order() -> None:

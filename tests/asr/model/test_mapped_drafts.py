@@ -19,14 +19,13 @@ from transformers import (
     WhisperTokenizer,
 )
 
-from forescribe.asr.audio.features import LogMel
 from forescribe.asr.audit import audit
 from forescribe.asr.decode.options import Options
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.whisper import Whisper
+from forescribe.asr.model.whisper import LogMel, Whisper
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import choose
 from forescribe.speculative.model_engines import ModelEngine, whisper_decoder

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor
 
-from forescribe.asr.audio.features import LogMel
+from forescribe.asr.model.whisper import LogMel
 from forescribe.asr.words.borders import HOP, SHORTEST_PAUSE, Pause, pauses, within
 
 RATE = 16_000

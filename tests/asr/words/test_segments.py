@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.model.special_tokens import SpecialTokens
+from forescribe.asr.model.tokens import SpecialTokens
 from forescribe.asr.words.splitting import compression_ratio, stretches
 
 SPECIAL = SpecialTokens(

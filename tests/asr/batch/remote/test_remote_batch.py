@@ -135,7 +135,7 @@ def test_records_that_a_killed_run_left_are_found_without_a_manifest(calls, out)
     made = batch([str(calls)], out)
     run_ = made.run(CopyTypist())
     next(run_)
-    made.outputs.ledger.close = lambda: None  # killed before the end
+    made.outputs.ledger.destination.close = lambda: None  # killed before the end
     run_.close()
     done = len(open_store(Location.parse(out)).list("_forescribe/records"))
     assert 1 <= done <= 3

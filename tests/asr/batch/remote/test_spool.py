@@ -12,9 +12,8 @@ import pytest
 
 from forescribe.asr.batch.spool import PREFIX, Spool
 from forescribe.asr.errors import OutputError
-from forescribe.asr.sources import Source, remote_source
 from forescribe.asr.storage.errors import MissingError
-from forescribe.asr.storage.locations import Location
+from forescribe.asr.storage.locations import Location, Source, remote_source
 from forescribe.asr.storage.stores import Stores, open_store
 from tests.asr.storage.faults import memory
 

@@ -14,7 +14,7 @@ from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.errors import ModelError
 from forescribe.asr.model.conversion import converting, ctranslate2
-from forescribe.asr.model.conversion.ctranslate2 import read_variables, usable
+from forescribe.asr.model.conversion.ctranslate2 import read_variables
 from forescribe.asr.model.presets import locate
 
 
@@ -108,7 +108,7 @@ def pack(
 def test_a_conversion_holds_the_numbers_of_the_original(original, tmp_path, kind) -> None:
     write(original, tmp_path / "made", kind)
     ours = WhisperForConditionalGeneration.from_pretrained(
-        usable(tmp_path / "made"), dtype=torch.float32
+        locate(tmp_path / "made"), dtype=torch.float32
     )
     theirs = WhisperForConditionalGeneration.from_pretrained(original, dtype=torch.float32)
     state = ours.state_dict()
@@ -150,7 +150,7 @@ def test_numbers_that_are_not_finite_are_refused(folder, value) -> None:
     variables["encoder/conv1/bias"][3] = value
     pack(folder / "model.bin", variables)
     with pytest.raises(ModelError, match=r"encoder\.conv1\.bias holds numbers that are not finite"):
-        usable(folder)
+        locate(folder)
 
 
 def test_the_tokenizer_of_another_model_is_refused(folder, monkeypatch) -> None:
@@ -159,12 +159,12 @@ def test_the_tokenizer_of_another_model_is_refused(folder, monkeypatch) -> None:
     size, end = 1768, 256  # of the folder
     monkeypatch.setattr(converting, "TEXT_TOKENS", {size: end + 1})
     with pytest.raises(ModelError, match="tokenizer.json is another model's: it has 256 text"):
-        usable(folder)
+        locate(folder)
     monkeypatch.setattr(converting, "TEXT_TOKENS", {})
     content["added_tokens"][-1]["id"] = size
     path.write_text(json.dumps(content))
     with pytest.raises(ModelError, match="has 256 text tokens and the token 1768, and 1768"):
-        usable(folder)
+        locate(folder)
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_the_tokenizer_of_another_model_is_refused(folder, monkeypatch) -> None:
 def test_a_damaged_file_beside_the_weights_is_named(folder, name, text, message) -> None:
     (folder / name).write_text(text)
     with pytest.raises(ModelError, match=message):
-        usable(folder)
+        locate(folder)
 
 
 def test_a_hugging_face_folder_is_taken_as_it_is(original) -> None:
-    assert usable(original) == original
+    assert locate(original) == original
     assert locate(original) == original
 
 
@@ -198,7 +198,7 @@ def test_a_file_that_is_cut_off_is_refused(folder, cache, share) -> None:
     data = weights.read_bytes()
     weights.write_bytes(data[: round(share * len(data))])
     with pytest.raises(ModelError, match=r"model\.bin is damaged, not complete"):
-        usable(folder)
+        locate(folder)
     assert list(cache.iterdir()) == []
 
 
@@ -222,7 +222,7 @@ def test_a_file_that_is_cut_off_is_refused(folder, cache, share) -> None:
 def test_what_is_not_whisper_is_refused_with_the_reason(folder, change, message) -> None:
     change(folder / "model.bin")
     with pytest.raises(ModelError, match=message):
-        usable(folder)
+        locate(folder)
 
 
 def test_integers_are_refused_by_name(folder) -> None:
@@ -233,7 +233,7 @@ def test_integers_are_refused_by_name(folder) -> None:
     ].astype(np.int8)
     pack(folder / "model.bin", variables)
     with pytest.raises(ModelError, match=r"8-bit integers \(encoder/layer_0/ffn/linear_0/weight\)"):
-        usable(folder)
+        locate(folder)
 
 
 def test_a_folder_without_its_tokenizer_says_so(folder) -> None:

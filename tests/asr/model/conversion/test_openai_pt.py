@@ -15,10 +15,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from forescribe.asr.batch import fingerprint
+from forescribe.asr.batch.ledger import weights_hash
 from forescribe.asr.errors import CapacityError, ModelError
 from forescribe.asr.model.conversion import converting
-from forescribe.asr.model.conversion.ctranslate2 import usable
 from forescribe.asr.model.conversion.openai_pt import ALIGNMENT_HEADS, converted
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair, locate, resolve
@@ -62,7 +61,7 @@ def test_a_file_is_converted_once_and_again_when_something_changes(file, cache, 
     beside.write_text(beside.read_text() + " ")
     assert converted(file) != made
     other = shutil.copy(file, tmp_path / "other.pt")
-    assert fingerprint.weights(converted(other)) == fingerprint.weights(converted(file))
+    assert weights_hash(converted(other)) == weights_hash(converted(file))
 
 
 def test_what_killed_conversions_have_left_is_removed(file, cache) -> None:
@@ -233,7 +232,7 @@ def test_what_is_no_file_of_weights_is_told_as_what_it_is(original, tmp_path, mo
 @pytest.mark.weights
 def test_published_weights_are_the_same_in_every_form(tmp_path) -> None:
     original = model("whisper-base")
-    plain = usable(original)
+    plain = locate(original)
     file = write_pt(plain, tmp_path / "base.pt")
     (tmp_path / "tokenizer.json").write_bytes((original / "tokenizer.json").read_bytes())
     ours, theirs = weights(converted(file)), weights(plain)
@@ -249,7 +248,7 @@ def test_published_weights_are_the_same_in_every_form(tmp_path) -> None:
 
 @pytest.mark.weights
 def test_the_tokenizer_of_another_published_model_is_refused(tmp_path) -> None:
-    file = write_pt(usable(model(TINY)), tmp_path / "mine.pt")
+    file = write_pt(locate(model(TINY)), tmp_path / "mine.pt")
     shutil.copy(model(BASE) / "tokenizer.json", tmp_path)
     with pytest.raises(ModelError, match="another model's: it has 50257 text tokens"):
         converted(file)

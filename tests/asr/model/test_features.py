@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
-from forescribe.asr.audio.features import LogMel
+from forescribe.asr.model.whisper import LogMel
 
 Samples = NDArray[np.float32]
 

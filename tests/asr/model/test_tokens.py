@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.model.special_tokens import TASKS, SpecialTokens, language_code
+from forescribe.asr.model.tokens import TASKS, SpecialTokens, language_code
 from tests.asr.model import folders
 
 TOKENIZER = folders.tokenizer()
