@@ -241,11 +241,6 @@ def kept(matches: Tensor, valid: Tensor) -> Tensor:
     return (matches & usable).long().cumprod(-1).sum(-1)
 
 
-def at(values: Tensor, index: Tensor) -> Tensor:
-    """`values [B, X]` at `index [B]`."""
-    return values.gather(1, index[:, None])[:, 0]
-
-
 def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
     """`[..., V]` with all mass on `tokens [...]`. torch's own function checks the values, which is a sync."""
     return (tokens[..., None] == torch.arange(vocab, device=tokens.device)).to(dtype)

@@ -43,7 +43,7 @@ class Parts:
     rule: Rule
     processors: tuple[Processor, ...]
     eos: Tensor  # [E] token ids that end a row
-    choose: Callable[[Tensor, Allowed | None], Choice] | None = field(init=False, compare=False)
+    choose: Callable[[Tensor, Allowed | None], Choice] | None = field(init=False)
     """The pass over the logits, the model's own where it has one, of greedy rounds that need the best tokens
     only: by greedy match, with no processor or one that can say what it allows. None where no round does."""
 
