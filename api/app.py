@@ -22,14 +22,13 @@ from starlette.middleware.cors import CORSMiddleware
 from forescribe.asr.errors import UsageError, how_to_install
 
 from .access.keys import Keyring
+from .access.limits import Pace
 from .dependencies import browser_caller, caller
 from .http import errors
 from .http.errors import RequestId
 from .http.openapi import describe
 from .http.origins import EXPOSED, HostNames, OriginGuard
-from .http.pace import Pace
-from .process.lifecycle import Engine, Watchdog, exit_failed, exit_hung
-from .process.models import Failure, log_unexpected
+from .process import Engine, Failure, Watchdog, exit_failed, exit_hung, log_unexpected
 from .realtime.streams import Streams
 from .routers import audio, endpoints, gone, operations, page, realtime, text
 from .routers.operations import Readiness

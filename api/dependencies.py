@@ -1,21 +1,41 @@
-"""Dependencies of the routes: the settings, the speech serving, and the caller."""
+"""What the routes need: the settings, the speech serving, the caller, and the upload of a request.
+
+An upload is admitted in the one safe order:
+
+    key -> ready? -> capacity? -> body, limited as it arrives -> request -> decoded in a child process ->
+    queue
+
+A wrong key or a full queue is refused before the body is read. An upload is decoded once, in a process of
+its own, before anything else is done with it, so a file that is not audio or too long is refused before
+the answer begins. Does not know what the form's fields mean.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
 from fastapi import Depends, Request
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from .access.keys import Keyring, Scope
 from .access.limits import Client, Reservation, network
 from .errors import ApiError
+from .http.bodies import receive_form
 from .settings import Settings, loopback
-from .speech.serving import Serving
+from .speech.serving import Serving, TranscriptionStream
+
+if TYPE_CHECKING:
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.parts import Part
+    from forescribe.asr.decode.submission import Tap
 
 ANONYMOUS = ""
 """The caller's name if no keys are configured."""
@@ -90,6 +110,92 @@ def reserve(request: Request, client: Client, *, resumable: bool = False) -> Res
     serving: Serving = request.app.state.serving
     body = request.scope["state"]["body"]
     return serving.admission.reserve(client, body, resumable=resumable)
+
+
+@dataclass(frozen=True)
+class AdmittedUpload:
+    """An upload that was received, and what is `held` for it, its reservation above all. The block of
+    `admitted` frees that at its end, except what somebody has taken who goes on: the engine, or an answer
+    that outlives the block."""
+
+    fields: tuple[tuple[str, str], ...]
+    file: BinaryIO
+    reservation: Reservation
+    serving: Serving
+    held: ExitStack
+
+    async def follow(self, options: Options, tap: Tap | None = None) -> TranscriptionStream:
+        """Decode and queue it. The engine takes what is held; with a `tap`, which may have more to do, only
+        the samples. Raises ApiError if the file is not audio, is too long, or does not fit into the queue."""
+        samples = await self.serving.decoded(self.file)
+        taken = self.held.pop_all() if tap is None else ExitStack()
+        taken.callback(samples.close)
+        try:
+            self.file.close()  # only the samples are needed from here on
+            await self.serving.awake()
+            self.reservation.add_audio(samples.duration_s)
+            return self.serving.follow(
+                samples, options, tap, self.reservation.progressed, taken.close
+            )
+        except BaseException:
+            taken.close()
+            raise
+
+
+@asynccontextmanager
+async def admitted(
+    request: Request, settings: Settings, serving: Serving, client: Client
+) -> AsyncIterator[AdmittedUpload]:
+    """The request's upload. Raises ApiError before the body is read if no work is admitted."""
+    serving.check()
+    with ExitStack() as held:
+        reservation = reserve(request, client)
+        held.callback(reservation.release)
+        serving.idle.want()  # it is loaded while the body arrives
+        began_ns = time.time_ns()
+        async with receive_form(request, settings) as form:
+            file, received_ns = form.required_file(), time.time_ns()
+            serving.tracing.record("receive", began_ns, received_ns)
+            serving.metrics.took("upload", (received_ns - began_ns) / 1e9)
+            reservation.start()
+            yield AdmittedUpload(form.fields, file, reservation, serving, held)
+
+
+async def all_parts(request: Request, stream: TranscriptionStream) -> list[Part]:
+    """All parts, once the outcome is there. The transcription is cancelled if the client disconnects.
+
+    Raises ApiError if it fails, ClientDisconnect if the client has left.
+    """
+    try:
+        return await while_connected(request, _collect(stream))
+    finally:
+        stream.cancel()
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; cancels it and raises ClientDisconnect if the client disconnects."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _collect(stream: TranscriptionStream) -> list[Part]:
+    parts = []
+    while (part := await stream.next()) is not None:
+        parts.append(part)
+    return parts
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has closed the connection; its body has been read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def browser_caller(request: Request) -> str:

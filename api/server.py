@@ -29,10 +29,8 @@ from sqlalchemy.exc import DBAPIError
 from forescribe.asr.errors import CapacityError, UsageError, how_to_install
 
 from .app import create_app, create_worker_app
-from .http.pace import HttpProtocol
-from .http.sockets import PING_S, PONG_S, SocketProtocol
-from .process.lifecycle import Lifecycle
-from .process.models import Failure
+from .http.protocols import PING_S, PONG_S, HttpProtocol, SocketProtocol
+from .process import Failure, Lifecycle
 from .realtime.connection import MAX_MESSAGE
 from .settings import Settings
 from .speech.serving import Serving

@@ -14,6 +14,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -266,7 +267,7 @@ class Settings(BaseSettings):
             "network": not self.local_files_only,
         }
 
-    @property
+    @cached_property
     def model_name(self) -> str:
         """The name of the model for clients."""
         from forescribe.asr.model.presets import DEFAULT

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import ForescribeError, UsageError
 
-from .process.models import LASTING
+from .process import LASTING
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -69,7 +69,7 @@ def run(settings: Settings, listening: socket.socket) -> None:
     """Serve on a bound socket until SIGINT or SIGTERM.
 
     After the signal no new work is admitted, and the work under way has `drain_s` seconds to finish.
-    Exits with a special status if a model cannot be loaded (`api.process.models`). Raises UsageError if there
+    Exits with a special status if a model cannot be loaded (`api.process`). Raises UsageError if there
     are too few devices for the workers, or if one of their ports is not available.
     """
     from .server import GRACE_S, configure_logs, serve

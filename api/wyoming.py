@@ -31,11 +31,11 @@ from forescribe.asr.live.formats import AudioInput
 
 from .access.limits import Client
 from .errors import ApiError
-from .http.errors import place_of, report
-from .process.models import Failure
+from .process import Failure
 from .realtime.streams import Streams
 from .settings import Settings, address_of
 from .speech import forms
+from .telemetry import place_of, report
 
 if TYPE_CHECKING:
     from forescribe.asr.live.stream import LiveStream
@@ -173,7 +173,7 @@ class Connection:
 
     def _program(self) -> AsrProgram:
         """What `describe` tells. Raises ApiError `not_ready`."""
-        tokens, name = self.serving.facts.tokens, self.settings.model_name
+        tokens, name = self.serving.check().tokens, self.settings.model_name
         assert tokens is not None
         by, ours = Attribution("OpenAI", "https://openai.com"), version("forescribe")
         languages, text = sorted(tokens.languages) or ["en"], "Whisper with speculative decoding"

@@ -1,4 +1,4 @@
-"""Admission: which requests may start, and how many of one client.
+"""Limits of requests: which may start, how many of one client, and how fast their bodies must come.
 
     reservation = admission.reserve(Client("team"), body)   # before the body is received
     reservation.start()                                     # once the body is complete
@@ -9,19 +9,28 @@ The queue is always bounded. A body that is still being received takes no place 
 processed, however slowly it comes. If the places for bodies run out, the slowest body is dropped, unless all
 are fast. A client is a key by its name, or an address where there are no keys. What a key may use in a minute
 or a month is a gateway's to count. Does not know audio.
+
+A client that stalls would hold its file and its share of the uploads as long as it likes. So under `Pace` a
+request ends with 408 after `IDLE_S` without a byte, and once its average rate, after that first grace period,
+is below `MIN_RATE` bytes per second. It also ends with 408 when another request needs its place; admission
+finds the request's `Body` in `state.body`. Only time spent waiting for the client counts, not time that this
+server needs, for example to write to a slow disk. (Heads are limited by `http.protocols`.)
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import math
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from ..errors import ApiError
-from ..http.pace import Body
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import RETRY_S, ApiError
 from ..settings import Settings
 
 IPV6_BITS = 64
@@ -34,13 +43,27 @@ SLOW_RATE = 16 << 10
 """Bytes per second: audio of 128 kbit/s that is sent as fast as it is spoken. A body that comes faster is
 never dropped for another."""
 
+IDLE_S = 30.0
+"""The longest pause in a body: mobile networks have some of ten seconds."""
+
+MIN_RATE = 1024.0
+"""Bytes per second of a body: a tenth of speech in the most economical codec."""
+
+YOUNG_S = 2.0
+"""How long a body may take to begin before its rate is known."""
+
+SILENT_S = 5.0
+"""After so long without a byte a body counts as stalled, however fast it was before."""
+
+Clock = Callable[[], float]
+
 
 class Admission:
     """The counts of one process."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._uploads: Counter[str] = Counter()  # by the names of clients
         self._requests: Counter[str] = Counter()
         self._receiving: dict[Reservation, None] = {}  # whose bodies can be dropped, oldest first
@@ -76,7 +99,7 @@ class Admission:
                 raise _overloaded()
             dropped = self._slow_body(client)
             if dropped is not None:
-                dropped._release()
+                dropped.release()
                 assert dropped.body is not None
                 dropped.body.drop()
             self._uploads[client.name] += 1
@@ -99,7 +122,7 @@ class Admission:
         there is none and no body is slow."""
         settings, name = self.settings, client.name
         text = None
-        if client.keyed:
+        if client.owner:
             own = settings.api_keys.get(client.owner)
             maximum = (own and own.max_requests) or settings.max_requests_per_key
             if self._requests[name] + self._uploads[name] >= maximum:
@@ -111,7 +134,7 @@ class Admission:
             if slowest is None:
                 raise ApiError("rate_limited", text)
             return slowest
-        if self.uploads < settings.max_uploads:
+        if self._uploads.total() < settings.max_uploads:
             return None
         slowest = _slowest(self._receiving)
         if slowest is None:
@@ -153,33 +176,28 @@ class Reservation:
     def progressed(self, done_s: float) -> None:
         """The first `done_s` seconds of its audio are decoded."""
         with self.admission._lock:
-            if not self._released:
-                self._return_audio(max(0.0, done_s - self._done_s))
-                self._done_s = max(self._done_s, done_s)
+            if not self._released and done_s > self._done_s:
+                decoded = min(done_s - self._done_s, self._seconds)
+                self._seconds -= decoded
+                self.admission._seconds -= decoded
+                self._done_s = done_s
 
     def release(self) -> None:
-        with self.admission._lock:
-            self._release()
-
-    def _release(self) -> None:
-        if self._released:
-            return
-        self._released = True
-        self._return_audio(self._seconds)
-        self._uncount()
-        if not self.admission._requests:
-            self.admission._seconds = 0.0  # removes rounding errors
+        admission = self.admission
+        with admission._lock:
+            if self._released:
+                return
+            self._released = True
+            admission._seconds -= self._seconds
+            self._uncount()
+            if not admission._requests:
+                admission._seconds = 0.0  # removes rounding errors
 
     def _uncount(self) -> None:
         self.admission._receiving.pop(self, None)
         self._counter[self.client.name] -= 1
         if not self._counter[self.client.name]:
             del self._counter[self.client.name]  # clients without requests are forgotten
-
-    def _return_audio(self, seconds: float) -> None:
-        seconds = min(seconds, self._seconds)
-        self._seconds -= seconds
-        self.admission._seconds -= seconds
 
 
 @dataclass(frozen=True)
@@ -191,14 +209,97 @@ class Client:
     address: str = ""
 
     @property
-    def keyed(self) -> bool:
-        return bool(self.owner)
-
-    @property
     def name(self) -> str:
         """The name under which it is counted; empty if it is unknown. Names of keys and addresses are never
         counted together, because a server either has keys or not."""
         return self.owner or self.address
+
+
+class Pace:
+    """ASGI middleware that limits bodies."""
+
+    def __init__(self, app: ASGIApp, clock: Clock = time.monotonic) -> None:
+        self.app, self.clock = app, clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        body = Body(receive, IDLE_S, MIN_RATE, self.clock)
+        scope.setdefault("state", {})["body"] = body
+
+        async def send_and_note(message: Message) -> None:
+            body.answered = True
+            await send(message)
+
+        await self.app(scope, body.receive, send_and_note)
+
+
+@dataclass(eq=False)
+class Body:
+    """A request's body while it is received."""
+
+    _receive: Receive
+    idle_s: float
+    min_rate: float
+    clock: Clock
+    _complete: bool = field(default=False, init=False)
+    _bytes: int = field(default=0, init=False)
+    _waited_s: float = field(default=0.0, init=False)
+    _began_s: float | None = field(default=None, init=False)  # of the wait in progress
+    _limit: asyncio.Timeout | None = field(default=None, init=False)  # of the wait in progress
+    _dropped: bool = field(default=False, init=False)
+    answered: bool = field(default=False, init=False)
+    """Whether the answer has begun, so that no error can be sent any more: a stream of events also
+    receives, to notice a disconnect, and a body that no route reads may still arrive."""
+
+    async def receive(self) -> Message:
+        """The next message. If it is late, the client counts as disconnected if its answer has begun;
+        otherwise raises ApiError `request_timeout`."""
+        if self._complete:
+            return await self._receive()
+        if self._dropped:
+            return self._late()
+        left_s = self.idle_s + self._bytes / self.min_rate - self._waited_s
+        self._began_s = self.clock()
+        try:
+            async with asyncio.timeout(min(self.idle_s, max(0.0, left_s))) as self._limit:
+                message = await self._receive()
+        except TimeoutError:
+            return self._late()
+        finally:
+            self._waited_s += self.clock() - self._began_s
+            self._began_s = self._limit = None
+        self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+        self._bytes += len(message.get("body", b""))
+        late = self._waited_s > self.idle_s + self._bytes / self.min_rate
+        return self._late() if not self._complete and (late or self._dropped) else message
+
+    def rate(self) -> float:
+        """Bytes per second of waiting for the client: infinite in the first seconds and once the body is
+        complete, 0 if it has stalled."""
+        silent_s = 0.0 if self._began_s is None else self.clock() - self._began_s
+        waited_s = self._waited_s + silent_s
+        if self._complete or waited_s < YOUNG_S:
+            return math.inf
+        return 0.0 if silent_s >= SILENT_S else self._bytes / waited_s
+
+    def drop(self) -> None:
+        """End the body: another needs its place. Call it on the event loop."""
+        self._dropped = True
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
+    def _late(self) -> Message:
+        if self.answered:
+            return {"type": "http.disconnect"}
+        if self._dropped:
+            text = f"the body came too slowly, and another needed its place: {self._bytes} bytes so far"
+            raise ApiError("request_timeout", text, retry_after=RETRY_S)
+        text = (
+            f"the body came too slowly: {self._bytes} bytes, with {self.idle_s:g} s of silence or less "
+            f"than {self.min_rate:g} bytes per second"
+        )
+        raise ApiError("request_timeout", text)
 
 
 def network(host: str) -> str:

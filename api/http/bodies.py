@@ -1,13 +1,17 @@
-"""Bodies: JSON and text from clients, checked before anything else uses them, and answers with files.
+"""Bodies: JSON, text and forms from clients, checked before anything else uses them, and answers with files.
 
     body = loads(data, "body")                              # ApiError 400 for anything that is wrong
     value = await small_field(request, "num_speakers")      # from the query, a form or JSON
+    async with receive_form(request, settings) as form: ...     # fields, and one file on disk
     async with in_thread(uploads.whole(id, caller)) as file: ...
     return await file_response(request, path, filename="talk.wav", media_type="audio/wav")
 
 Python's parser accepts more than JSON and fails in more ways than `JSONDecodeError`: nesting raises
 RecursionError, a long integer ValueError, `1e999` becomes infinite, and an escaped half of a surrogate pair
 becomes text that cannot be encoded.
+
+Forms are parsed with limits enforced while they stream. Their file has no name, so it cannot be guessed and
+disappears with the process; the client's name for it is only a label.
 
 Of a file one range is served (RFC 9110, section 14), or refused with 416 if it lies outside the file. Several
 ranges, and those that are malformed, are ignored, as HTTP allows; starlette's FileResponse reads the headers
@@ -17,19 +21,26 @@ again and sends the bytes. Does not know what values mean or whose files they ar
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
+from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import FileResponse
 
 from ..errors import ApiError
+from ..settings import Settings
 
 MAX_DEPTH = 32
 """Levels of nesting. The contracts here need at most five."""
@@ -41,11 +52,18 @@ context of 131,072 fits. Five million empty lists took 11 s, in which no other r
 MAX_BYTES = 64 << 10
 """Of a body with a few fields."""
 
+FIELDS = 64
+FIELD_BYTES = 16 << 20
+"""Bytes of all fields together, which are kept in memory. Four voices of 10 s fit in, as base64."""
+
 HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "private, no-store"}
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+
+_EXTENDED = re.compile(rb"(?i);\s*filename\*\s*=\s*(?:utf-8|iso-8859-1)'[^']*'([^;\s]*)")
+"""The extended form of a file name (RFC 5987)."""
 
 T = TypeVar("T")
 
@@ -83,8 +101,7 @@ def text(value: str, param: str) -> str:
 
 def label(name: str, max_length: int = 255) -> str | None:
     """A name for people, as it can be stored and shown; None if nothing of it is left."""
-    kept = "".join(c for c in name if c.isprintable() and not _SURROGATE.match(c))
-    return kept[:max_length].strip() or None
+    return "".join(filter(str.isprintable, name))[:max_length].strip() or None
 
 
 def whole(text: str, maximum: int) -> int | None:
@@ -127,6 +144,49 @@ async def json_object(request: Request, max_bytes: int = MAX_BYTES) -> dict[str,
     if not isinstance(value, dict):
         raise ApiError("invalid_value", "the body is not a JSON object")
     return value
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form: `fields` in order, with repetitions, and its open file, which may be missing. `name` is the
+    client's name for the file: a label, never a path."""
+
+    fields: tuple[tuple[str, str], ...]
+    file: BinaryIO | None = None
+    name: str | None = None
+
+    def required_file(self) -> BinaryIO:
+        """The file. Raises ApiError `missing_file`."""
+        if self.file is None:
+            raise ApiError("missing_file", "the form has no file", param="file")
+        return self.file
+
+
+@asynccontextmanager
+async def receive_form(request: Request, settings: Settings) -> AsyncIterator[Form]:
+    """Receive the request's form; its file is closed at the end of the block. Raises ApiError:
+    `unsupported_media_type`, `file_too_large`, `storage_full`, `invalid_value`."""
+    if media_type(request) != "multipart/form-data":
+        raise ApiError("unsupported_media_type", "send the form as multipart/form-data")
+    parser = _FormParser(
+        request.headers,
+        _limited(request, settings.max_upload_bytes),
+        max_files=1,
+        max_fields=FIELDS,
+        max_part_size=FIELD_BYTES,
+    )
+    try:
+        data = await parser.parse()
+    except MultiPartException as error:
+        raise ApiError("invalid_value", f"the form cannot be read: {error.message}") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ApiError("storage_full", "the server has no room for the upload") from error
+        raise
+    try:
+        yield _checked(data)
+    finally:
+        await data.close()
 
 
 async def file_response(
@@ -186,6 +246,99 @@ async def in_thread(block: AbstractContextManager[T]) -> AsyncIterator[T]:
             raise
     else:
         await asyncio.shield(asyncio.to_thread(block.__exit__, None, None, None))
+
+
+class _FormParser(MultiPartParser):
+    """Limits all fields together, where the library limits each one, and requires UTF-8. A part called `file`
+    is a file even without a file name, as sent by `curl -F file=<a.wav`."""
+
+    fields_size = 0
+    complete = False
+
+    async def parse(self) -> FormData:
+        """Raises MultiPartException also if the body ends in the middle of a part."""
+        form = await super().parse()
+        begun = self._current_files + self._current_fields
+        if begun and not self.complete:
+            for file in self._files_to_close_on_error:
+                file.close()
+            raise MultiPartException("the body ends before its last boundary")
+        return form
+
+    def on_end(self) -> None:
+        self.complete = True
+
+    def on_headers_finished(self) -> None:
+        part = self._current_part
+        disposition = part.content_disposition or b""
+        _, options = parse_options_header(disposition)
+        extended = _EXTENDED.search(disposition)
+        named = b"filename" in options
+        if not named and (extended or options.get(b"name") == b"file"):
+            part.content_disposition = disposition + b'; filename=""'
+        super().on_headers_finished()
+        part.field_name = _decoded(options[b"name"], "the name of a field")
+        if part.file is not None:
+            # RFC 7578 excludes `filename*`, but clients send it. A plain name takes precedence.
+            filename = (
+                options.get(b"filename", b"")
+                if named or not extended
+                else unquote_to_bytes(extended[1])
+            )
+            part.file.filename = label(filename.decode("utf-8", "replace"))
+
+    def on_part_end(self) -> None:
+        part = self._current_part
+        if part.file is None:
+            self.items.append((part.field_name, _decoded(part.data, "a field")))
+        else:
+            super().on_part_end()
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._current_part.file is None:
+            self.fields_size += end - start
+            if self.fields_size > FIELD_BYTES:
+                raise MultiPartException(f"the fields have more than {FIELD_BYTES} bytes")
+        super().on_part_data(data, start, end)
+
+
+def _decoded(data: bytes | bytearray, what: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise MultiPartException(f"{what} is not UTF-8") from error
+
+
+def _checked(data: FormData) -> Form:
+    """Raises ApiError `invalid_value` for a file in another field."""
+    fields, file, file_name = list[tuple[str, str]](), None, None
+    for name, value in data.multi_items():
+        if isinstance(value, str):
+            fields.append((name, value))
+        elif name != "file":
+            text = f"{name!r} is not a file field of this form"
+            raise ApiError("invalid_value", text, param=name)
+        else:
+            file, file_name = value.file, value.filename
+    # Browsers, curl and httpx escape these three characters, as WHATWG's HTML specifies, and no others; line
+    # breaks become spaces.
+    for escaped, plain in (("%22", '"'), ("%0D", " "), ("%0A", " ")):
+        file_name = file_name and file_name.replace(escaped, plain)
+    return Form(tuple(fields), file, file_name)
+
+
+async def _limited(request: Request, maximum: int) -> AsyncGenerator[bytes, None]:
+    """The body up to `maximum` bytes; a larger Content-Length is refused at once."""
+    text = f"the upload is larger than {maximum} bytes"
+    declared = request.headers.get("content-length", "0")
+    if whole(declared, maximum) is None:
+        raise ApiError("file_too_large", text, param="file")
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > maximum:
+            raise ApiError("file_too_large", text, param="file")
+        yield chunk
 
 
 def _check(root: Any, param: str) -> None:

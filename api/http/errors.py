@@ -5,22 +5,15 @@
 
 All answers have one format (`api.errors`), except those of the two routes with the Hugging Face contract.
 
-A request id is the client's own if it is a plain word, or else a new one; it is on every answer. The log
-contains no transcript text, file names or keys. An exception's message may contain any of them, so its type
-and place are logged, not its message.
+A request id is the client's own if it is a plain word, or else a new one; it is on every answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import re
 import secrets
 import time
-import traceback
-from contextvars import ContextVar
-from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -34,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forescribe.asr.errors import ForescribeError
 
 from ..errors import ApiError, refusal
-from ..metrics import Metrics
+from ..telemetry import CURRENT, UNLOGGED, Metrics, place_of, report
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -47,14 +40,6 @@ WORD = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 UNKNOWN = "unknown"
 """The route of a request that has none."""
-
-UNLOGGED = frozenset({"/health", "/ready", "/metrics"})
-"""Routes that are requested every few seconds by machines: they are counted, but not logged."""
-
-CURRENT: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The id of the current request, for log lines about it."""
-
-log = logging.getLogger("forescribe.api")
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -152,17 +137,6 @@ def allowed(app: FastAPI, scope: Scope) -> str:
         )
     ]
     return ", ".join(methods)
-
-
-def report(event: str, **facts: object) -> None:
-    """Write a log line."""
-    log.info(json.dumps({"event": event, **facts}))
-
-
-def place_of(error: BaseException) -> str:
-    """The file and line that raised the error."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 def _answer(request: Request, error: ApiError) -> Response:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -53,10 +52,12 @@ _ORIGIN = re.compile(r"(https?)://([^\s/?#@]+)")
 
 @dataclass(frozen=True)
 class Host:
-    """A host name, or an address without brackets, and the port if one is given."""
+    """A host name, or an address without brackets, and the port if one is given. `address` is what the name
+    is, if it is one."""
 
     name: str
     port: int | None
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address | None = None
 
     @classmethod
     def parse(cls, text: str) -> Host | None:
@@ -64,10 +65,12 @@ class Host:
         match = _HOST.fullmatch(text.strip().lower())
         if match is None:
             return None
-        name = match[1].strip("[]").removesuffix(".")
-        with suppress(ValueError):
-            name = str(ipaddress.ip_address(name))  # an IPv6 address has several spellings
-        return cls(name, int(match[2]) if match[2] else None)
+        name, port = match[1].strip("[]").removesuffix("."), int(match[2]) if match[2] else None
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return cls(name, port)
+        return cls(str(address), port, address)  # an IPv6 address has several spellings
 
     @classmethod
     def from_setting(cls, host: str) -> Host | None:
@@ -75,17 +78,8 @@ class Host:
         return cls.parse(f"[{host}]" if host.count(":") > 1 and host[0] != "[" else host)
 
     @property
-    def address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-        try:
-            return ipaddress.ip_address(self.name)
-        except ValueError:
-            return None
-
-    @property
     def loopback(self) -> bool:
-        if self.address is None:
-            return self.name == "localhost"
-        return self.address.is_loopback
+        return self.name == "localhost" if self.address is None else self.address.is_loopback
 
 
 def same_origin(origin: str, host: Host) -> bool:

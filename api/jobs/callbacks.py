@@ -27,7 +27,7 @@ from standardwebhooks import Webhook
 
 from ..access import outbound
 from ..access.outbound import Network
-from ..metrics import Metrics
+from ..telemetry import Metrics
 from .tables import Job
 
 SCHEDULE_S: Sequence[float] = (

@@ -25,9 +25,9 @@ from sqlalchemy.exc import DBAPIError
 
 from forescribe.asr.errors import ForescribeError, OutputError
 
-from ..http.errors import place_of
 from ..settings import Settings
 from ..speech.serving import NAME, Serving
+from ..telemetry import place_of
 from .store import Store
 from .tables import Claim, Job
 

@@ -24,10 +24,10 @@ from forescribe.asr.formats.transcript import Transcript
 
 from ..access.outbound import networks
 from ..errors import ApiError
-from ..metrics import WHOLE_DATABASE
 from ..settings import Settings
 from ..speech.serving import Serving
-from ..uploads.tus import Uploads
+from ..telemetry import WHOLE_DATABASE
+from ..uploads import Uploads
 from .callbacks import JobMetrics, Webhooks
 from .corrections import ROLE as CORRECTIONS
 from .corrections import CorrectedJobs

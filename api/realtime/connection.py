@@ -37,7 +37,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from ..access.limits import Client
 from ..dependencies import in_force
 from ..errors import ApiError
-from ..http.errors import place_of, report
+from ..telemetry import place_of, report
 from .audio import SessionAudio
 from .events import (
     APPEND,

@@ -122,7 +122,7 @@ class Streams:
         if self.leaving:
             raise ApiError("not_ready", "the server is draining")
         if client.name and self._clients[client.name] >= MAX_PER_CLIENT:
-            what = "key" if client.keyed else "address"
+            what = "key" if client.owner else "address"
             text = f"this {what} has {MAX_PER_CLIENT} live sessions open, its maximum"
             raise ApiError("rate_limited", text, retry_after=RETRY_S)
         if len(self._places) >= settings.max_streams:

@@ -6,7 +6,6 @@ the key is checked. Everything that can be refused is refused before the answer 
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,12 +13,19 @@ from starlette.responses import Response
 
 from forescribe.asr.decode.options import Options
 
-from ..dependencies import ClientDep, ServingDep, SettingsDep
+from ..dependencies import (
+    AdmittedUpload,
+    ClientDep,
+    ServingDep,
+    SettingsDep,
+    admitted,
+    all_parts,
+    while_connected,
+)
 from ..http.openapi import form_body
 from ..speech import forms
 from ..speech.answers import EventStream, answer, events
 from ..speech.forms import TranscriptionForm, TranslationForm, check_model, parse
-from ..speech.upload import AdmittedUpload, admitted, all_parts, while_connected
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
 
@@ -38,13 +44,13 @@ def _openapi(form: type[TranscriptionForm] | type[TranslationForm]) -> dict[str,
 async def transcriptions(
     request: Request, settings: SettingsDep, serving: ServingDep, client: ClientDep
 ) -> Response:
-    async with admitted(request, settings, serving, client) as admission:
-        form = parse(TranscriptionForm, admission.upload.fields)
+    async with admitted(request, settings, serving, client) as upload:
+        form = parse(TranscriptionForm, upload.fields)
         check_model(form.model, settings)
         options = forms.transcription(form, serving, settings)
         if form.diarized:
-            return await _diarized(request, admission, form, options)
-        stream = await admission.follow(options)
+            return await _diarized(request, upload, form, options)
+        stream = await upload.follow(options)
     logprobs = "logprobs" in form.include
     if form.stream:
         return EventStream(events(stream, logprobs=logprobs), stream.cancel)
@@ -58,26 +64,22 @@ async def transcriptions(
 
 
 async def _diarized(
-    request: Request, admission: AdmittedUpload, form: TranscriptionForm, options: Options
+    request: Request, upload: AdmittedUpload, form: TranscriptionForm, options: Options
 ) -> Response:
     """`diarized_json`: the samples go to the transcriber and to the diarizer. The reservation is released
     when both are done."""
-    speakers = admission.serving.speakers
+    speakers, held = upload.serving.speakers, upload.held
     known = await speakers.enrol(form.known_speaker_names, form.known_speaker_references)
     diarization = await speakers.start(known)
-
-    with ExitStack() as cleanup:
-        cleanup.callback(admission.reservation.release)
-        cleanup.callback(diarization.close)
-        stream = await admission.follow(options, diarization.add_samples)
-        cleanup.callback(stream.cancel)
-        if form.stream:
-            body = events(stream, logprobs=False, assign=diarization.assign)
-            return EventStream(body, cleanup.pop_all().close)
-        await all_parts(request, stream)
-        with admission.serving.tracing.span("diarize"):
-            assigning = diarization.assign(stream.transcript)
-            transcript = await while_connected(request, assigning)
+    held.callback(diarization.close)
+    stream = await upload.follow(options, diarization.add_samples)
+    held.callback(stream.cancel)
+    if form.stream:
+        body = events(stream, logprobs=False, assign=diarization.assign)
+        return EventStream(body, held.pop_all().close)
+    await all_parts(request, stream)
+    with upload.serving.tracing.span("diarize"):
+        transcript = await while_connected(request, diarization.assign(stream.transcript))
     return answer(form.response_format, transcript)
 
 
@@ -85,9 +87,9 @@ async def _diarized(
 async def translations(
     request: Request, settings: SettingsDep, serving: ServingDep, client: ClientDep
 ) -> Response:
-    async with admitted(request, settings, serving, client) as admission:
-        form = parse(TranslationForm, admission.upload.fields)
+    async with admitted(request, settings, serving, client) as upload:
+        form = parse(TranslationForm, upload.fields)
         check_model(form.model, settings)
-        stream = await admission.follow(forms.translation(form, serving))
+        stream = await upload.follow(forms.translation(form, serving))
     await all_parts(request, stream)
     return answer(form.response_format, stream.transcript)

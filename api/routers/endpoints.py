@@ -5,18 +5,23 @@ Errors are `{"detail": ...}` here, as the contract's clients expect (`api.http.e
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from ..dependencies import ClientDep, ServingDep, SettingsDep
+from ..dependencies import (
+    ClientDep,
+    ServingDep,
+    SettingsDep,
+    admitted,
+    all_parts,
+    while_connected,
+)
 from ..errors import ApiError
 from ..settings import NO_DIARIZER
 from ..speech import huggingface_contract
-from ..speech.upload import admitted, all_parts, while_connected
 
 router = APIRouter(tags=["endpoints"])
 
@@ -44,9 +49,9 @@ FORM: dict[str, Any] = {
 async def predict(
     request: Request, settings: SettingsDep, serving: ServingDep, client: ClientDep
 ) -> Response:
-    async with admitted(request, settings, serving, client) as admission:
-        fields = dict(admission.upload.fields)
-        if len(fields) < len(admission.upload.fields):
+    async with admitted(request, settings, serving, client) as upload:
+        fields = dict(upload.fields)
+        if len(fields) < len(upload.fields):
             raise ApiError("invalid_value", "a field comes twice")
         parameters, warnings = huggingface_contract.parameters(fields.pop("parameters", None))
         if fields:
@@ -55,22 +60,16 @@ async def predict(
             serving.language(parameters.language)
         diarizing = settings.diarizer != NO_DIARIZER
         options = parameters.options(diarizing=diarizing)
-        diarization = (
-            await serving.speakers.start(bounds=parameters.bounds()) if diarizing else None
-        )
-        with ExitStack() as cleanup:
-            if diarization is not None:
-                cleanup.callback(admission.reservation.release)
-                cleanup.callback(diarization.close)
-            tap = diarization.add_samples if diarization is not None else None
-            stream = await admission.follow(options, tap)
-            cleanup.callback(stream.cancel)
+        if diarizing:
+            diarization = await serving.speakers.start(bounds=parameters.bounds())
+            upload.held.callback(diarization.close)
+            stream = await upload.follow(options, diarization.add_samples)
             await all_parts(request, stream)
-            transcript, spoken = stream.transcript, None
-            if diarization is not None:
-                spoken = await while_connected(
-                    request, diarization.assign(transcript, huggingface_contract.speaker)
-                )
-    drafting = serving.facts.drafting
+            assigning = diarization.assign(stream.transcript, huggingface_contract.speaker)
+            spoken = await while_connected(request, assigning)
+        else:
+            stream, spoken = await upload.follow(options), None
+            await all_parts(request, stream)
+    drafting = serving.check().drafting
     warnings += parameters.warnings(drafting=drafting, diarizing=diarizing)
-    return JSONResponse(huggingface_contract.answer(transcript, spoken, warnings))
+    return JSONResponse(huggingface_contract.answer(stream.transcript, spoken, warnings))

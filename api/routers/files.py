@@ -15,11 +15,10 @@ from ..batches import Batches
 from ..dependencies import Caller, ClientDep, SettingsDep, part, reserve
 from ..errors import ApiError
 from ..files import FileForm, Files, StoredFile
-from ..http.bodies import HEADERS, file_response
+from ..http.bodies import HEADERS, Form, file_response, receive_form
 from ..http.openapi import form_body
 from ..settings import Settings
 from ..speech.forms import parse
-from ..uploads.multipart import Received, receive_form
 from .jobs import JobsDep, place_of
 
 MAX_LABEL_LENGTH = 255
@@ -94,11 +93,9 @@ async def delete(id: str, files: FilesDep, caller: Caller) -> dict[str, Any]:
 
 
 def _kept(
-    files: Files, settings: Settings, owner: str, form: FileForm, received: Received
+    files: Files, settings: Settings, owner: str, form: FileForm, received: Form
 ) -> StoredFile:
-    if received.file is None:
-        raise ApiError("missing_file", "the form has no file", param="file")
-    draft = files.store.blobs.copy(received.file)
+    draft = files.store.blobs.copy(received.required_file())
     try:
         if not draft.size:
             raise ApiError("empty_file", "the file is empty", param="file")

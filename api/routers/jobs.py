@@ -30,7 +30,15 @@ from forescribe.asr.formats.subtitles import LineRules
 
 from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, part, reserve
 from ..errors import ApiError
-from ..http.bodies import file_response, in_thread, json_object, small_field, whole
+from ..http.bodies import (
+    Form,
+    file_response,
+    in_thread,
+    json_object,
+    receive_form,
+    small_field,
+    whole,
+)
 from ..http.openapi import form_body, json_body
 from ..jobs.corrections import MAX_BYTES, CorrectedJobs, Corrections, Version
 from ..jobs.database import Place
@@ -40,7 +48,6 @@ from ..jobs.submissions import RETRY_S, JobForm, Recording, check
 from ..jobs.tables import ENDED, Job, LogEntry, State
 from ..speech.answers import FILES, PING, PING_S, EventStream, answer
 from ..speech.forms import check_model, parse
-from ..uploads.multipart import Received, receive_form
 
 POLL_S = 0.25
 """Seconds between reads of the log. Other processes write to it too, so there is no notification."""
@@ -95,7 +102,7 @@ async def submit(
     serving.check()
     key, submissions = idempotency_key(request), jobs.submissions
     caller = client.owner
-    await asyncio.to_thread(submissions.check_capacity, caller, keyed=client.keyed)
+    await asyncio.to_thread(submissions.check_capacity, caller, keyed=bool(client.owner))
     reservation = reserve(request, client)
     try:
         with submissions.reserved(caller, key):
@@ -349,7 +356,7 @@ def _num_speakers(value: Any) -> int | None:
 
 @asynccontextmanager
 async def _recording(
-    jobs: Jobs, caller: str, form: JobForm, received: Received
+    jobs: Jobs, caller: str, form: JobForm, received: Form
 ) -> AsyncIterator[Recording]:
     """The file of the request, or of the upload that it names."""
     if received.file is not None:

@@ -14,11 +14,10 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from ..access.limits import Client
-from ..dependencies import ClientDep, ServingDep, part, reserve
+from ..dependencies import ClientDep, ServingDep, part, reserve, while_connected
 from ..errors import ApiError
 from ..http.openapi import json_body
 from ..speech.answers import PING, PING_S, EventStream, data
-from ..speech.upload import while_connected
 from ..text.forms import (
     ChatForm,
     CompletionForm,

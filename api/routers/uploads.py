@@ -21,7 +21,7 @@ from starlette.responses import Response
 from ..dependencies import Caller, ClientDep, reserve
 from ..errors import ApiError
 from ..http.bodies import in_thread, label, whole
-from ..uploads.tus import Upload, Uploads
+from ..uploads import Upload, Uploads
 from .jobs import JobsDep
 
 VERSION = "1.0.0"

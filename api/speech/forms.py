@@ -149,9 +149,15 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
     """The options of a transcription. Raises ApiError `invalid_value` with the field that cannot be
     served."""
     _check(form)
+    # One language, or several among which it is detected; None for all.
+    language = form.language or ",".join(form.languages or ()) or settings.language
+    if language is not None and language.strip().lower() == "auto":
+        language = None
+    if language is not None:
+        language = serving.language(language, "languages" if form.languages else "language")
     return Options(
-        language=_language(form, serving, settings),
-        initial_prompt=", ".join(part for part in (form.prompt, *form.keywords) if part) or None,
+        language=language,
+        initial_prompt=", ".join(filter(None, (form.prompt, *form.keywords))) or None,
         hint=form.hint,
         windows=_windows(form.chunking_strategy),
         words=form.diarized or "word" in (form.timestamp_granularities or ()),
@@ -259,14 +265,6 @@ def check_speaker_names(names: Sequence[str]) -> None:
             raise invalid("known_speaker_names", text)
     if len(set(names)) < len(names):
         raise invalid("known_speaker_names", "a name is given twice: each person has one reference")
-
-
-def _language(form: TranscriptionForm, serving: Serving, settings: Settings) -> str | None:
-    """The language code, or several among which it is detected; None for all."""
-    name = form.language or ",".join(form.languages or ()) or settings.language
-    if name is None or name.strip().lower() == "auto":
-        return None
-    return serving.language(name, "languages" if form.languages else "language")
 
 
 def _windows(strategy: object) -> WindowOptions:

@@ -2,7 +2,7 @@
 
     serving = Serving.of(settings)
     serving.start()                          # loads in the thread; `state` tells how far it is
-    stream = serving.follow(samples, options, reservation, None)    # one upload through the engine
+    stream = serving.follow(samples, options, None, progressed, done)   # one upload through the engine
     try:
         while (part := await stream.next()) is not None: ...    # parts as they become final
         stream.outcome
@@ -28,10 +28,9 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, Self, cast
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.sandbox import Decoders
@@ -39,14 +38,11 @@ from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.speculative.models.checkpoint import loading
 from forescribe.speculative.stats import Stats
 
-from ..access.limits import Admission, Reservation
+from ..access.limits import Admission
 from ..errors import ApiError
-from ..http.errors import CURRENT, report
-from ..metrics import Metrics, watch
-from ..process.lifecycle import IdleUnload, Lifecycle
-from ..process.models import POLL_S, Mailbox, ModelThread, log_engine
+from ..process import POLL_S, IdleUnload, Lifecycle, Mailbox, ModelThread, log_engine
 from ..settings import Settings
-from ..telemetry import Tracing, Value, place
+from ..telemetry import Metrics, Observation, Tracing, report, watch
 from .diarization import Speakers
 
 if TYPE_CHECKING:
@@ -54,7 +50,7 @@ if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options, Outcome
     from forescribe.asr.decode.parts import Part
     from forescribe.asr.decode.session import Session
-    from forescribe.asr.decode.submission import Tap
+    from forescribe.asr.decode.submission import Submission, Tap
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.live.events import LiveOptions, Tell
@@ -75,9 +71,6 @@ take."""
 
 NAME = "file"
 """What messages call the upload: the name of its field, never the client's name for it."""
-
-TRACED = ("windows", "tokens", "drafted", "accepted", "rounds")
-"""Figures of a transcript that its span has as attributes."""
 
 log = logging.getLogger("forescribe.api")
 
@@ -166,21 +159,17 @@ class Serving(Lifecycle):
 
     # -- on the event loop ------------------------------------------------------------------------
 
-    @property
-    def facts(self) -> Facts:
-        """What is known of the model, in memory or not. Raises ApiError `not_ready` before it was loaded."""
+    def check(self) -> Facts:
+        """What is known of the model, in memory or not. Raises ApiError `not_ready` if no work is
+        admitted."""
         if not self.open or self._facts is None:
             raise ApiError("not_ready", f"the server is {self.state}")
         return self._facts
 
-    def check(self) -> None:
-        """Raises ApiError `not_ready` if no work is admitted."""
-        _ = self.facts
-
     @property
     def multilingual(self) -> bool:
         """Whether the model translates. Raises ApiError `not_ready` before it is loaded."""
-        tokens = self.facts.tokens
+        tokens = self.check().tokens
         return tokens is None or tokens.translates
 
     def language(self, name: str, param: str = "language") -> str:
@@ -188,7 +177,7 @@ class Serving(Lifecycle):
         names the field `param`, for one that the model does not know."""
         from forescribe.asr.model.tokens import known_languages, language_codes
 
-        codes, tokens = language_codes(name), self.facts.tokens
+        codes, tokens = language_codes(name), self.check().tokens
         if tokens is None:
             for unknown in sorted(set(codes) - known_languages()):
                 raise ApiError("invalid_value", f"unknown language {unknown!r}", param=param)
@@ -229,19 +218,18 @@ class Serving(Lifecycle):
             await asyncio.sleep(POLL_S)
 
     def follow(
-        self, samples: DecodedFile, options: Options, reservation: Reservation, tap: Tap | None
+        self,
+        samples: DecodedFile,
+        options: Options,
+        tap: Tap | None,
+        progressed: Callable[[float], None],
+        done: Callable[[], None],
     ) -> TranscriptionStream:
-        """Queue an upload; the model is `awake`. When the engine is done with it, however it ends, its
-        samples are closed, and its reservation is released unless a `tap` has more to do. Raises ApiError if
-        its options cannot be served or no work is admitted; then nothing of it was taken."""
+        """Queue an upload; the model is `awake`. `progressed` is called with the seconds that are decoded,
+        `done` when the engine is done with it, however it ends. Raises ApiError if its options cannot be
+        served or no work is admitted; then neither is called."""
         observation = Observation(self.metrics, self.tracing)
-        done = ExitStack()
-        done.callback(samples.close)
-        if tap is None:
-            done.callback(reservation.release)
-        stream = TranscriptionStream(
-            observation, self.settings.timeout_s, reservation.progressed, done.close
-        )
+        stream = TranscriptionStream(observation, self.settings.timeout_s, progressed, done)
         phases = observation.phases
         try:
             with self.idle.lock:
@@ -251,7 +239,7 @@ class Serving(Lifecycle):
                 )
         except ForescribeError as error:
             raise ApiError.of(error, param="prompt") from error
-        stream.cancelled_by(lambda: session.cancel(submission))
+        stream.queued = session, submission
         return stream
 
     def live(self, options: LiveOptions, tell: Tell) -> LiveStream:
@@ -313,8 +301,7 @@ class Serving(Lifecycle):
 class TranscriptionStream:
     """The listener of a submission: called on the engine's thread, read on the event loop.
 
-    `timeout_s` counts from its creation. `progressed` is called with the seconds that are decoded, `done`
-    when the engine is done with the recording. The submitting code sets `cancelled_by`.
+    `timeout_s` counts from its creation. `progressed` and `done` are as for `Serving.follow`.
     """
 
     def __init__(
@@ -327,7 +314,8 @@ class TranscriptionStream:
         self.outcome: Outcome | None = None
         self._observation, self._progressed, self._done = observation, progressed, done
         self._parts: Mailbox[Part | None] = Mailbox(timeout_s)  # at most a recording's windows
-        self._cancel: Callable[[], None] | None = None
+        self.queued: tuple[Session, Submission] | None = None
+        """Where it can be cancelled, set once it is queued."""
 
     # -- on the engine's thread -------------------------------------------------------------------
 
@@ -346,9 +334,6 @@ class TranscriptionStream:
 
     # -- on the event loop ------------------------------------------------------------------------
 
-    def cancelled_by(self, cancel: Callable[[], None]) -> None:
-        self._cancel = cancel
-
     async def next(self) -> Part | None:
         """The next part; None at the end, when `outcome` is set.
 
@@ -356,7 +341,7 @@ class TranscriptionStream:
         """
         part = await self._parts.next()
         if part is None:
-            self._cancel = None
+            self.queued = None
             assert self.outcome is not None  # a reader that has cancelled does not read on
             if self.outcome.error is not None:
                 raise ApiError.of(self.outcome.error) from self.outcome.error
@@ -370,47 +355,10 @@ class TranscriptionStream:
 
     def cancel(self) -> None:
         """Free its slots before the engine's next round."""
-        if self._cancel is not None:
-            self._cancel()
-            self._cancel = None
-
-
-class Observation:
-    """What is told of one recording, from the time when it was queued."""
-
-    def __init__(self, metrics: Metrics, tracing: Tracing) -> None:
-        self.metrics, self.tracing, self.phases = metrics, tracing, tracing.phases()
-        self._place, self._request_id = place(), CURRENT.get()
-        self._queued_ns = time.time_ns()
-
-    def ended(self, outcome: Outcome) -> None:
-        """Count, log and trace what the engine has done."""
-        ended_ns, wall_s = time.time_ns(), outcome.wall_s
-        wait_s = max(0.0, (ended_ns - self._queued_ns) / 1e9 - wall_s)
-        self.metrics.ended(outcome)
-        self.metrics.took("wait", wait_s)
-        self.metrics.took("transcribe", wall_s)
-        facts: dict[str, object] = {"request_id": self._request_id, "wait_s": round(wait_s, 3)}
-        traced: dict[str, Value] = {}
-        if outcome.error is not None:
-            facts["error"] = traced["error_type"] = outcome.error.code
-        elif outcome.transcript is not None:
-            audio_s, stats = outcome.transcript.duration, outcome.transcript.stats
-            traced = {name: cast(Value, stats[name]) for name in TRACED}
-            facts |= {
-                "audio_s": round(audio_s, 3),
-                "wall_s": round(wall_s, 3),
-                "x_real_time": round(audio_s / wall_s, 2) if wall_s > 0 else None,
-                "windows": stats["windows"],
-                "tokens": stats["tokens"],
-                "acceptance_rate": stats["acceptance_rate"],
-                "fallbacks": sum(d.tried > 0 for d in outcome.decoded),
-            }
-        report("recording", **facts)
-        began_ns = self._queued_ns + round(1e9 * wait_s)
-        self.tracing.record("queue", self._queued_ns, began_ns, parent=self._place)
-        span = self.tracing.record("transcribe", began_ns, ended_ns, parent=self._place, **traced)
-        self.tracing.record_phases(self.phases, span)
+        if self.queued is not None:
+            session, submission = self.queued
+            session.cancel(submission)
+            self.queued = None
 
 
 @dataclass(frozen=True)

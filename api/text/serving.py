@@ -23,10 +23,9 @@ from forescribe.asr.errors import out_of_memory
 from forescribe.speculative.errors import RequestError
 
 from ..errors import ApiError
-from ..metrics import Metrics
-from ..process.lifecycle import Engine
-from ..process.models import Mailbox, ModelThread, log_engine, log_unexpected
+from ..process import Engine, Mailbox, ModelThread, log_engine, log_unexpected
 from ..settings import Settings
+from ..telemetry import Metrics
 
 if TYPE_CHECKING:
     from forescribe.text.generator import TextGenerator

@@ -21,7 +21,7 @@ from fastapi.testclient import TestClient
 
 from forescribe.api.app import create_app
 from forescribe.api.jobs import database
-from forescribe.api.process.models import Failure
+from forescribe.api.process import Failure
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.audio.sandbox import Decoders

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from forescribe.api.http.pace import HttpProtocol
+from forescribe.api.http.protocols import HttpProtocol
 from tests.api.conftest import until
 from tests.api.contract import conforms
 

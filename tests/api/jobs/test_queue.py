@@ -13,8 +13,8 @@ from forescribe.api.jobs.running import Outages, RunReplaced, Stopping
 from forescribe.api.jobs.store import LEASE_S, MAX_CRASHES, Store
 from forescribe.api.jobs.tables import JOBS, Callback, Claim, NewJob
 from forescribe.api.jobs.worker import Worker
-from forescribe.api.metrics import Metrics
 from forescribe.api.settings import Settings
+from forescribe.api.telemetry import Metrics
 from tests.api.conftest import until
 from tests.api.jobs.application import database_of
 

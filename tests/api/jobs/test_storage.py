@@ -21,7 +21,7 @@ from forescribe.api.jobs.database import Database, _configure_sqlite, database_d
 from forescribe.api.jobs.service import open_store
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import ADDED, Callback, NewJob
-from forescribe.api.process.models import PASSING
+from forescribe.api.process import PASSING
 from forescribe.api.settings import Settings
 from forescribe.asr.errors import CapacityError, OutputError, UsageError
 from tests.api.conftest import memo, until

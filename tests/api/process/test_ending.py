@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from forescribe.api.process.models import LASTING, PASSING, Failure
+from forescribe.api.process import LASTING, PASSING, Failure
 from forescribe.api.server import Server
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from forescribe.api.app import create_app
-from forescribe.api.process.lifecycle import IdleUnload
+from forescribe.api.process import IdleUnload
 from forescribe.api.settings import Settings, load
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.errors import UsageError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from forescribe.api.process.lifecycle import Lifecycle
-from forescribe.api.process.models import Failure, ModelThread
+from forescribe.api.process import Failure, Lifecycle, ModelThread
 from forescribe.api.settings import Settings
 from forescribe.asr.errors import ModelError
 from tests.api.conftest import until

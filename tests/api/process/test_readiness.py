@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from forescribe.api.errors import ApiError
-from forescribe.api.metrics import Metrics, TimedValue
 from forescribe.api.routers.operations import FRESH_S, Readiness, Storage
 from forescribe.api.settings import Settings
+from forescribe.api.telemetry import Metrics, TimedValue
 from tests.api.jobs.application import application, ready
 
 

@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from forescribe.api import workers
-from forescribe.api.process.models import LASTING
+from forescribe.api.process import LASTING
 from forescribe.api.settings import Settings
 from forescribe.api.workers import Supervisor, bound, devices
 from forescribe.asr.errors import UsageError

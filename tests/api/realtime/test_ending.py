@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from forescribe.api.app import create_app
 from forescribe.api.http import sockets
-from forescribe.api.http.sockets import SocketProtocol
+from forescribe.api.http.protocols import SocketProtocol
 from forescribe.api.realtime import connection
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving

@@ -31,7 +31,7 @@ from openai.types.realtime.client_secret_create_response import ClientSecretCrea
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
-from forescribe.api.http.sockets import SocketProtocol
+from forescribe.api.http.protocols import SocketProtocol
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from tests.api.conftest import RATE, SAMPLE, served, until

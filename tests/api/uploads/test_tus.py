@@ -18,7 +18,7 @@ from forescribe.api.access.keys import digest, new_key
 from forescribe.api.access.limits import Client
 from forescribe.api.errors import ApiError
 from forescribe.api.settings import Settings
-from forescribe.api.uploads.tus import Uploads
+from forescribe.api.uploads import Uploads
 from tests.api.conftest import memo, until
 from tests.api.http import raw
 from tests.api.jobs.application import FORM, JOBS, application, ended, ready

@@ -30,8 +30,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import ApiError, disk_errors
-from ..settings import Settings
+from .errors import ApiError, disk_errors
+from .settings import Settings
 
 ID = re.compile(r"up_[0-9a-f]{32}")
 

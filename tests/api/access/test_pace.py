@@ -10,9 +10,8 @@ import time
 import pytest
 
 from forescribe.api.access import limits
+from forescribe.api.access.limits import SILENT_S, Body, Pace
 from forescribe.api.errors import ApiError
-from forescribe.api.http import pace
-from forescribe.api.http.pace import SILENT_S, Body, Pace
 from tests.api.conftest import sound, until
 from tests.api.http import raw
 from tests.api.uploads.test_uploads import FORM, MULTIPART, TRANSCRIBE, body, part
@@ -75,7 +74,7 @@ def test_a_body_that_stalls_behind_the_beginning_of_its_answer_ends_that_quietly
         await send({"type": "http.response.start", "status": 200, "headers": []})
         heard.append((await receive())["type"])
 
-    monkeypatch.setattr(pace, "IDLE_S", 0.01)
+    monkeypatch.setattr(limits, "IDLE_S", 0.01)
     asyncio.run(Pace(streaming)({"type": "http"}, never, send))
     assert sent == ["http.response.start"] and heard == ["http.disconnect"]
 
@@ -124,7 +123,7 @@ def test_a_body_that_is_dropped_ends_at_once_whether_it_waits_or_not() -> None:
 
 @pytest.mark.parametrize("path", [TRANSCRIBE, "/predict", "/v1/audio/translations"])
 def test_a_stalled_upload_is_told_so_and_leaves_nothing(service, path, monkeypatch) -> None:
-    monkeypatch.setattr(pace, "IDLE_S", 0.1)
+    monkeypatch.setattr(limits, "IDLE_S", 0.1)
     client, sent = service(), []
 
     async def receive():
@@ -143,7 +142,7 @@ def test_a_stalled_upload_is_told_so_and_leaves_nothing(service, path, monkeypat
 @pytest.mark.parametrize("limit", ["max_uploads", "MAX_UPLOADS_PER_ADDRESS"])
 def test_stalled_uploads_give_way_when_places_run_out(service, monkeypatch, limit) -> None:
     """They end with 408, and others find room long before their time is over."""
-    monkeypatch.setattr("forescribe.api.http.pace.YOUNG_S", 0.2)
+    monkeypatch.setattr("forescribe.api.access.limits.YOUNG_S", 0.2)
     monkeypatch.setattr(limits, "MAX_UPLOADS_PER_ADDRESS", 3 if limit.isupper() else 64)
     client = service(max_uploads=64 if limit.isupper() else 3)
     admission, answers = client.app.state.serving.admission, []

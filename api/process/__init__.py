@@ -1,1 +1,0 @@
-"""The service as processes: start, workers, sockets, model threads, and their end."""

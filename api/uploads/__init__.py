@@ -1,1 +1,0 @@
-"""Uploads to files on disk: multipart bodies and resumable uploads."""
