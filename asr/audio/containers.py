@@ -20,7 +20,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
@@ -199,9 +199,6 @@ class _Bounded:
                         f"{size_of(self._file)} bytes; no recording is so small: its times are damaged"
                     )
                 yield pcm
-            self._note_unread()
-
-    def _note_unread(self) -> None:
         count, start = unread_bytes(self._file)
         if count:
             text = (
@@ -270,13 +267,16 @@ class _AvReader:
         # libav prints to stderr, over the caller's progress bar; what matters is also raised.
         av.logging.set_level(av.logging.PANIC)
         self._file = CallbackFile(file)
+        # Accept tags that are not UTF-8. PyAV 19 and later always does so and has no such argument.
+        old = int(av.__version__.split(".")[0]) < 19
+        lenient: dict[str, Any] = {"metadata_errors": "replace"} if old else {}
         try:
             self.container: InputContainer = av.open(
                 self._file,
                 mode="r",
                 container_options={"format_whitelist": demuxers, "protocol_whitelist": "file"},
                 io_open=_refuse_to_open,
-                **_lenient_metadata(av.__version__),
+                **lenient,
             )
         except (av.FFmpegError, ValueError) as error:
             self._file.check()
@@ -333,9 +333,24 @@ class _AvReader:
         return self.container.duration / 1e6 if alone and self.container.duration else None
 
     def read(self) -> Iterator[Pcm]:
-        return _gathered(self._read())
+        """Blocks of about a second: codecs yield 20 ms at a time, and each piece costs its consumer several
+        calls."""
+        held: list[Pcm] = []
+        count = 0
+        for piece in self._pieces():
+            same_format = not held or (
+                piece.rate == held[0].rate and piece.samples.shape[1] == held[0].samples.shape[1]
+            )
+            if not same_format or count >= READ_FRAMES:
+                yield _joined(held)
+                held, count = [], 0
+            held.append(piece)
+            count += len(piece.samples)
+        if held:
+            yield _joined(held)
 
-    def _read(self) -> Iterator[Pcm]:
+    def _pieces(self) -> Iterator[Pcm]:
+        """The samples of each frame, and silence where some are missing."""
         position, rate, damaged = 0, 0, 0
         timed = bool(TIMED & set(self.container.format.name.split(",")))
         for frame in self._frames():
@@ -347,7 +362,9 @@ class _AvReader:
                 position = round(position * pcm.rate / rate) if rate else 0
                 rate = pcm.rate
             gap = self._gap(frame, position) if timed else 0
-            yield from _silence(gap, pcm)
+            for start in range(0, gap, READ_FRAMES):
+                frames = min(READ_FRAMES, gap - start)
+                yield Pcm(np.zeros((frames, pcm.samples.shape[1]), np.float32), rate)
             position += gap + len(pcm.samples)
             yield pcm
         if damaged:
@@ -398,12 +415,13 @@ class _AvReader:
         self.container.close()
 
 
+@dataclass
 class _Gaps:
     """The gaps of a recording, as one notice: a hostile file has one before each packet."""
 
-    def __init__(self) -> None:
-        self._count, self._total_s = 0, 0.0
-        self._places: list[float] = []
+    _count: int = 0
+    _total_s: float = 0.0
+    _places: list[float] = field(default_factory=list)
 
     def add(self, at_s: float, length_s: float) -> None:
         self._count += 1
@@ -427,65 +445,30 @@ class _Gaps:
         return (Notice("audio_gap", text, self._count, tuple(self._places)),)
 
 
-def _gathered(pieces: Iterator[Pcm]) -> Iterator[Pcm]:
-    """Join pieces to blocks of about a second: codecs yield 20 ms at a time, and each piece costs its
-    consumer several calls."""
-    held: list[Pcm] = []
-    count = 0
-    for piece in pieces:
-        same_format = not held or (
-            piece.rate == held[0].rate and piece.samples.shape[1] == held[0].samples.shape[1]
-        )
-        if not same_format or count >= READ_FRAMES:
-            yield _joined(held)
-            held, count = [], 0
-        held.append(piece)
-        count += len(piece.samples)
-    if held:
-        yield _joined(held)
-
-
 def _joined(pieces: list[Pcm]) -> Pcm:
     return Pcm(np.concatenate([piece.samples for piece in pieces]), pieces[0].rate)
 
 
-def _silence(count: int, like: Pcm) -> Iterator[Pcm]:
-    for start in range(0, count, READ_FRAMES):
-        frames = min(READ_FRAMES, count - start)
-        yield Pcm(np.zeros((frames, like.samples.shape[1]), np.float32), like.rate)
-
-
 def _pcm(frame: AudioFrame) -> Pcm | None:
-    """The samples of a frame; None for one that a damaged packet has given another rate, no channels, or a
-    format that cannot be read."""
+    """The samples of a frame, integers scaled by their range; None for one that a damaged packet has given
+    another rate, no channels, or a format that cannot be read."""
+    channels, rate = frame.layout.nb_channels, frame.sample_rate
     try:
-        if not _within_limits(frame.layout.nb_channels, frame.sample_rate):
+        if not _within_limits(channels, rate):
             return None
-        return Pcm(_float32(frame), frame.sample_rate)
+        raw = frame.to_ndarray()
+        samples = raw.T if frame.format.is_planar else raw.reshape(-1, channels)
+        if samples.dtype == np.uint8:
+            samples = (samples.astype(np.float32) - 128) / 128
+        elif samples.dtype.kind == "i":
+            samples = samples / float(1 << (8 * samples.dtype.itemsize - 1))
+        with np.errstate(over="ignore"):
+            # A double beyond float32 becomes infinite, which the caller checks.
+            return Pcm(samples.astype(np.float32, copy=False), rate)
     except Exception as error:
         if not _is_damage(error):
             raise
         return None
-
-
-def _float32(frame: AudioFrame) -> NDArray[np.float32]:
-    """Samples [T, C]. Integers are scaled by their range; unsigned bytes are centred first."""
-    channels = frame.layout.nb_channels
-    raw = frame.to_ndarray()
-    samples = raw.T if frame.format.is_planar else raw.reshape(-1, channels)
-    if samples.dtype == np.uint8:
-        return ((samples.astype(np.float32) - 128) / 128).astype(np.float32)
-    if samples.dtype.kind == "i":
-        return (samples / float(1 << (8 * samples.dtype.itemsize - 1))).astype(np.float32)
-    with np.errstate(over="ignore"):
-        # A double beyond float32 becomes infinite, which the caller checks.
-        return samples.astype(np.float32, copy=False)
-
-
-def _lenient_metadata(version: str) -> dict[str, Any]:
-    """Arguments of `av.open` that make it accept tags that are not UTF-8. PyAV 19 and later always does
-    so and has no such argument."""
-    return {"metadata_errors": "replace"} if int(version.split(".")[0]) < 19 else {}
 
 
 def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> object:

@@ -46,21 +46,6 @@ MEMORY_BYTES = 4 << 30
 NO_ROOM = ("audio_too_long", "storage_full")
 """Where the samples do not fit into the spool, though the header promised it, or not on its disk."""
 
-MOST_READERS = 8
-"""Readers by default, at most: at 350 times for each, eight read mp3 faster than a model transcribes."""
-
-OTHER_CORES = 2
-"""Cores that readers leave to the model's own thread and to the rest of the process."""
-
-
-def readers_for(readers: int | None, *, recordings: int, on_cpu: bool) -> int:
-    """How many readers there are for a call; None chooses: none on a CPU, whose cores the model uses, and
-    none for a single recording, which is read as it is transcribed."""
-    if readers is not None:
-        return readers
-    spare = len(os.sched_getaffinity(0)) - OTHER_CORES
-    return 0 if on_cpu or recordings < 2 else max(1, min(MOST_READERS, spare))
-
 
 class ReaderPool:
     """`readers` children at a time; `cutting` None only decodes. `folder` is that of the samples, None: where

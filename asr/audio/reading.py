@@ -141,7 +141,13 @@ class Recording:
         self._kept: int | None = None  # the channel used where they cancel each other
         self._cancelled_s = 0.0
         self._opened = ExitStack()  # what is closed with it
-        self._pcm = self._primed()
+        # The first samples are decoded at once, so that a file without audio fails when it is opened, not in
+        # the middle of a batch.
+        pcm = reader.read()
+        first = next(pcm, None)
+        if first is None and reader.notices:
+            raise AudioError(f"{name}: no sound could be decoded ({reader.notices[-1].message})")
+        self._pcm: Iterator[Pcm] | None = pcm if first is None else chain([first], pcm)
 
     @property
     def warnings(self) -> tuple[Notice, ...]:
@@ -184,17 +190,6 @@ class Recording:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _primed(self) -> Iterator[Pcm] | None:
-        """Decode the first samples at once, so that a file without audio fails when it is opened, not
-        in the middle of a batch."""
-        pcm = self._reader.read()
-        first = next(pcm, None)
-        if first is None and self._reader.notices:
-            raise AudioError(
-                f"{self.name}: no sound could be decoded ({self._reader.notices[-1].message})"
-            )
-        return pcm if first is None else chain([first], pcm)
 
     def _resampled(self, pcm: Iterator[Pcm]) -> Iterator[Samples]:
         """Samples [T] at 16 kHz. A container may change its rate; each part has its own resampler."""

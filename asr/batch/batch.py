@@ -95,12 +95,12 @@ class Batch:
         remote = any(source.location is not None for source in sources)
         if remote and fetching is not None and not overwrite:
             sources = fetching.with_versions(sources, self._writer.is_known)
-        self.done = [] if overwrite else [s for s in sources if self._writer.is_done(s)]
-        done = {source.path for source in self.done}
-        rest = [source for source in sources if source.path not in done]
-        self.todo = rest
-        if len(rest) > 1:
-            self.todo = [s if s.error else replace(s, length_s=length_s(s)) for s in rest]
+        self.done, self.todo = list[Source](), list[Source]()
+        for source in sources:
+            known = not overwrite and self._writer.is_done(source)
+            (self.done if known else self.todo).append(source)
+        if len(self.todo) > 1:
+            self.todo = [s if s.error else replace(s, length_s=length_s(s)) for s in self.todo]
             if outputs.where is not None:
                 self.todo.sort(key=lambda source: -(source.length_s or 0))
         self._open = {source.path: source for source in self.todo}  # without a result yet
@@ -109,7 +109,8 @@ class Batch:
         self._early: dict[str, Outcome] = {}  # outcomes whose turn has not come
         self._taken: dict[str, _Taken] = {}  # what the transcriber has
         self._left_out: deque[Callable[[], RecordingResult]] = deque()  # ended without it
-        self._writes = _WriteQueue() if self._writer.in_background else None
+        background = outputs.ledger.destination.in_background
+        self._writes = _WriteQueue() if background else None
         self._spool: Spool | None = None
 
     def fetch_ahead(self) -> None:
@@ -173,12 +174,13 @@ class Batch:
             before = len(self._open)
             self._turns, self._early = deque(self._open), {}
             outcomes: Iterator[Outcome] | None = None
+            sources = _Sources(self, deque(self._open.values()))
             try:
                 with self.stop.interruptible():
                     if smaller:
                         transcriber.set_batch(size)
                     self._taken, smaller = {}, False
-                    outcomes = transcriber.transcribe(_Sources(self), options, hook)
+                    outcomes = transcriber.transcribe(sources, options, hook)
                 more = True
                 while more:
                     with self.stop.interruptible():
@@ -315,13 +317,14 @@ class _Taken:
         return self.content is not None or self.version is not None
 
 
+@dataclass(eq=False)
 class _Sources(Iterator[Any]):
     """The open recordings of a batch, as the transcriber pulls them. Ends early if there is no room for the
     next one. A reader that collects recordings ahead need not wait for one that is still being fetched, which
     is not `ready`."""
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch, self.coming = batch, deque(batch._open.values())
+    batch: Batch
+    coming: deque[Source]
 
     @property
     def ready(self) -> bool:

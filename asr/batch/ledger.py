@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..errors import Code, ForescribeError
@@ -81,8 +81,8 @@ class Record:
         record = cls(**fields)
         texts = (record.path, record.source, *record.outputs)
         marks = (record.fingerprint, record.version)
-        whole = isinstance(record.attempt, int) and all(isinstance(text, str) for text in texts)
-        if not whole or not all(isinstance(mark, str | None) for mark in marks):
+        whole = isinstance(record.attempt, int) and set(map(type, texts)) == {str}
+        if not whole or not {*map(type, marks)} <= {str, type(None)}:
             raise ValueError("a record with values of another kind")
         return record
 
@@ -186,7 +186,7 @@ class Ledger:
     def stands(self, path: str, outputs: Sequence[str], settings: str) -> Record | None:
         """The record of a recording whose results are in these files, all of which exist, made with these
         settings; its fingerprint and version tell whether the content was the same."""
-        records = [self._wrote.get(output) for output in outputs]
+        records = list(map(self._wrote.get, outputs))
         mark = self.fingerprint(outputs[0]) if outputs else None
         if mark is None or not mark.endswith(f"+{settings}"):
             return None
@@ -227,12 +227,11 @@ class Ledger:
         """Keep the record of a recording whose files are written, with its results of the same content in
         other formats; returns it as it is kept. Raises ForescribeError."""
         if record.fingerprint and record.outputs:
-            stem, suffix = os.path.splitext(record.outputs[0])[0], PurePosixPath
-            own = {suffix(output).suffix for output in record.outputs}
+            stem = os.path.splitext(record.outputs[0])[0]
             others = [
                 output
                 for output in self._stems.get(stem, ())
-                if suffix(output).suffix not in own
+                if output not in record.outputs
                 and self.fingerprint(output) == record.fingerprint
                 and self.destination.exists(output)
             ]
@@ -303,7 +302,7 @@ def weights_hash(folder: Path) -> str:
     The folder's name is not included: the same weights at another place give the same text.
     """
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+    for path in sorted(folder.iterdir()):
         if path.suffix not in (".json", ".txt", ".safetensors", ".bin") or not path.is_file():
             continue
         size = path.stat().st_size

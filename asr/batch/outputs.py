@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -107,11 +106,6 @@ class Outputs:
         """The folder of this machine; None for stdout and object storage."""
         return self.where if isinstance(self.where, Path) else None
 
-    @property
-    def leaves_terminal_free(self) -> bool:
-        """Whether the text is not printed to the terminal by itself."""
-        return self.where is not None or not sys.stdout.isatty()
-
     def names(self, source: str) -> list[str]:
         """The names of a recording's results, relative to the output."""
         return [f"{self.stems[source]}.{name}" for name in self.formats]
@@ -163,14 +157,14 @@ class RecordingResult:
     files: tuple[Path | Location, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
 class Writer:
     """Writes the results and records of one output, as a `Batch` needs them. Its methods raise nothing: an
     error in writing becomes the result's error. `settings` is the hash of everything that can change a word.
     """
 
-    def __init__(self, outputs: Outputs, settings: str) -> None:
-        self.outputs, self.ledger, self.settings = outputs, outputs.ledger, settings
-        self.in_background = self.ledger.destination.in_background
+    outputs: Outputs
+    settings: str
 
     def is_known(self, source: Source) -> bool:
         """Whether there is a result of the recording with these settings, whatever it was made from."""
@@ -200,17 +194,17 @@ class Writer:
         self, source: Source, outcome: Outcome, content: str | None, version: str | None
     ) -> RecordingResult:
         """Write the files and the record of an outcome. `content` is the hash of the recording's bytes, None
-        if it cannot be resumed. Called from several threads if `in_background`."""
+        if it cannot be resumed. Called from several threads if the destination is `in_background`."""
         transcript, error = outcome.transcript, outcome.error
         mark = self._mark(content) if content else None
         written: list[str] = []
         try:
-            with self.ledger.locked():
+            with self.outputs.ledger.locked():
                 if transcript is not None and error is None:
                     try:
                         self.outputs.settle(source.path)
                         names = self.outputs.names(source.path)
-                        self.ledger.replacing(source.path, names, mark)
+                        self.outputs.ledger.replacing(source.path, names, mark)
                         self.outputs.write(source.path, transcript)
                         written = names if self.outputs.where is not None else []
                     except ForescribeError as refused:
@@ -218,19 +212,19 @@ class Writer:
                 fields = result_fields(transcript, error, outcome.wall_s)
                 if error is None:
                     fields |= {"outputs": tuple(written), "fingerprint": mark, "version": version}
-                record = self.ledger.add(self.ledger.record(source.path, **fields))
+                record = self.outputs.ledger.add(self.outputs.ledger.record(source.path, **fields))
         except ForescribeError as refused:  # without a record, the next run does it again
             error = error or refused
             fields = result_fields(transcript, error, outcome.wall_s)
-            record = self.ledger.record(source.path, **fields)
+            record = self.outputs.ledger.record(source.path, **fields)
         files = self.outputs.files(source) if written and error is None else []
         return RecordingResult(record, transcript, error, tuple(files))
 
     def failed(self, source: Source, error: ForescribeError) -> RecordingResult:
         """Write the record of a recording that was not transcribed."""
-        record = self.ledger.record(source.path, **result_fields(None, error, 0.0))
-        with suppress(ForescribeError), self.ledger.locked():
-            record = self.ledger.add(record)
+        record = self.outputs.ledger.record(source.path, **result_fields(None, error, 0.0))
+        with suppress(ForescribeError), self.outputs.ledger.locked():
+            record = self.outputs.ledger.add(record)
         return RecordingResult(record, None, error)
 
     def confirmed(self, source: Source) -> RecordingResult:
@@ -240,21 +234,23 @@ class Writer:
         if known is not None:
             with (
                 suppress(ForescribeError),
-                self.ledger.locked(),
+                self.outputs.ledger.locked(),
             ):  # else it is fetched again, no more
-                self.ledger.add(replace(known, version=source.version))
+                self.outputs.ledger.add(replace(known, version=source.version))
         return self.skipped(source)
 
     def skipped(self, source: Source) -> RecordingResult:
         """The result of a recording that is up to date; nothing is written."""
-        record = self.ledger.record(source.path, status="skipped")
+        record = self.outputs.ledger.record(source.path, status="skipped")
         return RecordingResult(record, files=tuple(self.outputs.files(source)))
 
     def cancelled(self, sources: Iterable[Source]) -> list[RecordingResult]:
         """Results of recordings that will not be transcribed in this run."""
-        records = [self.ledger.record(source.path, status="cancelled") for source in sources]
+        records = [
+            self.outputs.ledger.record(source.path, status="cancelled") for source in sources
+        ]
         with suppress(ForescribeError):
-            self.ledger.cancel(records)
+            self.outputs.ledger.cancel(records)
         return [RecordingResult(record) for record in records]
 
     def _mark(self, content: str) -> str:
@@ -299,11 +295,11 @@ def _choose_stems(
         known = map(ledger.fingerprint, files)
         return content is None or not any(f and f.startswith(f"sha256:{content}+") for f in known)
 
-    return {
-        path: kept[path]
-        or next((n for n in names if claims[n] == 1 and not taken(n, path)), names[-1])
-        for path, names in choices.items()
-    }
+    stems = {}
+    for path, names in choices.items():
+        free = (name for name in names if claims[name] == 1 and not taken(name, path))
+        stems[path] = kept[path] or next(free, names[-1])
+    return stems
 
 
 def _choices(source: Source) -> tuple[str, ...]:

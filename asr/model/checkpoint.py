@@ -162,7 +162,9 @@ class Checkpoint:
         if device.int8 and not draft:  # before the weights are read
             with self._supported():
                 asked = int8_engine(asked)
-        lent = _lent(self.folder, lender)
+        shapes: Shapes = {} if lender is None else shapes_in(self.folder)
+        absent = tuple(name for name in BORROWED if shapes and name not in shapes)
+        lent = float_weights(lender, None, absent) if lender is not None and absent else {}
         if modules or asked is ModelEngine.MODULES:
             model = self._of_modules(device, lent)
         else:
@@ -299,13 +301,6 @@ def _equal(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
         weight.dtype is theirs[name].dtype and torch.equal(weight, theirs[name])
         for name, weight in ours.items()
     )
-
-
-def _lent(folder: Path, lender: Path | None) -> dict[str, Tensor]:
-    """The weights that a draft's folder leaves to its target's."""
-    shapes: Shapes = {} if lender is None else shapes_in(folder)
-    absent = tuple(name for name in BORROWED if shapes and name not in shapes)
-    return float_weights(lender, None, absent) if lender is not None and absent else {}
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,7 @@ def load(
     pair = _without_absent(pair, network=network)
     folders = [(name, locate(name, role="draft", network=network)) for name in pair.drafts]
     checkpoint = Checkpoint.of(folder, "model")
-
-    def pack(model: Any, runs: ModelEngine) -> object:
-        return target_decoder(model, runs, device)
-
+    pack = partial(target_decoder, device=device)
     loaded = checkpoint.load(device, engine, pack, modules=modules)
     tokenizer = read_tokenizer(folder, checkpoint.config, modules=modules)
     extractors = (read_extractor(folder, checkpoint.config),)
@@ -121,23 +119,29 @@ def load_draft(
     if not shared:
         features, extractors = _features(folder, checkpoint.config, target, name)
         target = replace(target, extractors=extractors)
-    tokens = _listed(folder, checkpoint.config.vocab_size, name)
-    ids = _token_map(target, checkpoint, tokenizer, name)
-
-    def draft(model: Any, runs: ModelEngine) -> DraftModel:
-        return DraftModel(model, device, runs, shared, features, ids, tokens)
-
+    try:
+        tokens = DraftTokens.beside(folder, checkpoint.config.vocab_size)
+    except LoadError as error:
+        raise ModelError(f"--draft {name}: {error}") from error
+    draft = partial(
+        DraftModel,
+        device=device,
+        shared_encoder=shared,
+        features=features,
+        token_map=_token_map(target, checkpoint, tokenizer, name),
+        tokens=tokens,
+    )
     loaded = checkpoint.load(
         device,
         engine,
-        lambda model, runs: draft(model, runs).decoder(),
+        lambda model, runs: draft(model, engine=runs).decoder(),
         lender=target.checkpoint.folder,
         encoder=not shared,
         modules=modules,
     )
     if shared and not checkpoint.bare:
         loaded.model.model.encoder = target.model.model.encoder  # one copy in memory
-    return draft(loaded.model, loaded.engine), target, loaded.native
+    return draft(loaded.model, engine=loaded.engine), target, loaded.native
 
 
 def _without_absent(pair: Pair, *, network: bool) -> Pair:
@@ -196,9 +200,8 @@ def _token_map(
 ) -> TokenMap | None:
     """The map between their tokens; None where all ids are the same. That is read from the settings where
     they have one tokenizer: to compare 50,000 tokens takes half a second."""
-    ours, theirs = (
-        TokenSettings.of(c.config, c.generation) for c in (target.checkpoint, checkpoint)
-    )
+    ours = TokenSettings.of(target.checkpoint.config, target.checkpoint.generation)
+    theirs = TokenSettings.of(checkpoint.config, checkpoint.generation)
     if tokenizer is target.tokenizer and ours == theirs:
         return None
     try:
@@ -206,13 +209,6 @@ def _token_map(
         return token_map(own, WhisperVocabulary.of(theirs, tokenizer))
     except ValueError as error:
         raise _mismatch(target, name, str(error)) from error
-
-
-def _listed(folder: Path, vocab_size: int, name: str | Path) -> DraftTokens | None:
-    try:
-        return DraftTokens.beside(folder, vocab_size)
-    except LoadError as error:
-        raise ModelError(f"--draft {name}: {error}") from error
 
 
 def _check_states(target: Target, checkpoint: Checkpoint, name: str | Path) -> None:

@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from filecmp import cmp
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -322,12 +321,13 @@ class SpecialTokens:
         return (token - self.timestamp_begin) * SAMPLES_PER_STEP
 
 
+@dataclass(frozen=True, eq=False)
 class WhisperTokens:
     """The tokenizer of a folder."""
 
-    def __init__(self, backend: Any, end: int, unknown: int) -> None:
-        self._backend = backend  # tokenizers.Tokenizer
-        self.eos_token_id, self.unk_token_id = end, unknown
+    _backend: Any  # tokenizers.Tokenizer
+    eos_token_id: int
+    unk_token_id: int
 
     @classmethod
     def read(cls, folder: Path) -> WhisperTokens | None:
@@ -339,29 +339,24 @@ class WhisperTokens:
 
         text = (folder / TOKENIZER).read_text(encoding="utf-8")
         stated, settings = json.loads(text), _object(folder / SETTINGS)
-        added = {
-            token["content"]: (token["id"], token["special"]) for token in stated["added_tokens"]
-        }
-        if not _plain(stated, settings) or not _known(folder, settings, added):
+        ids = {token["content"]: token["id"] for token in stated["added_tokens"]}
+        special = {token["content"] for token in stated["added_tokens"] if token["special"]}
+        if not _plain(stated, settings) or not _known(folder, settings, ids, special):
             return None
-        special = {kind: _content(settings.get(kind, END)) for kind in ("eos_token", "unk_token")}
-        if any(not added.get(token, (0, False))[1] for token in special.values()):
+        end, unknown = (_content(settings.get(kind, END)) for kind in ("eos_token", "unk_token"))
+        if not special >= {end, unknown}:
             return None
         backend = Tokenizer.from_str(text)
         backend.no_padding()
         backend.no_truncation()
-        return cls(backend, *(added[special[kind]][0] for kind in ("eos_token", "unk_token")))
+        return cls(backend, ids[end], ids[unknown])
 
     def __len__(self) -> int:
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
-    @cached_property
-    def _vocabulary(self) -> dict[str, int]:
+    def get_vocab(self) -> dict[str, int]:
         found: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return found
-
-    def get_vocab(self) -> dict[str, int]:
-        return dict(self._vocabulary)
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:
@@ -370,7 +365,8 @@ class WhisperTokens:
         return found
 
     def convert_tokens_to_ids(self, token: str) -> int:
-        return self._vocabulary.get(token, self.unk_token_id)
+        found: int | None = self._backend.token_to_id(token)
+        return self.unk_token_id if found is None else found
 
     def convert_ids_to_tokens(self, token_id: int) -> str:
         token: str = self._backend.id_to_token(token_id)
@@ -400,11 +396,13 @@ class WhisperTokens:
 
 def same_tokenizer(folder: Path, other: Path) -> bool:
     """Whether two folders have the same tokenizer.json, and no other files that say something else."""
-    files = [(folder / name, other / name) for name in (TOKENIZER, *_BESIDE)]
-    present = [pair for pair in files if any(path.is_file() for path in pair)]
-    return (folder / TOKENIZER).is_file() and all(
-        a.is_file() and b.is_file() and cmp(a, b, shallow=False) for a, b in present
-    )
+    for name in (TOKENIZER, *_BESIDE):
+        here, there = folder / name, other / name
+        if here.is_file() != there.is_file():
+            return False
+        if here.is_file() and not cmp(here, there, shallow=False):
+            return False
+    return (folder / TOKENIZER).is_file()
 
 
 def _plain(stated: dict[str, Any], settings: dict[str, Any]) -> bool:
@@ -422,22 +420,18 @@ def _plain(stated: dict[str, Any], settings: dict[str, Any]) -> bool:
     )
 
 
-def _known(folder: Path, settings: dict[str, Any], added: dict[str, tuple[int, bool]]) -> bool:
+def _known(folder: Path, settings: dict[str, Any], ids: dict[str, int], special: set[str]) -> bool:
     """Whether the other files of a folder name no token otherwise than tokenizer.json does."""
-    listed = settings.get("added_tokens_decoder", {}).items()
-    named = [_content(settings[kind]) for kind in _SPECIAL if settings.get(kind) is not None]
-    more = settings.get("additional_special_tokens", settings.get("extra_special_tokens")) or []
     beside = _object(folder / _BESIDE[1])
-    more = [*more, *(beside.pop("additional_special_tokens", None) or [])]
-    named += [_content(token) for token in (*more, *beside.values())]
-    return (
-        all(added.get(t["content"]) == (int(i), bool(t.get("special"))) for i, t in listed)
-        and all(added.get(token, (0, False))[1] for token in named)
-        and all(
-            added.get(token, (None,))[0] == token_id
-            for token, token_id in _object(folder / _BESIDE[2]).items()
-        )
-    )
+    named = [settings[kind] for kind in _SPECIAL if settings.get(kind) is not None]
+    named += settings.get("additional_special_tokens", settings.get("extra_special_tokens")) or []
+    named += [*(beside.pop("additional_special_tokens", None) or []), *beside.values()]
+    for token_id, token in settings.get("added_tokens_decoder", {}).items():
+        content = token["content"]
+        if ids.get(content) != int(token_id) or bool(token.get("special")) != (content in special):
+            return False
+    added = _object(folder / _BESIDE[2]).items()
+    return special.issuperset(map(_content, named)) and ids.items() >= added
 
 
 def _content(token: Any) -> str:

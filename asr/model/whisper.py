@@ -121,24 +121,9 @@ class Whisper:
         return bool(self.drafts)
 
     @property
-    def extractor(self) -> Extractor:
-        """The extractor of the target's features."""
-        return self.extractors[0]
-
-    @property
-    def draft(self) -> Any | None:
-        """The first draft's model; None without drafts."""
-        return self.drafts[0].model if self.drafts else None
-
-    @property
     def shared_encoder(self) -> bool:
         """Whether the first draft uses the encoder states of the target."""
         return bool(self.drafts) and self.drafts[0].shared_encoder
-
-    @property
-    def draft_engine(self) -> ModelEngine:
-        """What runs the first draft's decoder."""
-        return self.drafts[0].engine if self.drafts else self.engine
 
     @torch.inference_mode()
     def encode(self, features: Tensor, *others: Tensor) -> list[EncoderStates]:
@@ -246,11 +231,6 @@ class DraftModel:
     token_map: TokenMap | None = None
     tokens: DraftTokens | None = None
 
-    @property
-    def listed(self) -> tuple[int, ...] | None:
-        """The only tokens, in its own ids, that it proposes; None: all."""
-        return None if self.tokens is None else self.tokens.ids
-
     def decoder(self, index: int = 0) -> SlotModel | MappedVocabulary:
         """Its decoder under the target's ids; `index` is that of its states in `EncoderStates.drafts`."""
 
@@ -263,9 +243,10 @@ class DraftModel:
                 listed=listed,
             )
 
+        listed = None if self.tokens is None else self.tokens.ids
         if self.token_map is None:
-            return build(self.listed)
-        return mapped(build, self.token_map, self.listed)
+            return build(listed)
+        return mapped(build, self.token_map, listed)
 
 
 def target_decoder(model: Any, engine: ModelEngine, device: Device) -> SlotModel:
@@ -340,10 +321,15 @@ class LogMel:
 
         Raises ValueError for a window longer than S: truncating it would lose words silently.
         """
-        batch = torch.from_numpy(self._padded(windows)).to(self.device)  # [B, S]
+        padded = np.zeros((len(windows), self.samples), np.float32)
+        for row, window in zip(padded, windows, strict=True):
+            if window.ndim != 1 or len(window) > self.samples:
+                raise ValueError(f"window of shape {window.shape}; expected [up to {self.samples}]")
+            row[: len(window)] = window
+        batch = torch.from_numpy(padded).to(self.device)  # [B, S]
         # A CPU takes 5 ms for a single window and 12 ms for one of eight, which do not fit its caches.
         groups = batch.split(1) if self.device.type == "cpu" and len(batch) else (batch,)
-        return torch.cat([self._features(group) for group in groups])
+        return torch.cat(list(map(self._features, groups)))
 
     def _features(self, batch: Tensor) -> Tensor:
         """[B, S] -> [B, M, F]."""
@@ -369,11 +355,3 @@ class LogMel:
             samples, self.n_fft, self.hop, window=self.hann, center=center, return_complex=True
         )
         return (self.filters @ spectrum.abs().square()).clamp(min=1e-10).log10()
-
-    def _padded(self, windows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        batch = np.zeros((len(windows), self.samples), np.float32)
-        for row, window in zip(batch, windows, strict=True):
-            if window.ndim != 1 or len(window) > self.samples:
-                raise ValueError(f"window of shape {window.shape}; expected [up to {self.samples}]")
-            row[: len(window)] = window
-        return batch

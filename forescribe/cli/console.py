@@ -284,8 +284,8 @@ def escape(text: str) -> str:
 
 def file_names(files: Sequence[Path | Location]) -> str:
     """The files of one recording, which differ in their extensions only: `out/a .txt .srt`."""
-    parts = [os.path.splitext(str(file)) for file in files]
-    return " ".join([parts[0][0], *(extension for _, extension in parts)])
+    stems, extensions = zip(*map(os.path.splitext, map(str, files)), strict=True)
+    return " ".join((stems[0], *extensions))
 
 
 def tail(text: str, width: int) -> str:

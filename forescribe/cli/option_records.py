@@ -206,7 +206,9 @@ class SectionedCommand(TyperCommand):
         """Refuse flags that are gone or of other programs, see `checked`. Raises UsageError."""
         valued: set[str] = set()
         switches: dict[str, str | None] = {}
-        for option in (p for p in self.get_params(ctx) if p.param_type_name == "option"):
+        for option in self.get_params(ctx):
+            if option.param_type_name == "argument":
+                continue
             if not getattr(option, "is_flag", False):
                 valued.update(option.opts)
                 continue

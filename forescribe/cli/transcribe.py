@@ -7,6 +7,7 @@ happen elsewhere.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from functools import partial
 from json import dumps
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
 
     from ..cluster.order import WorkOrder
     from .console import Console
+
+
+MOST_READERS = 8
+"""Readers by default, at most: at 350 times for each, eight read mp3 faster than a model transcribes."""
+
+OTHER_CORES = 2
+"""Cores that readers leave to the model's own thread and to the rest of the process."""
 
 
 @takes(TranscribeOptions)
@@ -72,12 +80,17 @@ def transcribe(**values: Any) -> None:
         console.skipped(list(batch.skipped()), len(sources), reports)
         if batch.todo:
             transcriber: BatchTranscriber | None = None
-            if any_readable(batch.todo):
-                transcriber = (_on_cluster if options.cluster else _load)(
-                    options, batch, stop, console
-                )
+            if options.cluster and any_readable(batch.todo):
+                transcriber = _on_cluster(options, batch, console)
+            elif any_readable(batch.todo):
+                batch.fetch_ahead()
+                console.status("loading the model")
+                with stop.interruptible():
+                    transcriber = load_transcriber(options, len(batch.todo), console)
+            # Not if the terminal gets the text itself.
+            shown = outputs.where is not None or not sys.stdout.isatty()
             try:
-                with console.progress(batch.todo, text=outputs.leaves_terminal_free) as hook:
+                with console.progress(batch.todo, text=shown) as hook:
                     for result in batch.run(transcriber, options.decoding(), hook):
                         console.result(result, reports)
             except KeyboardInterrupt:
@@ -161,29 +174,11 @@ def _batch(
         )
 
 
-def _load(
-    options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
-) -> BatchTranscriber:
-    """The model on this machine."""
-    batch.fetch_ahead()
-    console.status("loading the model")
-    with stop.interruptible():
-        from forescribe.asr.model.presets import locate, resolve
-        from forescribe.asr.model.tokens import only_language
-
-        if not options.local_files_only:  # the terminal is still free for the bars of downloads
-            wanted = "none" if options.drafts == 0 else options.draft
-            for name in resolve(options.model, wanted, only_language(options.language)).drafts:
-                locate(name, role="draft")
-        return load_transcriber(options, len(batch.todo), console)
-
-
 def load_transcriber(
     options: TranscribeOptions, recordings: int, console: Console | None = None
 ) -> BatchTranscriber:
     """What transcribes so many recordings, here or on a machine of a cluster. Raises ModelError, DeviceError
     and UsageError."""
-    from forescribe.asr.audio.reader_pool import readers_for
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.speculative.native.library import advice
 
@@ -203,9 +198,16 @@ def load_transcriber(
     return with_speakers(transcriber.with_readers(readers))
 
 
-def _on_cluster(
-    options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
-) -> BatchTranscriber:
+def readers_for(readers: int | None, *, recordings: int, on_cpu: bool) -> int:
+    """How many readers there are for a call; None chooses: none on a CPU, whose cores the model uses, and
+    none for a single recording, which is read as it is transcribed."""
+    if readers is not None:
+        return readers
+    spare = len(os.sched_getaffinity(0)) - OTHER_CORES
+    return 0 if on_cpu or recordings < 2 else max(1, min(MOST_READERS, spare))
+
+
+def _on_cluster(options: TranscribeOptions, batch: Batch, console: Console) -> BatchTranscriber:
     """The workers of a cluster in place of a model. Raises UsageError for an address or recordings that
     cannot be used; Ray is started or connected with the first recording."""
     from ..cluster.connection import check_address, require_ray

@@ -232,15 +232,15 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
                 f"-o {shown_url(self.output_dir)}: what is in memory ends with this command; name a folder, "
                 "s3://, gs:// or az://"
             )
-        page = next((name for name in self._formats if name in PAGES), None)
+        page = next(filter(PAGES.__contains__, self._formats), None)
         if page is not None:
             raise UsageError(
                 f"-f {page}: a page is written by --report, beside the formats of -f; "
                 "use --report FILE.html, or --report FOLDER for several recordings"
             )
-        without = [name for name in self._formats if name in OF_SPEAKERS]
-        if without and not self.speakers.requested:
-            raise UsageError(f"-f {without[0]} lists speakers: add --diarize")
+        listing = next(filter(OF_SPEAKERS.__contains__, self._formats), None)
+        if listing is not None and not self.speakers.requested:
+            raise UsageError(f"-f {listing} lists speakers: add --diarize")
         if self.json and self.output_dir == STDOUT:
             raise UsageError("--json and `-o -` both write to stdout; choose one of them")
         if self.verbose and (self.quiet or self.json):
@@ -288,7 +288,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
 
     @property
     def _formats(self) -> list[str]:
-        return [name.strip().lower() for name in self.output_format.split(",")]
+        return self.output_format.replace(" ", "").lower().split(",")
 
     @property
     def formats(self) -> str:

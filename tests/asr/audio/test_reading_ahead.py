@@ -9,9 +9,9 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
-from forescribe.asr.audio.reader_pool import readers_for
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
+from forescribe.cli.transcribe import readers_for
 from tests.asr.model.folders import write_pair
 from tests.docs.pages import ROOT
 

@@ -80,13 +80,13 @@ def every(outcomes: dict[str, Outcome]) -> list[Decoded]:
 
 
 def test_the_draft_reads_the_targets_encoder_states_and_has_its_embeddings(whisper):
-    assert whisper.shared_encoder and encoder_of(whisper.draft) is None
+    assert whisper.shared_encoder and encoder_of(whisper.drafts[0].model) is None
     lean = load(whisper.pair, choose("cpu"), engine=ModelEngine.LEAN)  # which keeps its weights
-    draft, target = (m.model.decoder for m in (lean.draft, lean.target))
+    draft, target = (m.model.decoder for m in (lean.drafts[0].model, lean.target))
     assert 1 <= len(draft.layers) <= len(target.layers) / 2
     assert torch.equal(draft.embed_tokens.weight, target.embed_tokens.weight)
     assert torch.equal(draft.embed_positions.weight, target.embed_positions.weight)
-    assert len(whisper.drafts[0].listed) < target.embed_tokens.num_embeddings / 3
+    assert len(whisper.drafts[0].tokens.ids) < target.embed_tokens.num_embeddings / 3
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -71,7 +71,7 @@ def test_the_drafts_format_is_the_fastest_unless_one_is_given():
         for dtype, e in ((None, "auto"), ("float32", "auto"), ("bfloat16", "auto"))
     }
     place = transcribers[None].whisper.drafts[0].device
-    native = transcribers[None].whisper.draft_engine == "native"
+    native = transcribers[None].whisper.drafts[0].engine == "native"
     able = torch.cpu.get_capabilities().get("avx512_bf16", False)
     assert (place.stored is torch.bfloat16) == (native and able)
     assert transcribers["float32"].whisper.drafts[0].device.stored is torch.float32
@@ -84,7 +84,7 @@ def test_the_drafts_format_is_the_fastest_unless_one_is_given():
 @pytest.mark.parametrize("engine", ["lean", "modules"])
 def test_without_native_kernels_the_draft_has_its_targets_format(engine):
     whisper = Transcriber.load("tiny.en", device="cpu", network=False, engine=engine).whisper
-    assert whisper.draft.dtype is torch.float32
+    assert whisper.drafts[0].model.dtype is torch.float32
 
 
 def test_an_unknown_format_is_refused_by_name():
@@ -104,10 +104,10 @@ def test_an_encoder_is_shared_where_only_rounding_differs(tmp_path, monkeypatch,
         Pair(target, draft), choose("cpu"), draft_device=choose("cpu", "bfloat16"), network=False
     )
     assert whisper.shared_encoder == (not own)
-    assert (encoder_of(whisper.draft) is encoder_of(whisper.target)) == (not own)
+    assert (encoder_of(whisper.drafts[0].model) is encoder_of(whisper.target)) == (not own)
     states = whisper.encode(torch.randn(1, 80, 3000))
     assert states[0].target.dtype is torch.float32
     if own:
         assert not torch.equal(states[0].target, states[0].draft.float())
-        (weight,) = {p.dtype for p in encoder_of(whisper.draft).parameters()}
+        (weight,) = {p.dtype for p in encoder_of(whisper.drafts[0].model).parameters()}
         assert weight is whisper.drafts[0].device.dtype

@@ -52,7 +52,7 @@ def features(windows: int) -> torch.Tensor:
 
 def test_a_target_alone_has_no_draft(target) -> None:
     whisper = load(Pair(target), CPU)
-    assert whisper.draft is None and not whisper.shared_encoder
+    assert not whisper.drafts and not whisper.shared_encoder
     assert whisper.tokens.languages.keys() == set(folders.CODES)
     assert not whisper.target.training
     (encoder_states,) = whisper.encode(features(1))
@@ -63,7 +63,7 @@ def test_a_distilled_draft_hears_through_the_targets_encoder(target, tmp_path) -
     draft = folders.write_distilled(tmp_path / "draft", target)
     whisper = load(Pair(target, draft), CPU)
     assert whisper.shared_encoder
-    assert encoder_of(whisper.draft) is encoder_of(whisper.target)  # one copy in memory
+    assert encoder_of(whisper.drafts[0].model) is encoder_of(whisper.target)  # one copy in memory
     encoded = whisper.encode(features(2))
     assert all(m.draft is not None and m.draft.equal(m.target) for m in encoded)
 
@@ -72,7 +72,7 @@ def test_a_draft_with_another_encoder_hears_for_itself(target, tmp_path) -> None
     draft = folders.write(tmp_path / "draft", layers=1, seed=3)
     whisper = load(Pair(target, draft), CPU)
     assert not whisper.shared_encoder
-    assert encoder_of(whisper.draft) is not encoder_of(whisper.target)
+    assert encoder_of(whisper.drafts[0].model) is not encoder_of(whisper.target)
     (encoder_states,) = whisper.encode(features(1))
     assert encoder_states.draft is not None and not encoder_states.draft.allclose(
         encoder_states.target
@@ -91,7 +91,7 @@ def test_what_is_heard_of_a_window_does_not_depend_on_who_is_encoded_with_it(tar
 def test_a_decoder_only_draft_hears_through_the_targets_encoder(target, tmp_path) -> None:
     draft = folders.write_decoder_only(tmp_path / "draft")
     whisper = load(Pair(target, draft), CPU)
-    assert whisper.shared_encoder and encoder_of(whisper.draft) is None
+    assert whisper.shared_encoder and encoder_of(whisper.drafts[0].model) is None
     (encoder_states,) = whisper.encode(features(1))
     assert encoder_states.draft is not None and encoder_states.draft.equal(encoder_states.target)
 
@@ -394,7 +394,7 @@ def test_what_contradicts_the_weights_is_refused_before_anything_is_built(
 def test_a_draft_may_have_rules_of_another_vocabulary(target, copy) -> None:
     """Its target's rules apply."""
     change(copy / "generation_config.json", suppress_tokens=[99999])
-    assert load(Pair(target, copy), CPU).draft is not None
+    assert len(load(Pair(target, copy), CPU).drafts) == 1
     change(copy / "generation_config.json", eos_token_id=-1)
     assert "--draft" in refusal(Pair(target, copy))
 
@@ -412,7 +412,7 @@ def test_shards_and_a_new_processor_file_are_read(copy) -> None:
         )
     )
     old.unlink()
-    assert load(Pair(copy), CPU).extractor.feature_size == 80
+    assert load(Pair(copy), CPU).extractors[0].feature_size == 80
 
 
 @pytest.mark.parametrize("ends", [[256], [256, 300]], ids=str)

@@ -44,7 +44,7 @@ def spoken() -> list[TimedWord]:
 def test_words_that_the_target_reads_are_timed_as_closely_as_the_model_allows(whisper, spoken):
     """The right text is given, so that only the alignment is measured."""
     samples, _ = soundfile.read(DATA / "words.ogg", dtype="float32")
-    features = LogMel(whisper.extractor)([samples])
+    features = LogMel(whisper.extractors[0])([samples])
     text = "".join(f" {word.text}" for word in spoken)
     tokens = tuple(whisper.tokenizer.encode(text, add_special_tokens=False))
     prompt = whisper.tokens.prompt("en", "transcribe", timestamps=False)

@@ -120,7 +120,7 @@ def test_a_draft_has_the_embeddings_that_it_lacks_from_its_target(stored, draft,
     numbers = theirs.state_dict()
     for name in BORROWED:
         assert torch.equal(numbers[name], whisper.target.state_dict()[name])
-    for name, tensor in whisper.draft.state_dict().items():
+    for name, tensor in whisper.drafts[0].model.state_dict().items():
         assert torch.equal(tensor, numbers[name]), name
 
 
