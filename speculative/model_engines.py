@@ -24,11 +24,11 @@ from torch import Tensor
 
 from .device import Device, bfloat16_units, choose
 from .errors import LoadError
-from .models.lean import LeanCausalDecoder, LeanWhisperDecoder, causal_gap, encoder_gap, whisper_gap
+from .models.lean import LeanCausalDecoder, LeanWhisperDecoder
 from .models.plain import PlainWhisper
 from .models.quantized import int8_encoder, is_int8
 from .models.slot_model import SlotModel
-from .models.weights import encoder_of
+from .models.weights import causal_gap, encoder_gap, encoder_of, whisper_gap
 from .native.adapters import (
     NativeCausalDecoder,
     NativeEncoder,

@@ -117,7 +117,7 @@ def load(
 
     Raises LoadError, in one line with the model's name: not found, not a language model, weights that do
     not fit their configuration, no tokenizer, a family that is not decoded exactly (transformers' modules
-    are compared with their own forward here, see `speculative.models.agreement`).
+    are compared with their own forward here, see `speculative.models.causal`).
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,6 +1,6 @@
 """The list of tokens that a draft may propose, in a file beside its weights.
 
-A draft whose folder has `draft_tokens.json` gets an output head of these tokens alone (`models.weights.cut`),
+A draft whose folder has `draft_tokens.json` gets an output head of these tokens alone (`listed`),
 which makes each drafted token cheaper and changes no text: what the list lacks is decoded by the target.
 `forescribe distill --cut-head` makes the file. Knows counts and files; no texts and no models. Import is
 light.

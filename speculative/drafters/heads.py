@@ -28,7 +28,7 @@ from ..types import Distribution, Draft, Scores, Verdict
 from .model_drafter import Picker
 
 if TYPE_CHECKING:
-    from ..models.module_cache import SlotCache
+    from ..models.modules import SlotCache
 
 
 class HeadDrafter:
@@ -87,7 +87,7 @@ class HeadDrafter:
         weight = self.record.output.norm
         # It has the interface of transformers' caches, as layers of its models are heads too; importing that
         # takes seconds, and most drafters are not heads.
-        from ..models.module_cache import SlotCache
+        from ..models.modules import SlotCache
 
         self._cache = SlotCache(
             batch=batch,

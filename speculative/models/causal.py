@@ -1,21 +1,37 @@
 """The base of the adapters of causal LMs: limits, windows, and the draft's vocabulary.
 
 What a model's configuration says about positions and windows, and which it excludes, is read here; what it
-does not contain is tested on the model itself (`agreement`). Knows a model's configuration; nothing of how an
-adapter computes.
+does not contain is tested on the model itself, once, when it is loaded (`check`).
+
+The adapter of transformers' modules passes its own positions and masks, and writes keys to slots. A model
+that masks, scales or counts by other means inside its layers accepts all of that without an error, and
+writes other tokens. Any family may come, so a few tokens are read twice: through the adapter as the engine
+uses it (prompts of different lengths admitted together, several tokens scored at ragged starts, rejected
+drafts overwritten), and by the model's plain forward without a cache. (Of lean and native forms the families
+are known, and tests compare them.)
+
+The cost is seven forwards of at most 42 tokens, and one or two more in half precision and for a model with
+windows: on a CPU about as long as reading the weights eight times. (Windows are made narrow for the
+comparison, instead of reading the thousands of tokens that they hold.)
+
+Knows a model's configuration; nothing of how an adapter computes.
 """
 
 from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..errors import LoadError
+from ..errors import LoadError, one_line
+from .checkpoint import inexact, method_of
 from .slot_model import SlotModel, chunk_mask, window_mask
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -25,6 +41,25 @@ WINDOWS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
 OTHERS = "take a model of another family (docs/text.md lists those that were tested)"
 
 _WIDTH = re.compile(r"window(_size|_len)?$|^index_")
+
+ROWS = 3
+LENGTH = 14
+"""Tokens of each row: enough for a prompt, a round with rejections and the round after it."""
+STEP = 4
+"""Tokens that a round scores."""
+PROMPTS, KEPT = (3, LENGTH - 5, LENGTH - 8), (3, 0, 1)
+"""How many tokens of each row are prefilled, and how many drafts the first round keeps."""
+NARROW = 5
+"""Width of windows while a model is checked, so that a few tokens exceed them."""
+
+EXACT = frozenset({torch.float32, torch.float64})
+BOUND = 0.01
+"""Root mean square of the difference, as a share of the logits' spread. In float32 it must hold at every
+position: kernels of another shape differ by 1e-6 to 1e-5, a key more or less under a mask by tenths."""
+NOISE = 3.0
+"""In float16 and bfloat16 the median of the positions may be this many times what one unit in the last
+place of the embeddings does. Fourteen families came to 0.0 to 0.9 (where experts are chosen, single
+positions to more), four that compute something else to 8 to 57."""
 
 
 class CausalModel(SlotModel):
@@ -176,3 +211,186 @@ def _ropes(parameters: Any) -> list[dict[str, Any]]:
         return []
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return [parameters, *nested]
+
+
+def check(decoder: CausalModel) -> None:
+    """Raises LoadError where the adapter of a model computes other logits than it; the adapter's cache is
+    released."""
+    name = decoder.config.model_type
+    try:
+        problem = _problem(decoder)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        # Its forward does not know masks or positions: many ways to fail.
+        raise LoadError(
+            f"{name} cannot be given positions and masks row by row, which a batch of ragged texts "
+            f"needs ({type(error).__name__}: {one_line(error)}); {OTHERS}"
+        ) from error
+    if problem is not None:
+        method = method_of(decoder.config)
+        if method is not None:
+            raise inexact(method, problem)
+        raise LoadError(f"{name} is not supported: {problem}; {OTHERS}")
+
+
+@torch.inference_mode()
+def _problem(decoder: CausalModel) -> str | None:
+    """What differs from the model's own forward; None where nothing does."""
+    limit = positions_of(decoder.config)
+    if limit < LENGTH:
+        return f"it has {limit} positions, fewer than {LENGTH}"
+    vocab = min(decoder.config.vocab_size, decoder.vocab_size)
+    tokens = arbitrary(vocab, decoder.device, special_tokens(decoder.config, decoder.model.config))
+
+    def plain(positions: Tensor | None = None) -> Tensor:
+        given = {} if positions is None else {"position_ids": positions}
+        logits: Tensor = decoder.model(input_ids=tokens, use_cache=False, **given).logits
+        return logits.float()
+
+    known = plain()
+    if not bool(known.isfinite().any(-1).all()):
+        return f"its logits are no numbers in {str(decoder.dtype).removeprefix('torch.')}"
+    close = Closeness.of(decoder.dtype, decoder.model.get_input_embeddings(), plain)
+    # A row at the last positions must not change the other rows.
+    places = torch.arange(LENGTH, device=decoder.device).repeat(ROWS, 1)
+    late = places.clone()
+    late[-1] += limit - LENGTH
+    if close.differ(plain(late)[:-1], known[:-1]):
+        if close.differ(plain(places), known):
+            return "it does not count positions from 0"
+        return "what it computes for a text depends on how long the others in its batch are"
+    with _narrowed(decoder) as narrowed:
+        narrow = plain() if narrowed else known
+        where = difference(decoder, narrow, tokens, close)
+    if narrowed and narrow.equal(known):
+        return "its layers do not read the windows that its config.json names"
+    wide = " with windows" if decoder.widths else ""
+    return where and f"logits behind {where}{wide} are not those of its plain forward"
+
+
+def difference(decoder: CausalModel, plain: Tensor, tokens: Tensor, close: Closeness) -> str | None:
+    """Where the adapter first differs from `plain`, the model's logits `[ROWS, L, V]` for these tokens; None
+    where it does not."""
+    device, listed = tokens.device, decoder.listed
+    if listed is not None:  # the only ones whose logits it computes
+        plain = plain[..., listed]
+
+    other = tokens.flip(0, 1)  # as padding and as drafts that are rejected
+    prompts = list(PROMPTS)
+    lengths = torch.tensor(prompts, device=device)
+    decoder.allocate(ROWS, tokens.shape[1] + STEP)
+    try:
+        for rows in ([1], [2, 0]):
+            length = max(prompts[row] for row in rows)
+            own = torch.arange(length, device=device) < lengths[:, None]
+            padded = torch.where(own, tokens[:, :length], other[:, :length])
+            places = torch.tensor(rows, device=device)
+            decoder.prefill(places, padded[rows], [None] * len(rows))
+        for drafted, what in ((KEPT, "several tokens at once"), (None, "a text behind rejections")):
+            start = torch.tensor([p - 1 for p in prompts], device=device)
+            slots = start[:, None] + torch.arange(STEP, device=device)
+            fed = tokens.gather(1, slots)
+            valid = torch.full((ROWS,), STEP, device=device)
+            if drafted is not None:
+                valid = torch.tensor(drafted, device=device) + 1
+                right = torch.arange(STEP, device=device) < valid[:, None]
+                fed = torch.where(right, fed, other.gather(1, slots))
+            logits = decoder.score(fed, start, reach=tokens.shape[1] + STEP).logits
+            read = torch.arange(STEP, device=device) < valid[:, None]
+            row = torch.arange(ROWS, device=device)[:, None].expand_as(slots)
+            logits = logits if listed is None else logits[..., listed]
+            if close.differ(logits[read], plain[row[read], slots[read]]):
+                return what
+            prompts = [p + n for p, n in zip(prompts, KEPT, strict=True)]
+    finally:
+        decoder.release()
+    return None
+
+
+@contextmanager
+def _narrowed(decoder: CausalModel) -> Iterator[bool]:
+    """Narrows the windows of model and adapter to `NARROW`; yields whether any was wider. Models read
+    the width from their configuration whenever they build masks."""
+    widths = decoder.widths
+    try:
+        decoder.widths = {kind: min(width, NARROW) for kind, width in widths.items()}
+        _configure(decoder)
+        yield decoder.widths != widths
+    finally:
+        decoder.widths = widths
+        _configure(decoder)
+
+
+def _configure(decoder: CausalModel) -> None:
+    for kind, width in decoder.widths.items():
+        setattr(decoder.config, WINDOWS[kind], width)
+
+
+def arbitrary(vocab: int, device: torch.device, avoid: Collection[int] = ()) -> Tensor:
+    """Tokens `[ROWS, LENGTH]` below `vocab`, the same every time; those in `avoid` only where there are no
+    others."""
+    generator = torch.Generator().manual_seed(0)
+    usable = torch.tensor([i for i in range(vocab) if i not in avoid] or list(range(vocab)))
+    picks = torch.randint(len(usable), (ROWS, LENGTH), generator=generator)
+    return usable[picks].to(device)
+
+
+def special_tokens(*configs: Any) -> set[int]:
+    """Special tokens: image placeholders, padding."""
+    found: set[int] = set()
+    for config in configs:
+        for name, value in config.to_dict().items():
+            if name.endswith(("_token_id", "_token_index")):
+                found.update(i for i in (value if isinstance(value, list) else [value])
+                             if isinstance(i, int))  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """How close two computations of the same logits must be in a dtype; `noise` 0: as in float32."""
+
+    dtype: torch.dtype
+    noise: float = 0.0
+
+    @classmethod
+    def of(
+        cls, dtype: torch.dtype, embedding: torch.nn.Module, read: Callable[[], Tensor]
+    ) -> Closeness:
+        """Measures rounding in half precision: `read` computes the same logits twice, with and without noise
+        in the embeddings."""
+        if dtype in EXACT:
+            return cls(dtype)
+        unit = torch.finfo(dtype).eps
+        generator = torch.Generator().manual_seed(0)
+
+        def shaken(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:
+            signs = torch.randint(0, 2, output.shape, generator=generator) * 2 - 1
+            return output * (1 + unit * signs.to(output.device, output.dtype))
+
+        quiet = read()
+        handle = embedding.register_forward_hook(shaken)
+        try:
+            loud = read()
+        finally:
+            handle.remove()
+        return cls(dtype, max(unit, float(_share(loud, quiet).median())))
+
+    def differ(self, ours: Tensor, theirs: Tensor) -> bool:
+        """Whether logits `[..., V]` differ by more than rounding. One vocabulary may be larger than the
+        other."""
+        share = _share(ours, theirs)
+        if not self.noise:
+            return not bool((share <= BOUND).all())  # `not`, so that NaN counts as a difference
+        return not bool(share.median() <= NOISE * self.noise)
+
+
+def _share(ours: Tensor, theirs: Tensor) -> Tensor:
+    """The difference at every position as a share of the spread of `theirs`."""
+    room = min(ours.shape[-1], theirs.shape[-1])
+    # On the host: mps has no float64.
+    ours, theirs = (logits[..., :room].cpu().double() for logits in (ours, theirs))
+    known = theirs.isfinite()
+    gap = torch.where(known, ours - theirs, 0.0).square().mean(-1).sqrt()
+    return gap / torch.where(known, theirs, 0.0).std(-1).clamp_min(1e-6)

@@ -16,10 +16,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu
 
 from ..errors import LoadError
-from .weights import activation, decoder_parameters
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "relu": relu,
+    "silu": silu,
+    "swish": silu,
+}
+"""The activations of most models by transformers' names; `activation` knows the others too."""
 
 EMBEDDING = "model.decoder.embed_tokens.weight"
 
@@ -213,7 +220,8 @@ class Attention(nn.Module):
         self.head_dim, self.is_causal = width // heads, causal
         self.scaling = self.head_dim**-0.5
         self.k_proj = nn.Linear(width, width, bias=False)
-        self.v_proj, self.q_proj, self.out_proj = (nn.Linear(width, width) for _ in range(3))
+        self.v_proj, self.q_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.out_proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, states: Tensor | None = None) -> Tensor:
         source = x if states is None else states
@@ -256,3 +264,23 @@ def products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = No
     if mask is not None:
         scores += mask
     return torch.matmul(scores.softmax(-1), value)
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """An activation by transformers' name of it."""
+    known = ACTIVATIONS.get(name)
+    if known is not None:
+        return known
+    from transformers.activations import ACT2FN
+
+    found: Callable[[Tensor], Tensor] = ACT2FN[name]
+    return found
+
+
+def decoder_parameters(model: Any) -> list[Tensor]:
+    """The weights of a Whisper's decoder and of its head, a tied one once."""
+    return list(
+        {
+            id(p): p for part in (model.model.decoder, model.proj_out) for p in part.parameters()
+        }.values()
+    )

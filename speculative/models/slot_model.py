@@ -1,15 +1,28 @@
-"""The base of the adapters: slots, positions and masks of a forward of any decoder.
+"""The base of the adapters: slots, positions and masks of a forward of any decoder, and keys and values.
 
 Those of `modules` run transformers' modules over its cache; the decoders of `lean` run functions, and those
-of `native` kernels, over their own. `WhisperModel` is the base of those of Whisper, `causal` has that of text
-models. Knows nothing of how an adapter or a kernel computes.
+of `native` kernels, over a `SelfCache`. `WhisperModel` is the base of those of Whisper, `causal` has that of
+text models.
+
+No NaN of an earlier sequence reaches the next one in its row of a `SelfCache`. A masked key still meets a
+weight of zero, and 0 * NaN is NaN, so a prompt clears the slots behind it. On a CPU these are those that a
+forward may have written, which the host knows without reading the device (`_written`); slots beyond are zero
+since the allocation, and take no memory: rows are allocated for the longest text, and most are far shorter.
+Elsewhere they are all: forwards are captured or compiled there, and numbers that one changes are conditions
+of the other compiled ones, which would be compiled again after every larger forward.
+
+Zeros take no memory on a CPU because pages of a new anonymous mapping are zero without being written, and the
+system provides each of them at its first write; `torch.zeros` writes every page. Knows nothing of how an
+adapter or a kernel computes.
 """
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -252,3 +265,72 @@ class WhisperModel(SlotModel):
     def stacked(self, encoder_states: Sequence[Any]) -> Tensor:
         """The encoder states `[K, S, D]` of requests."""
         return torch.stack([self.pick(s) for s in encoder_states]).to(self.device, self.dtype)
+
+
+class SelfCache:
+    """Self-attention of all layers in one tensor: keys and values `[L, 2, B, K, T, d]`: for layer l, `[l, 0]`
+    are the keys and `[l, 1]` the values, which one scatter writes."""
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        batch: int,
+        heads: int,
+        slots: int,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (layers, 2, batch, heads, slots, size)
+        self.kv = zeros(shape, dtype, device)
+        self._tracked = device.type == "cpu"
+        self._reach = self._nodes = 0  # the largest of all forwards so far, where tracked
+
+    @property
+    def _written(self) -> int:
+        # A row wrote below the reach of the time, and one that has ended goes on to write from the slot
+        # where it ended: with more nodes than then, past that reach by at most their number.
+        slots = self.kv.shape[4]
+        return min(self._reach + self._nodes, slots) if self._tracked else slots
+
+    def clear(self, rows: Tensor, length: int) -> None:
+        """Zeroes what earlier sequences of `rows [K]` left behind slot `length`."""
+        self._reach = max(self._reach, length)
+        self.kv[:, :, :, :, length : self._written].index_fill_(2, rows, 0)
+
+    def write_prompt(self, layer: int, rows: Tensor, kv: Tensor) -> None:
+        """Writes `kv [2, K, heads, P, d]` to the first P slots of `rows [K]`."""
+        self.kv[layer, :, :, :, : kv.shape[3]].index_copy_(1, rows, kv)
+
+    def readable(self, rows: int, reach: int, nodes: int) -> list[Tensor]:
+        """Keys and values `[2, B, K, reach, d]` of every layer, for a forward of the first `rows` rows that
+        writes `nodes` tokens."""
+        if self._tracked:
+            self._reach, self._nodes = max(self._reach, reach), max(self._nodes, nodes)
+        return list(self.kv[:, :, :rows, :, :reach].unbind(0))
+
+    def index(self, slots: Tensor) -> Tensor:
+        """Where a forward that writes to `slots [B, N]` puts `kv [2, B, K, N, d]`."""
+        _, two, _, heads, _, size = self.kv.shape
+        return slots[None, :, None, :, None].expand(two, len(slots), heads, slots.shape[1], size)
+
+    def write(self, layer: int, index: Tensor, kv: Tensor) -> None:
+        self.kv[layer].scatter_(3, index, kv)
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """As `torch.zeros`. On CPUs the tensor owns a mapping of its own, aligned to pages: for large ones that
+    are written in part. Raises MemoryError."""
+    count = prod(shape)
+    if device.type != "cpu" or count == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(_mapping(count * dtype.itemsize), dtype=dtype).view(*shape)
+
+
+def _mapping(size: int) -> mmap.mmap:
+    # Private: shared memory would be a file's, with a limit of its own.
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"not enough memory for a cache of {size} bytes") from error

@@ -1,9 +1,10 @@
 """The weights of decoders and of Whisper's encoder as plain tensors, read from transformers' modules.
 
 Projections that read the same input are one matrix, and a draft's head may have the rows of some tokens alone
-(`cut`): a draft is only a guess, so a head without the rare tokens changes no text. (Frequency-ranked drafts:
-Zhao et al. 2025, 2502.14856.) Nothing here computes but `Linear`: the lean decoders do, and native kernels
-pack these records.
+(`listed`): a draft is only a guess, so a head without the rare tokens changes no text. (Frequency-ranked
+drafts: Zhao et al. 2025, 2502.14856.) Nothing here computes but `Linear`: the lean decoders do, and native kernels
+pack these records. Anything that they do not know keeps a model from being read so: another module, quantised
+projections, hooks; `whisper_gap`, `encoder_gap` and `causal_gap` return the reason.
 
 Letters: D width, H heads, K heads of keys and values, d size of a head, F inner width, L layers, P positions,
 V vocabulary; of the encoder M mel bins, S positions of a window. A matrix is `[out, in]`, as
@@ -12,23 +13,30 @@ V vocabulary; of the encoder M mel bins, S positions of a window. A matrix is `[
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, linear, relu, silu
+from torch.nn.functional import linear
 
+from . import plain
 from .quantized import Int8Linear, int8_product
 
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "gelu": gelu,
-    "relu": relu,
-    "silu": silu,
-    "swish": silu,
-}
-"""The activations of most models by transformers' names; `activation` knows the others too."""
+CAUSAL = frozenset(
+    {"cwm", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"}
+)
+"""Types whose modules differ from Llama's only in biases, norms of queries and keys, windows, and layers
+without positions."""
+
+FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rotary frequencies that do not depend on a text's length."""
+
+_BODY = {"embed_tokens", "layers", "norm", "rotary_emb"}
+_LAYER = {"input_layernorm", "mlp", "post_attention_layernorm", "self_attn"}
+_PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +63,9 @@ class Linear:
 
     def rows(self, outputs: Tensor | slice) -> Linear:
         """The projection to these outputs alone."""
-        rest = (None if x is None else x[outputs] for x in (self.bias, self.scale))
-        return Linear(self.weight[outputs], *rest)
+        bias = None if self.bias is None else self.bias[outputs]
+        scale = None if self.scale is None else self.scale[outputs]
+        return Linear(self.weight[outputs], bias, scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +101,7 @@ class WhisperWeights:
         return cls(
             embedding=decoder.embed_tokens.weight.detach(),
             positions=decoder.embed_positions.weight.detach(),
-            layers=tuple(_whisper_layer(layer) for layer in decoder.layers),
+            layers=tuple(map(_whisper_layer, decoder.layers)),
             norm=norm_of(decoder.layer_norm),
             head=head_of(model.proj_out, listed),
             cross_kv=fused(cross),
@@ -146,7 +155,7 @@ class CausalWeights:
 
     @classmethod
     def of(cls, model: Any) -> CausalWeights:
-        """The weights of a causal LM that `coverage.causal_gap` finds no fault with. The model's modules
+        """The weights of a causal LM that `causal_gap` finds no fault with. The model's modules
         share them, and compute as before."""
         body, config = model.base_model, model.config
         first = body.layers[0].self_attn
@@ -212,7 +221,7 @@ class EncoderWeights:
             conv1=linear_of(encoder.conv1),
             conv2=linear_of(encoder.conv2),
             positions=encoder.embed_positions.weight.detach(),
-            layers=tuple(_encoder_layer(layer) for layer in encoder.layers),
+            layers=tuple(map(_encoder_layer, encoder.layers)),
             norm=norm_of(encoder.layer_norm),
             heads=encoder.config.encoder_attention_heads,
             activation=encoder.config.activation_function,
@@ -244,15 +253,6 @@ def encoder_of(model: Any) -> Any:
     return getattr(model.model, "encoder", None)
 
 
-def decoder_parameters(model: Any) -> list[Tensor]:
-    """The weights of a Whisper's decoder and of its head, a tied one once."""
-    return list(
-        {
-            id(p): p for part in (model.model.decoder, model.proj_out) for p in part.parameters()
-        }.values()
-    )
-
-
 def same_encoder(model: Any, other: Any) -> bool:
     """True where both encoders hold equal weights, so that one's output serves both; else False."""
     encoder, second = encoder_of(model), encoder_of(other)
@@ -262,17 +262,6 @@ def same_encoder(model: Any, other: Any) -> bool:
     return weights.keys() == others.keys() and all(
         torch.equal(weights[name], others[name]) for name in weights
     )
-
-
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """An activation by transformers' name of it."""
-    known = ACTIVATIONS.get(name)
-    if known is not None:
-        return known
-    from transformers.activations import ACT2FN
-
-    found: Callable[[Tensor], Tensor] = ACT2FN[name]
-    return found
 
 
 def norm_of(module: Any) -> Norm:
@@ -294,29 +283,26 @@ def fused(modules: Sequence[Any], scales: Sequence[float] | None = None) -> Line
     query, key, value and feed-forward are most of a model. Only those with a scale are kept apart. In int8
     it is a part of the outputs' scales.
     """
-    factors = scales or [1.0] * len(modules)
-    parts = [linear_of(module) for module in modules]
-    own = [p.scale * s for p, s in zip(parts, factors, strict=True) if p.scale is not None]
-    if len(own) == len(parts):
-        scales = None
-    weight = _joined([part.weight for part in parts]) if scales is None else None
+    parts = scaled = [linear_of(module) for module in modules]
+    if scales is not None:
+        scaled = [_scaled(part, scale) for part, scale in zip(parts, scales, strict=True)]
+    own = [part.weight is given.weight for part, given in zip(scaled, parts, strict=True)]
+    weight = _joined([part.weight for part in scaled]) if all(own) else None
     if weight is None:
-        scaled = [p.weight if own else p.weight * s for p, s in zip(parts, factors, strict=True)]
-        weight = torch.cat(scaled)
-        for module, view, factor in zip(
-            modules, weight.split([*map(_rows, parts)]), factors, strict=True
-        ):
-            if own or factor == 1:
+        weight = torch.cat([part.weight for part in scaled])
+        views = weight.split([len(part.weight) for part in parts])
+        for module, view, shared in zip(modules, views, own, strict=True):
+            if shared:
                 module.weight.data = view
-    joined = torch.cat(own) if own else None
-    if all(p.bias is None for p in parts):
-        return Linear(weight, None, joined)
-    like = next(p.bias for p in parts if p.bias is not None)
+    steps = [part.scale for part in scaled if part.scale is not None]
+    scale = torch.cat(steps) if steps else None
+    like = next((part.bias for part in scaled if part.bias is not None), None)
+    if like is None:
+        return Linear(weight, None, scale)
     biases = [
-        like.new_zeros(_rows(p)) if p.bias is None else p.bias * s
-        for p, s in zip(parts, factors, strict=True)
+        like.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in scaled
     ]
-    return Linear(weight, torch.cat(biases), joined)
+    return Linear(weight, torch.cat(biases), scale)
 
 
 def head_of(module: Any, tokens: Tensor | None) -> Linear:
@@ -325,27 +311,9 @@ def head_of(module: Any, tokens: Tensor | None) -> Linear:
     return head if tokens is None else head.rows(tokens)
 
 
-def cut(head: torch.nn.Linear | Int8Linear, tokens: Tensor | None) -> torch.nn.Module:
-    """A head with the rows of these tokens `[C]`; None: the head itself."""
-    if tokens is None:
-        return head
-    if isinstance(head, Int8Linear):
-        return head.rows(tokens)
-    with torch.device("meta"):
-        made = torch.nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
-    made.weight = torch.nn.Parameter(head.weight.detach()[tokens], requires_grad=False)
-    if head.bias is not None:
-        made.bias = torch.nn.Parameter(head.bias.detach()[tokens], requires_grad=False)
-    return made
-
-
 def _tensors(module: Any) -> tuple[Tensor, Tensor | None]:
     bias = getattr(module, "bias", None)
     return module.weight.detach(), None if bias is None else bias.detach()
-
-
-def _rows(part: Linear) -> int:
-    return len(part.weight)
 
 
 def _joined(weights: Sequence[Tensor]) -> Tensor | None:
@@ -368,7 +336,7 @@ def _whisper_layer(layer: Any) -> WhisperLayer:
         qkv=fused([attention.q_proj, attention.k_proj, attention.v_proj], (scale, 1, 1)),
         out=linear_of(attention.out_proj),
         cross_norm=norm_of(layer.encoder_attn_layer_norm),
-        cross_q=fused([cross.q_proj], (cross.scaling,)),
+        cross_q=_scaled(linear_of(cross.q_proj), cross.scaling),
         cross_out=linear_of(cross.out_proj),
         ffn_norm=norm_of(layer.final_layer_norm),
         up=linear_of(layer.fc1),
@@ -423,7 +391,10 @@ def _encoder_layer(layer: Any) -> EncoderLayer:
 
 
 def _scaled(linear: Linear, factor: float) -> Linear:
-    """A projection whose outputs are multiplied by a factor; in int8 the outputs' scales are."""
+    """A projection whose outputs are multiplied by a factor; in int8 the outputs' scales are. Shares its
+    weights where they do not change."""
+    if factor == 1:
+        return linear
     bias = None if linear.bias is None else linear.bias * factor
     if linear.scale is None:
         return Linear(linear.weight * factor, bias)
@@ -433,3 +404,93 @@ def _scaled(linear: Linear, factor: float) -> Linear:
 def version(parameters: Iterable[Tensor]) -> object:
     """What changes with weights: where they are, and how often they were written to."""
     return [(p.data_ptr(), None if p.is_inference() else p._version) for p in parameters]
+
+
+def whisper_gap(model: Any) -> str | None:
+    """Why a Whisper has no lean form."""
+    decoder = model.model.decoder
+    if isinstance(decoder, plain.Decoder):
+        return _foreign([decoder, model.proj_out])
+    from transformers.models.whisper.modeling_whisper import WhisperDecoder, WhisperDecoderLayer
+
+    if type(decoder) is not WhisperDecoder:
+        return f"its decoder is a {type(decoder).__name__}"
+    strange = {type(layer).__name__ for layer in decoder.layers} - {WhisperDecoderLayer.__name__}
+    if strange:
+        return f"its layers are {', '.join(sorted(strange))}"
+    return _foreign([decoder, model.proj_out])
+
+
+def encoder_gap(encoder: Any) -> str | None:
+    """Why a Whisper's encoder has no form of plain weights."""
+    if isinstance(encoder, plain.Encoder) and len(encoder.layers):
+        return _foreign([encoder])
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder, WhisperEncoderLayer
+
+    if type(encoder) is not WhisperEncoder:
+        return f"it is a {type(encoder).__name__}"
+    kinds = {type(layer) for layer in encoder.layers} - {WhisperEncoderLayer}
+    kinds |= {type(conv) for conv in (encoder.conv1, encoder.conv2)} - {torch.nn.Conv1d}
+    if kinds or not len(encoder.layers):
+        return f"it is made of {', '.join(sorted(kind.__name__ for kind in kinds)) or 'no layers'}"
+    return _foreign([encoder])
+
+
+def causal_gap(model: Any) -> str | None:
+    """Why a causal LM has no lean form."""
+    config, body = model.config.get_text_config(), model.base_model
+    if config.model_type not in CAUSAL:
+        return f"{config.model_type} has none"
+    if config is not model.config or not _named(body, _BODY) or not hasattr(model, "lm_head"):
+        return "its body is not Llama's"
+    rotation = getattr(body.rotary_emb, "rope_type", None)
+    if not isinstance(rotation, str) or rotation not in FIXED_ROTATIONS:
+        return f"its rotary positions are {rotation}"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention", "sliding_attention"}:
+        return f"it has layers of {', '.join(sorted(kinds))}"
+    for layer in body.layers:
+        optional = {n for n in ("q_norm", "k_norm") if hasattr(layer.self_attn, n)}
+        if not (
+            _named(layer, _LAYER)
+            and _named(layer.self_attn, _PROJECTIONS | optional)
+            and _named(layer.mlp, _MLP)
+        ):
+            return "its layers are not Llama's"
+    if not hasattr(body.norm, "variance_epsilon"):
+        return f"its norms are {type(body.norm).__name__}"
+    return _foreign([body, model.lm_head])
+
+
+def _named(module: Any, names: set[str]) -> bool:
+    return {name for name, _ in module.named_children()} == names
+
+
+def _in_the_models_dtype(module: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
+    """A module's own parameters, but for the integers and scales of int8."""
+    if isinstance(module, Int8Linear):
+        return () if module.bias is None else (module.bias,)
+    return module.parameters(recurse=False)
+
+
+def _foreign(roots: Iterable[torch.nn.Module]) -> str | None:
+    """What a plain reading of the weights would miss: hooks, quantised or scattered weights."""
+    modules = [module for root in roots for module in root.modules()]
+    for module in modules:
+        name = type(module).__name__
+        if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+            return f"hooks are registered on its {name}"
+        if name.endswith(("Linear", "Conv1D")) and type(module) not in (
+            torch.nn.Linear,
+            Int8Linear,
+        ):
+            return f"its projections are {name}"
+    wrapped = {
+        type(weight).__name__ for module in modules for weight in module.parameters(recurse=False)
+    }
+    if wrapped - {"Parameter"}:  # torchao replaces weights and keeps the modules
+        return f"its weights are {', '.join(sorted(wrapped - {'Parameter'}))}"
+    weights = [weight for module in modules for weight in _in_the_models_dtype(module)]
+    if len({(weight.dtype, weight.device) for weight in weights}) != 1:
+        return "its weights have several dtypes or devices"
+    return None

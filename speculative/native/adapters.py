@@ -26,15 +26,14 @@ import torch
 from torch import Tensor
 
 from ..errors import LoadError
-from ..models.caches import SelfCache, zeros
 from ..models.causal import CausalModel
-from ..models.lean import causal_gap
-from ..models.slot_model import SlotModel, WhisperModel
+from ..models.plain import decoder_parameters
+from ..models.slot_model import SelfCache, SlotModel, WhisperModel, zeros
 from ..models.weights import (
     CausalWeights,
     EncoderWeights,
     WhisperWeights,
-    decoder_parameters,
+    causal_gap,
     head_of,
     version,
 )
@@ -118,8 +117,8 @@ class NativeDecoder(SlotModel, ABC):
             device=self.device,
         )
         self._record.batch, self._record.slots = batch, slots
-        for layer, caches in zip(layers, self.cache.layers, strict=True):
-            layer.keys, layer.values = (t.data_ptr() for t in caches)
+        for layer, kv in zip(layers, self.cache.kv, strict=True):
+            layer.keys, layer.values = kv[0].data_ptr(), kv[1].data_ptr()
 
     def release(self) -> None:
         """Frees the caches."""
@@ -273,8 +272,8 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
         cross = zeros(shape, torch.uint8, self.device)
         super().allocate(batch, slots)
         self._beside = cross
-        for layer, caches in zip(self._layers, cross, strict=True):
-            layer.cross_keys, layer.cross_values = (t.data_ptr() for t in caches)
+        for layer, kv in zip(self._layers, cross, strict=True):
+            layer.cross_keys, layer.cross_values = kv[0].data_ptr(), kv[1].data_ptr()
 
     @torch.inference_mode()
     def prefill(

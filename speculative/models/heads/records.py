@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from ...errors import LoadError
+from ..plain import activation
 from ..slot_model import LayerShape, window_mask
-from ..weights import Linear, activation
+from ..weights import Linear
 
 LAST = -1
 """The tap behind the target's final norm."""

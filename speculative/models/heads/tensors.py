@@ -19,9 +19,8 @@ from torch import Tensor
 
 from ...errors import LoadError, load_cause, one_line
 from ..checkpoint import CONFIG, damaged
-from ..lean import FIXED_ROTATIONS
 from ..quantized import stored_weights
-from ..weights import Linear
+from ..weights import FIXED_ROTATIONS, Linear
 from .records import LeanForm, LeanLayer, Output, TargetShape
 
 SIZES = (

@@ -22,7 +22,7 @@ from forescribe.speculative import Engine, transfers
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine import engine
 from forescribe.speculative.engine.captures import CudaCapture
-from forescribe.speculative.models import caches
+from forescribe.speculative.models import lean
 from tests.speculative.graphs.recorder import Forbidden, Recorder, compare, tensors
 
 READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy")
@@ -168,7 +168,7 @@ class FakeCuda(TorchDispatchMode):
         monkeypatch.setattr(Tensor, "record_stream", self._record_stream)
         monkeypatch.setattr(engine, "capture_for", self._capture_for)
         monkeypatch.setattr(
-            caches, "EXACT", frozenset()
+            lean, "EXACT", frozenset()
         )  # the layout of a card, whose admission reads nothing
         for name in READS:
             monkeypatch.setattr(Tensor, name, self._guarded(name, getattr(Tensor, name)))

@@ -10,8 +10,7 @@ import torch
 from forescribe.speculative import Engine
 from forescribe.speculative.engine import captures
 from forescribe.speculative.engine.captures import PrefillRunner
-from forescribe.speculative.models.caches import Natural
-from forescribe.speculative.models.lean import LeanWhisperDecoder
+from forescribe.speculative.models.lean import LeanWhisperDecoder, Natural
 from forescribe.speculative.models.weights import Linear
 from forescribe.speculative.testing import TinyModel
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
@@ -86,15 +85,15 @@ def test_a_model_without_encoder_states_is_prefilled_as_it_is(cuda: FakeCuda) ->
 def test_few_rows_are_read_by_kernels_that_divide_the_keys(
     monkeypatch: pytest.MonkeyPatch, rows: int, nodes: int, split: bool
 ) -> None:
-    from forescribe.speculative.models import caches
+    from forescribe.speculative.models import lean
 
-    chosen, plain = [], caches.sdpa_kernel
+    chosen, plain = [], lean.sdpa_kernel
 
     def watched(*arguments: Any, **options: Any) -> Any:
         chosen.append(arguments)
         return plain(*arguments, **options)
 
-    monkeypatch.setattr(caches, "sdpa_kernel", watched)
+    monkeypatch.setattr(lean, "sdpa_kernel", watched)
     weights = Linear(torch.zeros(16, 8), torch.zeros(16))
     keys, values = torch.randn(2, 1, 3, 2, 30, 4)
     sources, queries = Natural(weights, keys, values), torch.randn(rows, nodes, 2, 4)

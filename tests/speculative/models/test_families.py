@@ -9,7 +9,7 @@ import torch
 
 from forescribe.speculative import Engine, Fixed, NgramDrafter, Request
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models import agreement, causal, modules, slot_model
+from forescribe.speculative.models import causal, modules, slot_model
 from forescribe.speculative.models.causal import CHUNKED, SLIDING, WINDOWS, positions_of
 from forescribe.speculative.models.modules import CausalDecoder
 from forescribe.speculative.models.slot_model import SlotModel
@@ -230,8 +230,7 @@ def test_frequencies_that_follow_the_longest_text_end_where_training_did():
 def test_rows_that_change_each_other_are_found(monkeypatch, name):
     """Whatever the reason: here frequencies whose limit is not known."""
     kind, changes = RIGHT[name]
-    for module in (agreement, causal):
-        monkeypatch.setattr(module, "positions_of", lambda config: POSITIONS + 1)
+    monkeypatch.setattr(causal, "positions_of", lambda config: POSITIONS + 1)
     with pytest.raises(LoadError, match="depends on how long the others in its batch are"):
         CausalDecoder(tiny(kind, **changes))
 

@@ -18,6 +18,7 @@ from forescribe.speculative.model_engines import (
     causal_engine,
     whisper_engine,
 )
+from forescribe.speculative.models.modules import cut
 from forescribe.speculative.models.quantized import (
     Int8Linear,
     int8_product,
@@ -27,7 +28,7 @@ from forescribe.speculative.models.quantized import (
     quantized,
     rounded,
 )
-from forescribe.speculative.models.weights import cut, fused, linear_of
+from forescribe.speculative.models.weights import fused, linear_of
 from forescribe.speculative.native import adapters as native_whisper
 from forescribe.speculative.native.adapters import NativeCausalDecoder
 from tests.speculative.models.causal_lms import causal_lm

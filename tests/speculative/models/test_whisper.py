@@ -108,7 +108,7 @@ def test_poisoned_slots_are_never_read(decoder, gamma):
     for model in models[: 2 if gamma else 1]:
         lean = hasattr(model, "cross")  # beside its cache
         cross = [(model.cross.keys, model.cross.values)] if lean else model.cache.cross
-        for pair in [*model.cache.layers, *cross]:
+        for pair in [*(model.cache.kv if lean else model.cache.layers), *cross]:
             for buffer in pair:
                 buffer.fill_(1e4)
     requests = [

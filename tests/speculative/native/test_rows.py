@@ -79,7 +79,7 @@ def test_a_rows_bits_depend_neither_on_the_batch_nor_on_nodes_nor_on_threads(
 def test_slots_that_are_masked_never_reach_a_result(kind: Kind):
     made, start, new = reading(kind, 3, 12), torch.tensor([3, 12, 9]), tokens(3, 4)
     clean = made.score(new, start, reach=SLOTS).logits
-    for keys, values in made.cache.layers:
+    for keys, values in made.cache.kv:
         for row, first in enumerate(start.tolist()):
             keys[row, :, first:] = values[row, :, first:] = float("nan")
             if "window" in str(kind):
@@ -105,7 +105,7 @@ def test_slots_from_reach_on_are_not_read_by_rows_that_ended(kind: Kind):
 def test_nan_stays_in_its_row(kind: Kind):
     made, start, new = reading(kind, 3), torch.tensor([5, 6, 4]), tokens(3, 4)
     clean = made.score(new, start, reach=SLOTS).logits
-    made.cache.layers[0][0][1, :, 4] = float("nan")
+    made.cache.kv[0, 0, 1, :, 4] = float("nan")
     found = made.score(new, start, reach=SLOTS).logits
     assert found[1].isnan().all()
     assert torch.equal(found[0::2], clean[0::2])

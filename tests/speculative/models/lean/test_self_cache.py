@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from forescribe.speculative.models.caches import SelfCache
 from forescribe.speculative.models.lean import LeanWhisperDecoder
+from forescribe.speculative.models.slot_model import SelfCache
 from tests.speculative.models.whispers import SOT, whisper
 
 

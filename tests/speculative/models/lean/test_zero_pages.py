@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forescribe.speculative.models.caches import zeros
+from forescribe.speculative.models.slot_model import zeros
 
 CPU = torch.device("cpu")
 STATUS = Path("/proc/self/status")
