@@ -158,7 +158,18 @@ def choose(
         hint = " (needs Intel's habana_frameworks package)" if kind == "hpu" else ""
         raise DeviceError(f"this machine has no usable {kind} device{hint}; try --device cpu")
     number = _index(kind, index) if colon else None
-    asked, int8 = _dtype(kind, dtype), _int8(kind, quantize)
+    asked = {"cuda": torch.float16, "hpu": torch.bfloat16}.get(kind, torch.float32)
+    if dtype not in (None, "auto"):
+        if dtype not in DTYPES:
+            raise DeviceError(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}")
+        asked = DTYPES[dtype]
+    if quantize not in (None, *QUANTIZATIONS):
+        raise DeviceError(f"unknown quantization {quantize!r}; known: {', '.join(QUANTIZATIONS)}")
+    int8 = quantize == "int8"
+    if int8 and kind != "cpu":
+        raise DeviceError(
+            f"int8 is computed on CPUs, not on {kind}; leave it out, or try --device cpu"
+        )
     if kind == "cpu" and asked is torch.bfloat16 and not bfloat16_units():
         return Device(kind, torch.float32, number, torch.bfloat16, int8)
     return Device(kind, asked, number, int8=int8)
@@ -170,8 +181,9 @@ def available(kind: str) -> bool:
         return torch.cuda.is_available()
     if kind == "mps":
         return torch.backends.mps.is_available()
-    if kind == "hpu":
-        return _hpu_available()
+    if kind == "hpu" and importlib.util.find_spec(_HABANA) is not None:
+        hpu: Any = importlib.import_module(f"{_HABANA}.torch").hpu
+        return bool(hpu.is_available())
     return kind == "cpu"
 
 
@@ -197,16 +209,6 @@ def hpu_is_lazy() -> bool:
     return os.environ.get("PT_HPU_LAZY_MODE", "0") == "1"
 
 
-def _int8(kind: str, quantize: str | None) -> bool:
-    if quantize not in (None, *QUANTIZATIONS):
-        raise DeviceError(f"unknown quantization {quantize!r}; known: {', '.join(QUANTIZATIONS)}")
-    if quantize == "int8" and kind != "cpu":
-        raise DeviceError(
-            f"int8 is computed on CPUs, not on {kind}; leave it out, or try --device cpu"
-        )
-    return quantize == "int8"
-
-
 def _index(kind: str, text: str) -> int:
     """The index of one of several devices. Raises DeviceError for one that does not exist."""
     count = device_count(kind)
@@ -214,21 +216,6 @@ def _index(kind: str, text: str) -> int:
         known = ", ".join([kind, *(f"{kind}:{i}" for i in range(count))])
         raise DeviceError(f"this machine has no device {kind}:{text}; it has {known}")
     return int(text)
-
-
-def _dtype(kind: str, name: str | None) -> torch.dtype:
-    if name is None or name == "auto":
-        return {"cuda": torch.float16, "hpu": torch.bfloat16}.get(kind, torch.float32)
-    if name not in DTYPES:
-        raise DeviceError(f"unknown dtype {name!r}; known: auto, {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def _hpu_available() -> bool:
-    if importlib.util.find_spec(_HABANA) is None:
-        return False
-    hpu: Any = importlib.import_module(f"{_HABANA}.torch").hpu
-    return bool(hpu.is_available())
 
 
 def _free_host_memory(root: Path = Path("/")) -> int | None:

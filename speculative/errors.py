@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 
@@ -87,9 +85,6 @@ ENGINE: Final = "the engine's step"
 OF_THE_DRAFTER: Final = frozenset({PROMPT, CATCH_UP, DRAFT, OBSERVE})
 """After a fault in one of these stages, a row can be decoded without drafts."""
 
-KEPT = 16
-"""The latest faults that an engine keeps for inspection."""
-
 STAGE_AFTER: Final = {
     "draft": SCORE,
     "score": RULE,
@@ -98,37 +93,6 @@ STAGE_AFTER: Final = {
     "accept": ENGINE,
 }
 """The stage of a round that follows the one of this name (see `rounds.round.run_round`)."""
-
-
-class FaultLog:
-    """Counts faults, and keeps the latest."""
-
-    def __init__(self, synchronize: Callable[[], None]) -> None:
-        self._synchronize = synchronize  # waits for the device, and raises what that raises
-        self.recent: deque[DecodingError] = deque(maxlen=KEPT)
-        self.count = 0
-
-    def record(self, stage: str, error: Exception) -> DecodingError:
-        """Logs `error`; returns it with its stage."""
-        found = fault(stage, error)
-        self.count += 1
-        self.recent.append(found)
-        return found
-
-    def handle(self, stage: str, error: Exception) -> DecodingError:
-        """Logs `error`. Raises what the device raises, if it has failed."""
-        found = self.record(stage, error)
-        self._synchronize()
-        return found
-
-    def attempt(self, action: Callable[[], object], stage: str) -> DecodingError | None:
-        """Calls `action`; returns the fault if it raises. Raises what the device raises, if it has
-        failed."""
-        try:
-            action()
-        except Exception as error:
-            return self.handle(stage, error)
-        return None
 
 
 def fault(stage: str, error: Exception) -> DecodingError:

@@ -38,7 +38,7 @@ def check_whole(
 
 def check_real(name: str, value: Any, least: float, most: float, *, must: str) -> None:
     """Checks for a number from `least` to `most`; NaN and bools are refused."""
-    if isinstance(value, Real) and not isinstance(value, bool) and least <= _float(value) <= most:
+    if isinstance(value, Real) and not isinstance(value, bool) and least <= value <= most:
         return
     raise RequestError(f"{name} is {_shown(value)}; it must be {must}")
 
@@ -67,13 +67,6 @@ def check_in_vocabulary(name: str, values: Sequence[int], size: int) -> None:
     """Checks that all `values`, which passed `check_tokens`, are below the vocabulary's `size`."""
     if values and max(values) >= size:
         raise RequestError(f"{name} holds token {max(values)}; the model has {size} tokens")
-
-
-def _float(value: Real) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer beyond all floats
-        return float("inf")
 
 
 def _shown(value: object) -> str:

@@ -137,17 +137,12 @@ class SamplingRows:
 _Record = TypeVar("_Record", Rows, SamplingRows)
 
 
-def first_rows(rows: Rows, count: int, mode: Mode, reach: int) -> Rows:
-    """Rows `0 .. count - 1` with a mode and a reach of their own. A round of them changes `rows`."""
-    view = selected(rows, slice(count), mode)
-    view.reach = reach
-    return view
-
-
-def selected(rows: Rows, index: Tensor | slice, mode: Mode) -> Rows:
-    """Some rows, with a mode of their own: a copy of those of a tensor, a view of those of a slice."""
+def selected(rows: Rows, index: Tensor | slice, mode: Mode, reach: int | None = None) -> Rows:
+    """Some rows, with a mode of their own and a reach, by default that of all: a copy of those of a tensor, a
+    view of those of a slice, whose rounds change `rows`."""
     some = _selected(rows, index)
     some.sampling, some.mode = _selected(rows.sampling, index), mode
+    some.reach = rows.reach if reach is None else reach
     return some
 
 

@@ -5,16 +5,9 @@ Knows numbers only; the counters on the device are `rows.Counters`. Import is li
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-
-
-@dataclass
-class HostCounts:
-    """Counts that the host keeps itself."""
-
-    rounds: int = 0
-    target_forwards: int = 0
-    draft_forwards: int = 0
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -66,31 +59,22 @@ class Stats:
         return self._merge(other, -1)
 
     def _merge(self, other: Stats, sign: int) -> Stats:
-        depth = max(len(self.drafted_at_depth), len(other.drafted_at_depth))
-
-        def per_depth(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-            a, b = a + (0,) * (depth - len(a)), b + (0,) * (depth - len(b))
-            return tuple(x + sign * y for x, y in zip(a, b, strict=True))
-
-        stages = self.seconds.keys() | other.seconds.keys()
-        return Stats(
-            rounds=self.rounds + sign * other.rounds,
-            row_rounds=self.row_rounds + sign * other.row_rounds,
-            emitted=self.emitted + sign * other.emitted,
-            drafted_at_depth=per_depth(self.drafted_at_depth, other.drafted_at_depth),
-            accepted_at_depth=per_depth(self.accepted_at_depth, other.accepted_at_depth),
-            target_forwards=self.target_forwards + sign * other.target_forwards,
-            draft_forwards=self.draft_forwards + sign * other.draft_forwards,
-            faults=self.faults + sign * other.faults,
-            seconds={
-                s: self.seconds.get(s, 0.0) + sign * other.seconds.get(s, 0.0)
-                for s in sorted(stages)
-            },
-        )
+        merged: dict[str, Any] = {}
+        for name, mine in vars(self).items():
+            theirs = getattr(other, name)
+            if isinstance(mine, tuple):  # by depth
+                pairs = zip_longest(mine, theirs, fillvalue=0)
+                merged[name] = tuple(a + sign * b for a, b in pairs)
+            elif isinstance(mine, dict):  # by stage
+                stages = sorted(mine.keys() | theirs.keys())
+                merged[name] = {s: mine.get(s, 0.0) + sign * theirs.get(s, 0.0) for s in stages}
+            else:
+                merged[name] = mine + sign * theirs
+        return Stats(**merged)
 
     def to_dict(self) -> dict[str, object]:
         """All fields and the derived rates, for JSON."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {
+        return vars(self) | {
             "drafted": self.drafted,
             "accepted": self.accepted,
             "acceptance_rate": self.acceptance_rate,

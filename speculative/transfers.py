@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from .device import Device
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class HostReader:
     """Reads tensors of the device without waiting for work that was queued later.
 
@@ -30,18 +32,17 @@ class HostReader:
     reads that wait for different moments need two readers: a stream keeps their order.
     """
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._stream: Any = None
+    device: Device
+    _stream: Any = field(default=None, init=False)
 
     def read(self, make: Callable[[], Tensor], after: Moment | None = None) -> HostCopy:
         """Starts to copy the tensor that `make` returns, as it is at the moment `after` (None: now).
         What `make` reads must not be written from that moment on until the copy has been read."""
-        if self._device.kind != "cuda":
+        if self.device.kind != "cuda":
             return HostCopy(make(), None)
         if self._stream is None:
             self._stream = torch.cuda.Stream()
-        moment = Moment(self._device) if after is None else after
+        moment = Moment(self.device) if after is None else after
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(moment.event)
             tensor = make()
@@ -53,17 +54,18 @@ class HostReader:
         return HostCopy(host, done)
 
 
+@dataclass(eq=False)
 class HostCopy:
     """A tensor on its way to the host."""
 
-    def __init__(self, tensor: Tensor, done: Any) -> None:
-        self._tensor, self._done = tensor, done
+    made: Tensor
+    done: Any  # the event of its arrival; None: it is there
 
     def tensor(self) -> Tensor:
         """The tensor on the host; waits for the copy alone."""
-        if self._done is not None:
-            self._done.synchronize()
-        return self._tensor.cpu()
+        if self.done is not None:
+            self.done.synchronize()
+        return self.made.cpu()
 
 
 class Moment:
@@ -131,17 +133,17 @@ def pinned(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
+@dataclass(eq=False)
 class SideStream:
     """Runs functions on a stream of its own, one after another, from one thread."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._stream: Any = None
+    device: Device
+    _stream: Any = field(default=None, init=False)
 
     def run(self, work: Callable[[], T], meanwhile: Callable[[], bool] = lambda: False) -> T:
         """Returns what `work` returns, when the device has computed it. Until then `meanwhile` is called as
         long as it returns True: it may launch rounds. What `work` reads must be complete, or made by it."""
-        if self._device.kind != "cuda":
+        if self.device.kind != "cuda":
             return work()
         with self._current():
             made = work()
@@ -155,14 +157,14 @@ class SideStream:
     def hand_over(self, tensor: Tensor) -> Tensor:
         """A tensor that `run` has made, for the current stream: its memory is not used again for the side
         stream before the current one has done what it does with the tensor."""
-        if self._device.kind == "cuda":
-            with self._device.guard():
+        if self.device.kind == "cuda":
+            with self.device.guard():
                 tensor.record_stream(torch.cuda.current_stream())
         return tensor
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        with self._device.guard():
+        with self.device.guard():
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
                 # The weights were written on the current stream.

@@ -53,7 +53,6 @@ LIGHT = (
     "api.settings",
     "api.speech.huggingface_contract",
     "diarize.engines.registry",
-    "speculative.drafters.draft_tokens",
     "speculative.errors",
     "speculative.models.hub",
     "speculative.stats",

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from forescribe.speculative.device import Device, trim
-from forescribe.speculative.drafters.draft_tokens import DraftTokens
+from forescribe.speculative.drafters.model_drafter import DraftTokens
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.checkpoint import GENERATION, loading

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.drafters.draft_tokens import DraftTokens
+from forescribe.speculative.drafters.model_drafter import DraftTokens
 from forescribe.speculative.model_engines import ModelEngine, whisper_decoder
 from forescribe.speculative.models.slot_model import SlotModel
 from forescribe.speculative.models.vocabularies import MappedVocabulary, TokenMap, mapped

@@ -24,7 +24,7 @@ import torch
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError, output_errors
 from forescribe.asr.formats.files import put
-from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
+from forescribe.speculative.drafters.model_drafter import TOKENS_FILE, DraftTokens
 
 from .labels import CutHead, LabelRow, LabelStore, repeated_share, split
 from .pruning import check_layers
@@ -183,7 +183,7 @@ class Distillation:
             with output_errors(str(output), ROOM):
                 self._replace(training.draft)
                 if listed is not None:
-                    put(output / FILE, listed.to_json())
+                    put(output / TOKENS_FILE, listed.to_json())
                 self.hook("report", 0, None, "")
                 report = self._report(rows, held_out, progress, prices, skipped)
                 report["start"] = origin
@@ -284,7 +284,7 @@ class Distillation:
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir(parents=True)
         self.pair.save(draft, made)
-        for name in ("config.json", FILE):
+        for name in ("config.json", TOKENS_FILE):
             (output / name).unlink(missing_ok=True)
         for path in sorted(made.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(path, output / path.name)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forescribe.speculative.drafters.draft_tokens import DraftTokens
+from forescribe.speculative.drafters.model_drafter import DraftTokens
 from forescribe.speculative.engine.schedule import expected_tokens
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.protocols import Poll

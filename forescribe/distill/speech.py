@@ -29,8 +29,7 @@ from forescribe.asr.model.checkpoint import read_weights
 from forescribe.asr.model.presets import locate
 from forescribe.asr.model.whisper import EncoderStates, Whisper
 from forescribe.speculative.device import Device
-from forescribe.speculative.drafters.draft_tokens import DraftTokens
-from forescribe.speculative.drafters.model_drafter import ModelDrafter
+from forescribe.speculative.drafters.model_drafter import DraftTokens, ModelDrafter
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.model_engines import whisper_decoder
 from forescribe.speculative.models.checkpoint import loading

@@ -21,7 +21,7 @@ from ..protocols import Drafter, Processor, StackedModel
 from ..requests import Guarantee, Mode, Request, check_in_vocabulary
 from ..rounds.accept import RuleChoice
 from ..rounds.round import Parts, verify
-from ..rows import Rows, first_rows
+from ..rows import Rows, selected
 from ..transfers import HostReader, upload
 from .captures import Capture, Function, PrefillRunner
 from .runner import ShapeSet
@@ -178,7 +178,15 @@ class DraftReader:
             shared.watch.mark("prefill")
         if slots.unread_tokens:
             tokens, slots.unread_tokens = min(slots.unread_tokens, slots.longest), 0
-            self._read_texts(tokens)
+            shared.watch.start()
+            drafting = [row for row, s in slots.occupied.items() if s.draft_error is None]
+            if drafting:
+                self._read_texts(tokens, drafting)
+            if (
+                shared.device.kind != "cuda"
+            ):  # without events: the next rounds' time does not include it
+                shared.device.synchronize()
+            shared.watch.mark("draft")
 
     def warm_up(self) -> None:
         """Captures the reading of text on free rows, where the schedule may leave text unread."""
@@ -201,29 +209,19 @@ class DraftReader:
         self._shared.counts.draft_forwards += self._drafter.forwards(1)
         self._shared.device.mark_step()
 
-    def _read_texts(self, tokens: int) -> None:
-        """Reads the last `tokens` of the drafting rows together; row by row if that fails. Waits for a
-        device without events, so that the time of the next rounds does not include it."""
-        slots, log, watch = self._shared.slots, self._shared.faults, self._shared.watch
-        watch.start()
-        drafting = [row for row, state in slots.occupied.items() if state.draft_error is None]
-        if drafting:
-            with slots.masked_to(drafting):
-                together = partial(self._catch_up, tokens, max(drafting) + 1)
-                error = log.attempt(together, CATCH_UP)
-            if error is not None:
-                self._read_alone(tokens, drafting)
-        if self._shared.device.kind != "cuda":
-            self._shared.device.synchronize()
-        watch.mark("draft")
-
-    def _read_alone(self, tokens: int, rows: Sequence[int]) -> None:
-        """Reads the text of one row after the other, operator by operator."""
-        slots = self._shared.slots
+    def _read_texts(self, tokens: int, rows: Sequence[int]) -> None:
+        """Reads the last `tokens` of these rows together; one after the other, operator by operator, if that
+        fails."""
+        slots, log = self._shared.slots, self._shared.faults
+        with slots.masked_to(rows):
+            together = partial(self._catch_up, tokens, max(rows) + 1)
+            error = log.attempt(together, CATCH_UP)
+        if error is None:
+            return
         for row in rows:
-            read = partial(self._catch_up, tokens, row + 1, captured=False)
             with slots.masked_to([row]):
-                error = self._shared.faults.attempt(read, CATCH_UP)
+                alone = partial(self._catch_up, tokens, row + 1, captured=False)
+                error = log.attempt(alone, CATCH_UP)
             if error is not None:
                 slots.stop_drafting(row, error)
 
@@ -269,22 +267,21 @@ class CatchUp:
         return tuple(self._graphs)
 
     def _launch(self, rows: int, captured: bool) -> Function:
-        if self._capture is None or not captured:
-            return self._of(self._rows.batch)
-        count = self._shapes.batch_for(rows)
-        if count not in self._graphs:
-            self._graphs[count] = self._capture(self._of(count))
-        return self._graphs[count]
-
-    def _of(self, count: int) -> Function:
-        view = first_rows(self._rows, count, Mode(), self._rows.scratch)
+        capture = self._capture if captured else None
+        count = self._rows.batch if capture is None else self._shapes.batch_for(rows)
+        if capture is not None and count in self._graphs:
+            return self._graphs[count]
+        view = selected(self._rows, slice(count), Mode(), self._rows.scratch)
         # A capture must not hold `self`.
         drafter, back, piece = self._drafter, self._back, self.piece
 
         def read() -> None:
             drafter.catch_up(view, (view.lengths - back).clamp_min(0), piece)
 
-        return read
+        if capture is None:
+            return read
+        self._graphs[count] = graph = capture(read)
+        return graph
 
 
 @dataclass(frozen=True)

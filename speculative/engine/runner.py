@@ -17,7 +17,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from operator import or_
 
@@ -30,7 +30,7 @@ from ..protocols import Processor
 from ..requests import Mode
 from ..rounds.accept import RuleChoice
 from ..rounds.round import Parts, run_round
-from ..rows import Counters, Rows, first_rows
+from ..rows import Counters, Rows, selected
 from ..types import Prefix
 from .captures import Capture
 from .shared import Shared
@@ -142,7 +142,7 @@ class RoundRunner:
     def _captured(self, shape: Shape, capture: Capture) -> Launch:
         """Captures the rounds of a shape, on views of the first rows that belong to the graph."""
         shared, parts = self._shared, self.parts(shape.mode)
-        rows = first_rows(shared.rows, shape.rows, shape.mode, shape.reach)
+        rows = selected(shared.rows, slice(shape.rows), shape.mode, shape.reach)
 
         def round_() -> None:
             run_round(rows, parts, shape.gamma, shared.counters)
@@ -267,7 +267,7 @@ class ShapeSet:
         batches grow by four, and every round reads all slots.
         """
         batches: tuple[int, ...] = (batch,)
-        reaches: tuple[int, ...] = (*(r for r in EAGER_REACHES if r < slots), slots)
+        reaches: tuple[int, ...] = (*EAGER_REACHES[: bisect_left(EAGER_REACHES, slots)], slots)
         if device.kind == "cuda":
             batches, reaches = powers(2, 1, batch), powers(2, SHORTEST_CAPTURED, slots)
         elif device.kind == "hpu":
@@ -335,12 +335,13 @@ def powers(factor: int, first: int, last: int) -> tuple[int, ...]:
     return (*found, last)
 
 
+@dataclass
 class RoundThreads:
     """The number of threads for the rounds of one engine: all, until `choose` finds one to be faster."""
 
-    def __init__(self) -> None:
-        self.limit: int | None = None  # None: all threads
-        self.seconds: dict[int, float] = {}  # best round by number of threads; empty: not measured
+    limit: int | None = None  # None: all threads
+    seconds: dict[int, float] = field(default_factory=dict)
+    """Of the best round by number of threads; empty: not measured."""
 
     def choose(
         self, run: Callable[[], object], clock: Callable[[], float] = time.perf_counter

@@ -174,17 +174,13 @@ class Goodput:
     def _rate(self, gamma: int, cost: float, alpha: float | None = None) -> float:
         """Expected tokens per second and row, where a round costs `cost`."""
         expected = self._expected(self.alpha if alpha is None else alpha, gamma)
-        return expected / (
-            cost + (self.rows * expected * self._reading_per_token if gamma else 0.0)
-        )
-
-    @property
-    def _reading_per_token(self) -> float:
-        """Seconds of reading for a token of a row, where those under way have written half of theirs. 0
-        until half as many requests have ended: before that nobody knows how much one writes."""
+        # For drafts prompts are read. Those under way have written half of their tokens; until half as many
+        # requests have ended nobody knows how much one writes, and reading counts nothing.
         ended, half = self.requests - self.rows, self.rows / 2
-        known = self.tokens > 0 and ended >= half
-        return self.reading_s * (ended + half) / self.tokens if known else 0.0
+        if gamma and self.tokens > 0 and ended >= half:
+            each = self.reading_s * (ended + half) / self.tokens
+            return expected / (cost + self.rows * expected * each)
+        return expected / cost
 
     def _expected(self, alpha: float, gamma: int) -> float:
         """The formula; corrected, where drafts end early, by the nearest measured bucket below."""
@@ -204,7 +200,11 @@ class Goodput:
         gamma, each = poll.gamma, poll.seconds / poll.rounds
         probed = self.rounds >= self.next_probe and bool(gamma) != bool(before)
         self.rounds += poll.rounds
-        self._count(poll.judged, poll.accepted)
+        if self.trials > MIN_TRIALS:
+            self.trials, self.accepted = self.decay * self.trials, self.decay * self.accepted
+        self.judged += poll.judged
+        self.trials += poll.judged
+        self.accepted += poll.accepted
         self._measure(gamma, poll.rounds, each)
         if self.early and gamma:
             self._correct(poll)
@@ -229,13 +229,6 @@ class Goodput:
                 self.reading_s = each
             elif not probe:
                 self.reading_s += CHANGED_WEIGHT * (each - known)
-
-    def _count(self, trials: int, accepted: int) -> None:
-        if self.trials > MIN_TRIALS:
-            self.trials, self.accepted = self.decay * self.trials, self.decay * self.accepted
-        self.judged += trials
-        self.trials += trials
-        self.accepted += accepted
 
     def _measure(self, gamma: int, rounds: int, each: float) -> None:
         old = self.cost[gamma]

@@ -5,24 +5,28 @@ Knows how memory is allocated; nothing of scheduling.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from ..device import Device
-from ..errors import FaultLog
+from ..errors import DecodingError, fault
 from ..protocols import Drafter, Model, Needs
 from ..requests import check_whole
 from ..rows import Counters, Rows
-from ..stats import HostCounts, Stats
+from ..stats import Stats
 from ..transfers import Stopwatch
 from .slots import Slots
 
 ALIGNMENT = 8
 """Slots, and so the reaches of captured rounds, are multiples of it: fused attention kernels read masks in
 vectors of 16 bytes and copy those whose rows are not aligned."""
+
+KEPT = 16
+"""The latest faults that an engine keeps for inspection."""
 
 
 @dataclass(eq=False)
@@ -87,7 +91,7 @@ class Shared:
                 slots=Slots(rows, needs.always),
                 counters=Counters.zeros(max_gamma, device.torch),
                 counts=HostCounts(),
-                faults=FaultLog(device.synchronize),
+                faults=FaultLog(device),
                 watch=Stopwatch(device),
                 max_tokens=tokens,
                 max_gamma=max_gamma,
@@ -116,6 +120,46 @@ class Shared:
                     seconds=self.watch.seconds,
                 )
         return replace(self.last_stats, faults=self.faults.count)
+
+
+@dataclass
+class HostCounts:
+    """Counts that the host keeps itself."""
+
+    rounds: int = 0
+    target_forwards: int = 0
+    draft_forwards: int = 0
+
+
+class FaultLog:
+    """Counts faults, and keeps the latest."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.recent: deque[DecodingError] = deque(maxlen=KEPT)
+        self.count = 0
+
+    def record(self, stage: str, error: Exception) -> DecodingError:
+        """Logs `error`; returns it with its stage."""
+        found = fault(stage, error)
+        self.count += 1
+        self.recent.append(found)
+        return found
+
+    def handle(self, stage: str, error: Exception) -> DecodingError:
+        """Logs `error`. Raises what the device raises, if it has failed."""
+        found = self.record(stage, error)
+        self._device.synchronize()
+        return found
+
+    def attempt(self, action: Callable[[], object], stage: str) -> DecodingError | None:
+        """Calls `action`; returns the fault if it raises. Raises what the device raises, if it has
+        failed."""
+        try:
+            action()
+        except Exception as error:
+            return self.handle(stage, error)
+        return None
 
 
 def check_drafter(

@@ -21,7 +21,7 @@ import importlib.util
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from logging import CRITICAL
 from math import prod
@@ -143,7 +143,10 @@ def integer_weights(folder: Path) -> tuple[bool, str | None]:
             with safe_open(path, "np") as file:
                 for name in file.keys():
                     stored = file.get_slice(name)
-                    if not _causal_mask(stored.get_shape()):
+                    shape = stored.get_shape()
+                    # GPT-Neo and GPT-NeoX store a causal mask, as bytes, under the name of a bias.
+                    square = len(shape) == 4 and shape[2] == shape[3]
+                    if not (square and shape[0] == shape[1] == 1):
                         kinds[name] = str(stored.get_dtype())
     scaled = False
     for name, kind in kinds.items():
@@ -319,11 +322,6 @@ def _missing_shard(folder: Path, index: Path) -> str | None:
     if not lost and shards:
         return None
     return f"{lost[0]}, which {index.name} names" if lost else f"weights: {index.name} names none"
-
-
-def _causal_mask(shape: Sequence[int]) -> bool:
-    """Whether a tensor may be a mask that GPT-Neo and GPT-NeoX store, as bytes, under the name of a bias."""
-    return len(shape) == 4 and shape[0] == shape[1] == 1 and shape[2] == shape[3]
 
 
 def _ids(value: Any) -> Iterator[Any]:

@@ -199,17 +199,14 @@ def stored_weights(folder: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str,
     one of the `prefixes`. Raises what safetensors and torch raise for damaged files."""
     from safetensors.torch import load_file
 
-    def read(path: Path) -> dict[str, Tensor]:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found: dict[str, Tensor] = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)
-        )
-        return found
-
     stored: dict[str, Tensor] = {}
     for path in weight_files(folder) or sorted(folder.glob("pytorch_model*.bin")):
-        stored |= {n: t for n, t in read(path).items() if n.startswith(prefixes)}
+        found: dict[str, Tensor]
+        if path.suffix == ".safetensors":
+            found = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+        stored |= {n: t for n, t in found.items() if n.startswith(prefixes)}
     return stored
 
 

@@ -2,9 +2,9 @@
 
 Projections that read the same input are one matrix, and a draft's head may have the rows of some tokens alone
 (`listed`): a draft is only a guess, so a head without the rare tokens changes no text. (Frequency-ranked
-drafts: Zhao et al. 2025, 2502.14856.) Nothing here computes but `Linear`: the lean decoders do, and native kernels
-pack these records. Anything that they do not know keeps a model from being read so: another module, quantised
-projections, hooks; `whisper_gap`, `encoder_gap` and `causal_gap` return the reason.
+drafts: Zhao et al. 2025, 2502.14856.) Nothing here computes but `Linear`: the lean decoders do, and native
+kernels pack these records. Anything that they do not know keeps a model from being read so: another module,
+quantised projections, hooks; `whisper_gap`, `encoder_gap` and `causal_gap` return the reason.
 
 Letters: D width, H heads, K heads of keys and values, d size of a head, F inner width, L layers, P positions,
 V vocabulary; of the encoder M mel bins, S positions of a window. A matrix is `[out, in]`, as

@@ -50,7 +50,6 @@ from .library import (
     WhisperLayer,
     Workspace,
     checked,
-    choose_natively,
     load,
     missing,
 )
@@ -174,7 +173,7 @@ class NativeDecoder(SlotModel, ABC):
 
     def choose(self, logits: Tensor, allowed: Allowed | None = None) -> Choice:
         """See `GreedyModel.choose`."""
-        return choose_natively(self.library, logits, allowed)
+        return self.library.choose_tokens(logits, allowed)
 
     def _forward(
         self,

@@ -200,8 +200,35 @@ class Library:
             self._functions.fs_encode(byref(model), features, states, workspace, size, threads)
         )
 
-    def choose_tokens(self, choice: ChoiceRecord) -> None:
-        self._check(self._functions.fs_choose(byref(choice)))
+    def choose_tokens(self, logits: Tensor, allowed: Allowed | None) -> Choice:
+        """As `rounds.choice.choose`, as one call: no masked logits are made. Where `joint` decides between
+        two sides that are equal to rounding, the sums' order may decide otherwise than torch's. Raises
+        ValueError for a tensor of another dtype, device or shape."""
+        rows, nodes, vocab = logits.shape
+        logits = checked("logits", logits, torch.float32, rows, nodes, vocab)
+        best = Choice(torch.empty((rows, nodes), dtype=torch.int64), torch.empty((rows, nodes)))
+        record = ChoiceRecord(
+            count=rows * nodes,
+            vocab=vocab,
+            logits=logits.data_ptr(),
+            tokens=best.tokens.data_ptr(),
+            logprobs=best.logprobs.data_ptr(),
+            threads=torch.get_num_threads(),
+        )
+        if allowed is not None:
+            kinds = len(allowed.bias)
+            given = {  # kept until the call ends
+                "bias": checked("bias", allowed.bias, torch.float32, kinds, vocab),
+                "kind": checked("kind", allowed.kind, torch.int64, rows, nodes),
+                "low": checked("low", allowed.low, torch.int64, rows, nodes),
+                "high": checked("high", allowed.high, torch.int64, rows, nodes),
+                "joint": checked("joint", allowed.joint, torch.bool, rows, nodes),
+            }
+            for name, tensor in given.items():
+                setattr(record, name, tensor.data_ptr())
+            record.split, record.kinds = allowed.split, kinds
+        self._check(self._functions.fs_choose(byref(record)))
+        return best
 
     @staticmethod
     def _check(code: int) -> None:
@@ -213,8 +240,7 @@ class Library:
 class Workspace:
     """One block of bytes, aligned to cache lines. Its content is undefined between calls."""
 
-    def __init__(self) -> None:
-        self._block: Tensor | None = None
+    _block: Tensor | None = None
 
     def at_least(self, size: int) -> int:
         """The address of `size` bytes, valid until the next call."""
@@ -240,37 +266,6 @@ def checked(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> Tenso
 
 def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def choose_natively(kernels: Library, logits: Tensor, allowed: Allowed | None) -> Choice:
-    """As `rounds.choice.choose`, as one call: no masked logits are made. Where `joint` decides between two
-    sides that are equal to rounding, the sums' order may decide otherwise than torch's. Raises ValueError for
-    a tensor of another dtype, device or shape."""
-    rows, nodes, vocab = logits.shape
-    logits = checked("logits", logits, torch.float32, rows, nodes, vocab)
-    best = Choice(torch.empty((rows, nodes), dtype=torch.int64), torch.empty((rows, nodes)))
-    record = ChoiceRecord(
-        count=rows * nodes,
-        vocab=vocab,
-        logits=logits.data_ptr(),
-        tokens=best.tokens.data_ptr(),
-        logprobs=best.logprobs.data_ptr(),
-        threads=torch.get_num_threads(),
-    )
-    if allowed is not None:
-        kinds = len(allowed.bias)
-        given = {  # kept until the call ends
-            "bias": checked("bias", allowed.bias, torch.float32, kinds, vocab),
-            "kind": checked("kind", allowed.kind, torch.int64, rows, nodes),
-            "low": checked("low", allowed.low, torch.int64, rows, nodes),
-            "high": checked("high", allowed.high, torch.int64, rows, nodes),
-            "joint": checked("joint", allowed.joint, torch.bool, rows, nodes),
-        }
-        for name, tensor in given.items():
-            setattr(record, name, tensor.data_ptr())
-        record.split, record.kinds = allowed.split, kinds
-    kernels.choose_tokens(record)
-    return best
 
 
 class Linear(Structure):

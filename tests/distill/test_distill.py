@@ -31,7 +31,7 @@ from forescribe.distill.labels import LabelStore
 from forescribe.distill.report import Prices, run_rows, tokens_per_round
 from forescribe.distill.speech import Pair, label_recordings
 from forescribe.distill.training import DraftTraining, traces_of
-from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
+from forescribe.speculative.drafters.model_drafter import TOKENS_FILE, DraftTokens
 from forescribe.speculative.models import hub
 from forescribe.speculative.models.quantized import as_floats
 from tests.distill.made_rows import made_row
@@ -140,7 +140,7 @@ def test_a_made_draft_has_no_encoder_and_is_stored_in_half_precision(made: Path)
 
 
 def test_transcripts_with_a_made_draft_are_those_of_gamma_0(made: Path) -> None:
-    assert (made / FILE).is_file()
+    assert (made / TOKENS_FILE).is_file()
     options, memo = Options(language="en"), str(SAMPLES / "memo.flac")
     drafted = Transcriber.load("tiny.en", str(made), gamma=4, batch=2)
     (one,) = drafted.transcribe([memo], options)

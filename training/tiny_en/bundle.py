@@ -17,7 +17,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from forescribe.asr.model.presets import locate
-from forescribe.speculative.drafters.draft_tokens import FILE, bitmap
+from forescribe.speculative.drafters.model_drafter import TOKENS_FILE, bitmap
 from forescribe.speculative.models.quantized import BORROWED, stored_int8
 from training.paths import BUNDLED
 
@@ -53,13 +53,13 @@ def write(source: Path, out: Path, *, target: Path | None = None) -> None:
         (scratch / TOKENIZER).write_text(text + "\n", "utf-8")
     else:
         (scratch / TOKENIZER).symlink_to(Path("..") / target.name / TOKENIZER)
-        if (source / FILE).is_file():
-            listed = json.loads((source / FILE).read_text("utf-8"))
+        if (source / TOKENS_FILE).is_file():
+            listed = json.loads((source / TOKENS_FILE).read_text("utf-8"))
             listed = {name: listed[name] for name in ("vocab_size", "source")} | {
                 "ids": bitmap(listed["ids"])
             }
             text = json.dumps(listed, separators=(",", ":"))
-            (scratch / FILE).write_text(text + "\n", "utf-8")
+            (scratch / TOKENS_FILE).write_text(text + "\n", "utf-8")
     if (out / LICENSE).is_file():
         shutil.copyfile(out / LICENSE, scratch / LICENSE)
     shutil.rmtree(out, ignore_errors=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens, bitmap
+from forescribe.speculative.drafters.model_drafter import TOKENS_FILE, DraftTokens, bitmap
 from forescribe.speculative.errors import LoadError
 
 COUNTED = {7: 10, 3: 5, 9: 5, 4: 1}
@@ -76,25 +76,25 @@ GOOD = {"vocab_size": 12, "source": "s", "occurrences": 3, "ids": [1, 4], "count
 def test_a_damaged_list_is_refused_with_its_path_and_a_remedy(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    (tmp_path / FILE).write_text(json.dumps(GOOD | changes))
+    (tmp_path / TOKENS_FILE).write_text(json.dumps(GOOD | changes))
     with pytest.raises(LoadError, match=message) as caught:
         DraftTokens.beside(tmp_path, 12)
-    assert str(tmp_path / FILE) in str(caught.value) and "delete it" in str(caught.value)
+    assert str(tmp_path / TOKENS_FILE) in str(caught.value) and "delete it" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", '{"ids": [1]}'])
 def test_what_is_no_list_at_all_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / TOKENS_FILE).write_text(text)
     with pytest.raises(LoadError, match="is no list of tokens"):
         DraftTokens.beside(tmp_path, 12)
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"\xff\xfe{}")
+    (tmp_path / TOKENS_FILE).write_bytes(b"\xff\xfe{}")
     with pytest.raises(LoadError, match="cannot be read"):
         DraftTokens.beside(tmp_path, 12)
-    (tmp_path / FILE).unlink()
-    (tmp_path / FILE).mkdir()
+    (tmp_path / TOKENS_FILE).unlink()
+    (tmp_path / TOKENS_FILE).mkdir()
     with pytest.raises(LoadError, match="cannot be read"):
         DraftTokens.beside(tmp_path, 12)
 

@@ -9,7 +9,8 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine.polls import Periods
 from forescribe.speculative.engine.runner import SingleRowProcessor
-from forescribe.speculative.errors import FaultLog, RequestError
+from forescribe.speculative.engine.shared import FaultLog
+from forescribe.speculative.errors import RequestError
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Finish, Guarantee, Source
 from forescribe.speculative.rounds.accept import GreedyMatch, RuleChoice, TokenRejection
@@ -257,7 +258,7 @@ def test_a_processor_for_one_row_leaves_the_others_as_they_are():
 
 
 def test_a_fault_log_counts_all_and_keeps_the_latest():
-    log = FaultLog(CPU.synchronize)
+    log = FaultLog(CPU)
     assert log.attempt(lambda: None, "prefill") is None
     for n in range(20):
         error = log.attempt(lambda n=n: {}[n], "prefill")

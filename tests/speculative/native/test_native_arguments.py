@@ -15,7 +15,6 @@ from forescribe.speculative.native.adapters import (
     NativeCausalDecoder,
     NativeEncoder,
     NativeWhisperDecoder,
-    choose_natively,
 )
 from forescribe.speculative.native.library import Stored, load, missing
 from forescribe.speculative.native.packing import Packer
@@ -141,20 +140,20 @@ def test_a_choice_refuses_wrong_tensors() -> None:
         integers(BATCH, NODES) + VOCAB,
         torch.zeros(BATCH, NODES, dtype=torch.bool),
     )
-    choose_natively(load(), logits, allowed)
+    load().choose_tokens(logits, allowed)
     for kind in ("narrow", "flat", "elsewhere"):
         with pytest.raises(ValueError):
-            choose_natively(load(), WRONG[kind](logits), None)
+            load().choose_tokens(WRONG[kind](logits), None)
     for field in ("bias", "kind", "low", "high", "joint"):
         for kind, wrong in WRONG.items():
             if field == "bias" and kind in ("short", "long"):  # another number of kinds
                 continue
             given = dataclasses.replace(allowed, **{field: wrong(getattr(allowed, field))})
             with pytest.raises(ValueError):
-                choose_natively(load(), logits, given)
+                load().choose_tokens(logits, given)
     narrow = dataclasses.replace(allowed, bias=torch.zeros(3, VOCAB - 1))
     with pytest.raises(ValueError, match="bias"):
-        choose_natively(load(), logits, narrow)
+        load().choose_tokens(logits, narrow)
 
 
 def test_the_encoder_refuses_wrong_features() -> None:

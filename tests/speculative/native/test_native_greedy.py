@@ -15,7 +15,6 @@ from forescribe.speculative import ModelDrafter
 from forescribe.speculative.native.adapters import (
     NativeCausalDecoder,
     NativeWhisperDecoder,
-    choose_natively,
 )
 from forescribe.speculative.native.library import load
 from forescribe.speculative.rounds.choice import Allowed, choose
@@ -61,7 +60,7 @@ def test_the_choice_is_that_of_torch(
     if strange is not None:
         logits[torch.rand(logits.shape, generator=generator) < 0.02] = strange
     before = logits.clone()
-    found, expected = choose_natively(load(), logits, allowed), choose(logits, allowed)
+    found, expected = load().choose_tokens(logits, allowed), choose(logits, allowed)
     torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=1e-5, equal_nan=True)
     near = torch.zeros(B, N, dtype=torch.bool)
@@ -70,7 +69,7 @@ def test_the_choice_is_that_of_torch(
         less = choose(logits - 1e-4 * (torch.arange(V) >= allowed.split), allowed)
         near = other.tokens != less.tokens
     assert torch.equal(found.tokens[~near], expected.tokens[~near])
-    alone = choose_natively(load(), logits[:1, :1], None)
+    alone = load().choose_tokens(logits[:1, :1], None)
     if allowed is None:
         assert torch.equal(alone.tokens[0, 0], found.tokens[0, 0])
         assert str(alone.logprobs[0, 0]) == str(found.logprobs[0, 0])
@@ -81,7 +80,7 @@ def test_a_kind_without_a_row_is_refused() -> None:
     allowed = rules(generator, 1, 1, 9, 4)
     allowed.kind.fill_(3)
     with pytest.raises(ValueError, match="refuse"):
-        choose_natively(load(), torch.zeros(1, 1, 9), allowed)
+        load().choose_tokens(torch.zeros(1, 1, 9), allowed)
 
 
 @dataclass
