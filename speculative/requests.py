@@ -38,7 +38,8 @@ def check_whole(
 
 def check_real(name: str, value: Any, least: float, most: float, *, must: str) -> None:
     """Checks for a number from `least` to `most`; NaN and bools are refused."""
-    if isinstance(value, Real) and not isinstance(value, bool) and least <= value <= most:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if number and least <= value <= most:
         return
     raise RequestError(f"{name} is {_shown(value)}; it must be {must}")
 
