@@ -33,9 +33,7 @@ from .settings import Settings, loopback
 from .speech.serving import Serving, TranscriptionStream
 
 if TYPE_CHECKING:
-    from forescribe.asr.decode.options import Options
-    from forescribe.asr.decode.parts import Part
-    from forescribe.asr.decode.submission import Tap
+    from forescribe.asr.decode.options import Options, Part, Tap
 
 ANONYMOUS = ""
 """The caller's name if no keys are configured."""

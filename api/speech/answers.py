@@ -39,7 +39,7 @@ from ..errors import ApiError
 from .serving import TranscriptionStream
 
 if TYPE_CHECKING:
-    from forescribe.asr.decode.parts import Part, Token
+    from forescribe.asr.decode.options import Part, Token
 
 
 UNKNOWN = "unknown"

@@ -47,10 +47,9 @@ from .diarization import Speakers
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
-    from forescribe.asr.decode.options import Options, Outcome
-    from forescribe.asr.decode.parts import Part
+    from forescribe.asr.decode.options import Options, Outcome, Part, Tap
     from forescribe.asr.decode.session import Session
-    from forescribe.asr.decode.submission import Submission, Tap
+    from forescribe.asr.decode.submission import Submission
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.live.events import LiveOptions, Tell

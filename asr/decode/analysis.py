@@ -21,9 +21,8 @@ from ..segment.windows import MAX_SAMPLES, Window, cut
 from ..words.borders import assemble_words, pauses
 from ..words.splitting import MARKS, split_words
 from ..words.timing import Utterance, token_times
-from .answers import text_of
 from .context import DecodingContext, EncodedWindow, encode_windows
-from .recording import DOUBTFUL, fault
+from .recording import DOUBTFUL, fault, text_of
 
 
 class DetectedLanguage(NamedTuple):

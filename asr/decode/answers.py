@@ -1,38 +1,49 @@
-"""What the engine returned for a window: judged, as segments of text, and as far as it goes.
+"""What the engine is asked for a window, and what it answers.
 
-An answer becomes a `Decoded`. What it leaves of its window becomes the next part of the window (`rest_of`),
-and voice for which no words were written is counted (`accounted`). Knows guards, timestamps and text; nothing
-of engines or word times.
+`bind` checks the options of a recording against the model, once. `window_request` makes the request of a
+window that was encoded, with prompt, language, seed and draft length; `retry_of` the one at the next
+temperature.
+
+An answer is judged (`attempt_of`) and becomes a `Decoded`. What it leaves of its window becomes the next part
+of the window (`rest_of`), and voice for which no words were written is counted (`accounted`). Knows guards,
+timestamps and text; nothing of engines or of the words that are shown.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from forescribe.speculative.requests import Finish, Request, Result
 
-from ..formats.transcript_parts import (
-    SAMPLE_RATE,
-    Segment,
-    State,
-    Word,
-)
+from ..errors import UsageError
+from ..formats.transcript_parts import SAMPLE_RATE, Segment, State, seconds
+from ..model.tokens import CANNOT_TRANSLATE, language_codes
 from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Run, Window, total, within
-from ..words.splitting import (
-    MARKS,
-    Stretch,
-    compression_ratio,
-    mean_logprob,
-    split_words,
-    stretches,
-)
+from ..words.splitting import MARKS, Stretch, compression_ratio, mean_logprob, split_words
 from ..words.timing import Utterance, token_times
+from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
 from .options import Decoded, Guards, Judgement, Options
-from .recording import Attempt, PendingWindow, RecordingState, reason_of
+from .recording import (
+    DOUBTFUL,
+    Attempt,
+    PendingWindow,
+    RecordingState,
+    reason_of,
+    text_of,
+    texts_of,
+)
+
+CONFIDENT = 0.9
+"""A window leaves its recording's language only at this probability of another one."""
+
+PROMPT_CHARACTERS = 64
+"""Characters of a prompt that are read, for each of the tokens that it may have."""
+
 
 NOT_FINITE = "the model's numbers are not finite"
 
@@ -64,14 +75,153 @@ Extent = Callable[[Window, tuple[int, ...], State], tuple[int, tuple[int, ...]]]
 answer and its state."""
 
 
-def text_of(whisper: Whisper, tokens: Iterable[int]) -> str:
-    """The text of tokens with its spaces, without special tokens."""
-    text: str = whisper.tokenizer.decode(
-        [token for token in tokens if token < whisper.tokens.end],
-        skip_special_tokens=True,
-        clean_up_tokenization_spaces=False,
+# -- requests ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BoundOptions:
+    """Options that were checked against a model.
+
+    `language` is a code, None to detect it, among the codes `among` if there are any; `previous` holds the
+    tokens of the initial prompt, and `hint` those of the text that drafts are copied from.
+    """
+
+    options: Options
+    language: str | None
+    previous: tuple[int, ...]
+    hint: tuple[int, ...] = ()
+    among: tuple[str, ...] = ()
+
+
+def bind(options: Options, context: DecodingContext) -> BoundOptions:
+    """Check options against a model. Raises UsageError for those that it cannot serve."""
+    special = context.whisper.tokens
+    codes = tuple(special.language(code) for code in language_codes(options.language))
+    language, among = (codes[0], ()) if len(codes) == 1 else (None, codes)
+    previous = prompt_tokens(context.whisper, options.initial_prompt)
+    if options.task == "translate" and not special.translates:
+        raise UsageError(CANNOT_TRANSLATE)
+    limit = context.engine.max_gamma
+    if options.gamma is not None and options.gamma > limit:
+        raise UsageError(
+            f"gamma {options.gamma} is more than the {limit} that the transcriber was created with"
+        )
+    hint = hint_tokens(context.whisper, options.hint)
+    return BoundOptions(options, language, previous, hint, among)
+
+
+def window_request(
+    context: DecodingContext,
+    bound: BoundOptions,
+    pending: PendingWindow,
+    encoder_states: EncoderStates,
+    previous: tuple[int, ...],
+    hypothesis: tuple[int, ...] = (),
+) -> Request:
+    """The request for a window at the first temperature; `previous` are the tokens before it, `hypothesis`
+    what an earlier window has written of it."""
+    options, route = bound.options, context.whisper.pair.route(pending.language)
+    prompt = context.whisper.tokens.prompt(
+        pending.language, options.task, timestamps=options.timestamps, previous=previous
     )
-    return text
+    request = Request(
+        prompt=prompt,
+        encoder_states=replace(encoder_states, chosen=route or 0),
+        gamma=0 if route is None else options.gamma,
+        hint=hint_for(pending, bound.hint) or hypothesis,
+        guess=pending.window.guess if context.engine.takes_guesses else (),
+        probe=context.no_speech.probe(prompt),
+        tag=pending,
+    )
+    first = options.guards.temperatures[0] if options.guards is not None else 0.0
+    return at_temperature(request, first) if first else request
+
+
+def retry_of(request: Request, guards: Guards | None) -> Request | None:
+    """The same window at the next temperature; None after the last one."""
+    if guards is None:
+        return None
+    temperature = guards.next_temperature(request.temperature)
+    return None if temperature is None else at_temperature(request, temperature)
+
+
+def at_temperature(request: Request, temperature: float) -> Request:
+    seed = seed_of(request.tag.start, temperature)
+    return replace(request, temperature=temperature, seed=seed, guess=())
+
+
+def seed_of(start: int, temperature: float) -> int:
+    """The seed of the window at sample `start` for a temperature.
+
+    It is the same on every machine and in any batch, and differs for all temperatures that the engine
+    can distinguish: an attempt that reused the random numbers of a rejected attempt would not follow
+    the model's distribution.
+    """
+    (bits,) = struct.unpack("<I", struct.pack("<f", temperature))
+    return int(bits) << 32 | start & 0xFFFFFFFF
+
+
+def settled_language(recording: RecordingState) -> str | None:
+    """The recording's language; None while it is unknown or doubtful."""
+    probability = recording.language_probability
+    return None if probability is None or probability < DOUBTFUL else recording.language
+
+
+def language_in(recording: RecordingState, window: EncodedWindow) -> str:
+    """The language to decode a window in: the recording's, unless another one is very probable.
+
+    The recording's language is that of its first window whose language is not doubtful, and until then the
+    most probable so far. This function sets it.
+    """
+    assert window.language is not None
+    language, probability = window.language
+    before = recording.language_probability
+    if settled_language(recording) is None and (before is None or probability > before):
+        recording.language, recording.language_probability = language, probability
+    assert recording.language is not None
+    return recording.language if probability < CONFIDENT else language
+
+
+def prompt_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
+    """The last tokens of previous text that fit into a prompt. Raises UsageError."""
+    if not text or not text.strip():
+        return ()
+    if whisper.tokens.previous is None:
+        raise UsageError("this model has no token for previous text, so it takes no prompt")
+    room = prompt_room(whisper)
+    # Only the last tokens are used, so megabytes of text are not tokenised: few tokens are longer than this.
+    text = text.strip()[-PROMPT_CHARACTERS * room :]
+    ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
+    if any(token >= whisper.tokens.end for token in ids):
+        raise UsageError("the initial prompt holds a special token such as <|endoftext|>")
+    return tuple(ids[-room:])
+
+
+def hint_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
+    """The text tokens of what is probably spoken; what looks like a special token in it is left out."""
+    if not text or not text.strip():
+        return ()
+    ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
+    return tuple(token for token in ids if token < whisper.tokens.end)
+
+
+def hint_for(pending: PendingWindow, hint: tuple[int, ...]) -> tuple[int, ...]:
+    """The part of a recording's text that a window is looked for in: all of it, unless it is longer than a
+    drafter holds; then the part around the window's share of the recording."""
+    declared = pending.recording.audio.declared_s if len(hint) > SCRIPT_SLOTS else None
+    if not declared:
+        return hint[:SCRIPT_SLOTS]
+    middle = round(len(hint) * min(1.0, seconds(pending.start) / declared))
+    first = min(max(0, middle - SCRIPT_SLOTS // 2), len(hint) - SCRIPT_SLOTS)
+    return hint[first : first + SCRIPT_SLOTS]
+
+
+def prompt_room(whisper: Whisper) -> int:
+    """Tokens of previous text that fit into a prompt: half the positions less one (openai/whisper)."""
+    return int(whisper.target.config.max_target_positions) // 2 - 1
+
+
+# -- answers ----------------------------------------------------------------------------------------------
 
 
 def attempt_of(whisper: Whisper, guards: Guards | None, result: Result, *, heard: bool) -> Attempt:
@@ -150,15 +300,6 @@ def failed_window(
         state="failed",
         reason=reason_of(error),
     )
-
-
-def texts_of(whisper: Whisper, decoded: Decoded) -> list[tuple[Stretch, str]]:
-    """The stretches of a window that hold text, with the text; none where it does not count."""
-    if decoded.state != "decoded":
-        return []
-    parts = stretches(decoded.tokens, whisper.tokens, decoded.length)
-    texts = [(part, text_of(whisper, part.tokens)) for part in parts]
-    return [(part, text) for part, text in texts if text.strip()]
 
 
 @dataclass(frozen=True)
@@ -254,14 +395,15 @@ def _first_gap(
 
 def _leaves_room(parts: Sequence[Stretch], decoded: Decoded, voiced: Sequence[Run]) -> bool:
     """Whether a segment has few words for its voice, or much voice is between two segments."""
-    ends = [decoded.start + part.end for part in parts]
-    starts = [decoded.start + part.start for part in parts]
-    slow = any(
-        _voice(voiced, start, end) > SLOW[0] + SLOW[1] * len(part.tokens)
-        for start, end, part in zip(starts, ends, parts, strict=True)
-    )
-    between = zip(ends, starts[1:], strict=False)
-    return slow or any(_voice(voiced, end, start) > STRETCHED for end, start in between)
+    before: int | None = None
+    for part in parts:
+        start, end = decoded.start + part.start, decoded.start + part.end
+        if before is not None and _voice(voiced, before, start) > STRETCHED:
+            return True
+        if _voice(voiced, start, end) > SLOW[0] + SLOW[1] * len(part.tokens):
+            return True
+        before = end
+    return False
 
 
 def _voice(voiced: Sequence[Run], start: int, end: int) -> int:
@@ -328,53 +470,14 @@ def accounted(
     place its timestamps wrongly, and the words of a gap are those next to it then."""
     if decoded.reach is not None:
         return decoded
-    ends = (decoded.start, *(s.end_sample for s in segments))
-    gaps = [within(voiced or (), a, s.start_sample) for a, s in zip(ends, segments, strict=False)]
-    runs = tuple(run for gap in gaps if total(gap) > STRETCHED for run in gap)
-    behind = within(voiced or (), max(ends), decoded.end)
+    runs, end, voiced = list[Run](), decoded.start, voiced or ()
+    for segment in segments:
+        gap = within(voiced, end, segment.start_sample)
+        if total(gap) > STRETCHED:
+            runs += gap
+        end = segment.end_sample
+    behind = within(voiced, end, decoded.end)
     if total(behind) < LEAST:
-        return replace(decoded, wordless=runs) if runs else decoded
-    reach = max(ends) if decoded.state == "decoded" else None
+        return replace(decoded, wordless=tuple(runs)) if runs else decoded
+    reach = end if decoded.state == "decoded" else None
     return replace(decoded, wordless=(*runs, *behind), reach=reach)
-
-
-def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:
-    """A window's segments, without words."""
-    result, parts = decoded.result, texts_of(whisper, decoded)
-    ratio = compression_ratio(text_of(whisper, result.tokens)) if parts else 0.0
-    return tuple(
-        Segment(
-            id=0,
-            window=decoded.index,
-            window_sample=decoded.start,
-            start_sample=decoded.start + part.start,
-            end_sample=decoded.start + part.end,
-            text=text,
-            tokens=part.tokens,
-            temperature=result.request.temperature,
-            avg_logprob=mean_logprob(result.logprobs),
-            compression_ratio=ratio,
-            no_speech_prob=result.probe[0],
-            doubt=decoded.doubt,
-        )
-        for part, text in parts
-    )
-
-
-def timed_segments(whisper: Whisper, recording: RecordingState, decoded: Decoded) -> list[Segment]:
-    """A window's segments, with their words where these have been timed."""
-    segments = recording.segments.get(decoded.start)
-    if segments is None:  # restored: it was not decoded here
-        segments = recording.segments[decoded.start] = segments_of(whisper, decoded)
-    words = recording.words.get(decoded.start)
-    if words is None:
-        return list(segments)
-    return [_with_words(segment, own) for segment, own in zip(segments, words, strict=True)]
-
-
-def _with_words(segment: Segment, words: tuple[Word, ...]) -> Segment:
-    """A segment from its first to its last word (openai/whisper): timestamp tokens are less exact."""
-    if not words:
-        return replace(segment, words=words)
-    start, end = words[0].start_sample, max(word.end_sample for word in words)
-    return replace(segment, start_sample=start, end_sample=end, words=words)

@@ -6,15 +6,16 @@ higher temperature, or silence: Whisper's own rules (Radford et al. 2022, sectio
 window that fails is queued again. NaN counts as failure, because a comparison with NaN would silently disable
 a guard.
 
-`Progress`, `Partial` and `PhaseTimes` are told while the call runs. An `Outcome` is the result of a
-recording, with its windows as `Decoded` for audits. Knows nothing of models, or of how the records are made.
-Import is light.
+While a call runs its hook is told `Progress` and `Partial`, a listener each `Part` of a recording, a tap its
+samples; `PhaseTimes` are written. An `Outcome` is the result of a recording, with its windows as `Decoded`
+for audits. Knows nothing of models, or of how the records are made. Import is light.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -27,9 +28,11 @@ from ..errors import ForescribeError, UsageError
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Segment, State
 from ..model.tokens import TASKS, Task
-from ..segment.windows import WindowOptions
+from ..segment.windows import Samples, WindowOptions
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from ..model.whisper import EncoderStates
     from ..segment.windows import Run
     from ..storage.locations import Entry
@@ -247,6 +250,60 @@ class Follows(Protocol):
     def follow(self, partial: Partial) -> None: ...
 
 
+@dataclass(frozen=True)
+class Part:
+    """The next windows of a recording that have ended, in order and without gaps. Never retracted."""
+
+    segments: tuple[Segment, ...]  # `id` is 0 and words are missing: both come with the outcome
+    tokens: tuple[Token, ...]
+    done_s: float  # of the recording, silence included
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of the text. `data` are the bytes that it stands for, which may be part of a character."""
+
+    text: str
+    logprob: float
+    data: bytes
+
+
+class Listener(Protocol):
+    """Receives the results of one recording, on the engine's thread: it must neither block nor raise."""
+
+    def progressed(self, part: Part) -> None: ...
+
+    def ended(self, outcome: Outcome | None) -> None:
+        """Called once and last, when the source is no longer read. None where it was cancelled."""
+
+
+Tap = Callable[[Samples], None]
+"""Receives the samples of a recording as they are read."""
+
+
+class SpeakerSearch(Protocol):
+    """Finds the speakers of one recording while it is decoded, in a thread of its own."""
+
+    def feed(self, samples: Samples) -> None:
+        """The next samples, on the thread that reads them."""
+
+    def finish(self, transcript: Transcript, source: str) -> Future[Transcript]:
+        """The transcript of the recording `source` with speakers."""
+
+    def cancel(self) -> None: ...
+
+
+class FindsSpeakers(Protocol):
+    """Finds the speakers of the recordings of a call, while they are decoded."""
+
+    def begin(self) -> AbstractContextManager[Callable[[], SpeakerSearch]]:
+        """For one call; what is returned begins with a recording."""
+
+
 class PhaseTimes:
     """When the phases of one recording's decoding began and ended, for traces: `encode`, `rounds`, `words`.
 
@@ -263,7 +320,11 @@ class PhaseTimes:
     def add(self, phase: str, began_ns: int, ended_ns: int) -> None:
         """A part of a phase is over."""
         known = self.spans.get(phase, PhaseSpan(began_ns, ended_ns))
-        self.spans[phase] = known.with_part(began_ns, ended_ns)
+        self.spans[phase] = PhaseSpan(
+            min(known.began_ns, began_ns),
+            max(known.ended_ns, ended_ns),
+            known.busy_ns + ended_ns - began_ns,
+        )
 
 
 @dataclass(frozen=True)
@@ -273,13 +334,6 @@ class PhaseSpan:
     began_ns: int
     ended_ns: int
     busy_ns: int = 0
-
-    def with_part(self, began_ns: int, ended_ns: int) -> PhaseSpan:
-        return PhaseSpan(
-            min(self.began_ns, began_ns),
-            max(self.ended_ns, ended_ns),
-            self.busy_ns + ended_ns - began_ns,
-        )
 
 
 def _check_text(name: str, value: object) -> None:

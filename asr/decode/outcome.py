@@ -5,20 +5,28 @@ and figures, or an error. Knows nothing of how windows are decoded.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
-from typing import Any
+from operator import attrgetter
 
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import PLACES, Coverage, Json, Notice, Segment, Span, seconds
+from ..model.whisper import Whisper
 from ..segment.windows import Window, total
 from ..words import splitting
-from .answers import text_of, timed_segments
+from .answers import BoundOptions
 from .context import DecodingContext
 from .options import Decoded, Options, Outcome
-from .recording import DOUBTFUL, RecordingState, fault, in_order, reason_of
-from .window_requests import BoundOptions
+from .recording import (
+    DOUBTFUL,
+    RecordingState,
+    fault,
+    in_order,
+    reason_of,
+    text_of,
+    timed_segments,
+)
 
 UNWRITTEN = "a voice, and the model wrote no words"
 
@@ -47,6 +55,9 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
     gamma = context.gamma if options.gamma is None else options.gamma
     sequential = options.long_form == "sequential"
     vad = options.vad and not sequential
+    guards = None if options.guards is None else asdict(options.guards)
+    if guards is not None:
+        guards["temperatures"] = list(guards["temperatures"])  # JSON has no tuples
     return {
         "model": str(getattr(pair.target, "name", pair.target)),
         "draft": None if pair.draft is None else str(getattr(pair.draft, "name", pair.draft)),
@@ -66,7 +77,7 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "condition_on_previous_text": sequential and options.condition_on_previous_text,
         "vad": vad,
         "windows": asdict(options.windows) if vad else None,
-        "guards": None if options.guards is None else _plain(asdict(options.guards)),
+        "guards": guards,
         "word_timestamps": options.words,
         "versions": {name: version(name) for name in ("forescribe", "torch", "transformers")},
     }
@@ -79,87 +90,63 @@ def _transcript(
     done: Sequence[Decoded],
     wall: float,
 ) -> Transcript:
-    segments = [s for d in done for s in timed_segments(context.whisper, recording, d)]
-    language = bound.language or recording.language
+    segments = list[Segment]()
+    for decoded in done:
+        for segment in timed_segments(context.whisper, recording, decoded):
+            segments.append(replace(segment, id=len(segments)))
+    language, probability = bound.language or recording.language, recording.language_probability
+    warnings = [*recording.audio.warnings, *_warnings(context.whisper, recording, done, language)]
+    detected = probability if bound.language is None else None
+    if segments and detected is not None and detected < DOUBTFUL:
+        text = (
+            f"the language was detected as {language} with a probability of {detected:.2f}: if that "
+            "is wrong, so is the text; name the language (--language)"
+        )
+        warnings.append(Notice("doubtful_language", text))
     return Transcript(
-        segments=tuple(replace(s, id=i) for i, s in enumerate(segments)),
-        sample_count=sum(w.length for w in recording.silent) + sum(d.length for d in done),
+        segments=tuple(segments),
+        sample_count=recording.done,
         coverage=coverage(done, recording.silent),
         language=language,
-        language_probability=recording.language_probability,
-        warnings=(
-            *recording.audio.warnings,
-            *_warnings(context, recording, done, language),
-            *_doubts(bound, recording, segments),
-        ),
+        language_probability=probability,
+        warnings=tuple(warnings),
         settings=settings_of(context, bound.options),
         stats=stats(done, wall),
     )
 
 
-def _warnings(
-    context: DecodingContext,
-    recording: RecordingState,
-    done: Sequence[Decoded],
-    language: str | None,
-) -> list[Notice]:
-    return [
-        *failed(done),
-        *wordless(done),
-        *doubtful(done),
-        *mixed(done, language),
-        *dropped(done, lambda d: text_of(context.whisper, d.result.tokens)),
-        *untimed(done, recording.timing_faults),
-        *undrafted(done),
-    ]
-
-
-def _doubts(
-    bound: BoundOptions, recording: RecordingState, segments: Sequence[Segment]
-) -> list[Notice]:
-    language, probability = recording.language, recording.language_probability
-    if bound.language is not None or language is None or probability is None:
-        return []
-    return uncertain(segments, language, probability)
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Json]:
-    """A record for JSON, which has no tuples."""
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in record.items()}
-
-
 def coverage(done: Sequence[Decoded], silent: Iterable[Window]) -> Coverage:
-    spans = [span for d in done for span in _spans(d)]
-    spans += [Span(w.start, w.end, "silent", "no voice activity") for w in silent]
-    wordless = sum(total(d.wordless) for d in done)
-    return Coverage(tuple(sorted(spans, key=lambda span: span.start_sample)), wordless)
-
-
-def _spans(decoded: Decoded) -> list[Span]:
-    """A window in the coverage: decoded up to its last word, where a voice goes on behind that."""
-    start, end, reach = decoded.start, decoded.end, decoded.reach
-    if reach is None:
-        return [Span(start, end, decoded.state, decoded.reason or decoded.doubt)]
-    lost = Span(reach, end, "failed", UNWRITTEN)
-    return [Span(start, reach, "decoded", decoded.doubt), lost] if start < reach else [lost]
+    """What became of every sample; a window is decoded up to its last word, where a voice goes on behind
+    that."""
+    spans = [Span(w.start, w.end, "silent", "no voice activity") for w in silent]
+    for decoded in done:
+        start, end, reach = decoded.start, decoded.end, decoded.reach
+        if reach is None:
+            spans.append(Span(start, end, decoded.state, decoded.reason or decoded.doubt))
+            continue
+        if start < reach:
+            spans.append(Span(start, reach, "decoded", decoded.doubt))
+        spans.append(Span(reach, end, "failed", UNWRITTEN))
+    wordless = sum(total(decoded.wordless) for decoded in done)
+    return Coverage(tuple(sorted(spans, key=attrgetter("start_sample"))), wordless)
 
 
 def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
     """Statistics of a recording, counted by row, so that they do not depend on the rest of the batch."""
-    results = [d.result for d in done]
-    rounds, drafted, accepted = (
-        sum(getattr(r, name) for r in results) for name in ("rounds", "drafted", "accepted")
-    )
-    guarantees: list[Any] = sorted({r.guarantee.value for r in results})
+    results = [decoded.result for decoded in done]
+    rounds = sum(result.rounds for result in results)
+    drafted = sum(result.drafted for result in results)
+    accepted = sum(result.accepted for result in results)
+    guarantees = list[Json](sorted({result.guarantee.value for result in results}))
     return {
         "windows": len(results),
-        "tokens": sum(len(r.tokens) for r in results),
+        "tokens": sum(len(result.tokens) for result in results),
         "rounds": rounds,
         "drafted": drafted,
         "accepted": accepted,
         "acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
-        **splitting.stats([r.sources for r in results]),
+        **splitting.stats([result.sources for result in results]),
         "guarantees": guarantees,
         "wall_s": wall,
     }
@@ -168,53 +155,42 @@ def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
 # -- warnings -----------------------------------------------------------------------------------------
 
 
-def mixed(done: Iterable[Decoded], language: str | None) -> list[Notice]:
-    """A warning for windows in a language other than the recording's."""
-    languages = {d.language for d in done if d.state != "failed"} - {language}
-    if not languages:
-        return []
-    text = f"some windows are in another language: {', '.join(sorted(languages))}"
-    return [Notice("mixed_languages", text)]
-
-
-def uncertain(segments: Sequence[Segment], language: str, probability: float) -> list[Notice]:
-    """A warning for text in a detected language that is hardly more probable than the others."""
-    if not segments or probability >= DOUBTFUL:
-        return []
-    text = (
-        f"the language was detected as {language} with a probability of {probability:.2f}: if that is "
-        "wrong, so is the text; name the language (--language)"
-    )
-    return [Notice("doubtful_language", text)]
-
-
-def dropped(done: Iterable[Decoded], text_of: Callable[[Decoded], str]) -> list[Notice]:
-    """Warnings for text that was decoded but left out: one for each of the first windows, and one for the
-    rest."""
-    texts = [(d, text) for d in done if d.state != "decoded" and (text := text_of(d).strip())]
-    notices = [
-        Notice("dropped_text", f"{text!r} at {_span(d)} left out: {d.reason}")
-        for d, text in texts[:TEXTS]
-    ]
-    if rest := [d for d, _ in texts[TEXTS:]]:
-        message = f"more text left out at {_listed([_span(d) for d in rest])}"
-        notices.append(_notice("dropped_text", message, rest))
+def _warnings(
+    whisper: Whisper, recording: RecordingState, done: Sequence[Decoded], language: str | None
+) -> list[Notice]:
+    """What a reader of the transcript should know of its windows."""
+    notices = list[Notice]()
+    if failed := [d for d in done if d.state == "failed"]:
+        text = (
+            f"no text for {_places(failed)}: decoding failed there; transcribe the recording again, or "
+            "name the language"
+        )
+        notices.append(_notice("failed_windows", text, failed))
+    notices += _wordless(done)
+    # Text that was kept although the guards rejected it at every temperature.
+    if doubted := [d for d in done if d.doubt is not None]:
+        text = (
+            f"doubtful text at {_places(doubted)}; check it against the recording, name the language, or "
+            "use a larger model"
+        )
+        notices.append(_notice("doubtful_text", text, doubted))
+    if others := {d.language for d in done if d.state != "failed"} - {language}:
+        text = f"some windows are in another language: {', '.join(sorted(others))}"
+        notices.append(Notice("mixed_languages", text))
+    notices += _dropped(whisper, done)
+    if untimed := [d for d in done if d.start in recording.timing_faults]:
+        reason = reason_of(recording.timing_faults[untimed[0].start])
+        text = f"no word times at {_listed(map(_span, untimed))}: {reason}; the text is complete"
+        notices.append(_notice("words_untimed", text, untimed))
+    # Drafting failed: the words are the same, and decoding takes longer.
+    if plain := [d for d in done if d.result.draft_error is not None]:
+        error, spans = plain[0].result.draft_error, _listed(map(_span, plain))
+        text = f"decoded without drafts at {spans}: {error}; the text is complete"
+        notices.append(_notice("draft_failed", text, plain))
     return notices
 
 
-def failed(done: Sequence[Decoded]) -> list[Notice]:
-    """A warning for windows whose decoding failed."""
-    lost = [d for d in done if d.state == "failed"]
-    if not lost:
-        return []
-    text = (
-        f"no text for {_places(lost)}: decoding failed there; transcribe the recording again, or name the "
-        "language"
-    )
-    return [_notice("failed_windows", text, lost)]
-
-
-def wordless(done: Iterable[Decoded]) -> list[Notice]:
+def _wordless(done: Iterable[Decoded]) -> list[Notice]:
     """A warning for voice without words in windows whose text counts; the others have warnings of their
     own."""
     runs = [run for d in done if d.state == "decoded" for run in d.wordless]
@@ -229,40 +205,23 @@ def wordless(done: Iterable[Decoded]) -> list[Notice]:
     return [Notice("voice_without_words", text, len(runs), starts)]
 
 
-def untimed(done: Iterable[Decoded], faults: Mapping[int, BaseException]) -> list[Notice]:
-    """A warning for windows whose words could not be timed."""
-    without = [d for d in done if d.start in faults]
-    if not without:
-        return []
-    first = reason_of(faults[without[0].start])
-    spans = _listed([_span(d) for d in without])
-    text = f"no word times at {spans}: {first}; the text is complete"
-    return [_notice("words_untimed", text, without)]
-
-
-def undrafted(done: Iterable[Decoded]) -> list[Notice]:
-    """A warning for windows that were decoded without drafts because drafting failed. The words are the
-    same; decoding takes longer."""
-    without = [d for d in done if d.result.draft_error is not None]
-    if not without:
-        return []
-    spans = _listed([_span(d) for d in without])
-    text = (
-        f"decoded without drafts at {spans}: {without[0].result.draft_error}; the text is complete"
-    )
-    return [_notice("draft_failed", text, without)]
-
-
-def doubtful(done: Iterable[Decoded]) -> list[Notice]:
-    """A warning for windows whose text was kept although the guards rejected it at every temperature."""
-    doubted = [d for d in done if d.doubt is not None]
-    if not doubted:
-        return []
-    text = (
-        f"doubtful text at {_places(doubted)}; check it against the recording, name the language, or use "
-        "a larger model"
-    )
-    return [_notice("doubtful_text", text, doubted)]
+def _dropped(whisper: Whisper, done: Iterable[Decoded]) -> list[Notice]:
+    """Warnings for text that was decoded but left out: one for each of the first windows, and one for the
+    rest."""
+    notices, rest = list[Notice](), list[Decoded]()
+    for decoded in done:
+        if decoded.state == "decoded":
+            continue
+        text = text_of(whisper, decoded.result.tokens).strip()
+        if text and len(notices) < TEXTS:
+            message = f"{text!r} at {_span(decoded)} left out: {decoded.reason}"
+            notices.append(Notice("dropped_text", message))
+        elif text:
+            rest.append(decoded)
+    if rest:
+        message = f"more text left out at {_listed(map(_span, rest))}"
+        notices.append(_notice("dropped_text", message, rest))
+    return notices
 
 
 def _notice(code: str, message: str, windows: Sequence[Decoded]) -> Notice:
@@ -273,14 +232,15 @@ def _notice(code: str, message: str, windows: Sequence[Decoded]) -> Notice:
 
 def _places(windows: Sequence[Decoded]) -> str:
     """Times with reasons; of many windows the first ones, and the total."""
-    places = _listed([f"{_span(d)} ({d.reason or d.doubt})" for d in windows])
+    places = _listed(f"{_span(d)} ({d.reason or d.doubt})" for d in windows)
     if len(windows) == 1:
         return places
     length = seconds(sum(d.length for d in windows))
     return f"{len(windows)} windows, {length:.1f} s in all: {places}"
 
 
-def _listed(texts: Sequence[str]) -> str:
+def _listed(texts: Iterable[str]) -> str:
+    texts = list(texts)
     more = len(texts) - PLACES
     return ", ".join(texts[:PLACES]) + (f" and {more} more" if more > 0 else "")
 

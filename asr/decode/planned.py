@@ -20,13 +20,11 @@ from ..audio.inputs import Input
 from ..formats.transcript_parts import Segment, Word
 from ..segment.cut_plan import Plan, planned_windows
 from ..segment.windows import Samples, Window
-from .answers import timed_segments
+from .answers import BoundOptions, bind
 from .context import DecodingContext
-from .options import Decoded, Options
-from .recording import RecordingState, in_order
-from .submission import CutWindows, Listener, Submission
-from .window_requests import BoundOptions, bind
-from .word_timer import WordTimer
+from .options import Decoded, Listener, Options
+from .recording import RecordingState, WordTimer, in_order, timed_segments
+from .submission import CutWindows, Submission
 
 _RESULT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "sources": lambda values: tuple(Source(value) for value in values),
@@ -96,13 +94,12 @@ class PlannedWindows(CutWindows):
             k: set(group) for k, group in enumerate(plan.groups[len(kept) :], len(kept))
         }
 
-    def restore(self, recording: RecordingState) -> Iterable[Decoded]:
+    def restore(self, recording: RecordingState) -> None:
         """Put the windows of the kept groups into a recording."""
         for group in self.kept:
             recording.restore(
                 group.decoded, group.words, group.language, group.language_probability
             )
-        return tuple(recording.decoded)
 
     def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
         """The windows of the plan that have not been restored."""
@@ -119,7 +116,7 @@ class PlannedWindows(CutWindows):
         k = self._group_of[decoded.index]
         self._missing[k].discard(decoded.index)
         if not self._missing[k]:
-            timer.run_for(self.plan.groups[k])
+            timer.run(self.plan.groups[k])
             self.grouped(self._group(recording, k))
         return ()
 

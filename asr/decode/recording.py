@@ -1,15 +1,19 @@
-"""A recording that is being decoded, and a window of it that has not ended.
+"""A recording that is being decoded: its windows on their way, and what those that have ended have written.
 
 `RecordingState` holds the windows from the first to the last and how each ended, `PendingWindow` what is
-known of one on its way. Knows nothing of models or engines.
+known of one on its way. `segments_of` and `tokens_of` read the text of a window; a `WordTimer` times words,
+of several windows in one forward pass. Knows nothing of engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from operator import attrgetter
+from typing import TypeVar
 
 from forescribe.speculative.errors import release
 from forescribe.speculative.requests import Request, Result
@@ -17,17 +21,18 @@ from forescribe.speculative.requests import Request, Result
 from ..audio.inputs import Input
 from ..audio.reading import Recording
 from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
-from ..formats.transcript_parts import (
-    Segment,
-    Word,
-    seconds,
-)
+from ..formats.transcript_parts import Segment, Word
+from ..model.tokens import Task
+from ..model.vocabulary import bytes_of
+from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Window
-from ..words.borders import Pause
-from .options import Decoded, Judgement
+from ..words.borders import Pause, assemble_words
+from ..words.splitting import Stretch, compression_ratio, mean_logprob, name_of, stretches
+from ..words.timing import TokenTimes, Utterance, token_times
+from .options import Decoded, Judgement, PhaseTimes, Token
 
-if TYPE_CHECKING:
-    from ..model.whisper import EncoderStates
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(eq=False)
@@ -55,6 +60,11 @@ class RecordingState:
     words: dict[int, list[tuple[Word, ...]]] = field(default_factory=dict)
     faults: dict[int, Exception] = field(default_factory=dict)  # windows that could not be decoded
     timing_faults: dict[int, Exception] = field(default_factory=dict)  # windows without word times
+    next_sample: int = 0  # the first one that `next_windows` has not returned
+    waiting: dict[int, Decoded | Window] = field(
+        default_factory=dict
+    )  # behind it, by their first sample
+    silent_seen: int = 0  # silent windows that wait there, or have been returned
     resources: ExitStack = field(default_factory=ExitStack)  # closed when decoding ends
 
     @property
@@ -63,17 +73,32 @@ class RecordingState:
         return self.fully_read and len(self.ended) + len(self.silent) == self.window_count
 
     @property
-    def done_s(self) -> float:
-        """Seconds in windows that have ended."""
-        return seconds(sum(d.length for d in self.decoded) + sum(w.length for w in self.silent))
+    def done(self) -> int:
+        """Samples in windows that have ended."""
+        return sum(map(attrgetter("length"), (*self.decoded, *self.silent)))
 
     def add(self, decoded: Decoded) -> None:
         """Record the end of a window, or of a part of one."""
         assert decoded.index not in self.ended
         self.decoded.append(decoded)
+        self.waiting[decoded.start] = decoded
         if not decoded.continued:
             self.ended.add(decoded.index)
         assert len(self.ended) + len(self.silent) <= self.window_count
+
+    def next_windows(self) -> list[Decoded] | None:
+        """The windows that follow those returned before, which end in any order, without silent ones; None
+        where the next one has not ended."""
+        for window in self.silent[self.silent_seen :]:
+            self.waiting[window.start] = window
+            self.silent_seen += 1
+        first, decoded = self.next_sample, list[Decoded]()
+        while self.next_sample in self.waiting:
+            ended = self.waiting.pop(self.next_sample)
+            if isinstance(ended, Decoded):
+                decoded.append(ended)
+            self.next_sample = ended.end
+        return None if self.next_sample == first else decoded
 
     def restore(
         self,
@@ -152,6 +177,181 @@ class PendingWindow:
         self.request = self.best = None
 
 
+# -- what a window has written --------------------------------------------------------------------------
+
+
+def text_of(whisper: Whisper, tokens: Iterable[int]) -> str:
+    """The text of tokens with its spaces, without special tokens."""
+    text: str = whisper.tokenizer.decode(
+        [token for token in tokens if token < whisper.tokens.end],
+        skip_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )
+    return text
+
+
+def texts_of(whisper: Whisper, decoded: Decoded) -> list[tuple[Stretch, str]]:
+    """The stretches of a window that hold text, with the text; none where it does not count."""
+    if decoded.state != "decoded":
+        return []
+    parts = stretches(decoded.tokens, whisper.tokens, decoded.length)
+    return [(part, text) for part in parts if (text := text_of(whisper, part.tokens)).strip()]
+
+
+def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:
+    """A window's segments, without words."""
+    result, parts = decoded.result, texts_of(whisper, decoded)
+    ratio = compression_ratio(text_of(whisper, result.tokens)) if parts else 0.0
+    return tuple(
+        Segment(
+            id=0,
+            window=decoded.index,
+            window_sample=decoded.start,
+            start_sample=decoded.start + part.start,
+            end_sample=decoded.start + part.end,
+            text=text,
+            tokens=part.tokens,
+            temperature=result.request.temperature,
+            avg_logprob=mean_logprob(result.logprobs),
+            compression_ratio=ratio,
+            no_speech_prob=result.probe[0],
+            doubt=decoded.doubt,
+        )
+        for part, text in parts
+    )
+
+
+def timed_segments(whisper: Whisper, recording: RecordingState, decoded: Decoded) -> list[Segment]:
+    """A window's segments, with their words where these have been timed: then each lasts from its first to
+    its last word (openai/whisper), as timestamp tokens are less exact."""
+    segments = recording.segments.get(decoded.start)
+    if segments is None:  # restored: it was not decoded here
+        segments = recording.segments[decoded.start] = segments_of(whisper, decoded)
+    words = recording.words.get(decoded.start)
+    if words is None:
+        return list(segments)
+    timed = []
+    for segment, own in zip(segments, words, strict=True):
+        if own:
+            end = max(map(attrgetter("end_sample"), own))
+            segment = replace(segment, start_sample=own[0].start_sample, end_sample=end)
+        timed.append(replace(segment, words=own))
+    return timed
+
+
+def tokens_of(whisper: Whisper, decoded: Decoded) -> Iterator[Token]:
+    """The tokens of a window's text; their bytes joined are that text."""
+    if decoded.state != "decoded":
+        return
+    # There are more probabilities than tokens where only the first tokens of an answer count.
+    pairs = zip(decoded.tokens, decoded.result.logprobs, strict=False)
+    scored = ((token, logprob) for token, logprob in pairs if token < whisper.tokens.end)
+    for part in stretches(decoded.tokens, whisper.tokens, decoded.length):
+        own = list(islice(scored, len(part.tokens)))
+        if not text_of(whisper, part.tokens).strip():
+            continue  # it became no segment
+        for token, logprob in own:
+            data = bytes_of(whisper.tokenizer.convert_ids_to_tokens(token))
+            yield Token(data.decode(errors="replace"), logprob, data)
+
+
+class WordTimer:
+    """Times the words of decoded windows, which wait here with their encoder states: as soon as there are
+    `batch`; None waits for `run`. Where timing fails, a window keeps its text and has no word times."""
+
+    def __init__(self, whisper: Whisper, task: Task, batch: int | None) -> None:
+        self.whisper, self.task, self.batch = whisper, task, batch
+        self.waiting: list[PendingWindow] = []  # `decoded`; they hold their encoder states
+        self.phases: PhaseTimes | None = None
+
+    def add(self, pending: PendingWindow) -> None:
+        """Queue a window, and time all that wait if the batch is full."""
+        self.waiting.append(pending)
+        if self.batch is not None and len(self.waiting) >= self.batch:
+            self.run()
+
+    def run(self, indices: Collection[int] | None = None) -> None:
+        """Time all windows that wait, or those of these indices, in their order; the others wait on."""
+        began_ns, chosen = time.time_ns(), self.waiting
+        self.waiting = []
+        if indices is not None:
+            self.waiting = [p for p in chosen if p.window.index not in indices]
+            chosen = [p for p in chosen if p.window.index in indices]
+            chosen.sort(key=attrgetter("start"))
+        work = [pending for pending in chosen if pending.recording.segments[pending.start]]
+        for pending, times in zip(work, apply_each(self._times_of, work), strict=True):
+            recording = pending.recording
+            try:
+                if isinstance(times, Exception):
+                    raise times
+                recording.words[pending.start] = _words_of(self.whisper, pending, times)
+            except Exception as error:
+                release(error)
+                recording.timing_faults[pending.start] = error
+        if self.phases is not None and chosen:
+            self.phases.add("words", began_ns, time.time_ns())
+
+    def forget(self, recording: RecordingState) -> None:
+        """Drop the windows of a recording."""
+        self.waiting = [p for p in self.waiting if p.recording is not recording]
+
+    def _times_of(self, work: Sequence[PendingWindow]) -> list[TokenTimes]:
+        """The times of the tokens of windows, aligned with their encoder states."""
+        utterances = []
+        for pending in work:
+            decoded, states = pending.decoded, pending.states
+            assert decoded is not None and states is not None
+            prompt = self.whisper.tokens.prompt(decoded.language, self.task, timestamps=False)
+            segments = pending.recording.segments[pending.start]
+            tokens = tuple(token for segment in segments for token in segment.tokens)
+            utterances.append(Utterance(states, prompt, tokens, decoded.length))
+        return token_times(self.whisper, utterances)
+
+
+def _words_of(
+    whisper: Whisper, pending: PendingWindow, times: TokenTimes
+) -> list[tuple[Word, ...]]:
+    """The words of each segment of a window."""
+    decoded = pending.decoded
+    assert decoded is not None
+    parts = texts_of(whisper, decoded)
+    # In sequential decoding only the first tokens of an answer count: there may be more sources than tokens.
+    pairs = zip(decoded.tokens, decoded.result.sources, strict=False)
+    sources = [name_of(source) for token, source in pairs if token < whisper.tokens.end]
+    return assemble_words(
+        whisper.tokenizer,
+        decoded.language,
+        [(part.tokens, text) for part, text in parts],
+        times,
+        pending.pauses,  # the window may have been encoded beyond its end
+        decoded.start,
+        [
+            source
+            for part, _ in parts
+            for source in sources[part.first : part.first + len(part.tokens)]
+        ],
+        length=decoded.length,
+    )
+
+
+# -- faults -----------------------------------------------------------------------------------------------
+
+
+def apply_each(
+    work: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]
+) -> list[R | Exception]:
+    """Apply `work` to all items together or, where that fails, to each alone.
+
+    Returns a result or an exception for each item.
+    """
+    try:
+        return list(work(items))
+    except Exception as error:
+        if len(items) < 2:
+            return [error] * len(items)
+    return [result for item in items for result in apply_each(work, [item])]
+
+
 REASON_LENGTH = 500
 """The most characters of a reason: exceptions quote what they were given."""
 
@@ -186,4 +386,4 @@ def reason_of(error: BaseException) -> str:
 
 def in_order(decoded: Iterable[Decoded]) -> Sequence[Decoded]:
     """Windows and their parts in the order of the recording."""
-    return sorted(decoded, key=lambda window: window.start)
+    return sorted(decoded, key=attrgetter("start"))

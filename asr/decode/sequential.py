@@ -27,12 +27,11 @@ from ..formats.transcript_parts import State
 from ..model.tokens import SpecialTokens
 from ..model.whisper import LogMel
 from ..segment.windows import VoiceRuns, Window, within
+from .answers import BoundOptions, prompt_room, settled_language
 from .context import DecodingContext
 from .options import Decoded
-from .recording import RecordingState
+from .recording import RecordingState, WordTimer
 from .submission import CutWindows
-from .window_requests import BoundOptions, prompt_room, settled_language
-from .word_timer import WordTimer
 
 FRAMES_PER_STEP = 2
 """Mel frames of 0.01 s in a timestamp's step of 0.02 s."""

@@ -10,9 +10,9 @@ when its recording arrived, plus the position in it where the window starts. So 
 hour that came before it, and the hour still progresses at real time or faster, however many short ones
 follow. Knows nothing of HTTP.
 
-`Session(context, readers=0).transcribe(sources, bound)` does the same in the calling thread, which reads the
-recordings too: one after the other, when slots are free, so hours of audio are never in memory. A recording
-arrives where the one before it ends; that gives the order of the sources.
+Recordings are read ahead of the model (`ReadAhead`), in order of due time, one window at a time, so memory
+does not grow with their length or number: by threads, or in the calling thread by a `Call`
+(`asr.decode.transcriber`). Events for the engine's thread are queued as notes.
 """
 
 from __future__ import annotations
@@ -20,30 +20,26 @@ from __future__ import annotations
 import heapq
 import logging
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import count
 
+from forescribe.speculative.device import keep_to_one_core
 from forescribe.speculative.stats import Stats
 
 from ..audio.inputs import Input
-from ..audio.reader_pool import ReaderPool
-from ..audio.reading import open_audio
-from ..errors import CapacityError, UsageError
-from ..formats.transcript import Transcript
-from ..formats.transcript_parts import Segment
-from .context import DecodingContext, EncodedWindow, Ended, encode_windows
-from .options import Hook, Options, Outcome, PhaseTimes
-from .parts import Part, ProgressReporter
-from .read_ahead import Note, QueuedWindow, ReadAhead
-from .recording import fault
-from .submission import CutWindows, FindsSpeakers, Listener, SpeakerSearch, Submission, Tap
-from .window_requests import BoundOptions, bind
-from .word_timer import WordTimer
+from ..errors import CapacityError, ForescribeError, UsageError
+from ..formats.transcript_parts import seconds
+from ..segment.windows import Window
+from .answers import bind
+from .context import DecodingContext, Ended, encode_windows
+from .options import Listener, Options, PhaseTimes, Tap
+from .recording import PendingWindow, fault
+from .submission import Submission
 
 LOG = logging.getLogger(__name__)
 
@@ -52,47 +48,15 @@ STATS_S = 5.0
 stopwatches hold."""
 
 
-class _Told:
-    """The listener of `Session.stream`."""
-
-    def __init__(self) -> None:
-        self.items: deque[Segment | Outcome] = deque()
-        self._numbers = count()
-
-    def progressed(self, part: Part) -> None:
-        self.items += [replace(s, id=next(self._numbers)) for s in part.segments]
-
-    def ended(self, outcome: Outcome | None) -> None:
-        self.items += [outcome] if outcome is not None else []
-
-
-@dataclass(frozen=True)
-class _Searched:
-    """An outcome of a call whose speakers are being found."""
-
-    outcome: Outcome
-    search: SpeakerSearch
-    found: Future[Transcript]
-    began_s: float  # when its recording began to be read, `time.perf_counter`
-
-    def with_speakers(self) -> Outcome:
-        """Without speakers a transcript would look as if no speaker had been recognised: it fails then."""
-        outcome = self.outcome
-        try:
-            wall_s = time.perf_counter() - self.began_s
-            return replace(outcome, transcript=self.found.result(), wall_s=wall_s)
-        except Exception as error:
-            failure = fault(f"{outcome.name}: finding its speakers", error)
-            return replace(outcome, transcript=None, error=failure)
-
-
 class Session:
     """Shares a model among recordings. `run` owns the engine's thread; `submit`, `enter`, `cancel`, `close`
     and the attributes `stats` and `standing_s` are for any thread.
 
-    `readers` threads decode audio; 0 is for `transcribe`. While a session runs, nothing else may use the
-    model.
+    `readers` threads decode audio. While a session runs, nothing else may use the model.
     """
+
+    inline = False
+    """Whether all of it happens in the caller's thread, as in a `Call`."""
 
     def __init__(
         self,
@@ -111,127 +75,8 @@ class Session:
         self._step_began_s: float | None = None
         self._encoded: list[QueuedWindow] = []
         self._together = context.encoded_together
-        # Of `transcribe`:
-        self._inline = readers == 0
-        self._coming: Iterator[Submission] | None = None  # None once all have been pulled
-        self._ended: list[Submission] = []  # their outcomes are not yielded yet
-        self._searched: list[_Searched] = []  # neither are these
-        self._read_s = 0.0  # up to where the recordings have been read
-        self._taken_s = -math.inf  # when the last window that has been encoded was due
-
-    # -- in the calling thread --------------------------------------------------------------------
-
-    def transcribe(
-        self,
-        sources: Iterable[Input],
-        bound: BoundOptions,
-        hook: Hook | None = None,
-        *,
-        windows: type[CutWindows] = CutWindows,
-        pool: ReaderPool | None = None,
-        speakers: FindsSpeakers | None = None,
-    ) -> Iterator[Outcome]:
-        """Yield outcomes as recordings end. Sources are pulled as slots become free; the words of all are
-        timed together. `pool` reads them ahead, and is closed at the end. Errors of a recording are in its
-        outcome; what the engine or the hook raises ends the call."""
-        context = self.context
-        progress = None if hook is None else ProgressReporter(context, hook)
-        timer = WordTimer(context.whisper, bound.options.task, context.batch)
-        self._together = context.encoded_together if windows.independent else 1
-        coming = sources if pool is None else pool.ahead(sources)
-        with ExitStack() as ends:
-            ends.enter_context(nullcontext() if pool is None else pool)
-            search = None if speakers is None else ends.enter_context(speakers.begin())
-            ends.enter_context(self._calling())
-            self._coming = (
-                Submission(
-                    context,
-                    source,
-                    bound,
-                    None,
-                    arrived_s=self._read_s,
-                    search=None if search is None else search(),
-                    open=open_audio if pool is None else pool.open,
-                    windows=windows(context, bound),
-                    timer=timer,
-                    progress=progress,
-                )
-                for source in coming
-            )
-            while self._underway():
-                for ended in context.slots.ended(context.engine.step()):
-                    self._finish(ended)
-                    yield from self._outcomes()
-                if progress is not None and self._live:
-                    progress.show_partial(next(iter(self._live)).recording)
-                yield from self._outcomes()
-            while self._searched:
-                yield self._searched.pop(0).with_speakers()
-
-    def stream(
-        self,
-        source: Input,
-        bound: BoundOptions,
-        windows: type[CutWindows] = CutWindows,
-    ) -> Generator[Segment | Outcome, None, None]:
-        """Yield the segments of one recording as they become final, in order and numbered, and last its
-        outcome. Words are timed window by window."""
-        context, told = self.context, _Told()
-        self._together = context.encoded_together if windows.independent else 1
-        timer = WordTimer(context.whisper, bound.options.task, 1)
-        own = windows(context, bound)
-        submission = Submission(context, source, bound, told, windows=own, timer=timer)
-        self._coming = iter((submission,))
-        with self._calling():
-            while self._underway():
-                for ended in context.slots.ended(context.engine.step()):
-                    self._finish(ended)
-                self._handle_notes()
-                while told.items:
-                    yield told.items.popleft()
-
-    def _underway(self) -> bool:
-        """Whether anything of a call is left; fills the slots for the next step. Raises UsageError once
-        another call has begun, which takes what the engine returns."""
-        if not self._live and self._coming is None:
-            return False
-        if self.context.caller is not self:
-            raise UsageError("another call of this transcriber has begun: one runs at a time")
-        self._fill_slots()
-        return True
-
-    @contextmanager
-    def _calling(self) -> Iterator[None]:
-        """A call, whose rest is dropped at its end."""
-        self.context.caller = self
-        try:
-            yield
-        finally:  # the caller may stop at any outcome
-            in_engine = any(submission.in_engine for submission in self._live)
-            self._end_all(None)
-            for searched in self._searched:
-                searched.search.cancel()
-            self._coming = None  # no cycle: what a call has made is freed with it
-            if in_engine:
-                self.context.slots.settle()
-
-    def _outcomes(self) -> Iterator[Outcome]:
-        """Those that are ready: failures, then the others in the order of their sources; then those whose
-        speakers have been found."""
-        self._handle_notes()
-        ended, self._ended = self._ended, []
-        for submission in sorted(ended, key=_turn):
-            outcome, search = submission.outcome, submission.search
-            assert outcome is not None
-            if search is None or outcome.transcript is None:
-                yield outcome
-                continue
-            began_s = time.perf_counter() - outcome.wall_s
-            found = search.finish(outcome.transcript, outcome.name)
-            self._searched.append(_Searched(outcome, search, found, began_s))
-        for searched in [searched for searched in self._searched if searched.found.done()]:
-            self._searched.remove(searched)
-            yield searched.with_speakers()
+        self._taken_s = -math.inf  # in a call, when the last window that has been encoded was due
+        self._ended: list[Submission] = []  # of a call: their outcomes are not yielded yet
 
     # -- from any thread --------------------------------------------------------------------------
 
@@ -281,7 +126,8 @@ class Session:
         with self.reading.changed:
             for submission in list(self._live):  # the engine's thread removes those that have ended
                 submission.stopped = True
-        self.reading.close()
+            self.reading.closed = True
+            self.reading.changed.notify_all()
 
     @property
     def idle(self) -> bool:
@@ -328,7 +174,53 @@ class Session:
         if self.clock() - self._stats_read_s >= STATS_S or self.context.slots.idle:
             self.stats, self._stats_read_s = self.context.stats(), self.clock()
 
+    def _fill_slots(self) -> None:
+        """Fill the free rows with the windows that are due first; those that wait are encoded together."""
+        while self.context.engine.free:
+            if not self._encoded:
+                self._read_on()
+            due_s = self.reading.next_due_s()
+            if due_s is not None and not (self._encoded and self._encoded[0].due_s <= due_s):
+                self._encode()
+            elif not self._encoded:
+                return
+            else:
+                chosen = heapq.heappop(self._encoded)
+                if not chosen.submission.settled:
+                    assert chosen.request is not None
+                    _mark(chosen.submission, "rounds", time.time_ns())
+                    self.context.slots.submit(chosen.request)
+
+    def _read_on(self) -> None:
+        """No encoded window waits. Nothing here: readers read on by themselves."""
+
+    def _encode(self) -> None:
+        """Encode the next windows of all recordings together, and queue them for the engine."""
+        taken = self.reading.take_windows(self._together)
+        if self.inline:
+            self._taken_s = taken[-1].due_s
+        batch = [pending for pending in taken if not pending.submission.settled]
+        if not batch:
+            return
+        self.context.watch.start()
+        began_ns = time.time_ns()
+        detect = [pending.submission.detects_language(pending.window) for pending in batch]
+        encoded = encode_windows(self.context, [pending.window for pending in batch], detect)
+        self.context.watch.mark("encode")
+        for submission in {pending.submission for pending in batch}:
+            _mark(submission, "encode", began_ns)
+        for pending, result in zip(batch, encoded, strict=True):
+            submission = pending.submission
+            if submission.settled:  # by a window before this one
+                continue
+            with self._contained(submission):
+                following = submission.encoded(pending, result)
+                if following.request is not None:
+                    heapq.heappush(self._encoded, pending)
+                self.reading.put(submission, following.windows, self._taken_s)
+
     def _finish(self, ended: Ended) -> None:
+        """A request has ended: its answer is judged, and what follows from it queued."""
         pending: QueuedWindow = ended.request.tag
         submission = pending.submission
         if submission not in self._live:  # of a call that another one has ended
@@ -358,7 +250,7 @@ class Session:
         try:
             yield
         except Exception as error:
-            if self._inline:
+            if self.inline:
                 raise
             submission.fail(fault(submission.name, error))
         if submission.settled:
@@ -384,7 +276,7 @@ class Session:
         """End all recordings with an error; None cancels them."""
         with self.reading.changed:
             live = list(self._live)
-            self.reading.clear()
+            self.reading.ready = []
         self._encoded = []
         for submission in live:
             if error is None:
@@ -393,78 +285,197 @@ class Session:
                 submission.fail(fault(submission.name, error))
             self._release(submission)
 
-    # -- windows into the engine ------------------------------------------------------------------
-
-    def _fill_slots(self) -> None:
-        """Fill the free rows with the windows that are due first."""
-        while self.context.slots.free:
-            if self._coming is not None and not self._encoded:
-                self._read_on(self._coming)
-            if self._must_encode():
-                self._encode()
-            elif not self._encoded:
-                return
-            else:
-                chosen = heapq.heappop(self._encoded)
-                if not chosen.submission.settled:
-                    assert chosen.request is not None
-                    _mark(chosen.submission, "rounds", time.time_ns())
-                    self.context.slots.submit(chosen.request)
-
-    def _read_on(self, coming: Iterator[Submission]) -> None:
-        """Read in this thread until the next windows to be encoded are there."""
-        while len(self.reading.ready) < self._together:
-            if not self.reading.readings:
-                submission = next(coming, None)
-                if submission is None:
-                    self._coming = None
-                    return
-                self._add(submission)
-            self.context.watch.start()
-            self._read_s = self.reading.read_next()
-            self.context.watch.mark("audio")
-
-    def _must_encode(self) -> bool:
-        """Whether a window that has not been encoded is due before all that have been."""
-        due_s = self.reading.next_due_s()
-        return due_s is not None and not (self._encoded and self._encoded[0].due_s <= due_s)
-
-    def _encode(self) -> None:
-        """Encode the next windows of all recordings together."""
-        taken = self.reading.take_windows(self._together)
-        if self._inline:
-            self._taken_s = taken[-1].due_s
-        batch = [window for window in taken if not window.submission.settled]
-        if not batch:
-            return
-        self.context.watch.start()
-        began_ns = time.time_ns()
-        detect = [pending.submission.detects_language(pending.window) for pending in batch]
-        encoded = encode_windows(self.context, [pending.window for pending in batch], detect)
-        self.context.watch.mark("encode")
-        for submission in {window.submission for window in batch}:
-            _mark(submission, "encode", began_ns)
-        for pending, result in zip(batch, encoded, strict=True):
-            self._queue(pending, result)
-
-    def _queue(self, pending: QueuedWindow, encoded: EncodedWindow | Exception) -> None:
-        """Queue a window for the engine, unless an exception has ended it."""
-        submission = pending.submission
-        if submission.settled:  # by a window before this one
-            return
-        with self._contained(submission):
-            following = submission.encoded(pending, encoded)
-            if following.request is not None:
-                heapq.heappush(self._encoded, pending)
-            self.reading.put(submission, following.windows, self._taken_s)
-
-
-def _turn(submission: Submission) -> tuple[bool, float]:
-    assert submission.outcome is not None
-    return submission.outcome.error is None, submission.arrived_s
-
 
 def _mark(submission: Submission, phase: str, began_ns: int) -> None:
     """A part of a phase ends now; nothing happens if nobody reads the times."""
     if submission.phases is not None:
         submission.phases.add(phase, began_ns, time.time_ns())
+
+
+class ReadAhead:
+    """Recordings that are being read, and windows that wait for the model.
+
+    `limit` windows that are due before the next one may wait until it is read. `changed` guards all
+    attributes; methods acquire it themselves.
+    """
+
+    def __init__(self, limit: int, threads: int) -> None:
+        self.limit = limit
+        self.changed = threading.Condition()
+        self.readings: list[Reading] = []
+        self.ready: list[QueuedWindow] = []
+        self.notes: deque[Note] = deque()
+        self.closed = False
+        self._numbers = count()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"reader-{i}", daemon=True)
+            for i in range(threads)
+        ]
+
+    # -- from any thread --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def add(self, submission: Submission) -> None:
+        """Queue a recording. Raises CapacityError once closed."""
+        with self.changed:
+            if self.closed:
+                raise CapacityError("the session is closed")
+            number, windows = next(self._numbers), submission.read()
+            reading = Reading(submission.arrived_s, number, submission, windows)
+            heapq.heappush(self.readings, reading)
+            self.changed.notify_all()
+
+    def note(self, note: Note) -> None:
+        with self.changed:
+            self.notes.append(note)
+            self.changed.notify_all()
+
+    def put(
+        self,
+        submission: Submission,
+        windows: Iterable[Window],
+        since_s: float = -math.inf,
+        number: int | None = None,
+    ) -> None:
+        """Queue windows of a recording, due at `since_s` or later; `number` is that of their reading, None
+        for those that follow from other windows."""
+        with self.changed:
+            for window in windows:
+                recording = submission.recording
+                assert recording is not None  # it has been opened
+                due_s = max(since_s, submission.arrived_s + seconds(window.start))
+                place = next(self._numbers) if number is None else number
+                queued = QueuedWindow(
+                    recording, window, submission=submission, due_s=due_s, number=place
+                )
+                heapq.heappush(self.ready, queued)
+
+    # -- on the engine's thread -------------------------------------------------------------------
+
+    def wait(self, has_work: Callable[[], bool]) -> bool:
+        """Wait for a note or a window, unless there is other work; False once closed."""
+        with self.changed:
+            while not (self.closed or self.notes or self.ready or has_work()):
+                self.changed.wait()
+            return not self.closed
+
+    def take_notes(self) -> deque[Note]:
+        with self.changed:
+            notes, self.notes = self.notes, deque()
+        return notes
+
+    def next_due_s(self) -> float | None:
+        """When the first of the windows that wait is due."""
+        with self.changed:
+            return self.ready[0].due_s if self.ready else None
+
+    def take_windows(self, count: int) -> list[QueuedWindow]:
+        """The windows that are due first."""
+        with self.changed:
+            taken = [heapq.heappop(self.ready) for _ in range(min(count, len(self.ready)))]
+            self.changed.notify_all()  # the readers may go on
+        return taken
+
+    def abandon(self, submission: Submission) -> None:
+        """Stop reading a recording: here if it is between two windows, otherwise as soon as its reader
+        has finished the window."""
+        with self.changed:
+            for reading in self.readings:
+                if reading.submission is submission:
+                    self.readings.remove(reading)
+                    heapq.heapify(self.readings)
+                    reading.stop()
+                    submission.source_released = True
+                    return
+
+    # -- on the readers' threads ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        keep_to_one_core()
+        while True:
+            with self.changed:
+                while not self.closed and not self.readable():
+                    self.changed.wait()
+                if self.closed:
+                    for reading in self.readings:
+                        reading.submission.source_released = True
+                        reading.stop()
+                    self.readings = []
+                    return
+                reading = heapq.heappop(self.readings)
+            self.read_window(reading)
+
+    def readable(self) -> bool:
+        """Whether the window that is due next may be read: few windows that are due before it wait."""
+        if not self.readings:
+            return False
+        due_s = self.readings[0].due_s
+        return sum(window.due_s <= due_s for window in self.ready) < self.limit
+
+    def read_window(self, reading: Reading) -> None:
+        """Read one window; the recording is queued again or released, whatever happens."""
+        submission, window = reading.submission, None
+        error: ForescribeError | None = None
+        try:
+            window = next(reading.windows, None)
+            # After the last window the recording need not wait for another turn to be released.
+            over = window is None or submission.settled or submission.fully_read
+        except Exception as raised:  # of a decoder or our own: the other recordings go on
+            over = True
+            # A recording that has been read is complete, even if closing it fails.
+            if not submission.fully_read:
+                error = fault(submission.name, raised)
+        if over:
+            reading.stop()
+        with self.changed:
+            if window is not None:
+                self.put(submission, (window,), number=reading.number)
+                reading.due_s = submission.arrived_s + seconds(window.end)
+            if over:
+                self.notes.append(Note(submission, released=True, error=error))
+            else:
+                heapq.heappush(self.readings, reading)
+            self.changed.notify_all()
+
+
+@dataclass(order=True)
+class Reading:
+    """A recording with windows left to read; the next one is due at `due_s`."""
+
+    due_s: float
+    number: int
+    submission: Submission = field(compare=False)
+    windows: Generator[Window, None, None] = field(compare=False)
+
+    def stop(self) -> None:
+        with suppress(Exception):
+            self.windows.close()
+
+
+@dataclass(eq=False, kw_only=True)
+class QueuedWindow(PendingWindow):
+    """A window with its place in the queues of a session: by `due_s`, then by `number`."""
+
+    submission: Submission
+    due_s: float
+    number: int
+
+    def __lt__(self, other: QueuedWindow) -> bool:
+        return (self.due_s, self.number) < (other.due_s, other.number)
+
+
+@dataclass(frozen=True)
+class Note:
+    """For the engine's thread: the reader has released a recording (with an error, if it failed), or
+    the recording was cancelled."""
+
+    submission: Submission
+    released: bool = False
+    error: ForescribeError | None = None

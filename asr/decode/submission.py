@@ -17,11 +17,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from forescribe.speculative.errors import release
 from forescribe.speculative.requests import Request, Result
@@ -29,26 +26,43 @@ from forescribe.speculative.requests import Request, Result
 from ..audio.inputs import Input
 from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import CapacityError, ForescribeError, out_of_memory
-from ..formats.transcript import Transcript
-from ..formats.transcript_parts import State
+from ..formats.transcript_parts import State, seconds
 from ..segment.cut_plan import Plan, planned_windows
 from ..segment.windows import Window, cut
 from ..words.borders import pauses
 from .answers import (
+    BoundOptions,
     accounted,
     attempt_of,
     decoded_of,
     failed_window,
+    language_in,
     rest_of,
-    segments_of,
+    retry_of,
+    window_request,
 )
 from .context import Among, DecodingContext, EncodedWindow, Ended, Fault
-from .options import Decoded, Judgement, Outcome, PhaseTimes
+from .options import (
+    Decoded,
+    Judgement,
+    Listener,
+    Outcome,
+    Part,
+    PhaseTimes,
+    SpeakerSearch,
+    Tap,
+)
 from .outcome import outcome_of
-from .parts import Part, PartQueue, ProgressReporter
-from .recording import PendingWindow, RecordingState, fault, in_order
-from .window_requests import BoundOptions, language_in, retry_of, window_request
-from .word_timer import WordTimer
+from .recording import (
+    PendingWindow,
+    RecordingState,
+    WordTimer,
+    fault,
+    in_order,
+    segments_of,
+    timed_segments,
+    tokens_of,
+)
 
 
 @dataclass(frozen=True)
@@ -63,10 +77,10 @@ class Following:
 class Submission:
     """One recording on its way through a session.
 
-    `listener` hears of it; None in a call, which yields its outcome and tells its `progress`. `name` is for
-    messages. `tap` receives its samples too, on a reader's thread; so does `search`, which finds its
-    speakers. `open` opens it. `windows` says where its windows come from; None cuts them. `timer` times its
-    words, together with those of other recordings that share it; None makes one of its own.
+    `listener` hears of it; None in a call, which yields its outcome; `progress` is told of each window that
+    ends. `name` is for messages. `tap` receives its samples too, on a reader's thread; so does `search`,
+    which finds its speakers. `open` opens it. `windows` says where its windows come from; None cuts them.
+    `timer` times its words, together with those of other recordings that share it; None makes one of its own.
     """
 
     def __init__(
@@ -83,7 +97,7 @@ class Submission:
         open: Open | None = None,
         windows: CutWindows | None = None,
         timer: WordTimer | None = None,
-        progress: ProgressReporter | None = None,
+        progress: Callable[[RecordingState, Decoded], None] | None = None,
     ) -> None:
         self.context, self.source, self.bound, self.listener = context, source, bound, listener
         self.name = name or Outcome(source).name
@@ -94,7 +108,6 @@ class Submission:
         self._windows = windows = windows or CutWindows(context, bound)
         self._timer = timer or WordTimer(context.whisper, bound.options.task, windows.timing_batch)
         self.phases: PhaseTimes | None = None  # set before it is queued, if somebody reads them
-        self._parts = PartQueue(context.whisper)
         self.recording: RecordingState | None = None  # None until it has been opened
         self.in_engine: set[PendingWindow] = set()  # encoded, and not ended
         self.outcome: Outcome | None = None
@@ -112,8 +125,7 @@ class Submission:
         """The windows with speech, in order. Raises what `open` and the decoder raise."""
         with self._open(self.source) as audio:
             recording = RecordingState(self.source, audio, self.name, time.perf_counter())
-            for decoded in self._windows.restore(recording):
-                self._parts.add(decoded)
+            self._windows.restore(recording)
             self.recording = recording
             yield from self._windows.read(recording, self._blocks(audio))
 
@@ -170,8 +182,14 @@ class Submission:
             return Following()
         if isinstance(ended, Fault):
             return self._failed(pending, ended.error)
+        guards = self.bound.options.guards
         try:
-            retry = self._judge(pending, ended)
+            attempt = attempt_of(self.context.whisper, guards, ended, heard=pending.heard)
+            rejected = attempt.judgement is Judgement.RETRY
+            if pending.best is None or not rejected or attempt.rank > pending.best.rank:
+                pending.best = attempt
+            # Without a voice nothing is sampled: a text that passes at last would be invented.
+            retry = retry_of(ended.request, guards) if rejected and pending.heard else None
             if retry is not None:
                 pending.request = retry
                 return Following(retry)
@@ -193,14 +211,18 @@ class Submission:
         if recording is None or self.settled:
             return
         if self._progress is not None and ended is not None:
-            self._progress.window_ended(recording, ended, self._parts)
-        if self.listener is not None:
-            part = self._parts.next_part(recording)
-            if part is not None:
-                self.listener.progressed(part)
+            self._progress(recording, ended)
+        if self.listener is not None and (following := recording.next_windows()) is not None:
+            whisper = self.context.whisper
+            segments = [s for d in following for s in timed_segments(whisper, recording, d)]
+            tokens = [token for d in following for token in tokens_of(whisper, d)]
+            done_s = seconds(recording.done)
+            self.listener.progressed(Part(tuple(segments), tuple(tokens), done_s))
         if recording.complete:
             self._timer.run()
-            outcome = self._windows.outcome(recording)
+            outcome = Outcome(recording.source)
+            if self._windows.whole:
+                outcome = outcome_of(self.context, self.bound, recording)
             if self.listener is not None:
                 outcome = replace(outcome, decoded=tuple(in_order(recording.decoded)))
             self.settle(outcome)
@@ -223,17 +245,6 @@ class Submission:
         if self.recording is not None:
             self._timer.forget(self.recording)
             self.recording.resources.close()
-
-    def _judge(self, pending: PendingWindow, result: Result) -> Request | None:
-        """Keep the better one of an answer and those before it; the request for another one, None if there
-        is none."""
-        guards = self.bound.options.guards
-        attempt = attempt_of(self.context.whisper, guards, result, heard=pending.heard)
-        rejected = attempt.judgement is Judgement.RETRY
-        if pending.best is None or not rejected or attempt.rank > pending.best.rank:
-            pending.best = attempt
-        # Without a voice nothing is sampled: a text that passes at last would be invented.
-        return retry_of(result.request, guards) if rejected and pending.heard else None
 
     def _accept(self, pending: PendingWindow, result: Result) -> tuple[Decoded, Window | None]:
         """The window with the best of its answers, with its segments and the voice that they leave out, and
@@ -275,7 +286,6 @@ class Submission:
         pending.end()
         recording.add(decoded)
         windows = (*rests, *self._windows.ended(recording, decoded, self._timer))
-        self._parts.add(decoded)
         self.report(decoded)
         return Following(windows=windows)
 
@@ -284,38 +294,6 @@ class Submission:
         self.in_engine.discard(pending)
         self.context.slots.cancel(pending)
         pending.end()
-
-
-class Listener(Protocol):
-    """Receives the results of one recording, on the engine's thread: it must neither block nor raise."""
-
-    def progressed(self, part: Part) -> None: ...
-
-    def ended(self, outcome: Outcome | None) -> None:
-        """Called once and last, when the source is no longer read. None where it was cancelled."""
-
-
-Tap = Callable[[Samples], None]
-"""Receives the samples of a recording as they are read."""
-
-
-class SpeakerSearch(Protocol):
-    """Finds the speakers of one recording while it is decoded, in a thread of its own."""
-
-    def feed(self, samples: Samples) -> None:
-        """The next samples, on the thread that reads them."""
-
-    def finish(self, transcript: Transcript, source: str) -> Future[Transcript]:
-        """The transcript of the recording `source` with speakers."""
-
-    def cancel(self) -> None: ...
-
-
-class FindsSpeakers(Protocol):
-    """Finds the speakers of the recordings of a call, while they are decoded."""
-
-    def begin(self) -> AbstractContextManager[Callable[[], SpeakerSearch]]:
-        """For one call; what is returned begins with a recording."""
 
 
 class CutWindows:
@@ -328,6 +306,9 @@ class CutWindows:
     independent = True
     """Whether windows can be encoded together: no window waits for the result of another."""
 
+    whole = True
+    """Whether they are all of a recording, which gets a transcript when they have ended."""
+
     hypothesis: tuple[int, ...] = ()
 
     def __init__(self, context: DecodingContext, bound: BoundOptions) -> None:
@@ -335,9 +316,8 @@ class CutWindows:
         self.previous = bound.previous
         self.timing_batch: int | None = context.batch
 
-    def restore(self, recording: RecordingState) -> Iterable[Decoded]:
-        """Put windows that were decoded earlier into a recording, and return them."""
-        return ()
+    def restore(self, recording: RecordingState) -> None:
+        """Put windows that were decoded earlier into a recording."""
 
     def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
         """The other windows with speech, from the samples, on a reader's thread: those that the recording was
@@ -355,10 +335,6 @@ class CutWindows:
     ) -> Iterable[Window]:
         """A window has ended, on the engine's thread; the windows that follow from it."""
         return ()
-
-    def outcome(self, recording: RecordingState) -> Outcome:
-        """The outcome, once all windows have ended and their words have been timed."""
-        return outcome_of(self.context, self.bound, recording)
 
     def extent(
         self, window: Window, tokens: tuple[int, ...], state: State

@@ -4,60 +4,69 @@
     for outcome in transcriber.transcribe(["samples/memo.flac"]):
         print(outcome.transcript.text)
 
-Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments: what a call does is
-`Session.transcribe` (`asr.decode.session`). A recording that fails does not affect the others.
+Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments: a `Call` does that in the
+caller's thread, as a session does for a service (`asr.decode.session`). A recording that fails does not
+affect the others.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
+import time
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import torch
 
 from forescribe.speculative.device import choose
-from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
-from forescribe.speculative.drafters.routing import RoutingDrafter
-from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
 from forescribe.speculative.engine.engine import Engine
-from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.model_engines import ModelEngine, draft_device
 from forescribe.speculative.models.checkpoint import loading
-from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.stats import Stats
-from forescribe.speculative.transfers import Stopwatch
 
 from ..audio.fork_server import Cutting
 from ..audio.inputs import Input, Sound
 from ..audio.reader_pool import ReaderPool
-from ..audio.reading import read_audio
+from ..audio.reading import open_audio, read_audio
 from ..errors import UsageError
 from ..formats.transcript import Transcript
-from ..formats.transcript_parts import SAMPLE_RATE, Json, Segment, Word
+from ..formats.transcript_parts import SAMPLE_RATE, Json, Segment, Word, seconds
 from ..model.loading import load
 from ..model.presets import resolve
 from ..model.tokens import language_codes, only_language
-from ..model.vocabulary import alphabetic
-from ..model.whisper import LogMel, Whisper
+from ..model.whisper import Whisper
 from ..segment.vad import Detector
 from ..segment.windows import MAX_SAMPLES
 from .analysis import DetectedLanguage, align, align_window, detect_language
-from .context import DecodingContext, IsolatedEngine
-from .options import Decoded, Guards, Hook, Options, Outcome, Progress
+from .answers import BoundOptions, bind
+from .context import DecodingContext
+from .options import (
+    Decoded,
+    FindsSpeakers,
+    Follows,
+    Guards,
+    Hook,
+    Options,
+    Outcome,
+    Part,
+    Partial,
+    Progress,
+    SpeakerSearch,
+)
 from .outcome import settings_of
-from .rules import NoSpeech, whisper_rules
+from .recording import RecordingState, WordTimer, fault, text_of, timed_segments
 from .sequential import SequentialWindows
 from .session import Session
-from .submission import CutWindows, FindsSpeakers
-from .window_requests import SCRIPT_SLOTS, bind
+from .submission import CutWindows, Submission
 
 __all__ = ["Decoded", "Hook", "Options", "Outcome", "Progress", "Transcriber"]
-
-ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
-"""Marks at the end of a sentence, of Chinese and Japanese too."""
 
 
 class Transcriber:
@@ -81,7 +90,7 @@ class Transcriber:
         detector: Detector | None = None,
     ) -> None:
         self._before = Stats()
-        self.context = _context(whisper, batch, gamma, detector)
+        self.context = DecodingContext.of(whisper, batch, gamma, detector)
 
     @classmethod
     @loading()
@@ -158,7 +167,7 @@ class Transcriber:
         del self.context, old  # its slots must be freed before new ones are made
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        self.context = _context(whisper, size, gamma, detector)
+        self.context = DecodingContext.of(whisper, size, gamma, detector)
 
     def settings(self, options: Options) -> dict[str, Json]:
         """Models, options and versions, for reproducing a transcript."""
@@ -198,14 +207,11 @@ class Transcriber:
         if self.speakers is not None:
             options = replace(options, words=True)
         bound = bind(options, self.context)
-        windows, pool = _windows(options), None
+        call, pool = Call(self.context, bound), None
         if self.readers:
-            cut = Cutting(options.vad, options.windows) if windows.independent else None
+            cut = Cutting(options.vad, options.windows) if call.windows.independent else None
             pool = ReaderPool(self.readers, cut)
-        session = Session(self.context, readers=0)
-        return session.transcribe(
-            sources, bound, hook, windows=windows, pool=pool, speakers=self.speakers
-        )
+        return call.transcribe(sources, hook, pool=pool, speakers=self.speakers)
 
     def stream(self, source: Input, options: Options | None = None) -> SegmentStream:
         """Iterate over the segments of one recording as they become final, in order.
@@ -221,8 +227,7 @@ class Transcriber:
         recording.
         """
         bound = bind(options or Options(), self.context)
-        session = Session(self.context, readers=0)
-        return SegmentStream(session.stream(source, bound, _windows(bound.options)))
+        return SegmentStream(Call(self.context, bound).stream(source))
 
     def detect_language(self, source: Input) -> DetectedLanguage:
         """The spoken language, `(language, probability)`: of the first window with speech in which it is not
@@ -272,86 +277,211 @@ class SegmentStream(Iterator[Segment]):
         self._parts.close()
 
 
-def _windows(options: Options) -> type[CutWindows]:
-    return SequentialWindows if options.long_form == "sequential" else CutWindows
+class Call(Session):
+    """A session in the caller's thread, which reads the recordings too: one after the other, when slots are
+    free, so hours of audio are never in memory. A recording arrives where the one before it ends; that gives
+    the order of the sources."""
+
+    inline = True
+
+    def __init__(self, context: DecodingContext, bound: BoundOptions) -> None:
+        super().__init__(context, readers=0)
+        self.bound = bound
+        sequential = bound.options.long_form == "sequential"
+        self.windows: type[CutWindows] = SequentialWindows if sequential else CutWindows
+        self._together = context.encoded_together if self.windows.independent else 1
+        self._coming: Iterator[Submission] | None = None  # None once all have been pulled
+        self._read_s = 0.0  # up to where the recordings have been read
+        self._searched: list[_Searched] = []  # their outcomes are not yielded yet
+        self._hook: Hook | None = None
+        self._stats_before = Stats()
+
+    def transcribe(
+        self,
+        sources: Iterable[Input],
+        hook: Hook | None = None,
+        *,
+        pool: ReaderPool | None = None,
+        speakers: FindsSpeakers | None = None,
+    ) -> Iterator[Outcome]:
+        """Yield outcomes as recordings end. Sources are pulled as slots become free; the words of all are
+        timed together. `pool` reads them ahead, and is closed at the end. Errors of a recording are in its
+        outcome; what the engine or the hook raises ends the call."""
+        context, bound = self.context, self.bound
+        if hook is not None:
+            self._hook, self._stats_before = hook, context.engine.stats
+        timer = WordTimer(context.whisper, bound.options.task, context.batch)
+        coming = sources if pool is None else pool.ahead(sources)
+        with ExitStack() as ends:
+            ends.enter_context(nullcontext() if pool is None else pool)
+            search = None if speakers is None else ends.enter_context(speakers.begin())
+            ends.enter_context(self._calling())
+            self._coming = (
+                Submission(
+                    context,
+                    source,
+                    bound,
+                    None,
+                    arrived_s=self._read_s,
+                    search=None if search is None else search(),
+                    open=open_audio if pool is None else pool.open,
+                    windows=self.windows(context, bound),
+                    timer=timer,
+                    progress=None if hook is None else self._window_ended,
+                )
+                for source in coming
+            )
+            for _ in self._steps():
+                yield from self._outcomes()
+            while self._searched:
+                yield self._searched.pop(0).with_speakers()
+
+    def stream(self, source: Input) -> Generator[Segment | Outcome, None, None]:
+        """Yield the segments of one recording as they become final, in order and numbered, and last its
+        outcome. Words are timed window by window."""
+        context, bound, told = self.context, self.bound, _Told()
+        timer = WordTimer(context.whisper, bound.options.task, 1)
+        windows = self.windows(context, bound)
+        submission = Submission(context, source, bound, told, windows=windows, timer=timer)
+        self._coming = iter((submission,))
+        with self._calling():
+            for _ in self._steps():
+                while told.items:
+                    yield told.items.popleft()
+
+    def _steps(self) -> Iterator[None]:
+        """Decode; yields whenever something may be complete. Raises UsageError once another call has begun,
+        which takes what the engine returns."""
+        context = self.context
+        while self._live or self._coming is not None:
+            if context.caller is not self:
+                raise UsageError("another call of this transcriber has begun: one runs at a time")
+            self._fill_slots()
+            for ended in context.slots.ended(context.engine.step()):
+                self._finish(ended)
+                self._handle_notes()
+                yield
+            self._show_partial()
+            self._handle_notes()
+            yield
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """A call, whose rest is dropped at its end."""
+        self.context.caller = self
+        try:
+            yield
+        finally:  # the caller may stop at any outcome
+            in_engine = any(submission.in_engine for submission in self._live)
+            self._end_all(None)
+            for searched in self._searched:
+                searched.search.cancel()
+            self._coming = None  # no cycle: what a call has made is freed with it
+            if in_engine:
+                self.context.slots.settle()
+
+    def _read_on(self) -> None:
+        """Read in this thread until the next windows to be encoded are there."""
+        reading = self.reading
+        while self._coming is not None and len(reading.ready) < self._together:
+            if not reading.readings:
+                submission = next(self._coming, None)
+                if submission is None:
+                    self._coming = None
+                    return
+                self._add(submission)
+            self.context.watch.start()
+            first = heapq.heappop(reading.readings)
+            reading.read_window(first)
+            self._read_s = first.due_s
+            self.context.watch.mark("audio")
+
+    def _outcomes(self) -> Iterator[Outcome]:
+        """Those that are ready: failures, then the others in the order of their sources; then those whose
+        speakers have been found."""
+        ended, self._ended = self._ended, []
+        for submission in sorted(ended, key=_turn):
+            outcome, search = submission.outcome, submission.search
+            assert outcome is not None
+            if search is None or outcome.transcript is None:
+                yield outcome
+                continue
+            began_s = time.perf_counter() - outcome.wall_s
+            found = search.finish(outcome.transcript, outcome.name)
+            self._searched.append(_Searched(outcome, search, found, began_s))
+        for searched in [searched for searched in self._searched if searched.found.done()]:
+            self._searched.remove(searched)
+            yield searched.with_speakers()
+
+    def _window_ended(self, recording: RecordingState, decoded: Decoded) -> None:
+        """Tell the hook of a window, and of the segments that are complete in order now; without words."""
+        assert self._hook is not None
+        spoken = recording.next_windows() or ()
+        progress = Progress(
+            recording.source,
+            seconds(recording.done),
+            recording.audio.declared_s,
+            tuple(timed_segments(self.context.whisper, recording, decoded)),
+            self.context.engine.stats - self._stats_before,
+            tuple(s for d in spoken for s in recording.segments.get(d.start, ())),
+        )
+        self._hook(progress)
+
+    def _show_partial(self) -> None:
+        """Show a hook that asks for it the text that is being decoded: of the first window of a recording."""
+        hook, engine = self._hook, self.context.engine
+        recording = next(iter(self._live)).recording if self._live else None
+        if recording is None or not isinstance(hook, Follows) or not hook.wants:
+            return
+        try:
+            partials = [
+                partial
+                for partial in engine.peek()
+                if getattr(partial.request.tag, "recording", None) is recording
+            ]
+            if not partials:
+                return
+            earliest = min(partials, key=lambda partial: partial.request.tag.start)
+            text = text_of(self.context.whisper, earliest.tokens)
+        except Exception:  # partial text is only for display: decoding goes on without it
+            return
+        hook.follow(Partial(recording.source, text.rstrip("\ufffd")))  # an incomplete character
 
 
-def _context(
-    whisper: Whisper, batch: int, gamma: int | None, detector: Detector | None
-) -> DecodingContext:
-    """What the windows of all calls share. Where shapes are compiled, every one is now, before there is work
-    that would wait for it."""
-    engine = _engine(whisper, batch, gamma)
-    context = DecodingContext(
-        whisper=whisper,
-        engine=engine,
-        slots=IsolatedEngine(engine),
-        mels=tuple(LogMel(each, whisper.device.torch) for each in whisper.extractors),
-        no_speech=NoSpeech.of(whisper.target.generation_config),
-        watch=Stopwatch(whisper.device),
-        gamma=gamma,
-        detector=detector,
-    )
-    if whisper.device.static_shapes:
-        engine.warm_up()
-    return context
+class _Told:
+    """The listener of `Call.stream`."""
+
+    def __init__(self) -> None:
+        self.items: deque[Segment | Outcome] = deque()
+        self._numbers = count()
+
+    def progressed(self, part: Part) -> None:
+        self.items += [replace(s, id=next(self._numbers)) for s in part.segments]
+
+    def ended(self, outcome: Outcome | None) -> None:
+        self.items += [outcome] if outcome is not None else []
 
 
-def _engine(whisper: Whisper, batch: int, gamma: int | None) -> Engine:
-    """The engine that decodes a pair."""
-    generation, config = whisper.target.generation_config, whisper.target.config
-    drafter = None if gamma == 0 else _drafter(whisper, gamma)
-    engine = Engine(
-        whisper.decoder(),
-        drafter,
-        batch=batch,
-        eos=whisper.tokens.ends,
-        schedule=schedule_for(gamma, drafter),
-        processors=whisper_rules(generation, config, whisper.device.torch),
-        device=whisper.device,
-    )
-    engine.choose_threads()
-    return engine
+@dataclass(frozen=True)
+class _Searched:
+    """An outcome of a call whose speakers are being found."""
+
+    outcome: Outcome
+    search: SpeakerSearch
+    found: Future[Transcript]
+    began_s: float  # when its recording began to be read, `time.perf_counter`
+
+    def with_speakers(self) -> Outcome:
+        """Without speakers a transcript would look as if no speaker had been recognised: it fails then."""
+        outcome = self.outcome
+        try:
+            wall_s = time.perf_counter() - self.began_s
+            return replace(outcome, transcript=self.found.result(), wall_s=wall_s)
+        except Exception as error:
+            failure = fault(f"{outcome.name}: finding its speakers", error)
+            return replace(outcome, transcript=None, error=failure)
 
 
-def _drafter(whisper: Whisper, gamma: int | None) -> Drafter:
-    """The drafter of a pair: its draft models, or without any copies from the text that a request brings.
-
-    Joined in one round they gain little: n-grams of the text so far write 1.00 to 1.12 tokens per round of
-    speech, and a text that is right in every word takes the 4.81 of a draft model to 5.25
-    (docs/methods/free-drafts.md).
-    """
-    return _models(whisper, gamma) or ScriptDrafter(
-        slots=SCRIPT_SLOTS,
-        special_from=whisper.tokens.end,
-        breaks=_breaks(whisper),
-        early=whisper.device.synchronous,
-    )
-
-
-def _models(whisper: Whisper, gamma: int | None) -> Drafter | None:
-    if not whisper.drafts:
-        return None
-    # The token rules are not applied to drafts: they cost as much as a small draft model's forward
-    # pass, and a distilled draft model has learnt what the rules allow.
-    confidence = confidence_for(gamma, whisper.device)
-    drafters = [
-        ModelDrafter(draft.decoder(index), confidence=confidence)
-        for index, draft in enumerate(whisper.drafts)
-    ]
-    if len(drafters) == 1:
-        return drafters[0]
-    return RoutingDrafter(
-        drafters,
-        lambda request: request.encoder_states.chosen,
-        skips=whisper.device.synchronous,
-    )
-
-
-def _breaks(whisper: Whisper) -> Breaks:
-    """Where Whisper writes timestamps that a text lacks: behind the ends of sentences."""
-    vocabulary = whisper.tokenizer.get_vocab()
-    ends = tuple(map(alphabetic, ENDS))
-    after = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool)
-    after[[number for name, number in vocabulary.items() if name.endswith(ends)]] = True
-    return Breaks(after, none=whisper.tokens.no_timestamps)
+def _turn(submission: Submission) -> tuple[bool, float]:
+    assert submission.outcome is not None
+    return submission.outcome.error is None, submission.arrived_s

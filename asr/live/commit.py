@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ..words.splitting import MARKS
 
 if TYPE_CHECKING:
-    from ..decode.parts import Token
+    from ..decode.options import Token
 
 Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 

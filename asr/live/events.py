@@ -13,7 +13,7 @@ from ..formats.transcript import Transcript
 from .commit import RULES, Delay, LiveWord
 
 if TYPE_CHECKING:
-    from ..decode.parts import Token
+    from ..decode.options import Token
     from ..segment.windows import Samples
     from .turns import TurnDetection
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..decode.answers import text_of
 from ..decode.options import Decoded
-from ..decode.parts import tokens_of
+from ..decode.recording import text_of, tokens_of
 from ..decode.session import Session
 from ..formats.transcript import Transcript
 from ..model.whisper import Whisper

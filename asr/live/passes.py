@@ -13,20 +13,19 @@ retries at higher temperatures), and without timing words.
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from ..audio.inputs import Sound
+from ..decode.answers import BoundOptions, bind, settled_language
 from ..decode.context import DecodingContext
-from ..decode.options import Decoded, Guards, Options, Outcome
-from ..decode.parts import Part
+from ..decode.options import Decoded, Guards, Options, Outcome, Part
 from ..decode.recording import RecordingState
 from ..decode.session import Session
 from ..decode.submission import CutWindows, Submission
-from ..decode.window_requests import BoundOptions, bind, settled_language
 from ..formats.transcript_parts import SAMPLE_RATE, Word, seconds
 from ..model.whisper import Whisper
 from ..segment.windows import Samples, Window
@@ -93,26 +92,19 @@ class LiveWindows(CutWindows):
         hypothesis: tuple[int, ...],
     ) -> None:
         super().__init__(context, bound)
-        self.windows, self.restored, self.kind = windows, restored, kind
-        self.hypothesis = hypothesis
+        self.windows, self.restored, self.hypothesis = windows, restored, hypothesis
+        self.whole = kind == "last"  # the windows of other passes are a part of an item
 
-    def restore(self, recording: RecordingState) -> Iterable[Decoded]:
-        restored = (
-            self.restored if self.kind == "last" else replace(self.restored, decoded=(), words=())
-        )
+    def restore(self, recording: RecordingState) -> None:
+        restored = self.restored if self.whole else replace(self.restored, decoded=(), words=())
         recording.restore(
             restored.decoded, restored.words, restored.language, restored.language_probability
         )
-        return tuple(recording.decoded)
 
     def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
         for _ in blocks:
             pass  # it warns of audio that is too short
         return recording.spoken_windows(self.windows)
-
-    def outcome(self, recording: RecordingState) -> Outcome:
-        """With a transcript after the last pass only: the windows of the others are a part of an item."""
-        return super().outcome(recording) if self.kind == "last" else Outcome(recording.source)
 
 
 class Pass:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..decode.parts import tokens_of
+from ..decode.recording import tokens_of
 from ..decode.session import Session
 from ..errors import ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, seconds

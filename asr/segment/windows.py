@@ -177,8 +177,7 @@ class Window:
 
 def within(runs: Iterable[Run], start: int, end: int) -> tuple[Run, ...]:
     """The parts of runs between two samples."""
-    clipped = ((max(a, start), min(b, end)) for a, b in runs)
-    return tuple((a, b) for a, b in clipped if a < b)
+    return tuple((max(a, start), min(b, end)) for a, b in runs if max(a, start) < min(b, end))
 
 
 def total(runs: Iterable[Run]) -> int:
@@ -230,10 +229,11 @@ def next_piece(
     continues here. `fits`: what is left fits into a window, though its last frame may reach over that.
     """
     pad, max_silence = options.pad_frames, options.max_silence_frames
-    total = len(voiced)
+    total, shortest = len(voiced), _frames(options.min_speech_s)
     last = total < lookahead(options)
     fits = last and (fits or total <= MAX_FRAMES)
-    runs = _speech_runs(voiced, _frames(options.min_speech_s))
+    # Without clicks; a run at either border may continue beyond it, so it counts.
+    runs = [(a, b) for a, b in runs_of(voiced) if b - a >= shortest or a == 0 or b == total]
     if not skip_silence:
         if fits:
             return Decision(total, speech=True)
@@ -289,13 +289,6 @@ def _cut_at(
     )  # of equal minima the last one, for fuller windows
 
 
-def _speech_runs(voiced: NDArray[np.bool_], shortest: int) -> list[tuple[int, int]]:
-    """Runs [start, end) of voiced frames, without clicks. A run at either border may continue beyond it,
-    so it counts."""
-    runs = _edges(voiced)
-    return [(a, b) for a, b in runs if b - a >= shortest or a == 0 or b == len(voiced)]
-
-
 class Cutter:
     """Cuts a recording while it arrives: the state from the start of the first undecided window on.
 
@@ -346,17 +339,14 @@ class Cutter:
         return fork.finish()
 
     def _detect(self, samples: Samples) -> None:
-        fresh = self.stream.probabilities(samples)
-        self.probabilities = np.concatenate([self.probabilities, fresh])
-        self.voiced = np.concatenate([self.voiced, self._voiced(fresh)])
-
-    def _voiced(self, probabilities: Probabilities) -> NDArray[np.bool_]:
         """Speech by hysteresis. NaN counts as speech, so that no words are lost."""
-        voiced = np.zeros(len(probabilities), np.bool_)
-        for at, probability in enumerate(probabilities):
+        fresh = self.stream.probabilities(samples)
+        voiced = np.zeros(len(fresh), np.bool_)
+        for at, probability in enumerate(fresh):
             limit = self.options.offset if self.active else self.options.onset
             voiced[at] = self.active = not probability < limit
-        return voiced
+        self.probabilities = np.concatenate([self.probabilities, fresh])
+        self.voiced = np.concatenate([self.voiced, voiced])
 
     def _decide(self) -> Iterator[Window]:
         view = lookahead(self.options)
@@ -414,19 +404,15 @@ class _Queue:
         self.count += len(samples)
 
     def peek(self, start: int, count: int) -> Samples:
-        return self._joined()[start : start + count]
-
-    def pop(self, count: int) -> Samples:
-        joined = self._joined()
-        taken = joined[:count].copy()
-        self.parts = [joined[count:].copy()]
-        self.count -= len(taken)
-        return taken
-
-    def _joined(self) -> Samples:
         if len(self.parts) != 1:
             self.parts = [np.concatenate([np.zeros(0, np.float32), *self.parts])]
-        return self.parts[0]
+        return self.parts[0][start : start + count]
+
+    def pop(self, count: int) -> Samples:
+        taken = self.peek(0, count).copy()
+        self.parts = [self.parts[0][count:].copy()]
+        self.count -= len(taken)
+        return taken
 
 
 class VoiceRuns:
@@ -460,15 +446,15 @@ class VoiceRuns:
         self._voice.append(self._stream.probabilities(samples) >= VOICE)
 
 
-def _edges(frames: NDArray[np.bool_]) -> list[tuple[int, int]]:
+def runs_of(frames: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """The runs [start, end) of frames that are set."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], frames, [False]]).astype(np.int8)))
-    return [(int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def _sample_runs(voice: NDArray[np.bool_], start: int, end: int) -> tuple[Run, ...]:
     """Runs of frames from sample `start` on, as samples up to `end`."""
-    runs = ((start + a * FRAME, start + b * FRAME) for a, b in _edges(voice))
+    runs = ((start + a * FRAME, start + b * FRAME) for a, b in runs_of(voice))
     return within(runs, start, end)
 
 

@@ -1,7 +1,7 @@
 """Word borders: a window's timed tokens to words with times, moved to the pauses in the audio.
 
 The alignment gives rough times. A word ends before a pause and the next word begins after it; words at the
-border of a sentence are _shortened where they are far longer than usual. The order of words does not change.
+border of a sentence are shortened where they are far longer than usual. The order of words does not change.
 Punctuation that is not spoken has no share in a word's time.
 
 Pauses are the quiet parts of a window, found in its log-mel features: finer than voice activity (10 ms
@@ -13,15 +13,16 @@ Knows splitting, times and features; nothing of models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..formats.transcript_parts import SAMPLE_RATE, TokenSource, Word
+from ..segment.windows import runs_of
 from .splitting import UNSPOKEN, WordTokens, split_words
 from .timing import TokenTimes
 
@@ -75,7 +76,8 @@ def assemble_words(
     `length` samples.
 
     `segments` are tokens with their text, in order. `times` and `sources` are of all their tokens
-    joined. The words of a segment joined are its text, and each lies in its window and takes time.
+    joined; `pauses` may reach over the window's end. The words of a segment joined are its text, and each
+    lies in its window and takes time.
     """
     position, words, counts = 0, list[_TimedWord](), list[int]()
     for tokens, text in segments:
@@ -83,12 +85,22 @@ def assemble_words(
         if "".join(word.text for word in split) != text:
             split = [WordTokens.of([(text, len(tokens))])]  # broken characters: borders are unknown
         for word in split:
+            first, last = position + word.first, position + word.last
+            start, end = times.boundaries[first], times.boundaries[last]
+            probability = float(np.mean(times.probabilities[first:last]))
             own = None if sources is None else tuple(sources[position : position + word.count])
-            words.append(_timed(word, times, position, own))
+            words.append(_TimedWord(word.text, start, max(start, end), probability, own))
             position += word.count
         counts.append(len(split))
-    timed = iter(_apart(_shortened(_aligned_with_pauses(words, pauses)), length))
-    return [tuple(_shifted(word, offset) for word in islice(timed, count)) for count in counts]
+    inside = [Pause(p.start, min(p.end, length)) for p in pauses if p.start < length]
+    _move_to_pauses(words, inside)
+    _shorten(words)
+    _set_apart(words, length)
+    timed = (
+        Word(w.text, offset + w.start, offset + w.end, w.probability, sources=w.sources)
+        for w in words
+    )
+    return [tuple(islice(timed, count)) for count in counts]
 
 
 class Pause(NamedTuple):
@@ -106,15 +118,19 @@ def pauses(features: Tensor, length: int) -> tuple[Pause, ...]:
     """The pauses in the first `length` samples of a window, from its features `[M, F]`."""
     # Features are (log10 power + 4) / 4. The mean over bands, not the power: a hiss counts as speech.
     decibels = 40.0 * features.float().mean(0).cpu().numpy()[: -(-length // HOP)]  # [F]
-    return tuple(Pause(a * HOP, min(b * HOP, length)) for a, b in _runs(_quiet(decibels)))
+    if not len(decibels):
+        return ()
+    low, high = np.percentile(decibels, (5, 95))
+    if high - low < LEAST_RANGE_DB:
+        return ()
+    return tuple(
+        Pause(a * HOP, min(b * HOP, length))
+        for a, b in runs_of(decibels < low + QUIET * (high - low))
+        if b - a >= SHORTEST_PAUSE
+    )
 
 
-def within(pauses: Sequence[Pause], length: int) -> tuple[Pause, ...]:
-    """The parts of pauses in the first `length` samples of a window."""
-    return tuple(Pause(p.start, min(p.end, length)) for p in pauses if p.start < length)
-
-
-@dataclass(frozen=True)
+@dataclass
 class _TimedWord:
     """A word in its window, in samples from the window's start."""
 
@@ -122,170 +138,88 @@ class _TimedWord:
     start: int
     end: int
     probability: float
-    sources: tuple[TokenSource, ...] | None = None
-
-    def __post_init__(self) -> None:
-        assert 0 <= self.start <= self.end
-
-    @property
-    def length(self) -> int:
-        return self.end - self.start
+    sources: tuple[TokenSource, ...] | None
 
     @property
     def last_character(self) -> str:
         return self.text.strip()[-1:]
 
 
-class _Span(NamedTuple):
-    """Samples from the window's start, end exclusive."""
-
-    start: int
-    end: int
-
-
-def _aligned_with_pauses(words: Sequence[_TimedWord], pauses: Sequence[Pause]) -> list[_TimedWord]:
-    """Words that end and begin at the pauses next to them.
-
-    Only borders between neighbours move, each to both ends of one pause.
-    """
-    spans = _moved_borders([_Span(word.start, word.end) for word in words], words, pauses)
-    spans = [_without_pauses(span, pauses) for span in spans]
-    spans = _without_gaps(spans, pauses)
-    return [
-        replace(word, start=span.start, end=span.end)
-        for word, span in zip(words, spans, strict=True)
-    ]
-
-
-def _shortened(words: Sequence[_TimedWord]) -> list[_TimedWord]:
-    """Words at the borders of sentences without the pause that the alignment gave to them."""
-    lengths = [word.length for word in words if word.length]
-    median = float(np.median(lengths)) if lengths else 0.0
-    longest = round(min(LONGEST_S * SAMPLE_RATE, median) * TYPICAL)
-    after_end, result = True, list[_TimedWord]()
-    for number, word in enumerate(words):
-        ends = word.last_character in SENTENCE_END or number == len(words) - 1
-        if longest and word.length > longest and not any(c.isdigit() for c in word.text):
-            if after_end:
-                word = replace(word, start=word.end - longest)
-            elif ends:
-                word = replace(word, end=word.start + longest)
-        result.append(word)
-        after_end = word.last_character in SENTENCE_END
-    return result
-
-
-def _apart(words: Sequence[_TimedWord], length: int) -> list[_TimedWord]:
-    """Words in order, each of at least `SHORTEST_WORD` samples, which it takes from the words behind it, at
-    the end of the window from those before it; less where `length` samples do not hold all words so."""
-    least = min(SHORTEST_WORD, length // max(1, len(words)))
-    spans, border = list[_Span](), 0
-    for word in words:
-        start = max(word.start, border)
-        border = max(word.end, start + least)
-        spans.append(_Span(start, border))
-    result, border = list[_TimedWord](), length
-    for word, span in zip(reversed(words), reversed(spans), strict=True):
-        end = min(span.end, border)
-        border = min(span.start, end - least)
-        result.append(replace(word, start=border, end=end))
-    return result[::-1]
-
-
-def _timed(
-    word: WordTokens, times: TokenTimes, position: int, sources: tuple[TokenSource, ...] | None
-) -> _TimedWord:
-    """A word with the times of its spoken tokens; its first token is number `position`."""
-    first, last = position + word.first, position + word.last
-    start, end = times.boundaries[first], times.boundaries[last]
-    probability = float(np.mean(times.probabilities[first:last]))
-    return _TimedWord(word.text, start, max(start, end), probability, sources)
-
-
-def _shifted(word: _TimedWord, offset: int) -> Word:
-    return Word(
-        word.text, offset + word.start, offset + word.end, word.probability, sources=word.sources
-    )
-
-
-def _quiet(decibels: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    if not len(decibels):
-        return np.zeros(0, np.bool_)
-    low, high = np.percentile(decibels, (5, 95))
-    if high - low < LEAST_RANGE_DB:
-        return np.zeros(len(decibels), np.bool_)
-    return np.asarray(decibels < low + QUIET * (high - low))
-
-
-def _runs(quiet: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Runs [start, end) of at least SHORTEST_PAUSE quiet frames."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], quiet, [False]]).astype(np.int8)))
-    runs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-    return [(a, b) for a, b in runs if b - a >= SHORTEST_PAUSE]
-
-
-def _moved_borders(
-    spans: list[_Span], words: Sequence[_TimedWord], pauses: Sequence[Pause]
-) -> list[_Span]:
-    """Spans whose borders lie at pauses, the longest pauses first; each border moves once."""
-    spans, moved = list(spans), set[int]()
-    for pause in sorted(pauses, key=lambda pause: -pause.length):
-        border = _nearest_border(spans, words, pause)
+def _move_to_pauses(words: Sequence[_TimedWord], pauses: Sequence[Pause]) -> None:
+    """Have words end and begin at the pauses next to them, and extend each to the next one over a short gap
+    without a pause. Only borders between neighbours move, each to both ends of one pause: the longest pauses
+    first, each border once."""
+    moved = set[int]()
+    for pause in sorted(pauses, key=attrgetter("length"), reverse=True):
+        border = _nearest_border(words, pause)
         if border is None or border in moved:
             continue
         moved.add(border)
-        if border > 0 and pause.start - spans[border - 1].end <= GAP:
-            spans[border - 1] = spans[border - 1]._replace(end=pause.start)
-        if border < len(spans) and spans[border].start - pause.end <= GAP:
-            spans[border] = spans[border]._replace(start=pause.end)
-    return spans
+        if border > 0 and pause.start - words[border - 1].end <= GAP:
+            words[border - 1].end = pause.start
+        if border < len(words) and words[border].start - pause.end <= GAP:
+            words[border].start = pause.end
+    for word in words:  # a word inside a pause stays
+        for pause in pauses:
+            if pause.start <= word.start < pause.end < word.end:
+                word.start = pause.end
+            if word.start < pause.start < word.end <= pause.end:
+                word.end = pause.start
+    for word, following in pairwise(words):
+        between = any(p.start < following.start and word.end < p.end for p in pauses)
+        if following.start - word.end <= GAP and not between:
+            word.end = following.start
 
 
-def _nearest_border(
-    spans: Sequence[_Span], words: Sequence[_TimedWord], pause: Pause
-) -> int | None:
+def _nearest_border(words: Sequence[_TimedWord], pause: Pause) -> int | None:
     """The border that a pause belongs to: n is before word n, the last one behind all words.
 
     None where the pause lies within a word. Of borders at the same distance, one after punctuation.
     """
     reach = min(max(pause.length, REACH[0]), REACH[1])
     candidates = []
-    for border in range(len(spans) + 1):
-        distance = _distance(spans, border, pause)
-        if distance is not None and distance <= reach:
-            punctuated = border > 0 and words[border - 1].last_character in UNSPOKEN
+    for border in range(len(words) + 1):
+        before = words[border - 1] if border > 0 else None
+        after = words[border] if border < len(words) else None
+        # Moving the border would leave a word no time.
+        if before is not None and pause.start <= before.start:
+            continue
+        if after is not None and after.end <= pause.end:
+            continue
+        late = 0 if after is None else pause.start - after.start
+        early = 0 if before is None else before.end - pause.end
+        distance = max(0, late, early)
+        if distance <= reach:
+            punctuated = before is not None and before.last_character in UNSPOKEN
             candidates.append((distance, not punctuated, border))
     return min(candidates)[2] if candidates else None
 
 
-def _distance(spans: Sequence[_Span], border: int, pause: Pause) -> int | None:
-    """Samples from a pause to a border; None where moving the border would leave a word no time."""
-    before = spans[border - 1] if border > 0 else _Span(-1, pause.start)
-    after = spans[border] if border < len(spans) else _Span(pause.end, pause.end + 1)
-    if pause.start <= before.start or after.end <= pause.end:
-        return None
-    return max(0, pause.start - after.start, before.end - pause.end)
+def _shorten(words: Sequence[_TimedWord]) -> None:
+    """Take the pause that the alignment gave to words at the borders of sentences away from them."""
+    lengths = [word.end - word.start for word in words if word.end > word.start]
+    median = float(np.median(lengths)) if lengths else 0.0
+    longest = round(min(LONGEST_S * SAMPLE_RATE, median) * TYPICAL)
+    after_end = True
+    for number, word in enumerate(words):
+        ends = word.last_character in SENTENCE_END
+        too_long = longest and word.end - word.start > longest
+        if too_long and not any(c.isdigit() for c in word.text):
+            if after_end:
+                word.start = word.end - longest
+            elif ends or number == len(words) - 1:
+                word.end = word.start + longest
+        after_end = ends
 
 
-def _without_pauses(span: _Span, pauses: Sequence[Pause]) -> _Span:
-    """A word without the pauses that it begins or ends in; a word inside a pause stays."""
-    start, end = span
-    for pause in pauses:
-        if pause.start <= start < pause.end < end:
-            start = pause.end
-        if start < pause.start < end <= pause.end:
-            end = pause.start
-    return _Span(start, end)
-
-
-def _without_gaps(spans: Sequence[_Span], pauses: Sequence[Pause]) -> list[_Span]:
-    """Words extended to the next one, over short gaps without a pause."""
-    closed = [
-        span._replace(end=following.start) if _is_gap(span.end, following.start, pauses) else span
-        for span, following in pairwise(spans)
-    ]
-    return [*closed, *spans[-1:]]
-
-
-def _is_gap(start: int, end: int, pauses: Sequence[Pause]) -> bool:
-    return end - start <= GAP and not any(p.start < end and start < p.end for p in pauses)
+def _set_apart(words: Sequence[_TimedWord], length: int) -> None:
+    """Put words in order, each of at least `SHORTEST_WORD` samples, which it takes from the words behind it,
+    at the end of the window from those before it; less where `length` samples do not hold all words so."""
+    least, border = min(SHORTEST_WORD, length // max(1, len(words))), 0
+    for word in words:
+        word.start = max(word.start, border)
+        border = word.end = max(word.end, word.start + least)
+    border = length
+    for word in reversed(words):
+        word.end = min(word.end, border)
+        border = word.start = min(word.start, word.end - least)

@@ -21,7 +21,7 @@ import math
 import string
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -66,24 +66,17 @@ def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> lis
     """
     result: list[Stretch] = []
     start, text, first = 0, list[int](), 0
-
-    def close(end: int) -> None:
-        nonlocal text, first
+    stamps = [*map(special.stamp, tokens), length]  # the last segment lasts until the window ends
+    for token, stamp in zip((*tokens, special.end), stamps, strict=True):
+        if stamp is None:
+            if token < special.end:
+                text.append(token)
+            continue
+        stamp = max(start, stamp)
         if text:
-            begin = min(start, length)
-            result.append(Stretch(begin, min(end, length), tuple(text), first))
-        first += len(text)
-        text = []
-
-    for token in tokens:
-        stamp = special.stamp(token)
-        if stamp is not None:
-            stamp = max(start, stamp)
-            close(stamp)
-            start = stamp
-        elif token < special.end:
-            text.append(token)
-    close(length)
+            begin, end = min(start, length), min(stamp, length)
+            result.append(Stretch(begin, end, tuple(text), first))
+        first, text, start = first + len(text), [], stamp
     return result
 
 
@@ -114,9 +107,13 @@ def split_words(tokenizer: Any, language: str | None, tokens: Sequence[int]) -> 
     """The words of a text; their tokens joined are the tokens of the text."""
     if not tokens:
         return []
-    units = _characters(tokenizer, tokens)
-    starts_word = _is_visible if language in SPACELESS else _begins_with_space
-    return [WordTokens.of(word) for word in _with_punctuation(_cut(units, starts_word))]
+    parts: list[list[Unit]] = []
+    for text, count in _characters(tokenizer, tokens):
+        begins = text.strip() if language in SPACELESS else text[:1].isspace()
+        if begins or not parts:
+            parts.append([])
+        parts[-1].append((text, count))
+    return list(map(WordTokens.of, _with_punctuation(parts)))
 
 
 def compression_ratio(text: str) -> float:
@@ -140,9 +137,16 @@ def stats(results: Iterable[Sequence[Source]]) -> dict[str, Json]:
     counts, judged, accepted = Counter[TokenSource](), Counter[int](), Counter[int]()
     for sources in results:
         counts.update(map(name_of, sources))
-        for length, rejected in _rounds(sources):
-            accepted.update(range(length))
-            judged.update(range(length + rejected))
+        depth = 0  # of the next draft of the round under way; a guess was not drafted
+        for source in sources:
+            if source is Source.ACCEPTED:
+                judged[depth] += 1
+                accepted[depth] += 1
+                depth += 1
+            elif source is not Source.GUESSED:
+                if source is Source.CORRECTION:
+                    judged[depth] += 1
+                depth = 0
     depths = range(max(judged, default=-1) + 1)
     return {
         "written": {name: counts[name] for name in TOKEN_SOURCES},
@@ -178,26 +182,9 @@ def _characters(tokenizer: Any, tokens: Sequence[int]) -> list[Unit]:
     return units
 
 
-def _begins_with_space(text: str) -> bool:
-    return text[:1].isspace()
-
-
-def _is_visible(text: str) -> bool:
-    return bool(text.strip())
-
-
 def _is_unspoken(text: str) -> bool:
     """Whether a text is empty or consists of punctuation that is not spoken."""
     return UNSPOKEN.issuperset(text.strip())
-
-
-def _cut(units: Sequence[Unit], starts_word: Callable[[str], bool]) -> list[list[Unit]]:
-    parts: list[list[Unit]] = []
-    for unit in units:
-        if starts_word(unit[0]) or not parts:
-            parts.append([])
-        parts[-1].append(unit)
-    return parts
 
 
 def _with_punctuation(parts: Sequence[list[Unit]]) -> list[list[Unit]]:
@@ -216,19 +203,3 @@ def _with_punctuation(parts: Sequence[list[Unit]]) -> list[list[Unit]]:
     if opening and words:
         words[-1] += opening
     return words or ([opening] if opening else [])
-
-
-def _rounds(sources: Sequence[Source]) -> Iterator[tuple[int, bool]]:
-    """The number of drafts accepted in each round, and whether the next one was rejected. The last
-    round may end with a draft: at the end of the text, or of the room for it. A guess was not drafted."""
-    length = 0
-    for source in sources:
-        if source is Source.GUESSED:
-            continue
-        if source is Source.ACCEPTED:
-            length += 1
-        else:
-            yield length, source is Source.CORRECTION
-            length = 0
-    if length:
-        yield length, False

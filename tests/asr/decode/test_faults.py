@@ -18,7 +18,7 @@ import pytest
 import soundfile
 
 import forescribe.asr.audio.reading
-from forescribe.asr.decode import outcome, submission, word_timer
+from forescribe.asr.decode import outcome, recording, submission
 from forescribe.asr.decode.options import Guards, Judgement, Outcome
 from forescribe.asr.decode.sequential import SeekableAudio
 from forescribe.asr.decode.session import Session
@@ -294,9 +294,9 @@ def in_segments(one, patch):
 def in_alignment(one, patch):
     wrong = raises(
         lambda _, all_: any(u.length == length() for u in all_),
-        word_timer.token_times,
+        recording.token_times,
     )
-    patch.setattr(word_timer, "token_times", wrong)
+    patch.setattr(recording, "token_times", wrong)
 
 
 def length() -> int:
@@ -309,11 +309,11 @@ SECOND_START: list[int] = []
 
 
 def in_words(one, patch):
-    real = word_timer.assemble_words
+    real = recording.assemble_words
     wrong = raises(
         lambda tokenizer, language, texts, times, quiet, offset, *rest, **more: offset > 0, real
     )
-    patch.setattr(word_timer, "assemble_words", wrong)
+    patch.setattr(recording, "assemble_words", wrong)
 
 
 def in_figures(one, patch):

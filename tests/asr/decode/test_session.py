@@ -17,7 +17,7 @@ import soundfile
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from forescribe.asr.decode import word_timer
+from forescribe.asr.decode import recording
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import CapacityError, UsageError
@@ -140,13 +140,13 @@ def test_words_of_a_call_are_timed_together_and_those_of_a_session_by_recording(
 ) -> None:
     """The short recording ends between the two windows of the long one. In a call it takes the waiting window
     along; in a service no upload waits for the words of another."""
-    seen, real = [], word_timer.token_times
+    seen, real = [], recording.token_times
 
     def counted(whisper, utterances):
         seen.append(len(utterances))
         return real(whisper, utterances)
 
-    monkeypatch.setattr(word_timer, "token_times", counted)
+    monkeypatch.setattr(recording, "token_times", counted)
     whole(monkeypatch)
     one = transcriber(whisper)
     monkeypatch.setattr(one.engine, "step", together(one.engine, 3))

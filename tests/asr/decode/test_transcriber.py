@@ -12,7 +12,7 @@ import soundfile
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from forescribe.asr.decode import answers, submission
+from forescribe.asr.decode import recording, submission
 from forescribe.asr.decode import transcriber as transcriber_module
 from forescribe.asr.decode.options import Guards, Judgement, Partial
 from forescribe.asr.decode.recording import DOUBTFUL
@@ -251,7 +251,7 @@ def test_a_doubtful_language_is_told(shared, three_windows, monkeypatch) -> None
     assert not warned(replace(options, language="en"))
 
     # Without text the language does not matter.
-    monkeypatch.setattr(answers, "texts_of", lambda whisper, decoded: [])
+    monkeypatch.setattr(recording, "texts_of", lambda whisper, decoded: [])
     assert not warned(options, ("en", 0.2), ("en", 0.8), ("en", 0.8))
 
 

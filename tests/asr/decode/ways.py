@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from forescribe.asr.audio.inputs import Input
-from forescribe.asr.decode.parts import Part
+from forescribe.asr.decode.options import Part
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor
 
 from forescribe.asr.model.whisper import LogMel
-from forescribe.asr.words.borders import HOP, SHORTEST_PAUSE, Pause, pauses, within
+from forescribe.asr.words.borders import HOP, SHORTEST_PAUSE, pauses
 
 RATE = 16_000
 MEL = LogMel(WhisperFeatureExtractor(feature_size=80))
@@ -55,10 +55,3 @@ def test_pauses_are_apart_long_enough_and_in_their_window(loud, length):
         frames = range(pause.start // HOP, -(-pause.end // HOP))
         assert len(frames) >= SHORTEST_PAUSE
         assert not any(loud[frame] for frame in frames)
-
-
-def test_within_cuts_at_the_windows_end():
-    found = (Pause(0, 10), Pause(20, 30), Pause(40, 50))
-    assert within(found, 25) == (Pause(0, 10), Pause(20, 25))
-    assert within(found, 20) == (Pause(0, 10),)
-    assert within(found, 60) == found
