@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import AudioError, UsageError, visible
+from ..errors import AudioError, UsageError
 from ..formats.transcript_parts import SAMPLE_RATE, Notice, seconds
 from ..segment.windows import WindowSpan
 from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm
@@ -174,15 +174,6 @@ class _DecodedFileReader:
 
     def close(self) -> None:
         """Nothing to close: the decoded file stays open."""
-
-
-def name_of(source: Input) -> str:
-    """The name of a recording for messages: a path as it was given, else what it is."""
-    if isinstance(source, Sound | tuple | Mapping):
-        return ARRAY
-    if isinstance(source, str | os.PathLike):
-        return "<stdin>" if source == "-" else visible(str(source))
-    return "<bytes>" if isinstance(source, bytes) else str(getattr(source, "name", "<file>"))
 
 
 def _from_mapping(audio: Mapping[str, Any], rate: float | None) -> Input:

@@ -30,10 +30,10 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import AudioError, ForescribeError
+from ..errors import AudioError, ForescribeError, visible
 from ..formats.transcript_parts import SAMPLE_RATE, Notice, merged, seconds
 from .containers import DEMUXERS, Pcm, Reader, open_container
-from .inputs import DecodedFile, Input, Sound, Spans, as_input, name_of
+from .inputs import ARRAY, DecodedFile, Input, Sound, Spans, as_input
 from .opening import empty, seekable_file
 
 Samples = NDArray[np.float32]
@@ -88,8 +88,9 @@ def open_audio(
     `unreadable_file`, `empty_file`, `invalid_audio`, `no_audio_stream`; UsageError for samples in another
     form.
     """
-    source = as_input(source)
-    assert not isinstance(source, tuple | Mapping)  # those are samples by now
+    if not isinstance(source, str | os.PathLike):
+        source = as_input(source)
+        assert not isinstance(source, tuple | Mapping)  # those are samples by now
     name = name or name_of(source)
     if isinstance(source, Sound | DecodedFile):
         return Recording(source.reader(), name=name, block_s=block_s, max_s=max_s)
@@ -255,6 +256,15 @@ def read_audio(source: Input) -> Samples:
     """Read a whole recording, [T] float32 at 16 kHz. Raises what `open_audio` raises."""
     with open_audio(source) as recording:
         return np.concatenate([np.zeros(0, np.float32), *recording.blocks()])
+
+
+def name_of(source: Input) -> str:
+    """The name of a recording for messages: a path as it was given, else what it is."""
+    if isinstance(source, Sound | tuple | Mapping):
+        return ARRAY
+    if isinstance(source, str | os.PathLike):
+        return "<stdin>" if source == "-" else visible(str(source))
+    return "<bytes>" if isinstance(source, bytes) else str(getattr(source, "name", "<file>"))
 
 
 def length_of(path: str) -> float:

@@ -30,8 +30,8 @@ from forescribe.speculative.native.adapters import NativeEncoder
 from ..errors import ModelError
 from .checkpoint import Checkpoint, read_extractor, read_tokenizer, shared_encoder
 from .presets import Pair, locate, made_for
-from .tokens import SpecialTokens, complete, same_tokenizer
-from .vocabulary import TokenSettings, WhisperVocabulary, token_map
+from .tokens import SpecialTokens, TokenSettings, complete, same_tokenizer
+from .vocabulary import WhisperVocabulary, token_map
 from .whisper import DraftModel, Extractor, Whisper, target_decoder
 
 log = logging.getLogger(__name__)

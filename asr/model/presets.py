@@ -184,7 +184,7 @@ class Pair:
     @property
     def drafts(self) -> tuple[str | Path, ...]:
         """What to load as drafts."""
-        return tuple(name for name in (self.draft, self.rest) if name is not None)
+        return tuple(filter(None, (self.draft, self.rest)))
 
     def route(self, language: str) -> int | None:
         """Which of `drafts` drafts in this language; None: none."""

@@ -168,6 +168,29 @@ def check_request(language: str | None, task: str, made_for: frozenset[str] | No
 
 
 @dataclass(frozen=True)
+class TokenSettings:
+    """What a model's configurations say of its tokens, beside its tokenizer."""
+
+    size: int
+    timestamps: int
+    ends: tuple[int, ...]
+    no_timestamps: int | None
+    languages: frozenset[str]
+    english_only: bool
+
+    @classmethod
+    def of(cls, config: Any, generation: Any = None) -> TokenSettings:
+        return cls(
+            int(config.vocab_size),
+            int(config.max_source_positions) + 1,
+            tuple(as_ids(config.eos_token_id)),
+            getattr(generation, "no_timestamps_token_id", None),
+            frozenset(getattr(generation, "lang_to_id", None) or ()),
+            getattr(generation, "is_multilingual", None) is False,
+        )
+
+
+@dataclass(frozen=True)
 class SpecialTokens:
     """Token ids. `languages` maps ISO 639-1 codes; empty, like `tasks`, in English-only models.
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from forescribe.speculative.models.vocabularies import NONE, TokenMap
 
-from .tokens import LANGUAGES, as_ids
+from .tokens import LANGUAGES, TokenSettings
 
 ALIASES: Mapping[str, str] = {"<|nocaptions|>": "<|nospeech|>", "<|jv|>": "<|jw|>"}
 """Other names of one token: of openai's first release, and a language with two codes."""
@@ -60,29 +60,6 @@ their text tokens, which are 99 % of English text (29,380 of 50,256; of 111,016 
 
 SPACE = "Ġ"
 """The name of a space."""
-
-
-@dataclass(frozen=True)
-class TokenSettings:
-    """What a model's configurations say of its tokens, beside its tokenizer."""
-
-    size: int
-    timestamps: int
-    ends: tuple[int, ...]
-    no_timestamps: int | None
-    languages: frozenset[str]
-    english_only: bool
-
-    @classmethod
-    def of(cls, config: Any, generation: Any = None) -> TokenSettings:
-        return cls(
-            int(config.vocab_size),
-            int(config.max_source_positions) + 1,
-            tuple(as_ids(config.eos_token_id)),
-            getattr(generation, "no_timestamps_token_id", None),
-            frozenset(getattr(generation, "lang_to_id", None) or ()),
-            getattr(generation, "is_multilingual", None) is False,
-        )
 
 
 @dataclass(frozen=True)

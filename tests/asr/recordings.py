@@ -3,6 +3,7 @@ are, without the checks of callers' samples."""
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,16 @@ def write(
         hiss = rng.standard_normal(RATE * s) * np.linspace(*noise, RATE * s)
         soundfile.write(paths[-1], (tone + hiss).astype(np.float32), RATE, subtype="FLOAT")
     return paths
+
+
+def riff(
+    data: bytes, rate: int = RATE, *, tag: int = 1, bits: int = 16, size: int | None = None
+) -> bytes:
+    """Mono samples of 16 bits as wav, with a header that may be wrong."""
+    layout = struct.pack("<HHIIHH", tag, 1, rate, 2 * rate, 2, bits)
+    parts = b"WAVEfmt " + struct.pack("<I", 16) + layout + b"data"
+    stated = len(data) if size is None else size
+    return b"RIFF" + struct.pack("<I", 36 + len(data)) + parts + struct.pack("<I", stated) + data
 
 
 def from_array(samples: ArrayLike, rate: int = RATE, *, block_s: float = 30.0) -> Recording:

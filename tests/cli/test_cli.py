@@ -427,16 +427,6 @@ def test_a_missing_model_says_how_to_get_it(forescribe) -> None:
     assert "hf download openai/whisper-large-v3" in done.err and "--model tiny.en" in done.err
 
 
-def test_a_spoilt_model_is_one_line(forescribe, pair, here) -> None:
-    (here / "spoilt").mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (here / "spoilt" / name).write_bytes(Path(pair[1], name).read_bytes())
-    (here / "spoilt" / "model.safetensors").write_bytes(b"no weights")
-    done = forescribe("a.wav", "--model", "spoilt", "--device", "cpu")
-    assert done.status == 2 and done.err.count("\n") == 1
-    assert "--model spoilt cannot be loaded as a Whisper model" in done.err
-
-
 def damaged(here: Path) -> dict[str, str]:
     """Recordings that cannot be transcribed, with their codes."""
     (here / "text.mp3").write_text("These are the minutes of our last meeting.\n" * 20)

@@ -106,6 +106,3 @@ def test_gamma_is_a_number_or_auto(text: str, number: int | None) -> None:
 def test_other_gammas_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="neither auto nor a number from 0 to 64"):
         parse_gamma(text)
-
-
-# The way from the command to the model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import sys
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,9 +16,11 @@ import soundfile
 from forescribe.asr.batch.destinations import MANIFEST as NAME
 from forescribe.cli import main as command_line
 from tests.asr.model import folders
+from tests.asr.recordings import riff
 
 RATE = 16_000
 NOISE = (0.1 * np.random.default_rng(0).standard_normal(4 * RATE)).astype(np.float32)
+DATA = (20_000 * NOISE).astype("<i2").tobytes()
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +53,6 @@ def with_nan() -> np.ndarray:
     return samples
 
 
-def riff(rate: int = RATE, *, tag: int = 1, bits: int = 16, size: int | None = None) -> bytes:
-    """The noise as WAV with a header that may be wrong."""
-    data = (20_000 * NOISE).astype("<i2").tobytes()
-    layout = struct.pack("<HHIIHH", tag, 1, rate, 2 * rate, 2, bits)
-    parts = b"WAVEfmt " + struct.pack("<I", 16) + layout + b"data"
-    stated = len(data) if size is None else size
-    return b"RIFF" + struct.pack("<I", 36 + len(data)) + parts + struct.pack("<I", stated) + data
-
-
 MAKE: dict[str, Callable[[Path], object]] = {
     "good.wav": lambda p: soundfile.write(p, NOISE, RATE),
     "good.flac": lambda p: soundfile.write(p, NOISE, RATE),
@@ -76,10 +68,10 @@ MAKE: dict[str, Callable[[Path], object]] = {
     "nan.wav": lambda p: soundfile.write(p, with_nan(), RATE, subtype="FLOAT"),
     "short.wav": lambda p: soundfile.write(p, NOISE[:320], RATE),
     "head.wav": lambda p: (soundfile.write(p, NOISE, RATE), p.write_bytes(p.read_bytes()[:44])),
-    "codec.wav": lambda p: p.write_bytes(riff(tag=0x7A21)),
-    "bits.wav": lambda p: p.write_bytes(riff(bits=0)),
-    "hertz.wav": lambda p: p.write_bytes(riff(1)),
-    "claim.wav": lambda p: p.write_bytes(riff(size=64_000)),
+    "codec.wav": lambda p: p.write_bytes(riff(DATA, tag=0x7A21)),
+    "bits.wav": lambda p: p.write_bytes(riff(DATA, bits=0)),
+    "hertz.wav": lambda p: p.write_bytes(riff(DATA, rate=1)),
+    "claim.wav": lambda p: p.write_bytes(riff(DATA, size=64_000)),
     "silence.wav": lambda p: soundfile.write(p, np.zeros(180 * RATE, np.float32), RATE),
 }
 

@@ -21,19 +21,11 @@ from forescribe.asr.audio.opening import UNREAD_BYTES, unread_bytes
 from forescribe.asr.audio.reading import length_of, open_audio
 from forescribe.asr.errors import AudioError
 from forescribe.asr.formats.transcript_parts import Notice
+from tests.asr.recordings import riff
 
 RATE = 16_000
 NOISE = (0.1 * np.random.default_rng(0).standard_normal(3 * RATE)).astype(np.float32)
 DATA = (20_000 * NOISE).astype("<i2").tobytes()
-
-
-def riff(
-    rate: int = RATE, *, tag: int = 1, bits: int = 16, size: int | None = None, data: bytes = DATA
-) -> bytes:
-    layout = struct.pack("<HHIIHH", tag, 1, rate, 2 * rate, 2, bits)
-    parts = b"WAVEfmt " + struct.pack("<I", 16) + layout + b"data"
-    stated = len(data) if size is None else size
-    return b"RIFF" + struct.pack("<I", 36 + len(data)) + parts + struct.pack("<I", stated) + data
 
 
 def opus(container: str, packets: int, every_ms: int) -> bytes:
@@ -79,8 +71,8 @@ def peak_below(most_bytes: float) -> Iterator[None]:
 @pytest.mark.parametrize(
     "source",
     [
-        riff(tag=0x7A21),
-        riff(bits=0),
+        riff(DATA, tag=0x7A21),
+        riff(DATA, bits=0),
         opus("webm", 20, 20).replace(b"A_OPUS", b"A_NONE"),
         opus("matroska", 20, 20).replace(b"A_OPUS", b"A_\xff\xfeUS"),
     ],
@@ -146,10 +138,8 @@ def test_whatever_is_raised_is_an_error_of_the_recording(
 
 def test_a_packet_that_raises_is_one_damaged_packet(monkeypatch) -> None:
     """Whatever it raises; the sound around it is used."""
-    real, calls = (
-        containers._within_limits,
-        iter(range(1000)),
-    )  # asked once for the stream, then a frame
+    # Asked once for the stream, then for each frame.
+    real, calls = containers._within_limits, iter(range(1000))
 
     def broken(channels: int, rate: int) -> bool:
         if next(calls) in (4, 8):
@@ -197,7 +187,7 @@ def test_a_disk_that_fails_in_the_middle_of_a_file_is_an_error(kind) -> None:
 @pytest.mark.parametrize("rate", [1, 3, 7, 999, 3999, 768_001])
 def test_a_rate_at_which_nobody_records_speech_is_refused(tmp_path, rate) -> None:
     path = tmp_path / "a.wav"
-    path.write_bytes(riff(rate))
+    path.write_bytes(riff(DATA, rate))
     match = f"1 channel at {rate} Hz; 1 to 64 channels at 4000 to"
     with peak_below(10e6), pytest.raises(AudioError, match=match):
         read(path.read_bytes())
@@ -234,9 +224,6 @@ def test_a_declared_length_that_cannot_be_is_ignored(tmp_path) -> None:
     assert length_of(str(path)) == path.stat().st_size / 16_000
 
 
-# notices
-
-
 # sound that a header leaves out
 
 
@@ -246,21 +233,21 @@ LIST = b"LIST" + struct.pack("<I", 5000) + b"INFO" + 4996 * b"x"
 @pytest.mark.parametrize(
     ("source", "unread"),
     [
-        (riff(size=4000), len(DATA) - 4000),
-        (riff(size=4001), len(DATA) - 4002),
-        (riff() + riff(), 44 + len(DATA)),  # cat a.wav b.wav
-        (riff() + LIST, 0),
-        (riff() + LIST[:-100], 0),
-        (riff() + LIST + LIST + DATA, len(DATA)),
-        (riff() + b"ID3\4\0\0" + 9000 * b"j", 0),
-        (riff() + 9000 * b"\0", 0),  # space that was reserved
-        (riff() + 2_000_000 * b"\0" + DATA, 2_000_000 + len(DATA)),
-        (riff(size=len(DATA) - UNREAD_BYTES + 2), 0),
-        (riff(size=0), 0),
-        (riff(size=0xFFFFFFFF), 0),
-        (riff(size=0x7FFFFFFE), 0),
-        (riff(size=0x7FFFF000), 0),
-        (riff(size=2 * len(DATA)), 0),
+        (riff(DATA, size=4000), len(DATA) - 4000),
+        (riff(DATA, size=4001), len(DATA) - 4002),
+        (riff(DATA) + riff(DATA), 44 + len(DATA)),  # cat a.wav b.wav
+        (riff(DATA) + LIST, 0),
+        (riff(DATA) + LIST[:-100], 0),
+        (riff(DATA) + LIST + LIST + DATA, len(DATA)),
+        (riff(DATA) + b"ID3\4\0\0" + 9000 * b"j", 0),
+        (riff(DATA) + 9000 * b"\0", 0),  # space that was reserved
+        (riff(DATA) + 2_000_000 * b"\0" + DATA, 2_000_000 + len(DATA)),
+        (riff(DATA, size=len(DATA) - UNREAD_BYTES + 2), 0),
+        (riff(DATA, size=0), 0),
+        (riff(DATA, size=0xFFFFFFFF), 0),
+        (riff(DATA, size=0x7FFFFFFE), 0),
+        (riff(DATA, size=0x7FFFF000), 0),
+        (riff(DATA, size=2 * len(DATA)), 0),
     ],
 )
 def test_sound_that_a_wav_header_leaves_out_is_warned_of(source, unread) -> None:
@@ -290,7 +277,7 @@ def test_no_header_makes_the_search_raise_or_take_long() -> None:
     random = np.random.default_rng(3)
     heads = (b"RIFF", b"RIFX", b"FORM", b"caff", b".snd")
     for head in chain.from_iterable([heads] * 200):
-        source = bytearray(riff())
+        source = bytearray(riff(DATA))
         source[:4] = head
         for at in random.integers(4, 80, size=6):
             source[at] = random.integers(256)

@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GenerationConfig, WhisperConfig, WhisperTokenizer
 
-from forescribe.asr.model.vocabulary import (
-    Kind,
-    Token,
-    TokenSettings,
-    WhisperVocabulary,
-    alphabetic,
-    token_map,
-)
+from forescribe.asr.model.tokens import TokenSettings
+from forescribe.asr.model.vocabulary import Kind, Token, WhisperVocabulary, alphabetic, token_map
 from forescribe.speculative.models.vocabularies import NONE
 
 from . import large_v3, mapped_pairs

@@ -464,18 +464,11 @@ def test_where_texts_start_and_end_is_also_asked_of_the_tokenizer(copy) -> None:
     assert (tokens.start, tokens.ends) == (257, (256,))
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ({"d_model": 24}, "reads states of 24 numbers, its target's have 16"),
-        ({"max_source_positions": 750}, "their windows have 1500 and 750 encoder states"),
-    ],
-    ids=str,
-)
-def test_a_decoder_that_cannot_read_the_targets_states_is_refused(target, tmp_path, how, said):
-    draft = folders.write_decoder_only(tmp_path / "draft", **how)
+def test_a_decoder_that_cannot_read_the_targets_states_is_refused(target, tmp_path):
+    draft = folders.write_decoder_only(tmp_path / "draft", d_model=24)
     message = refusal(Pair(target, draft))
-    assert f"{draft} cannot draft for {target}" in message and said in message
+    assert f"{draft} cannot draft for {target}" in message
+    assert "reads states of 24 numbers, its target's have 16" in message
     assert message.endswith("--draft none")
 
 
