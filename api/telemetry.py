@@ -209,7 +209,9 @@ class Metrics:
         self._wordless_s.inc(transcript_parts.seconds(transcript.coverage.wordless_samples or 0))
         for span in transcript.coverage.spans:
             self._windows.labels(span.state).inc()
-        self._fallbacks.inc(sum(d.tried > 0 for d in outcome.decoded))
+        for decoded in outcome.decoded:
+            if decoded.tried > 0:
+                self._fallbacks.inc()
         for series, key in (
             (self._tokens, "tokens"),
             (self._drafted, "drafted"),
@@ -377,8 +379,10 @@ class Observation:
     """What is told of one recording, from the time when it was queued."""
 
     def __init__(self, metrics: Metrics, tracing: Tracing) -> None:
-        self.metrics, self.tracing, self.phases = metrics, tracing, tracing.phases()
-        self._place = place() if tracing.active else None
+        self.metrics, self.tracing = metrics, tracing
+        self.phases, self._place = None, None
+        if tracing.active:
+            self.phases, self._place = tracing.phases(), place()
         self._request_id = CURRENT.get()
         self._queued_ns = time.time_ns()
 

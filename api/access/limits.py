@@ -114,7 +114,8 @@ class Admission:
     def _is_full(self) -> bool:
         settings = self.settings
         return (
-            self.requests >= settings.max_requests or self._seconds >= settings.max_queued_audio_s
+            self._requests.total() >= settings.max_requests
+            or self._seconds >= settings.max_queued_audio_s
         )
 
     def _slow_body(self, client: Client) -> Reservation | None:

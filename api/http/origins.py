@@ -52,12 +52,12 @@ _ORIGIN = re.compile(r"(https?)://([^\s/?#@]+)")
 
 @dataclass(frozen=True)
 class Host:
-    """A host name, or an address without brackets, and the port if one is given. `address` is what the name
-    is, if it is one."""
+    """A host name, or an address without brackets, and the port if one is given."""
 
     name: str
     port: int | None
-    address: ipaddress.IPv4Address | ipaddress.IPv6Address | None = None
+    is_address: bool = False
+    loopback: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Host | None:
@@ -69,17 +69,14 @@ class Host:
         try:
             address = ipaddress.ip_address(name)
         except ValueError:
-            return cls(name, port)
-        return cls(str(address), port, address)  # an IPv6 address has several spellings
+            return cls(name, port, loopback=name == "localhost")
+        # An IPv6 address has several spellings.
+        return cls(str(address), port, is_address=True, loopback=address.is_loopback)
 
     @classmethod
     def from_setting(cls, host: str) -> Host | None:
         """Parse a host from the settings, where an IPv6 address needs no brackets."""
         return cls.parse(f"[{host}]" if host.count(":") > 1 and host[0] != "[" else host)
-
-    @property
-    def loopback(self) -> bool:
-        return self.name == "localhost" if self.address is None else self.address.is_loopback
 
 
 def same_origin(origin: str, host: Host) -> bool:
@@ -142,7 +139,7 @@ class HostNames:
         if host.loopback or (self.bound is not None and host.name == self.bound.name):
             return True
         beyond_loopback = self.bound is not None and not self.bound.loopback
-        return (beyond_loopback and host.address is not None) or any(
+        return (beyond_loopback and host.is_address) or any(
             matches(host.name, pattern) for pattern in self.patterns
         )
 

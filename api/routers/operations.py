@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from ..dependencies import ServingDep, SettingsDep
 from ..errors import ApiError
 from ..settings import NO_DIARIZER, Settings
-from ..speech.forms import check_model, names
+from ..speech.forms import check_model
 from ..speech.serving import Serving
 from ..text.serving import TextServing
 
@@ -176,7 +176,7 @@ class Models(BaseModel):
 @models_router.get("")
 async def models(settings: SettingsDep) -> Models:
     texts = [] if settings.text_name is None else [settings.text_name]
-    speaking = [Model(id=name, speakers=_tells_speakers(settings)) for name in names(settings)]
+    speaking = [Model(id=name, speakers=_tells_speakers(settings)) for name in settings.model_names]
     return Models(data=[*speaking, *(Model(id=name) for name in texts)])
 
 

@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.types import Receive, Scope, Send
 
 from forescribe.asr.formats import files
-from forescribe.asr.formats.transcript import Transcript, notice_to_dict
+from forescribe.asr.formats.transcript import Transcript, coverage_to_dict, notice_to_dict
 from forescribe.asr.formats.transcript_parts import Json, Segment, Word
 from forescribe.asr.model.tokens import LANGUAGES
 
@@ -128,11 +128,14 @@ def short(transcript: Transcript, tokens: Sequence[Token] | None) -> dict[str, J
 
 def verbose(transcript: Transcript, granularities: set[str]) -> dict[str, Json]:
     """`verbose_json`."""
-    task = str(transcript.settings["task"])
-    translated = task == "translate"
+    task, code = str(transcript.settings["task"]), transcript.language
+    # The English name in lower case, as OpenAI writes it.
+    language = UNKNOWN if code is None else LANGUAGES.get(code, code)
+    if task == "translate":
+        language = "english"
     body: dict[str, Json] = {
         "task": task,
-        "language": "english" if translated else language_name(transcript.language),
+        "language": language,
         "duration": transcript.duration,
         "text": transcript.text,
     }
@@ -142,13 +145,15 @@ def verbose(transcript: Transcript, granularities: set[str]) -> dict[str, Json]:
         ]
     if "segment" in granularities:
         body["segments"] = [_segment(segment) for segment in transcript.segments]
-    whole = transcript.to_dict()
+    probability = transcript.language_probability
+    if probability is not None and not math.isfinite(probability):
+        probability = None
     return {
         **body,
         "usage": duration_usage(transcript),
-        "language_probability": whole["language_probability"],
-        "warnings": whole["warnings"],
-        "coverage": whole["coverage"],
+        "language_probability": probability,
+        "warnings": [notice_to_dict(notice) for notice in transcript.warnings],
+        "coverage": coverage_to_dict(transcript.coverage),
         "speculation": {
             key: transcript.stats[key] for key in SPECULATION if key in transcript.stats
         },
@@ -207,11 +212,6 @@ def token_usage(transcript: Transcript) -> dict[str, Json]:
         "output_tokens": written,
         "total_tokens": positions + written,
     }
-
-
-def language_name(code: str | None) -> str:
-    """The English name in lower case, as OpenAI writes it."""
-    return UNKNOWN if code is None else LANGUAGES.get(code, code)
 
 
 def warnings(transcript: Transcript) -> dict[str, Json]:

@@ -132,14 +132,9 @@ def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
         raise ApiError("invalid_value", f"{place}: {message}", param=str(param)) from error
 
 
-def names(settings: Settings) -> list[str]:
-    """The names of the speech model, its own first."""
-    return list(dict.fromkeys([settings.model_name, *settings.aliases]))
-
-
 def check_model(name: str, settings: Settings) -> str:
     """The name, if it is one of the speech model's. Raises ApiError `model_not_found`."""
-    if name not in (*names(settings), settings.model):
+    if name not in (*settings.model_names, settings.model):
         text = f"there is no model {name!r}; there is {settings.model_name!r}"
         raise ApiError("model_not_found", text, param="model")
     return name

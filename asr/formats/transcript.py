@@ -151,7 +151,7 @@ class Transcript:
             "duration": self.duration,
             "diarized": self.diarized,
             "warnings": [notice_to_dict(notice) for notice in self.warnings],
-            "coverage": _coverage_to_dict(self.coverage),
+            "coverage": coverage_to_dict(self.coverage),
             "settings": _without_nan(dict(self.settings)),
             "stats": _without_nan(dict(self.stats)),
         }
@@ -401,7 +401,7 @@ def turn_to_dict(turn: Turn) -> dict[str, Json]:
     return told
 
 
-def _coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
+def coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
     """Totals and spans, in seconds."""
     wordless, unwritten = coverage.wordless_samples, coverage.unwritten_turn_samples
     return {
@@ -423,7 +423,7 @@ def _coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
 
 
 def _coverage_from_dict(record: Fields) -> Coverage:
-    """The inverse of `_coverage_to_dict`; transcripts of earlier versions do not say what has no words."""
+    """The inverse of `coverage_to_dict`; transcripts of earlier versions do not say what has no words."""
     wordless, unwritten = (
         None if value is None else samples_at(value)
         for value in map(record.optional_number, ("voice_without_words_s", "turns_without_words_s"))
