@@ -62,6 +62,7 @@ SUBJECTS = {
             "tests/speculative/engine/test_guesses.py",
             "tests/speculative/engine/test_engine.py",
             "tests/speculative/engine/test_needs.py",
+            "tests/speculative/rounds/test_sampling.py",
         ),
     ),
     "accept": Subject(
@@ -148,15 +149,15 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "token < end -> (token <= end)",
     ): "the end token is an answer's last (`commit` of round.py), and no text is behind it to count",
     (
-        "store",
-        "Heartbeats.beat",
-        "1 -> 2 in .values(beat=WORKERS.c.beat + 1, work=text, place=self.place)",
-    ): "readers see whether the counter has moved, not how far",
+        "periods",
+        "Period",
+        "False -> True in sampling: bool = False",
+    ): "`begin` makes the period of which rounds are part",
     (
-        "records",
-        "RecordStore._remember",
-        "known.generation <= stored.generation -> (known.generation < stored.generation)",
-    ): "records are created once, so those of one generation are the same",
+        "periods",
+        "Periods.read",
+        "len(self._buckets) > 1 -> (len(self._buckets) >= 1)",
+    ): "a schedule of one draft length learns nothing",
     (
         "word_speakers",
         "_Boundaries.costs",

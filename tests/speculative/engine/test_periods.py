@@ -109,6 +109,23 @@ def test_the_drafter_reads_only_when_it_is_about_to_draft():
     assert made.stats.draft_forwards == 2 + 2  # the prompt, the text, and two drafts
 
 
+def test_rounds_reach_no_further_than_the_longest_row():
+    class Reached(TinyModel):
+        reaches: list[int] = []
+
+        def score(self, tokens, start, *, reach):
+            self.reaches.append(reach)
+            return super().score(tokens, start, reach=reach)
+
+    made = engine(target=Reached(positions=300))
+    requests = [Request((1, 2), max_new_tokens=count) for count in (100, 5, 5, 5)]
+    list(made.run(requests[:2]))
+    assert max(Reached.reaches) == 128
+    del Reached.reaches[:]
+    list(made.run(requests[2:]))
+    assert set(Reached.reaches) == {64}
+
+
 # Periods
 
 
@@ -190,6 +207,20 @@ def test_a_fixed_schedule_learns_nothing_and_its_periods_end():
     run(made)
     end(made)
     assert made.now.rounds == 0
+
+
+def test_a_pause_without_requests_is_no_period_of_late_reads():
+    clock, schedule = [0.0], Recording()
+    made = engine(1, schedule, clock=lambda: clock[0])
+    made._late = True  # as on a card without events
+    for _ in range(2):
+        made.submit(Request((1, 2), max_new_tokens=8))
+        while not made.idle:
+            clock[0] += 1.0
+            made.step()
+        made.step()
+        clock[0] += 3600.0
+    assert schedule.polls and max(poll.seconds for poll in schedule.polls) < 10.0
 
 
 @pytest.mark.parametrize("launched", [1.0, 4.0])
