@@ -23,9 +23,9 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +107,7 @@ def open_audio(
     return recording
 
 
-class Recording:
+class Recording(AbstractContextManager["Recording"]):
     """An opened recording, to be read once.
 
     `declared_s` is the length that the container declares, in seconds, None where it declares none.
@@ -185,9 +185,6 @@ class Recording:
         """Close what was opened for it. A file object that was passed in stays open."""
         self._reader.close()
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -110,7 +110,12 @@ class Decoders:
                     raise _error(*reply["error"])
                 if "samples" in reply:
                     notices = tuple(n for n in map(_notice, reply["notices"]) if n.code != REPEATED)
-                    count = _checked_count(samples, reply["samples"])
+                    count = reply["samples"]
+                    # A compromised child may report anything.
+                    if type(count) is not int or os.stat(samples.fileno()).st_size != count * WIDTH:
+                        raise AudioError(
+                            "the decoder wrote a different number of samples than it reported"
+                        )
                     spans = None if cutting is None else _checked_spans(reply["spans"], count)
                     return DecodedFile(name, samples, count, merged(notices), spans)
                 late, status = reply["late"], reply["exit"]
@@ -150,15 +155,9 @@ class Decoders:
         that is too long or not JSON."""
         ours, theirs = os.pipe()
         with open(ours, "rb") as reply:
-            try:
-                # Reopened, so that the child can neither write to it nor move our position in it.
-                readable = os.open(f"/dev/fd/{source.fileno()}", os.O_RDONLY)
-                try:
-                    self._send(message, [readable, samples.fileno(), theirs])
-                finally:
-                    os.close(readable)
-            finally:
-                os.close(theirs)
+            # Reopened, so that the child can neither write to it nor move our position in it.
+            with open(theirs, "wb") as end, open(f"/dev/fd/{source.fileno()}", "rb") as readable:
+                self._send(message, [readable.fileno(), samples.fileno(), end.fileno()])
             return _read_reply(reply, bounds.wall_s + GRACE_S, bounds.reply_bytes)
 
     def _send(self, message: bytes, files: list[int]) -> None:
@@ -234,13 +233,6 @@ def _notice(fields: Sequence[Any]) -> Notice:
     return Notice(
         clipped(one_line(code), 100), one_line(message), int(count), tuple(map(float, places))
     )
-
-
-def _checked_count(file: BinaryIO, samples: int) -> int:
-    """The number of samples, compared with the file's size: a compromised child may report anything."""
-    if type(samples) is not int or os.fstat(file.fileno()).st_size != samples * WIDTH:
-        raise AudioError("the decoder wrote a different number of samples than it reported")
-    return samples
 
 
 def _checked_spans(values: Sequence[Any], samples: int) -> Spans:

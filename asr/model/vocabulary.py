@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from forescribe.speculative.models.vocabularies import NONE, TokenMap
@@ -58,7 +58,19 @@ LEAST_SHARED = 0.5
 """The share of the smaller text vocabulary that both must have. `.en` models and the others share 58 % of
 their text tokens, which are 99 % of English text (29,380 of 50,256; of 111,016 tokens of documentation)."""
 
-SPACE = "Ġ"
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+
+LETTERS: Mapping[int, str] = {
+    **{byte: chr(byte) for byte in _PRINTABLE},
+    **{byte: chr(256 + index) for index, byte in enumerate(_OTHERS)},
+}
+"""GPT-2's printable character for each byte."""
+
+BYTES: Mapping[str, int] = {letter: byte for byte, letter in LETTERS.items()}
+"""The byte of each of those characters."""
+
+SPACE = LETTERS[ord(" ")]
 """The name of a space."""
 
 
@@ -167,27 +179,12 @@ def token_map(target: WhisperVocabulary, draft: WhisperVocabulary) -> TokenMap |
 
 def alphabetic(text: str) -> str:
     """A text's bytes as characters of GPT-2's alphabet, in which tokenizers name their text tokens."""
-    return "".join(_letters()[byte] for byte in text.encode())
+    return "".join(map(LETTERS.__getitem__, text.encode()))
 
 
 def bytes_of(name: str) -> bytes:
     """The bytes of a text token, from its name in that alphabet; part of a character, perhaps."""
-    return bytes(_bytes()[letter] for letter in name)
-
-
-@cache
-def _letters() -> Mapping[int, str]:
-    """GPT-2's printable character for each byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {byte: chr(byte) for byte in printable}
-    return letters | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
-
-@cache
-def _bytes() -> Mapping[str, int]:
-    """The byte of each of those characters."""
-    return {letter: byte for byte, letter in _letters().items()}
+    return bytes(map(BYTES.__getitem__, name))
 
 
 def _token(
