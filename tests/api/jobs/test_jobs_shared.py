@@ -4,13 +4,14 @@ a job whose fault it is takes no other with it."""
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
+from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import JOBS as JOB_ROWS
 from tests.api.conftest import memo, sound, until
 from tests.api.jobs.application import JOBS, application, ended, events, ready, submit
@@ -149,6 +150,22 @@ def test_a_database_that_goes_away_is_waited_for(client, held, monkeypatch) -> N
     away.clear()
     until(lambda: client.get(f"{JOBS}/{job}").json()["webhook"]["state"] == "delivered")
     assert len(called) == 1  # what it answered is recorded once the database is back
+
+
+def test_each_run_is_charged_with_a_death_in_the_engine(tmp_path, transcriber, decoders, held):
+    """The second one finds the plan made."""
+    for process in range(2):
+        with application(tmp_path, transcriber, decoders) as client:
+            if not process:
+                job = submit(ready(client), memo(3)).json()["id"]
+            until(lambda: not transcriber.engine.idle)
+            store = client.app.state.jobs.store
+            assert store.jobs.get(job).crashes == 1
+        with closing(Store.open(tmp_path)) as store:
+            assert store.jobs.get(job).crashes == 0  # left, and not dead
+    held.set()
+    with application(tmp_path, transcriber, decoders) as client:
+        assert ended(client, job)["state"] == "succeeded"
 
 
 def test_a_fault_of_the_database_that_is_there_is_no_reason_to_wait(client) -> None:
