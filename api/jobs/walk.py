@@ -99,7 +99,7 @@ class Walk:
                     plan = self.attempt("plan", run, self.plan)
                     for k in range(len(plan.groups)):
                         self.attempt("group", run, partial(self.group, k=k), engine=True)
-                    self.attempt("assemble", run, self.assemble, engine=True)
+                    self.attempt("assemble", run, self.assemble)
                 self.attempt("diarize", run, self.diarize)
                 self.attempt("finish", run, self.finish)
             except Failed as failed:
