@@ -65,8 +65,7 @@ def create_app(
     starts: list[Callable[[], None]] = []
     stops: list[Callable[[], None]] = []
     if jobs is not None:
-        from .batches import Batches
-        from .files import Files
+        from .batches import Batches, Files
 
         batches = Batches(jobs, Files(jobs.store))
         jobs.also_erased += [batches.files.erase_expired, batches.erase_expired]
@@ -130,14 +129,18 @@ def _include_routes(app: FastAPI, settings: Settings, batches: Batches | None) -
         private.include_router(router)
     if batches is not None:
         from .routers import batches as batch_routes
-        from .routers import files as file_routes
         from .routers import jobs as job_routes
         from .routers import uploads as upload_routes
 
         app.state.files, app.state.batches = batches.files, batches
         errors.install_database(app)
-        for module in (job_routes, upload_routes, file_routes, batch_routes):
-            private.include_router(module.router)
+        for router in (
+            job_routes.router,
+            upload_routes.router,
+            batch_routes.files_router,
+            batch_routes.router,
+        ):
+            private.include_router(router)
     app.include_router(private)
     app.include_router(gone.routes())
     if not settings.front_end:

@@ -1,4 +1,5 @@
-"""Batches: each line of a file of requests is a job, and nothing else. OpenAI's contract, for audio.
+"""Batches and the files that they are made of: each line of a file of requests is a job, and nothing else.
+OpenAI's contract, for audio.
 
     {"custom_id": "call-1", "method": "POST", "url": "/v1/audio/transcriptions",
      "body": {"model": "whisper-1", "file": "file-...", "response_format": "verbose_json"}}
@@ -10,6 +11,10 @@ after the jobs of others. Its state is that of its jobs, and its output is writt
      "response": {"status_code": 200, "request_id": "req_...", "body": {"text": "..."}}}
 
 The recording of a line is a file that the client has uploaded, or one that its job fetches from a URL.
+
+A file has a row, and its content is a blob. Equal contents are stored once, and a file that is deleted while
+a job uses it stays until the job lets go. A file or a batch of another owner, and one that has expired, is
+reported as unknown. Does not know HTTP. May be called from any thread that runs no event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 from uuid import uuid4
 
@@ -26,13 +32,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.exc import IntegrityError
 
 from .errors import STATUS, ApiError
-from .files import ROLE, Files, StoredFile
 from .http.bodies import loads
+from .jobs.blobs import BlobDraft
 from .jobs.database import Place, Tx, one_page
 from .jobs.fetching import check_url
 from .jobs.service import Jobs
+from .jobs.store import Store
 from .jobs.submissions import IdempotencyKey, JobForm, check, shown
-from .jobs.tables import BATCHES, JOBS, Job, NewJob
+from .jobs.tables import BATCHES, FILES, JOBS, Job, NewJob
 from .speech import forms
 from .speech.answers import body_of
 from .speech.diarization import letter, relabelled
@@ -41,15 +48,44 @@ from .telemetry import place
 
 ENDPOINT = "/v1/audio/transcriptions"
 
+Purpose = Literal["batch", "user_data", "batch_output"]
+
+FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 ID = re.compile(r"batch_[0-9a-f]{32}")
 OUTPUT = re.compile(r"file-([0-9a-f]{32})-(output|errors)")
 """The ids of what a batch has written."""
+
+ROLE = "content"
+"""The role of the reference from a file to its blob."""
+
+ROW = [
+    BATCHES.c[n] for n in ("id", "input_file", "lines", "created_at", "cancelled_at", "metadata")
+]
+"""The columns of a `Batch`."""
 
 MAX_LINES = 50_000
 """OpenAI's bound of a batch."""
 
 MAX_LINE_BYTES = 16 << 20
 """Four voices of 10 s fit in, as base64."""
+
+
+class ExpiresAfter(BaseModel):
+    """When the file is deleted, counted from its creation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3600, le=30 * 24 * 3600)
+
+
+class FileForm(BaseModel):
+    """OpenAI's request for a file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    purpose: Literal["batch", "user_data"]
+    expires_after: ExpiresAfter | None = None
 
 
 class BatchForm(BaseModel):
@@ -61,6 +97,100 @@ class BatchForm(BaseModel):
     endpoint: Literal["/v1/audio/transcriptions"]
     completion_window: str = "24h"
     metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = Field(None, max_length=16)
+
+
+class Files:
+    """The files of one job database."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def add(
+        self, owner: str, purpose: Purpose, filename: str, content: BlobDraft, kept_s: float
+    ) -> StoredFile:
+        """Keep a file for so many seconds. Raises OutputError."""
+        now = self.store.now()
+        id = f"file-{uuid4().hex}"
+        file = StoredFile(id, owner, purpose, filename, content.size, now, now + kept_s)
+        content.flush()
+        with self.store.blobs.shared_lock():
+            blob = content.commit()
+            with self.store.transaction() as tx:
+                tx.execute(sa.insert(FILES).values(**asdict(file)))
+                self.store.references.put(tx, id, ROLE, blob)
+        return file
+
+    def get(self, id: str, owner: str) -> StoredFile:
+        """Raises ApiError `file_not_found`."""
+        query = sa.select(FILES).where(FILES.c.id == id, FILES.c.owner == owner, self._alive())
+        with self.store.database.engine.connect() as tx:
+            row = tx.execute(query).one_or_none() if FILE_ID.fullmatch(id) else None
+        if row is None:
+            raise _no_file()
+        return StoredFile(*row)
+
+    def page(self, owner: str, limit: int, after: Place | None) -> tuple[list[StoredFile], bool]:
+        """Up to `limit` files, the latest first, behind a place; and whether there are more."""
+        query = sa.select(FILES).where(FILES.c.owner == owner, self._alive())
+        with self.store.database.engine.connect() as tx:
+            rows = tx.execute(one_page(query, FILES, after, limit)).all()
+        return [StoredFile(*row) for row in rows[:limit]], len(rows) > limit
+
+    def path(self, id: str, owner: str) -> Path:
+        """The content on disk, to be opened at once. Raises ApiError `file_not_found`."""
+        self.get(id, owner)
+        name = self.store.references.get(id, ROLE)
+        try:
+            if name is not None:
+                return self.store.blobs.local(name)
+        except FileNotFoundError:
+            pass  # deleted in between
+        raise _no_file()
+
+    def delete(self, id: str, owner: str) -> None:
+        """Raises ApiError `file_not_found`."""
+        self.get(id, owner)
+        self._erase(id)
+
+    def erase_expired(self) -> None:
+        query = sa.select(FILES.c.id).where(FILES.c.expires_at <= self.store.now())
+        with self.store.database.engine.connect() as tx:
+            expired = list(tx.execute(query).scalars())
+        for id in expired:
+            self._erase(id)
+
+    def _alive(self) -> sa.ColumnElement[bool]:
+        return FILES.c.expires_at.is_(None) | (FILES.c.expires_at > self.store.now())
+
+    def _erase(self, id: str) -> None:
+        self.store.references.drop_all(id, sa.delete(FILES).where(FILES.c.id == id))
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file's row, column by column. Times are Unix seconds."""
+
+    id: str
+    owner: str  # name of the API key
+    purpose: Purpose
+    filename: str  # the client's name for it: a label, never a path
+    size: int  # bytes
+    created_at: float
+    expires_at: float | None
+
+    def view(self) -> dict[str, Any]:
+        """OpenAI's File object. `status` is deprecated there, and SDKs still require it."""
+        expires_at = None if self.expires_at is None else int(self.expires_at)
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.size,
+            "created_at": int(self.created_at),
+            "expires_at": expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+        }
 
 
 @dataclass(frozen=True)
@@ -90,14 +220,16 @@ class Batches:
             lines = list(self._lines(file, owner))
         if not lines:
             raise _refused("the file has no requests")
-        batch = f"batch_{uuid4().hex}"
-        blobs: dict[str, str] = {}
+        batch, blobs = f"batch_{uuid4().hex}", dict[str, str]()
+        row = {"id": batch, "tenant": owner, "input_file": form.input_file_id, "lines": len(lines)}
+        row |= {"created_at": self.store.now(), "metadata": json.dumps(form.metadata)}
         try:
             with self.store.blobs.shared_lock():
                 for text in {line.form.model_dump_json() for line in lines}:
                     blobs[text] = self.store.blobs.put(text.encode())
                 with self.store.transaction() as tx:
-                    self._insert(tx, batch, owner, form, lines, blobs)
+                    tx.execute(sa.insert(BATCHES).values(**row))
+                    self._insert_jobs(tx, batch, owner, lines, blobs)
                     if key is not None:
                         self.store.keys.insert(tx, owner, key.text, key.fingerprint, batch)
         except IntegrityError:
@@ -111,7 +243,7 @@ class Batches:
     def get(self, id: str, owner: str) -> Batch:
         """Raises ApiError `batch_not_found`."""
         if ID.fullmatch(id):
-            query = sa.select(BATCHES).where(BATCHES.c.id == id, BATCHES.c.tenant == owner)
+            query = sa.select(*ROW).where(BATCHES.c.id == id, BATCHES.c.tenant == owner)
             with self.store.database.engine.connect() as tx:
                 row = tx.execute(query).one_or_none()
                 if row is not None:
@@ -120,7 +252,7 @@ class Batches:
 
     def page(self, owner: str, limit: int, after: Place | None) -> tuple[list[Batch], bool]:
         """Up to `limit` batches, the latest first, behind a place; and whether there are more."""
-        query = one_page(sa.select(BATCHES).where(BATCHES.c.tenant == owner), BATCHES, after, limit)
+        query = one_page(sa.select(*ROW).where(BATCHES.c.tenant == owner), BATCHES, after, limit)
         with self.store.database.engine.connect() as tx:
             batches = [self._batch(tx, row) for row in tx.execute(query).all()]
         return batches[:limit], len(batches) > limit
@@ -221,18 +353,9 @@ class Batches:
         forms.transcription(form, serving, settings)
         return check(JobForm(**form.model_dump()), serving, settings)
 
-    def _insert(
-        self,
-        tx: Tx,
-        batch: str,
-        owner: str,
-        form: BatchForm,
-        lines: list[Line],
-        blobs: dict[str, str],
+    def _insert_jobs(
+        self, tx: Tx, batch: str, owner: str, lines: list[Line], blobs: dict[str, str]
     ) -> None:
-        row = {"id": batch, "tenant": owner, "input_file": form.input_file_id, "lines": len(lines)}
-        metadata, now = json.dumps(form.metadata), self.store.now()
-        tx.execute(sa.insert(BATCHES).values(**row, created_at=now, metadata=metadata))
         jobs, references, audio = [], [], dict[str, str]()
         for file in {line.file for line in lines if line.file is not None}:
             blob = self.store.references.get_in(tx, file, ROLE)
@@ -241,20 +364,8 @@ class Batches:
             audio[file] = blob
         for k, line in enumerate(lines):
             id, options = f"job_{uuid4().hex}", {**shown(line.form), "batch": batch}
-            jobs.append(
-                NewJob(
-                    id,
-                    owner,
-                    line.custom_id,
-                    0.0,
-                    {},
-                    options,
-                    trace=place(),
-                    batch=batch,
-                    line=k,
-                    source=line.url,
-                )
-            )
+            new = NewJob(id, owner, line.custom_id, 0.0, {}, options, trace=place(), batch=batch)
+            jobs.append(replace(new, line=k, source=line.url))
             references.append((id, "form", blobs[line.form.model_dump_json()]))
             if line.file is not None:
                 references.append((id, "audio", audio[line.file]))
@@ -279,23 +390,19 @@ class Batches:
         if job.state == "cancelled":
             text = "This request was not finished before the batch was cancelled."
             return {**line, "error": {"code": "batch_cancelled", "message": text}}
-        status: int = 200
-        body: Any
+        response: dict[str, Any] = {"status_code": 200, "request_id": f"req_{number}"}
         if job.error is not None:
             code, message = job.error
             error = ApiError(code if code in STATUS else "internal_error", message)
-            status, body = error.status, error.body()
+            response |= {"status_code": error.status, "body": error.body()}
         else:
             form = self.jobs.operations.files.form(job.id)
             transcript = self.jobs.operations.transcript(job.id, owner)
             if form.diarized:
                 transcript = relabelled(transcript, form.known_speaker_names, letter)
             words = form.timestamp_granularities
-            body = body_of(form.response_format, transcript, granularities=words)
-        return {
-            **line,
-            "response": {"status_code": status, "request_id": f"req_{number}", "body": body},
-        }
+            response["body"] = body_of(form.response_format, transcript, granularities=words)
+        return {**line, "response": response}
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -305,17 +412,7 @@ class Batches:
         found = {state: (count, ended_at) for state, count, ended_at in tx.execute(query)}
         counts = {state: count for state, (count, _) in found.items()}
         ended_at = max((at for _, at in found.values() if at), default=row.cancelled_at)
-        return Batch(
-            row.id,
-            row.input_file,
-            row.lines,
-            row.created_at,
-            row.cancelled_at,
-            ended_at,
-            counts,
-            json.loads(row.metadata),
-            str(self.settings.model_name),
-        )
+        return Batch(**row._mapping, ended_at=ended_at, jobs=counts, model=self.settings.model_name)
 
     def _created_by(self, owner: str, key: IdempotencyKey) -> Batch | None:
         id = self.store.keys.get(owner, key.text, key.fingerprint)
@@ -331,9 +428,9 @@ class Batch:
     lines: int
     created_at: float
     cancelled_at: float | None
+    metadata: str  # JSON
     ended_at: float | None
     jobs: dict[str, int]
-    metadata: dict[str, str] | None
     model: str
 
     @property
@@ -364,9 +461,13 @@ class Batch:
             "completed_at": None if self.cancelled_at else ended_at,
             "cancelled_at": ended_at if self.cancelled_at else None,
             "request_counts": {"total": self.lines, "completed": done, "failed": failed},
-            "metadata": self.metadata,
+            "metadata": json.loads(self.metadata),
         }
 
 
 def _refused(reason: str) -> ApiError:
     return ApiError("invalid_value", reason, param="input_file_id")
+
+
+def _no_file() -> ApiError:
+    return ApiError("file_not_found", "there is no such file")

@@ -274,11 +274,6 @@ class Settings(BaseSettings):
 
         return public_name(self.model or DEFAULT)
 
-    @cached_property
-    def model_names(self) -> list[str]:
-        """The names of the speech model, its own first."""
-        return list(dict.fromkeys([self.model_name, *self.aliases]))
-
     @property
     def text_name(self) -> str | None:
         """The name of the text model for clients, if there is one."""

@@ -176,7 +176,8 @@ class Models(BaseModel):
 @models_router.get("")
 async def models(settings: SettingsDep) -> Models:
     texts = [] if settings.text_name is None else [settings.text_name]
-    speaking = [Model(id=name, speakers=_tells_speakers(settings)) for name in settings.model_names]
+    names = dict.fromkeys([settings.model_name, *settings.aliases])  # its own first
+    speaking = [Model(id=name, speakers=_tells_speakers(settings)) for name in names]
     return Models(data=[*speaking, *(Model(id=name) for name in texts)])
 
 

@@ -134,7 +134,7 @@ def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
 
 def check_model(name: str, settings: Settings) -> str:
     """The name, if it is one of the speech model's. Raises ApiError `model_not_found`."""
-    if name not in (*settings.model_names, settings.model):
+    if name not in (settings.model_name, *settings.aliases, settings.model):
         text = f"there is no model {name!r}; there is {settings.model_name!r}"
         raise ApiError("model_not_found", text, param="model")
     return name
@@ -150,11 +150,15 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
         language = None
     if language is not None:
         language = serving.language(language, "languages" if form.languages else "language")
+    # Long audio is always cut, so `auto` equals the default.
+    strategy, windows = form.chunking_strategy, WindowOptions()
+    if isinstance(strategy, VadConfig):
+        windows = _windows(strategy)
     return Options(
         language=language,
         initial_prompt=", ".join(filter(None, (form.prompt, *form.keywords))) or None,
         hint=form.hint,
-        windows=_windows(form.chunking_strategy),
+        windows=windows,
         words=form.diarized or "word" in (form.timestamp_granularities or ()),
         guards=guards(form.temperature),
     )
@@ -233,10 +237,11 @@ def _object(name: str, value: str) -> Value:
 
 def _check(form: TranscriptionForm) -> None:
     """Refuse combinations that the contract excludes."""
-    for param in ("known_speaker_names", "known_speaker_references"):
-        if getattr(form, param) and not form.diarized:
-            raise invalid(param, "needs response_format=diarized_json")
-    check_speaker_names(form.known_speaker_names)
+    if form.diarized:
+        check_speaker_names(form.known_speaker_names)
+    elif form.known_speaker_names or form.known_speaker_references:
+        param = "known_speaker_" + ("names" if form.known_speaker_names else "references")
+        raise invalid(param, "needs response_format=diarized_json")
     if form.timestamp_granularities and form.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "needs response_format=verbose_json")
     if form.include and form.response_format != "json":
@@ -262,10 +267,8 @@ def check_speaker_names(names: Sequence[str]) -> None:
         raise invalid("known_speaker_names", "a name is given twice: each person has one reference")
 
 
-def _windows(strategy: object) -> WindowOptions:
-    """Options for cutting windows. Long audio is always cut, so `auto` equals the default."""
-    if not isinstance(strategy, VadConfig):
-        return WindowOptions()
+def _windows(strategy: VadConfig) -> WindowOptions:
+    """Options for cutting windows."""
     pad_s, pause_s = strategy.prefix_padding_ms / 1000, strategy.silence_duration_ms / 1000
     # Longer silence is skipped except for the padding on both sides, which must fit into it.
     silence_s = max(WindowOptions.max_silence_s, pause_s, 2 * pad_s + 0.1)

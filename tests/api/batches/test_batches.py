@@ -235,8 +235,7 @@ def test_private_addresses_are_refused(tmp_path, transcriber, decoders, monkeypa
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from forescribe.api.batches import BatchForm, Batches
-from forescribe.api.files import Files
+from forescribe.api.batches import BatchForm, Batches, Files
 from forescribe.api.jobs.service import Jobs
 from forescribe.api.jobs.store import JobTable
 from forescribe.api.jobs.submissions import JobForm
