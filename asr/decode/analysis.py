@@ -18,8 +18,7 @@ from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Word, seconds
 from ..model.whisper import Whisper
 from ..segment.windows import MAX_SAMPLES, Window, cut
-from ..words.borders import assemble_words, pauses
-from ..words.splitting import MARKS, split_words
+from ..words.assembly import MARKS, assemble_words, pauses, split_words
 from ..words.timing import Utterance, token_times
 from .context import DecodingContext, EncodedWindow, encode_windows
 from .recording import DOUBTFUL, fault, text_of

@@ -82,11 +82,23 @@ class DecodingContext:
     def of(
         cls, whisper: Whisper, batch: int, gamma: int | None, detector: Detector | None
     ) -> DecodingContext:
-        """Where shapes are compiled, every one is now, before there is work that would wait for it."""
-        context = cls(whisper, _engine(whisper, batch, gamma), gamma, detector)
+        """With a new engine, of `batch` slots. Where shapes are compiled, every one is now, before there is
+        work that would wait for it."""
+        generation, config = whisper.target.generation_config, whisper.target.config
+        drafter = None if gamma == 0 else _drafter(whisper, gamma)
+        engine = Engine(
+            whisper.decoder(),
+            drafter,
+            batch=batch,
+            eos=whisper.tokens.ends,
+            schedule=schedule_for(gamma, drafter),
+            processors=whisper_rules(generation, config, whisper.device.torch),
+            device=whisper.device,
+        )
+        engine.choose_threads()
         if whisper.device.static_shapes:
-            context.engine.warm_up()
-        return context
+            engine.warm_up()
+        return cls(whisper, engine, gamma, detector)
 
     @property
     def mel(self) -> LogMel:
@@ -125,12 +137,12 @@ class DecodingContext:
         return self.detector
 
 
+@dataclass(eq=False)
 class IsolatedEngine:
     """An engine whose requests have unique tags. Belongs to one thread, like the engine."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._ended: list[Ended] = []  # not returned yet
+    engine: Engine
+    _ended: list[Ended] = field(default_factory=list, init=False)  # not returned yet
 
     @property
     def idle(self) -> bool:
@@ -265,23 +277,6 @@ def _finite(states: Sequence[EncoderStates]) -> Tensor:
 
 
 # -- the engine -----------------------------------------------------------------------------------------
-
-
-def _engine(whisper: Whisper, batch: int, gamma: int | None) -> Engine:
-    """The engine that decodes a pair."""
-    generation, config = whisper.target.generation_config, whisper.target.config
-    drafter = None if gamma == 0 else _drafter(whisper, gamma)
-    engine = Engine(
-        whisper.decoder(),
-        drafter,
-        batch=batch,
-        eos=whisper.tokens.ends,
-        schedule=schedule_for(gamma, drafter),
-        processors=whisper_rules(generation, config, whisper.device.torch),
-        device=whisper.device,
-    )
-    engine.choose_threads()
-    return engine
 
 
 def _drafter(whisper: Whisper, gamma: int | None) -> Drafter:

@@ -5,16 +5,28 @@ and figures, or an error. Knows nothing of how windows are decoded.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from operator import attrgetter
 
+from forescribe.speculative.requests import Source
+
 from ..formats.transcript import Transcript
-from ..formats.transcript_parts import PLACES, Coverage, Json, Notice, Segment, Span, seconds
+from ..formats.transcript_parts import (
+    PLACES,
+    TOKEN_SOURCES,
+    Coverage,
+    Json,
+    Notice,
+    Segment,
+    Span,
+    TokenSource,
+    seconds,
+)
 from ..model.whisper import Whisper
 from ..segment.windows import Window, total
-from ..words import splitting
 from .answers import BoundOptions
 from .context import DecodingContext
 from .options import Decoded, Options, Outcome
@@ -23,6 +35,7 @@ from .recording import (
     RecordingState,
     fault,
     in_order,
+    name_of,
     reason_of,
     text_of,
     timed_segments,
@@ -146,9 +159,41 @@ def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
         "accepted": accepted,
         "acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
-        **splitting.stats([result.sources for result in results]),
+        **source_stats([result.sources for result in results]),
         "guarantees": guarantees,
         "wall_s": wall,
+    }
+
+
+def source_stats(results: Iterable[Sequence[Source]]) -> dict[str, Json]:
+    """Figures from the token sources of a recording's windows.
+
+    A round yields a run of accepted tokens and one further token of the target: a correction means that the
+    next draft was judged and rejected, a bonus that no draft was left, a plain token that there were no
+    drafts. So the sources alone determine what became of every draft that was judged.
+
+    `written` counts tokens by source, timestamps and end tokens included. Entry i of
+    `judged_at_depth` counts the drafts at depth i + 1 that were judged, because all earlier drafts of
+    their round were accepted; entry i of `accepted_at_depth` those that were accepted.
+    """
+    counts, judged, accepted = Counter[TokenSource](), Counter[int](), Counter[int]()
+    for sources in results:
+        counts.update(map(name_of, sources))
+        depth = 0  # of the next draft of the round under way; a guess was not drafted
+        for source in sources:
+            if source is Source.ACCEPTED:
+                judged[depth] += 1
+                accepted[depth] += 1
+                depth += 1
+            elif source is not Source.GUESSED:
+                if source is Source.CORRECTION:
+                    judged[depth] += 1
+                depth = 0
+    depths = range(max(judged, default=-1) + 1)
+    return {
+        "written": {name: counts[name] for name in TOKEN_SOURCES},
+        "judged_at_depth": [judged[depth] for depth in depths],
+        "accepted_at_depth": [accepted[depth] for depth in depths],
     }
 
 
@@ -166,7 +211,15 @@ def _warnings(
             "name the language"
         )
         notices.append(_notice("failed_windows", text, failed))
-    notices += _wordless(done)
+    # Windows whose text does not count have warnings of their own.
+    if runs := [run for d in done if d.state == "decoded" for run in d.wordless]:
+        places = _listed([f"{seconds(a):.1f} to {seconds(b):.1f} s" for a, b in runs])
+        text = (
+            f"{seconds(total(runs)):.1f} s sound like a voice and have no words: {places}; listen to "
+            "them, name the language, or use a larger model"
+        )
+        starts = tuple(seconds(start) for start, _ in runs[:PLACES]) if len(runs) > 1 else ()
+        notices.append(Notice("voice_without_words", text, len(runs), starts))
     # Text that was kept although the guards rejected it at every temperature.
     if doubted := [d for d in done if d.doubt is not None]:
         text = (
@@ -188,21 +241,6 @@ def _warnings(
         text = f"decoded without drafts at {spans}: {error}; the text is complete"
         notices.append(_notice("draft_failed", text, plain))
     return notices
-
-
-def _wordless(done: Iterable[Decoded]) -> list[Notice]:
-    """A warning for voice without words in windows whose text counts; the others have warnings of their
-    own."""
-    runs = [run for d in done if d.state == "decoded" for run in d.wordless]
-    if not runs:
-        return []
-    places = _listed([f"{seconds(a):.1f} to {seconds(b):.1f} s" for a, b in runs])
-    text = (
-        f"{seconds(total(runs)):.1f} s sound like a voice and have no words: {places}; listen to them, name "
-        "the language, or use a larger model"
-    )
-    starts = tuple(seconds(start) for start, _ in runs[:PLACES]) if len(runs) > 1 else ()
-    return [Notice("voice_without_words", text, len(runs), starts)]
 
 
 def _dropped(whisper: Whisper, done: Iterable[Decoded]) -> list[Notice]:

@@ -7,27 +7,28 @@ of several windows in one forward pass. Knows nothing of engines.
 
 from __future__ import annotations
 
+import math
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from forescribe.speculative.errors import release
-from forescribe.speculative.requests import Request, Result
+from forescribe.speculative.requests import Request, Result, Source
 
 from ..audio.inputs import Input
 from ..audio.reading import Recording
 from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
-from ..formats.transcript_parts import Segment, Word
+from ..formats.transcript_parts import Segment, TokenSource, Word
 from ..model.tokens import Task
 from ..model.vocabulary import bytes_of
 from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Window
-from ..words.borders import Pause, assemble_words
-from ..words.splitting import Stretch, compression_ratio, mean_logprob, name_of, stretches
+from ..words.assembly import Pause, Stretch, assemble_words, stretches
 from ..words.timing import TokenTimes, Utterance, token_times
 from .options import Decoded, Judgement, PhaseTimes, Token
 
@@ -198,6 +199,23 @@ def texts_of(whisper: Whisper, decoded: Decoded) -> list[tuple[Stretch, str]]:
     return [(part, text) for part in parts if (text := text_of(whisper, part.tokens)).strip()]
 
 
+def compression_ratio(text: str) -> float:
+    """The size of a text divided by its compressed size: far above 2 for repetitions (openai/whisper)."""
+    data = text.encode("utf-8")
+    return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+def mean_logprob(logprobs: Sequence[float]) -> float:
+    """The mean over all tokens, end-of-text included; NaN where there are none."""
+    return math.fsum(logprobs) / len(logprobs) if logprobs else math.nan
+
+
+def name_of(source: Source) -> TokenSource:
+    """The name of a source in a transcript. Prompt tokens are not part of transcripts."""
+    assert source is not Source.PROMPT
+    return cast(TokenSource, source.name.lower())
+
+
 def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:
     """A window's segments, without words."""
     result, parts = decoded.result, texts_of(whisper, decoded)
@@ -255,14 +273,16 @@ def tokens_of(whisper: Whisper, decoded: Decoded) -> Iterator[Token]:
             yield Token(data.decode(errors="replace"), logprob, data)
 
 
+@dataclass(eq=False)
 class WordTimer:
     """Times the words of decoded windows, which wait here with their encoder states: as soon as there are
     `batch`; None waits for `run`. Where timing fails, a window keeps its text and has no word times."""
 
-    def __init__(self, whisper: Whisper, task: Task, batch: int | None) -> None:
-        self.whisper, self.task, self.batch = whisper, task, batch
-        self.waiting: list[PendingWindow] = []  # `decoded`; they hold their encoder states
-        self.phases: PhaseTimes | None = None
+    whisper: Whisper
+    task: Task
+    batch: int | None
+    waiting: list[PendingWindow] = field(default_factory=list)
+    phases: PhaseTimes | None = None
 
     def add(self, pending: PendingWindow) -> None:
         """Queue a window, and time all that wait if the batch is full."""
@@ -302,9 +322,10 @@ class WordTimer:
             decoded, states = pending.decoded, pending.states
             assert decoded is not None and states is not None
             prompt = self.whisper.tokens.prompt(decoded.language, self.task, timestamps=False)
-            segments = pending.recording.segments[pending.start]
-            tokens = tuple(token for segment in segments for token in segment.tokens)
-            utterances.append(Utterance(states, prompt, tokens, decoded.length))
+            tokens = list[int]()
+            for segment in pending.recording.segments[pending.start]:
+                tokens += segment.tokens
+            utterances.append(Utterance(states, prompt, tuple(tokens), decoded.length))
         return token_times(self.whisper, utterances)
 
 

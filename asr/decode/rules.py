@@ -52,9 +52,9 @@ def whisper_rules(
     V = config.vocab_size
     rules: list[Processor] = []
     if generation_config.begin_suppress_tokens is not None:
-        rules.append(SuppressAtBegin.of(generation_config.begin_suppress_tokens, V, device))
+        rules.append(SuppressAtBegin(_mask(generation_config.begin_suppress_tokens, V, device)))
     if generation_config.suppress_tokens is not None:
-        rules.append(Suppress.of(generation_config.suppress_tokens, V, device))
+        rules.append(Suppress(_mask(generation_config.suppress_tokens, V, device)))
     if getattr(generation_config, "no_timestamps_token_id", None) is not None:
         no_timestamps = _id(generation_config, "no_timestamps_token_id")
         rules.append(
@@ -255,13 +255,6 @@ class Suppress:
 
     mask: Tensor
 
-    @classmethod
-    def of(
-        cls, ids: Iterable[int], vocab_size: int, device: torch.device | str = "cpu"
-    ) -> Suppress:
-        """The rule for these token ids; ids outside the vocabulary have nothing to suppress."""
-        return cls(_mask(ids, vocab_size, device))
-
     def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
         """Return logits [B, N, V] with the suppressed tokens at -inf."""
         return logits.masked_fill(self.mask, FORBIDDEN)
@@ -278,13 +271,6 @@ class SuppressAtBegin:
     """
 
     mask: Tensor
-
-    @classmethod
-    def of(
-        cls, ids: Iterable[int], vocab_size: int, device: torch.device | str = "cpu"
-    ) -> SuppressAtBegin:
-        """The rule for these token ids; ids outside the vocabulary have nothing to suppress."""
-        return cls(_mask(ids, vocab_size, device))
 
     def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
         """Return logits [B, N, V] with the tokens at -inf where the first token is predicted."""
@@ -317,10 +303,10 @@ class NoSpeech:
 
         Raises ValueError where the prompt has no start-of-transcript.
         """
-        slots = [slot for slot, token in enumerate(prompt) if token == self.start]
-        if not slots:
+        if self.start not in prompt:
             raise ValueError(f"the prompt has no start-of-transcript token {self.start}")
-        return Probe(slot=slots[-1], tokens=(self.token,))
+        last = len(prompt) - 1 - prompt[::-1].index(self.start)
+        return Probe(slot=last, tokens=(self.token,))
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Probability [B] of no speech from raw logits [B, V] at the start-of-transcript slot."""
@@ -328,7 +314,8 @@ class NoSpeech:
 
 
 def _mask(ids: Iterable[int], vocab_size: int, device: torch.device | str) -> Tensor:
-    """A mask `[V]` bool, true at `ids`, created once on the device."""
+    """A mask `[V]` bool, true at `ids`, created once on the device; ids outside the vocabulary have nothing
+    to suppress."""
     listed = torch.tensor(list(ids), dtype=torch.long)
     return torch.isin(torch.arange(vocab_size), listed).to(device)
 

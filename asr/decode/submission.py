@@ -29,7 +29,7 @@ from ..errors import CapacityError, ForescribeError, out_of_memory
 from ..formats.transcript_parts import State, seconds
 from ..segment.cut_plan import Plan, planned_windows
 from ..segment.windows import Window, cut
-from ..words.borders import pauses
+from ..words.assembly import pauses
 from .answers import (
     BoundOptions,
     accounted,

@@ -21,7 +21,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
 
 import torch
 
@@ -176,16 +175,15 @@ class Transcriber:
     def with_readers(self, readers: int) -> Transcriber:
         """The same model, whose calls read recordings ahead in so many processes. The transcripts are the
         same."""
-        return self._with(readers=readers)
+        other = copy(self)
+        other.readers = readers
+        return other
 
     def with_speakers(self, speakers: FindsSpeakers) -> Transcriber:
         """The same model, whose transcripts say who speaks:
         `forescribe.diarize.speaker_finder.SpeakerFinder`."""
-        return self._with(speakers=speakers)
-
-    def _with(self, **settings: Any) -> Transcriber:
         other = copy(self)
-        vars(other).update(settings)
+        other.speakers = speakers
         return other
 
     def transcribe(

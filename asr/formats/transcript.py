@@ -142,19 +142,20 @@ class Transcript:
     def to_dict(self) -> dict[str, Json]:
         """Whisper's JSON with additional keys. Numbers that are not finite become null."""
         turns: dict[str, Json] = {"turns": [turn_to_dict(turn) for turn in self.turns]}
-        return {
+        whole: dict[str, Json] = {
             "text": self.text,
             "segments": [_segment_to_dict(segment, self.diarized) for segment in self.segments],
             **(turns if self.diarized else {}),
             "language": self.language,
-            "language_probability": _finite_or_none(self.language_probability),
+            "language_probability": self.language_probability,
             "duration": self.duration,
             "diarized": self.diarized,
             "warnings": [notice_to_dict(notice) for notice in self.warnings],
             "coverage": coverage_to_dict(self.coverage),
-            "settings": _without_nan(dict(self.settings)),
-            "stats": _without_nan(dict(self.stats)),
+            "settings": dict(self.settings),
+            "stats": dict(self.stats),
         }
+        return cast(dict[str, Json], _without_nan(whole))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Transcript:
@@ -310,10 +311,10 @@ def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
         "end": segment.end,
         "text": segment.text,
         "tokens": list(segment.tokens),
-        "temperature": _finite_or_none(segment.temperature),
-        "avg_logprob": _finite_or_none(segment.avg_logprob),
-        "compression_ratio": _finite_or_none(segment.compression_ratio),
-        "no_speech_prob": _finite_or_none(segment.no_speech_prob),
+        "temperature": segment.temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": segment.compression_ratio,
+        "no_speech_prob": segment.no_speech_prob,
     }
     if segment.doubt is not None:
         data["doubt"] = segment.doubt
@@ -323,7 +324,7 @@ def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
         data["words"] = [_word_to_dict(word, diarized) for word in segment.words]
     if diarized:
         data["speaker"] = segment.speaker
-        data["speaker_confidence"] = _finite_or_none(segment.speaker_confidence)
+        data["speaker_confidence"] = segment.speaker_confidence
     return data
 
 
@@ -359,13 +360,13 @@ def _word_to_dict(word: Word, diarized: bool) -> dict[str, Json]:
         "word": word.text,
         "start": word.start,
         "end": word.end,
-        "probability": _finite_or_none(word.probability),
+        "probability": word.probability,
     }
     if word.sources is not None:
         data["sources"] = list[Json](word.sources)
     if diarized:
         data["speaker"] = word.speaker
-        data["speaker_confidence"] = _finite_or_none(word.speaker_confidence)
+        data["speaker_confidence"] = word.speaker_confidence
         data["overlap"] = word.overlap
         if word.others:
             data["other_speakers"] = list[Json](word.others)
@@ -448,11 +449,6 @@ def _finite(value: float) -> float:
     return value
 
 
-def _finite_or_none(value: float | None) -> float | None:
-    """None for NaN and infinities."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _without_nan(value: Json) -> Json:
     """Replace numbers that are not finite by None: JSON has none, and other readers refuse the
     whole file."""
@@ -460,4 +456,4 @@ def _without_nan(value: Json) -> Json:
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_without_nan(item) for item in value]
-    return _finite_or_none(value) if isinstance(value, float) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -59,7 +59,9 @@ class _InSeconds:
     start: float = field(init=False, compare=False)
     end: float = field(init=False, compare=False)
 
-    def _place(self, start_sample: int, end_sample: int) -> None:
+    def _place(self, start_sample: int, end_sample: int, what: str) -> None:
+        if not 0 <= start_sample <= end_sample:
+            raise ValueError(f"{what} runs from sample {start_sample} to {end_sample}")
         object.__setattr__(self, "start", seconds(start_sample))
         object.__setattr__(self, "end", seconds(end_sample))
 
@@ -89,8 +91,7 @@ class Word(_InSeconds):
     others: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self._place(self.start_sample, self.end_sample)
-        _check_order(self.start_sample, self.end_sample, f"word {self.text!r}")
+        self._place(self.start_sample, self.end_sample, f"word {self.text!r}")
         unknown = set(self.sources or ()) - set(TOKEN_SOURCES)
         if unknown:
             raise ValueError(f"unknown source {unknown.pop()!r}; known: {', '.join(TOKEN_SOURCES)}")
@@ -135,8 +136,7 @@ class Segment(_InSeconds):
     continues: bool = False
 
     def __post_init__(self) -> None:
-        self._place(self.start_sample, self.end_sample)
-        _check_order(self.start_sample, self.end_sample, f"segment {self.id}")
+        self._place(self.start_sample, self.end_sample, f"segment {self.id}")
 
     def __repr__(self) -> str:
         return self._brief(beginning(self.text), self.speaker)
@@ -161,9 +161,9 @@ class Turn(_InSeconds):
     confidence: float | None = None
 
     def __post_init__(self) -> None:
-        self._place(self.start_sample, self.end_sample)
         if not 0 <= self.start_sample < self.end_sample:
             raise ValueError(f"empty or reversed turn [{self.start_sample}, {self.end_sample})")
+        self._place(self.start_sample, self.end_sample, "turn")
         if not self.speaker.strip():
             raise ValueError("a turn's speaker has no name")
 
@@ -310,8 +310,3 @@ def _joined(text: str, equal: Sequence[Notice]) -> Notice:
 
 def _times(count: int) -> str:
     return f" ({count} times)"
-
-
-def _check_order(start: int, end: int, what: str) -> None:
-    if not 0 <= start <= end:
-        raise ValueError(f"{what} runs from sample {start} to {end}")

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ..words.splitting import MARKS
+from ..words.assembly import MARKS
 
 if TYPE_CHECKING:
     from ..decode.options import Token

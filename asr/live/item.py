@@ -15,7 +15,7 @@ from ..decode.session import Session
 from ..formats.transcript import Transcript
 from ..model.whisper import Whisper
 from ..segment.windows import Cutter, Samples, Window
-from ..words.splitting import split_words, stretches
+from ..words.assembly import split_words, stretches
 from .commit import Committer, LiveWord
 from .passes import Bindings, Kind, Pass, Restored, guess_from, kept_language
 

@@ -98,14 +98,6 @@ class SileroDetector:
             x = conv1d(x, weight, bias, stride=stride, padding=1).relu()
         return x[..., 0]
 
-    def decode(self, hidden: Tensor) -> Tensor:
-        """Logits of speech [F] from hidden states [F, 128]."""
-        weight, bias = (
-            self.weights["decoder.decoder.2.weight"],
-            self.weights["decoder.decoder.2.bias"],
-        )
-        return hidden.relu() @ weight[0, :, 0] + bias
-
 
 class _SileroStream:
     def __init__(self, detector: SileroDetector) -> None:
@@ -125,7 +117,9 @@ class _SileroStream:
         with torch.inference_mode():
             encoded = self.detector.encode(torch.from_numpy(frames))
             hidden, self.state = self.detector.lstm(encoded[:, None], self.state)  # [F, 1, 128]
-            logits = self.detector.decode(hidden[:, 0])
+            weights = self.detector.weights
+            weight, bias = weights["decoder.decoder.2.weight"], weights["decoder.decoder.2.bias"]
+            logits = hidden[:, 0].relu() @ weight[0, :, 0] + bias  # [F]
             return np.asarray(logits.sigmoid().numpy(), np.float32)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -330,7 +330,7 @@ class Cutter:
         windows = list[Window]()
         while len(self.voiced):
             windows += self._decide()
-        return [*windows, *self._end_silence()]
+        return [*windows, *self._end_silence(self.start)]
 
     def so_far(self) -> list[Window]:
         """The remaining windows if the recording ended here, which it need not."""
@@ -361,43 +361,32 @@ class Cutter:
         voice = self.probabilities[: piece.frames] >= VOICE
         self.probabilities = self.probabilities[piece.frames :]
         self.voiced = self.voiced[piece.frames :]
-        samples = self.samples.pop(
-            piece.frames * FRAME
-        )  # fewer at the end of the recording, within a frame
+        # At the end of the recording the last frame is not full.
+        samples = self.samples.pop(piece.frames * FRAME)
         self.seen = max(0, self.seen - len(samples))
+        start = self.start
+        self.start = end = start + len(samples)
         if piece.speech:
-            yield from self._end_silence()
-            yield self._window(self.start, self.start + len(samples), samples, voice)
+            yield from self._end_silence(start)
+            voiced = within(runs_of(voice, FRAME, start), start, end)
+            yield Window(self.index, start, end, True, samples, voiced)
+            self.index += 1
         elif self.silent_from is None:
-            self.silent_from = self.start
-        self.start += len(samples)
+            self.silent_from = start
 
-    def _end_silence(self) -> Iterator[Window]:
+    def _end_silence(self, end: int) -> Iterator[Window]:
         if self.silent_from is not None:
-            yield self._window(self.silent_from, self.start)
-            self.silent_from = None
-
-    def _window(
-        self,
-        start: int,
-        end: int,
-        samples: Samples | None = None,
-        voice: NDArray[np.bool_] | None = None,
-    ) -> Window:
-        held = np.zeros(0, np.float32) if samples is None else samples
-        voiced = () if voice is None else _sample_runs(voice, start, end)
-        window = Window(self.index, start, end, samples is not None, held, voiced)
-        self.index += 1
-        return window
+            yield Window(self.index, self.silent_from, end, False, np.zeros(0, np.float32), ())
+            self.index, self.silent_from = self.index + 1, None
 
 
+@dataclass
 class _Queue:
     """A queue of samples. Blocks are joined only when samples are read, so that pushing many small blocks
     is cheap."""
 
-    def __init__(self) -> None:
-        self.parts: list[Samples] = []
-        self.count = 0
+    parts: list[Samples] = field(default_factory=list)
+    count: int = 0
 
     def push(self, samples: Samples) -> None:
         self.parts.append(np.array(samples, np.float32))
@@ -439,23 +428,19 @@ class VoiceRuns:
         """The runs, once all blocks have passed."""
         rest = self._queue.pop(self._queue.count)
         self._detect(np.pad(rest, (0, -len(rest) % FRAME)))
-        return _sample_runs(np.concatenate(self._voice), 0, self._count)
+        found = runs_of(np.concatenate(self._voice), FRAME)
+        return within(found, 0, self._count)
 
     def _detect(self, samples: Samples) -> None:
         # NaN is no voice here: words are missed only where a voice was heard.
         self._voice.append(self._stream.probabilities(samples) >= VOICE)
 
 
-def runs_of(frames: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """The runs [start, end) of frames that are set."""
+def runs_of(frames: NDArray[np.bool_], step: int = 1, first: int = 0) -> list[Run]:
+    """The runs of frames that are set, by samples: frames of `step`, from sample `first` on."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], frames, [False]]).astype(np.int8)))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
-
-
-def _sample_runs(voice: NDArray[np.bool_], start: int, end: int) -> tuple[Run, ...]:
-    """Runs of frames from sample `start` on, as samples up to `end`."""
-    runs = ((start + a * FRAME, start + b * FRAME) for a, b in runs_of(voice))
-    return within(runs, start, end)
+    bounds = (first + step * edges).tolist()
+    return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def _frames(time_s: float) -> int:

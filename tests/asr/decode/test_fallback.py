@@ -12,13 +12,12 @@ import torch
 import forescribe.asr.decode.context
 from forescribe.asr.decode.answers import seed_of
 from forescribe.asr.decode.options import Guards, Judgement
-from forescribe.asr.decode.recording import PendingWindow
+from forescribe.asr.decode.recording import PendingWindow, mean_logprob
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.whisper import EncoderStates
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.asr.words.splitting import mean_logprob
 from forescribe.speculative import choose
 from tests.asr.decode.whole_windows import whole
 from tests.asr.model import folders

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from forescribe.asr.decode.outcome import source_stats
 from forescribe.asr.errors import OutputError, UsageError
 from forescribe.asr.formats import files as writers
 from forescribe.asr.formats import report
@@ -26,7 +27,6 @@ from forescribe.asr.formats.report import (
 )
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span, Word
-from forescribe.asr.words.splitting import stats
 from forescribe.cli import main as command_line
 from forescribe.speculative.requests import Source
 from tests import browser as browsing
@@ -53,7 +53,7 @@ def spoken(*texts: str, speakers: tuple[str, ...] = (), seconds: float = 8.0) ->
         )
     end = max(at, round(16_000 * seconds))
     spans = [Span(0, at, "decoded")] * bool(at) + [Span(at, end, "silent")] * (end > at)
-    told = stats([[Source.ACCEPTED, Source.ACCEPTED, Source.CORRECTION] * 4])
+    told = source_stats([[Source.ACCEPTED, Source.ACCEPTED, Source.CORRECTION] * 4])
     return Transcript(
         tuple(segments),
         end,

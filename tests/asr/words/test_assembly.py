@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.words.borders import Pause, assemble_words
-from forescribe.asr.words.splitting import split_words
+from forescribe.asr.words.assembly import Pause, assemble_words, split_words
 from forescribe.asr.words.timing import TokenTimes
 from tests.asr.model import folders
 

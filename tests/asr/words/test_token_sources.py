@@ -9,14 +9,14 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forescribe.asr.decode.outcome import source_stats
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import TOKEN_SOURCES
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.asr.words.borders import assemble_words
-from forescribe.asr.words.splitting import split_words, stats
+from forescribe.asr.words.assembly import assemble_words, split_words
 from forescribe.asr.words.timing import TokenTimes
 from forescribe.speculative.device import choose
 from forescribe.speculative.requests import Source
@@ -29,7 +29,7 @@ rounds = st.lists(st.tuples(st.integers(0, 6), st.sampled_from([C, B, P])), max_
 
 def test_rounds_are_told_from_sources_alone():
     # Three drafts accepted and a bonus; one and a refusal; none at all; a round without drafts; the end.
-    told = stats([[A, A, A, B, A, C, C, P], [A, A]])
+    told = source_stats([[A, A, A, B, A, C, C, P], [A, A]])
     assert told["written"] == {
         "accepted": 6,
         "correction": 2,
@@ -44,7 +44,7 @@ def test_rounds_are_told_from_sources_alone():
 @given(rounds)
 def test_every_accepted_draft_is_counted_at_one_depth(made):
     sources = [s for length, extra in made for s in ([A] * (0 if extra is P else length) + [extra])]
-    told = stats([sources])
+    told = source_stats([sources])
     judged, accepted = told["judged_at_depth"], told["accepted_at_depth"]
     assert sum(accepted) == told["written"]["accepted"]
     assert sum(judged) - sum(accepted) == told["written"]["correction"]

@@ -16,7 +16,7 @@ from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
 from forescribe.asr.model.whisper import LogMel
-from forescribe.asr.words.borders import assemble_words, pauses
+from forescribe.asr.words.assembly import assemble_words, pauses
 from forescribe.asr.words.timing import Utterance, token_times
 from forescribe.speculative import choose
 from training.speech.timed_speech import TimedWord

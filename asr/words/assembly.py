@@ -1,30 +1,56 @@
-"""Word borders: a window's timed tokens to words with times, moved to the pauses in the audio.
+"""Words: the tokens of a window to segments of text, and their tokens to the words that a reader sees, with
+times that are moved to the pauses in the audio.
+
+Whisper writes a segment as <|start|> text <|end|>. The last one may lack its end where the audio is cut
+off within a sentence; it then lasts until the end of the window.
+
+A word is what stands between spaces, with the punctuation next to it: "10:30", "$1,250" and "well-known"
+are one word each (openai/whisper splits them at their punctuation). In a language without spaces each
+character is a word.
 
 The alignment gives rough times. A word ends before a pause and the next word begins after it; words at the
 border of a sentence are shortened where they are far longer than usual. The order of words does not change.
-Punctuation that is not spoken has no share in a word's time.
+Punctuation that is not spoken has no share in a word's time. Pauses are the quiet parts of a window, found in
+its log-mel features: finer than voice activity (10 ms instead of 32, and without its delay), and available in
+both long-form modes.
 
-Pauses are the quiet parts of a window, found in its log-mel features: finer than voice activity (10 ms
-instead of 32, and without its delay), and available in both long-form modes.
-
-Knows splitting, times and features; nothing of models.
+Knows tokens, text, times and features; nothing of models.
 """
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from ..formats.transcript_parts import SAMPLE_RATE, TokenSource, Word
+from ..model.tokens import SpecialTokens, WhisperTokens
 from ..segment.windows import runs_of
-from .splitting import UNSPOKEN, WordTokens, split_words
-from .timing import TokenTimes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .timing import TokenTimes
+
+SPACELESS = {"zh", "ja", "th", "lo", "my", "yue"}
+"""Languages without spaces between words."""
+
+OPENING = frozenset("\"'“‘¡¿([{-–—")
+UNSPOKEN = OPENING | frozenset("”’.。,，!！?？:：;；)]}、…")
+"""Punctuation that takes no time: openai/whisper's, and a few more. Not "%" or "$", which are read
+aloud."""
+
+MARKS = string.punctuation + "…–—“”‘’¿¡"
+"""What two forms of a word may differ in."""
+
+BROKEN = "\ufffd"
+"""In a text, in place of a part of a character."""
+
 
 HOP = 160
 """Samples of a feature frame: 10 ms."""
@@ -59,6 +85,129 @@ more tokens than frames, or where the attention is weak."""
 GAP = round(0.3 * SAMPLE_RATE)
 """A word is extended over at most this much to the pause or the word next to it; a longer gap is speech
 that was not transcribed."""
+
+
+# -- text -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Text tokens with their position in the window, in samples from its start. `first` is the number of
+    text tokens before them."""
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+    first: int = 0
+
+
+def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> list[Stretch]:
+    """The segments of a window of `length` samples, in order, never beyond it.
+
+    Special tokens other than timestamps are left out; stretches without text are dropped. A timestamp
+    before the previous one counts as the previous one, so stretches never overlap.
+    """
+    result: list[Stretch] = []
+    start, text, first = 0, list[int](), 0
+    stamps = [*map(special.stamp, tokens), length]  # the last segment lasts until the window ends
+    for token, stamp in zip((*tokens, special.end), stamps, strict=True):
+        if stamp is None:
+            if token < special.end:
+                text.append(token)
+            continue
+        stamp = max(start, stamp)
+        if text:
+            begin, end = min(start, length), min(stamp, length)
+            result.append(Stretch(begin, end, tuple(text), first))
+        first, text, start = first + len(text), [], stamp
+    return result
+
+
+Unit = tuple[str, int]
+"""The shortest text of whole characters, and how many tokens it has."""
+
+
+@dataclass(frozen=True)
+class WordTokens:
+    """A word of `count` tokens; those from `first` to `last` (exclusive) are spoken."""
+
+    text: str
+    count: int
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, units: Sequence[Unit]) -> WordTokens:
+        text, ends, spoken = "", [0], list[int]()
+        for number, (part, count) in enumerate(units):
+            text += part
+            ends.append(ends[-1] + count)
+            if not _is_unspoken(part):
+                spoken.append(number)
+        first, last = (spoken[0], spoken[-1] + 1) if spoken else (0, len(units))
+        while first and not units[first - 1][0].strip():
+            first -= 1  # a token that is only a space belongs to the word that it begins
+        return cls(text, ends[-1], ends[first], ends[last])
+
+
+def split_words(tokenizer: Any, language: str | None, tokens: Sequence[int]) -> list[WordTokens]:
+    """The words of a text; their tokens joined are the tokens of the text."""
+    if not tokens:
+        return []
+    parts: list[list[Unit]] = []
+    for text, count in _characters(tokenizer, tokens):
+        begins = text.strip() if language in SPACELESS else text[:1].isspace()
+        if begins or not parts:
+            parts.append([])
+        parts[-1].append((text, count))
+    return list(map(WordTokens.of, _with_punctuation(parts)))
+
+
+def _characters(tokenizer: Any, tokens: Sequence[int]) -> list[Unit]:
+    """Tokens in the smallest groups that end with whole characters (openai/whisper)."""
+
+    def text(some: Sequence[int]) -> str:
+        # As it is written: `decode` drops what looks like a timestamp.
+        if isinstance(tokenizer, WhisperTokens):
+            return tokenizer.text(some)
+        found: str = tokenizer.decode(some, decode_with_timestamps=True)
+        return found
+
+    whole, units, group, offset = text(tokens), list[Unit](), list[int](), 0
+    for token in tokens:
+        group.append(token)
+        part = text(group)
+        at = offset + part.find(BROKEN)
+        if BROKEN not in part or at >= len(whole) or whole[at] == BROKEN:
+            units.append((part, len(group)))
+            group, offset = [], offset + len(part)
+    return units
+
+
+def _is_unspoken(text: str) -> bool:
+    """Whether a text is empty or consists of punctuation that is not spoken."""
+    return UNSPOKEN.issuperset(text.strip())
+
+
+def _with_punctuation(parts: Sequence[list[Unit]]) -> list[list[Unit]]:
+    """Words from parts: parts of punctuation join the previous word, opening ones the next word."""
+    words: list[list[Unit]] = []
+    opening: list[Unit] = []
+    for part in parts:
+        text = "".join(text for text, _ in part).strip()
+        if not _is_unspoken(text):
+            words.append([*opening, *part])
+            opening = []
+        elif opening or not words or text[-1:] in OPENING:
+            opening += part
+        else:
+            words[-1] += part
+    if opening and words:
+        words[-1] += opening
+    return words or ([opening] if opening else [])
+
+
+# -- times ------------------------------------------------------------------------------------------------
 
 
 def assemble_words(
@@ -123,11 +272,8 @@ def pauses(features: Tensor, length: int) -> tuple[Pause, ...]:
     low, high = np.percentile(decibels, (5, 95))
     if high - low < LEAST_RANGE_DB:
         return ()
-    return tuple(
-        Pause(a * HOP, min(b * HOP, length))
-        for a, b in runs_of(decibels < low + QUIET * (high - low))
-        if b - a >= SHORTEST_PAUSE
-    )
+    runs = runs_of(decibels < low + QUIET * (high - low), HOP)
+    return tuple(Pause(a, min(b, length)) for a, b in runs if b - a >= SHORTEST_PAUSE * HOP)
 
 
 @dataclass

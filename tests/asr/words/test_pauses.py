@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor
 
 from forescribe.asr.model.whisper import LogMel
-from forescribe.asr.words.borders import HOP, SHORTEST_PAUSE, pauses
+from forescribe.asr.words.assembly import HOP, SHORTEST_PAUSE, pauses
 
 RATE = 16_000
 MEL = LogMel(WhisperFeatureExtractor(feature_size=80))
