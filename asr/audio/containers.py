@@ -335,19 +335,18 @@ class _AvReader:
     def read(self) -> Iterator[Pcm]:
         """Blocks of about a second: codecs yield 20 ms at a time, and each piece costs its consumer several
         calls."""
-        held: list[Pcm] = []
-        count = 0
+        held: list[NDArray[np.float32]] = []
+        kind, count = (0, 0), 0  # the rate and the channels, and samples, of what is held
         for piece in self._pieces():
-            same_format = not held or (
-                piece.rate == held[0].rate and piece.samples.shape[1] == held[0].samples.shape[1]
-            )
-            if not same_format or count >= READ_FRAMES:
-                yield _joined(held)
+            own = (piece.rate, piece.samples.shape[1])
+            if held and (own != kind or count >= READ_FRAMES):
+                yield Pcm(np.concatenate(held), kind[0])
                 held, count = [], 0
-            held.append(piece)
+            kind = own
+            held.append(piece.samples)
             count += len(piece.samples)
         if held:
-            yield _joined(held)
+            yield Pcm(np.concatenate(held), kind[0])
 
     def _pieces(self) -> Iterator[Pcm]:
         """The samples of each frame, and silence where some are missing."""
@@ -443,10 +442,6 @@ class _Gaps:
             "silence instead"
         )
         return (Notice("audio_gap", text, self._count, tuple(self._places)),)
-
-
-def _joined(pieces: list[Pcm]) -> Pcm:
-    return Pcm(np.concatenate([piece.samples for piece in pieces]), pieces[0].rate)
 
 
 def _pcm(frame: AudioFrame) -> Pcm | None:

@@ -114,7 +114,7 @@ def check_readable(sources: Iterable[Source], *, decode: bool = True) -> list[So
 
     With `decode`, files are decoded until one holds audio: a folder of a thousand costs one.
     """
-    checked = [_opened(source) for source in sources]
+    checked = list(map(_opened, sources))
     for index, source in enumerate(checked):
         is_file = source.path != STDIN and os.path.isfile(source.path)
         if not decode or (source.error is None and not is_file):

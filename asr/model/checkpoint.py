@@ -199,14 +199,14 @@ class Checkpoint:
             return found if device.weights is None else found.to(device.dtype)
 
         prefixes = (f"model.{part}.", *(("proj_out.",) if part == "decoder" else ()))
-        with _told(self.folder, self.role), self._room(device):
+        with _told(self.folder, self.role, device):
             model.take(part, float_weights(self.folder, lent, prefixes), placed)
 
     def _of_modules(self, device: Device, lent: Mapping[str, Tensor]) -> Any:
         from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
 
         kind: Any = WhisperForCausalLM if self.bare else WhisperForConditionalGeneration
-        with _told(self.folder, self.role), self._room(device):
+        with _told(self.folder, self.role, device):
             with quiet():
                 config = AutoConfig.from_pretrained(self.folder)
             model = device.placed(float_model(kind, self.folder, config, device.stored, lent))
@@ -224,18 +224,6 @@ class Checkpoint:
         except LoadError as error:
             name = f"--{self.role} {origin(self.folder)}"
             raise ModelError(f"{name} is not supported: {error}") from error
-
-    @contextmanager
-    def _room(self, device: Device) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            raise CapacityError(
-                f"{device.name} has no room for the weights of --{self.role} {origin(self.folder)}: free "
-                "some, or take a smaller model or --dtype float16"
-            ) from error
 
 
 def plain_config(stated: Mapping[str, Any]) -> Settings:
@@ -304,16 +292,22 @@ def _equal(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
 
 
 @contextmanager
-def _told(folder: Path, role: Role) -> Iterator[None]:
-    """Raises whatever is wrong with a folder as ModelError, with the file that is damaged."""
+def _told(folder: Path, role: Role, device: Device | None = None) -> Iterator[None]:
+    """Raises whatever is wrong with a folder as ModelError, with the file that is damaged, and CapacityError
+    where the `device` that its weights go to has no room."""
     try:
         yield
     except (ModelError, CapacityError):
         raise
     except Exception as error:  # safetensors, pickle and configurations raise various errors
+        name = f"--{role} {origin(folder)}"
+        if device is not None and isinstance(error, RuntimeError) and out_of_memory(error):
+            raise CapacityError(
+                f"{device.name} has no room for the weights of {name}: free some, or take a smaller model "
+                "or --dtype float16"
+            ) from error
         raise ModelError(
-            f"--{role} {origin(folder)} cannot be loaded as a Whisper model: "
-            f"{damaged(folder) or one_line(error)}"
+            f"{name} cannot be loaded as a Whisper model: {damaged(folder) or one_line(error)}"
         ) from error
 
 

@@ -128,7 +128,7 @@ def language_codes(names: str | None) -> tuple[str, ...]:
     """The codes of languages separated by commas, each once; none for None and `AUTO`, which detect the
     language among all. Of several, the language is detected among these. Raises UsageError for commas
     alone, and for `AUTO` beside others."""
-    named = [name for name in (names or AUTO).split(",") if name.strip()]
+    named = filter(str.strip, (names or AUTO).split(","))
     codes = tuple(dict.fromkeys(map(language_code, named)))
     if not codes or (AUTO in codes and len(codes) > 1):
         raise UsageError(f"languages {names!r}: give codes or names, or auto alone")
@@ -366,7 +366,8 @@ class WhisperTokens:
         special = {token["content"] for token in stated["added_tokens"] if token["special"]}
         if not _plain(stated, settings) or not _known(folder, settings, ids, special):
             return None
-        end, unknown = (_content(settings.get(kind, END)) for kind in ("eos_token", "unk_token"))
+        end = _content(settings.get("eos_token", END))
+        unknown = _content(settings.get("unk_token", END))
         if not special >= {end, unknown}:
             return None
         backend = Tokenizer.from_str(text)

@@ -140,7 +140,8 @@ class Whisper:
             else DraftStates.of(partial(self._encoded, draft.model), given[draft.features])
             for draft in self.drafts
         ]
-        return [EncoderStates(s, tuple(d[row] for d in drafts)) for row, s in enumerate(states)]
+        rows = zip(states, *drafts, strict=True)
+        return [EncoderStates(target, tuple(by_draft)) for target, *by_draft in rows]
 
     def _encoded(self, model: Any, features: Tensor) -> list[Tensor]:
         """States `[S, D]` by row. They are copies: a view would keep the whole batch in memory as long as
