@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ..errors import AudioError, UsageError, how_to_install
 from ..formats.transcript_parts import Notice
-from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm, Reader
+from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm, Reader, scaled
 from .opening import UNKNOWN_SIZE
 from .reading import Recording, live_resampler, open_audio
 
@@ -99,11 +99,7 @@ class PcmFormat:
             raw: NDArray[Any] = wide.reshape(-1).view("<i4")
         else:
             raw = np.frombuffer(data, self.kind)
-        if raw.dtype.kind in "iu":
-            half = float(1 << (8 * raw.dtype.itemsize - 1))
-            raw = raw / half - (raw.dtype.kind == "u")
-        with np.errstate(over="ignore"):  # a double may be too large; the caller checks
-            return raw.astype(np.float32).reshape(-1, self.channels)
+        return scaled(raw).reshape(-1, self.channels)
 
 
 WAV_KINDS = {

@@ -445,7 +445,7 @@ class _Gaps:
 
 
 def _pcm(frame: AudioFrame) -> Pcm | None:
-    """The samples of a frame, integers scaled by their range; None for one that a damaged packet has given
+    """The samples of a frame; None for one that a damaged packet has given
     another rate, no channels, or a format that cannot be read."""
     channels, rate = frame.layout.nb_channels, frame.sample_rate
     try:
@@ -453,17 +453,21 @@ def _pcm(frame: AudioFrame) -> Pcm | None:
             return None
         raw = frame.to_ndarray()
         samples = raw.T if frame.format.is_planar else raw.reshape(-1, channels)
-        if samples.dtype == np.uint8:
-            samples = (samples.astype(np.float32) - 128) / 128
-        elif samples.dtype.kind == "i":
-            samples = samples / float(1 << (8 * samples.dtype.itemsize - 1))
-        with np.errstate(over="ignore"):
-            # A double beyond float32 becomes infinite, which the caller checks.
-            return Pcm(samples.astype(np.float32, copy=False), rate)
+        return Pcm(scaled(samples), rate)
     except Exception as error:
         if not _is_damage(error):
             raise
         return None
+
+
+def scaled(samples: NDArray[Any]) -> NDArray[np.float32]:
+    """Samples of any type as float32: integers by their range, nominally -1 to 1. A double beyond float32
+    becomes infinite, which the caller checks."""
+    if samples.dtype.kind in "iu":
+        half = float(1 << (8 * samples.dtype.itemsize - 1))
+        samples = samples / half - (samples.dtype.kind == "u")
+    with np.errstate(over="ignore"):
+        return samples.astype(np.float32, copy=False)
 
 
 def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> object:

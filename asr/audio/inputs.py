@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..errors import AudioError, UsageError
 from ..formats.transcript_parts import SAMPLE_RATE, Notice, seconds
 from ..segment.windows import WindowSpan
-from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm
+from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm, scaled
 
 ARRAY = "<array>"
 """The name of a recording that was given as samples."""
@@ -143,13 +143,8 @@ class _SoundReader:
         self.declared_s: float | None = len(sound.samples) / sound.rate
 
     def read(self) -> Iterator[Pcm]:
-        """Samples [T, C] float32, integers scaled to -1 to 1."""
-        samples = self.sound.samples
-        if samples.dtype.kind in "iu":
-            half = float(1 << (8 * samples.dtype.itemsize - 1))
-            samples = samples / half - (samples.dtype.kind == "u")
-        with np.errstate(over="ignore"):
-            frames = (samples[:, None] if samples.ndim == 1 else samples).astype(np.float32)
+        samples = scaled(self.sound.samples.copy())  # the caller may use its buffer again
+        frames = samples[:, None] if samples.ndim == 1 else samples
         for start in range(0, len(frames), READ_SAMPLES):
             yield Pcm(frames[start : start + READ_SAMPLES], self.sound.rate)
 
