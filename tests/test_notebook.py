@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Word
-from forescribe.asr.segment.windows import Window
 from forescribe.speculative.engine.schedule import expected_tokens
 from forescribe.speculative.stats import Stats
 
@@ -118,32 +117,6 @@ def labelled(figure: Figure) -> list[str]:
     return [text for text in labels if text]
 
 
-def test_sound_and_windows_are_drawn(plots: ModuleType) -> None:
-    rng = np.random.default_rng(0)
-    samples = rng.uniform(-1, 1, 48_000).astype(np.float32)
-    windows = [
-        Window(0, 0, 16_000, True, samples[:16_000]),
-        Window(1, 16_000, 48_000, False, samples[:0]),
-    ]
-    figure = plots.waveform(samples, rng.uniform(size=93).astype(np.float32), windows)
-    assert "time (s)" in labelled(figure)
-    said = {text.get_text() for axes in figure.axes for text in axes.texts}
-    assert said == {"window 0", "silence, skipped"}
-
-
-def test_the_envelope_holds_the_loudest_sample(plots: ModuleType) -> None:
-    samples = np.zeros(100_000, np.float32)
-    samples[70_001], samples[3] = 0.9, -0.8
-    low, high, times = plots._envelope(samples)
-    assert (low.min(), high.max()) == (np.float32(-0.8), np.float32(0.9))
-    assert times[high.argmax()] == pytest.approx(70_001 / 16_000, abs=0.01)
-
-
-def test_features_are_drawn(plots: ModuleType) -> None:
-    figure = plots.log_mel(np.zeros((80, 3000), np.float32), 21.5)
-    assert "frequency (Hz), 80 mel bands" in labelled(figure)
-
-
 def test_a_round_says_what_became_of_every_token(plots: ModuleType) -> None:
     part = plots.Round((" a", " b", " c"), 1, " d")
     assert part.kinds == [
@@ -170,12 +143,6 @@ def test_what_drafts_earn_is_computed_from_the_counts(plots: ModuleType) -> None
     assert "gamma (drafted tokens per round)" in labelled(figure)
     (points,) = [line for line in figure.axes[1].lines if line.get_label() == "measured"]
     assert points.get_ydata() == pytest.approx([stats.mean_acceptance_length] * 2)
-
-
-def test_speeds_are_drawn(plots: ModuleType) -> None:
-    figure = plots.speed({0: {1: 100.0, 8: 300.0}, 3: {1: 120.0, 8: 280.0}})
-    assert labelled(figure) == ["batch (windows decoded together)", "tokens per second"]
-    assert [tick for tick in figure.axes[0].get_xticks()] == [1, 8]
 
 
 def test_words_stand_at_their_times_by_speaker(plots: ModuleType) -> None:

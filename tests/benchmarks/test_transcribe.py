@@ -19,7 +19,7 @@ from transformers import WhisperForConditionalGeneration
 pytest.importorskip("jiwer", reason="word error rates need jiwer (group bench)")
 
 from benchmarks import drafts, speech_tables, transcribe
-from benchmarks.rows import Equality, Row, compare, error_rate, layout, normalise
+from benchmarks.rows import Equality, Row, compare, error_rate, normalise
 from benchmarks.systems import faster, runs, whisper_cpp
 from benchmarks.systems import jobs as audio
 from benchmarks.systems.jobs import (
@@ -45,7 +45,6 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.segment.windows import Window
 from forescribe.speculative.models.quantized import as_floats
 from forescribe.speculative.native.library import load
-from forescribe.speculative.stats import Stats
 from tests.asr.model import folders
 from tests.benchmarks.command import bench
 
@@ -206,23 +205,6 @@ def test_whisper_cpp_writes_what_it_hears_of_weights_in_its_format(tmp_path):
         written = WhisperCpp(job, flash=flash).run([samples, samples])
         assert written.tokens[0] == written.tokens[1] and len(written.tokens[0]) > 20
         assert "new plant manager" in written.texts[0]
-
-
-def test_a_gamma_of_zero_has_no_drafting_rows_of_its_own(pair, memo):
-    jobs = transcribe.plan(options_of(memo, gamma=0), Path(pair[0]), Path(pair[1]), {})
-    assert not [job for job in jobs if job.system == ASSISTED]
-    assert {job.gamma for job in jobs if job.system == OURS} == {0}
-
-
-def test_other_systems_run_with_each_number_of_threads(pair, memo):
-    options = options_of(memo, batch="2", peer_batch="2,4", peer_threads="1,2", threads=3)
-    jobs = transcribe.plan(options, Path(pair[0]), Path(pair[1]), {})
-    assert {job.threads for job in jobs if job.system == OURS} == {3}
-    assert {(job.batch, job.threads) for job in jobs if job.system == GENERATE} == {
-        (batch, threads) for batch in (1, 2, 4) for threads in (1, 2)
-    }
-    assert replace(options, peer_threads=None).peer_cores == (3, 1)
-    assert replace(options, peer_threads=None, threads=1).peer_cores == (1,)
 
 
 SAME, OTHER = Equality(4, 4, 1, 1), Equality(3, 4, 0, 1)
@@ -389,13 +371,6 @@ def test_jobs_are_interleaved_and_a_failed_one_is_not_tried_again():
     assert b.error == "no"
 
 
-def test_windows_survive_their_way_to_a_child(tmp_path):
-    windows = tuple(np.arange(n, dtype=np.float32) for n in (5, 1, 3))
-    Material(windows, 20, "words", ("clip",)).save(tmp_path / "windows.npz")
-    loaded = runs.load_windows(tmp_path / "windows.npz")
-    assert [w.tolist() for w in loaded] == [w.tolist() for w in windows]
-
-
 def test_clips_are_joined_whole_until_the_length_is_reached(monkeypatch):
     def one_window(parts, _):
         samples = np.concatenate(parts)
@@ -423,15 +398,6 @@ def test_texts_that_are_not_required_are_those_of_all_or_of_none(tmp_path: Path)
     assert [clip.words for clip in audio.read_clips(paths, None, required=False)] == ["one", "two"]
 
 
-def test_an_outcome_survives_its_way_through_json():
-    stats = Stats(
-        row_rounds=3, drafted_at_depth=(2,), accepted_at_depth=(1,), seconds={"score": 0.5}
-    )
-    outcome = Outcome(Written([[1, 2], []], ["a"], stats, ["n"]), 1.0)
-    assert Outcome.from_json(outcome.to_json()) == outcome
-    assert Outcome.from_json(Outcome(error="x").to_json()) == Outcome(error="x")
-
-
 def test_tokens_count_as_equal_up_to_the_first_difference():
     plain = [[1, 2, 3, 4], [5, 6], [7]]
     other = [[1, 9, 3, 4], [5, 6], [7, 8]]
@@ -455,7 +421,3 @@ def test_error_rate_counts_words():
     assert error_rate("One, two three four.", "one two tree") == 0.5
     with pytest.raises(ValueError, match="no words"):
         error_rate(" . ", "one")
-
-
-def test_columns_stand_under_their_heads():
-    assert layout([("a", "bb"), ("long", "1")]) == ["a     bb", "--------", "long   1"]

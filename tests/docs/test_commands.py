@@ -180,18 +180,6 @@ def test_a_command_that_cannot_be_typed_is_seen(line: str) -> None:
     assert not isinstance(caught.value, (AttributeError, TypeError, NameError))
 
 
-def test_shell_lines_become_commands() -> None:
-    text = "A=1 scripts/setup && forescribe a.wav \\\n -f txt > b # why\ncurl x | python -m json.tool\n"
-    found = list(commands(Block("here", 1, "bash", text)))
-    assert [c.words for c in found] == [
-        ("scripts/setup",),
-        ("forescribe", "a.wav", "-f", "txt"),
-        ("curl", "x"),
-        ("python", "-m", "json.tool"),
-    ]
-    assert found[0].variables == ("A",)
-
-
 # In the shell's path
 
 
@@ -215,13 +203,6 @@ def not_in_the_path(every: list[Command]) -> list[Command]:
 
 def test_a_page_enters_the_environment_before_its_first_command() -> None:
     assert list(map(str, not_in_the_path(EVERY))) == []
-
-
-def test_a_command_outside_the_environment_is_seen() -> None:
-    lines = (".venv/bin/forescribe a.wav", "forescribe b.wav", " ".join(ACTIVATE), "forescribe c")
-    here = list(commands(Block("here", 1, "bash", "\n".join(lines))))
-    there = list(commands(Block("there", 1, "bash", "python -m benchmarks.quality.word_times\n")))
-    assert [c.words[1] for c in not_in_the_path(here + there)] == ["b.wav", "-m"]
 
 
 def test_nothing_tells_people_to_install_a_package_that_is_not_published() -> None:
