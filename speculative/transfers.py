@@ -86,21 +86,23 @@ class Moment:
         return float(self.event.elapsed_time(later.event)) / 1000
 
 
+@dataclass(eq=False)
 class Stopwatch:
     """Seconds by stage. On cuda it records events, which cost no sync until `seconds` is read."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._laps: list[tuple[str, Moment, Moment]] = []  # that may not have passed
-        self._total: dict[str, float] = {}
-        self._last: Moment | None = None
+    device: Device
+    _laps: list[tuple[str, Moment, Moment]] = field(
+        default_factory=list
+    )  # that may not have passed
+    _total: dict[str, float] = field(default_factory=dict)
+    _last: Moment | None = None
 
     def start(self) -> None:
         """Starts a lap; `mark` ends it and starts the next."""
-        self._last = Moment(self._device, time.perf_counter())
+        self._last = Moment(self.device, time.perf_counter())
 
     def mark(self, stage: str) -> None:
-        now, before = Moment(self._device, time.perf_counter()), self._last
+        now, before = Moment(self.device, time.perf_counter()), self._last
         assert before is not None
         if now.event is None:
             self._total[stage] = self._total.get(stage, 0.0) + before.seconds_to(now)
@@ -112,7 +114,7 @@ class Stopwatch:
     def seconds(self) -> dict[str, float]:
         """Seconds of each stage so far."""
         if self._laps:
-            self._device.synchronize()
+            self.device.synchronize()
             for stage, before, now in self._laps:
                 self._total[stage] = self._total.get(stage, 0.0) + before.seconds_to(now)
             self._laps.clear()

@@ -108,6 +108,7 @@ class Engine:
         self._results = Results(shared, rules)
         self._runner = RoundRunner(shared, rules, processors, self._results.fail, shapes, capture)
         self.threads = RoundThreads()
+        self._stats = Stats()  # as last read
         self.broken: BrokenError | None = None
         """Why the device has failed; None while it answers."""
         self._card = self.device.guard()
@@ -141,7 +142,21 @@ class Engine:
     def stats(self) -> Stats:
         """Everything since the engine was made; waits for the device. A broken engine returns what was
         read last."""
-        return self._shared.stats(lost=self.broken is not None)
+        shared = self._shared
+        counts, counters = shared.counts, shared.counters
+        if self.broken is None:
+            with self.device.guard():
+                self._stats = Stats(
+                    rounds=counts.rounds,
+                    row_rounds=int(counters.row_rounds),
+                    emitted=int(counters.emitted),
+                    drafted_at_depth=tuple(counters.drafted.tolist()),
+                    accepted_at_depth=tuple(counters.accepted.tolist()),
+                    target_forwards=counts.target_forwards,
+                    draft_forwards=counts.draft_forwards,
+                    seconds=shared.watch.seconds,
+                )
+        return replace(self._stats, faults=shared.faults.count)
 
     def submit(self, request: Request) -> None:
         """Queues a request; `step` returns its result or, while a run is under way, the run. Raises

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from ..errors import DecodingError, fault
 from ..protocols import Drafter, Model, Needs
 from ..requests import check_whole
 from ..rows import Counters, Rows
-from ..stats import Stats
 from ..transfers import Stopwatch
 from .slots import Slots
 
@@ -48,7 +47,6 @@ class Shared:
     max_tokens: int
     max_gamma: int
     drafting: bool  # whether any round may draft
-    last_stats: Stats = field(default_factory=Stats)
 
     @classmethod
     def allocate(
@@ -103,23 +101,6 @@ class Shared:
                 drafter.bind(target)
                 drafter.allocate(batch, slots, device.torch)
         return shared
-
-    def stats(self, *, lost: bool) -> Stats:
-        """Everything counted so far; waits for the device. What was read last where it is `lost`."""
-        if not lost:
-            counts, counters = self.counts, self.counters
-            with self.device.guard():
-                self.last_stats = Stats(
-                    rounds=counts.rounds,
-                    row_rounds=int(counters.row_rounds),
-                    emitted=int(counters.emitted),
-                    drafted_at_depth=tuple(counters.drafted.tolist()),
-                    accepted_at_depth=tuple(counters.accepted.tolist()),
-                    target_forwards=counts.target_forwards,
-                    draft_forwards=counts.draft_forwards,
-                    seconds=self.watch.seconds,
-                )
-        return replace(self.last_stats, faults=self.faults.count)
 
 
 @dataclass

@@ -103,7 +103,7 @@ class CausalModel(SlotModel):
             layers=config.num_hidden_layers,
         )
         self.room = config.vocab_size - self.vocab_size  # for tokens that the target does not have
-        self._positions = positions or limit
+        self.max_positions = positions or limit
         self.prepare(stored or self.dtype)
 
     @abstractmethod

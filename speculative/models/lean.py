@@ -217,7 +217,7 @@ class LeanCausalDecoder(CausalModel, LeanDecoder):
             dtype=self.dtype,
             device=self.device,
         )
-        cos, sin = weights.angles(min(slots, self._positions))
+        cos, sin = weights.angles(min(slots, self.max_positions))
         # x is rotated to x * cos + swapped(x) * sin, with its halves swapped: the sign is that of the sine.
         self._angles = (
             torch.cat([cos, cos], 1).to(self.dtype),

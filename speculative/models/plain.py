@@ -56,7 +56,10 @@ class PlainWhisper(nn.Module):
         self.config = config
         self.generation_config = Settings()
         with torch.device("meta"):
-            self.model = Stacks(config, encoder=encoder)
+            self.model = nn.Module()
+            if encoder:
+                self.model.encoder = Encoder(config)
+            self.model.decoder = Decoder(config)
             self.proj_out = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.requires_grad_(False).eval()
 
@@ -109,16 +112,6 @@ class PlainWhisper(nn.Module):
         for module in self.modules():
             if isinstance(module, Attention):
                 module.products = True
-
-
-class Stacks(nn.Module):
-    """Encoder and decoder."""
-
-    def __init__(self, config: Settings, *, encoder: bool) -> None:
-        super().__init__()
-        if encoder:
-            self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
 
 
 class Stack(nn.Module):
@@ -279,8 +272,4 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 def decoder_parameters(model: Any) -> list[Tensor]:
     """The weights of a Whisper's decoder and of its head, a tied one once."""
-    return list(
-        {
-            id(p): p for part in (model.model.decoder, model.proj_out) for p in part.parameters()
-        }.values()
-    )
+    return list(nn.ModuleList([model.model.decoder, model.proj_out]).parameters())

@@ -77,22 +77,18 @@ class SlotModel(ABC):
         self.taps: tuple[int, ...] = ()
         self._tap_layers = torch.tensor([], dtype=torch.int64)
         self.device, self.dtype = device, dtype
-        self.vocab_size, self._positions = vocab_size, positions
+        self.vocab_size, self.max_positions = vocab_size, positions
         self.listed = None
         if listed is not None:
             self.listed = torch.tensor(sorted(listed), dtype=torch.int64, device=device)
 
-    @property
-    def max_positions(self) -> int:
-        return self._positions
-
     def tap(self, layers: tuple[int, ...]) -> None:
         """See `Model.tap`."""
-        strange = [layer for layer in layers if not -1 <= layer < self.depth]
-        if strange:
-            raise ValueError(
-                f"layer {strange[0]} cannot be tapped: the model has {self.depth} layers"
-            )
+        for layer in layers:
+            if not -1 <= layer < self.depth:
+                raise ValueError(
+                    f"layer {layer} cannot be tapped: the model has {self.depth} layers"
+                )
         self.taps = layers
         self._tap_layers = torch.tensor(layers, dtype=torch.int64)
 
@@ -170,7 +166,7 @@ class SlotModel(ABC):
     def _positions_at(self, slots: Tensor) -> Tensor:
         # Slots run past the last learned position by the drafts of a row that is about to end. Those
         # positions are clamped (their scores are cut off); their slots are not, or two would collide.
-        return slots.clamp(0, self._positions - 1)
+        return slots.clamp(0, self.max_positions - 1)
 
 
 def score_at(model: Model, tokens: Tensor, start: Tensor, node: Tensor, reach: int) -> Tensor:
@@ -325,12 +321,10 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     count = prod(shape)
     if device.type != "cpu" or count == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(_mapping(count * dtype.itemsize), dtype=dtype).view(*shape)
-
-
-def _mapping(size: int) -> mmap.mmap:
-    # Private: shared memory would be a file's, with a limit of its own.
+    size = count * dtype.itemsize
     try:
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Private: shared memory would be a file's, with a limit of its own.
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"not enough memory for a cache of {size} bytes") from error
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)

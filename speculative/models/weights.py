@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -266,13 +267,18 @@ def same_encoder(model: Any, other: Any) -> bool:
 
 def norm_of(module: Any) -> Norm:
     """The weights of a normalisation."""
-    return Norm(*_tensors(module))
+    part = linear_of(module)
+    return Norm(part.weight, part.bias)
 
 
 def linear_of(module: Any) -> Linear:
     """The weights of a `torch.nn.Linear`, or of its form in int8."""
-    scale = getattr(module, "scale", None)
-    return Linear(*_tensors(module), None if scale is None else scale.detach())
+    bias, scale = getattr(module, "bias", None), getattr(module, "scale", None)
+    return Linear(
+        module.weight.detach(),
+        None if bias is None else bias.detach(),
+        None if scale is None else scale.detach(),
+    )
 
 
 def fused(modules: Sequence[Any], scales: Sequence[float] | None = None) -> Linear:
@@ -309,11 +315,6 @@ def head_of(module: Any, tokens: Tensor | None) -> Linear:
     """The weights of a head, those of these tokens `[C]`; None: all."""
     head = linear_of(module)
     return head if tokens is None else head.rows(tokens)
-
-
-def _tensors(module: Any) -> tuple[Tensor, Tensor | None]:
-    bias = getattr(module, "bias", None)
-    return module.weight.detach(), None if bias is None else bias.detach()
 
 
 def _joined(weights: Sequence[Tensor]) -> Tensor | None:
@@ -466,31 +467,23 @@ def _named(module: Any, names: set[str]) -> bool:
     return {name for name, _ in module.named_children()} == names
 
 
-def _in_the_models_dtype(module: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
-    """A module's own parameters, but for the integers and scales of int8."""
-    if isinstance(module, Int8Linear):
-        return () if module.bias is None else (module.bias,)
-    return module.parameters(recurse=False)
-
-
 def _foreign(roots: Iterable[torch.nn.Module]) -> str | None:
     """What a plain reading of the weights would miss: hooks, quantised or scattered weights."""
-    modules = [module for root in roots for module in root.modules()]
-    for module in modules:
-        name = type(module).__name__
+    kinds: set[str] = set()
+    formats: set[tuple[torch.dtype, torch.device]] = set()
+    for module in chain(*map(torch.nn.Module.modules, roots)):
+        name, own = type(module).__name__, list(module.parameters(recurse=False))
         if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
             return f"hooks are registered on its {name}"
-        if name.endswith(("Linear", "Conv1D")) and type(module) not in (
-            torch.nn.Linear,
-            Int8Linear,
-        ):
+        int8 = isinstance(module, Int8Linear)
+        if name.endswith(("Linear", "Conv1D")) and not int8 and type(module) is not torch.nn.Linear:
             return f"its projections are {name}"
-    wrapped = {
-        type(weight).__name__ for module in modules for weight in module.parameters(recurse=False)
-    }
-    if wrapped - {"Parameter"}:  # torchao replaces weights and keeps the modules
-        return f"its weights are {', '.join(sorted(wrapped - {'Parameter'}))}"
-    weights = [weight for module in modules for weight in _in_the_models_dtype(module)]
-    if len({(weight.dtype, weight.device) for weight in weights}) != 1:
+        for weight in own:
+            kinds.add(type(weight).__name__)
+            if not int8 or weight is module.bias:  # integers and scales have formats of their own
+                formats.add((weight.dtype, weight.device))
+    if kinds - {"Parameter"}:  # torchao replaces weights and keeps the modules
+        return f"its weights are {', '.join(sorted(kinds - {'Parameter'}))}"
+    if len(formats) != 1:
         return "its weights have several dtypes or devices"
     return None

@@ -123,7 +123,7 @@ class NativeDecoder(SlotModel, ABC):
         """Frees the caches."""
         super().release()
         self._beside = None
-        self._workspace.release()
+        self._workspace = Workspace()
         self._record.batch = self._record.slots = 0
 
     def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
@@ -224,10 +224,7 @@ class NativeDecoder(SlotModel, ABC):
         for name, tensor in given.items():
             if tensor is not None:
                 setattr(step, name, tensor.data_ptr())
-        if draft is None:
-            self.library.forward(record, step)
-        else:
-            self.library.draft(record, step, draft)
+        self.library.forward(record, step, draft)
         return taps
 
 
@@ -312,7 +309,7 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
             self._forward(part, at, first + count, logits, queries=queries[-1])
             following = tokens[first + 1 : first + count + 1, None]
             logprobs.append(logits[0, : len(following)].log_softmax(-1).gather(1, following)[:, 0])
-        layer, head = (torch.tensor(each) for each in zip(*heads, strict=True))
+        layer, head = torch.tensor(heads).T
         asked = torch.cat(queries, 1)[layer, :, head]  # [H, N, d]
         return asked @ self._cross_keys(layer, head).mT, torch.cat(logprobs)
 
@@ -337,7 +334,7 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
         size = self.library.workspace(self._record, 1, threads)
         self.library.whisper_cross(
             self._record,
-            [state.data_ptr() for state in states],
+            list(map(Tensor.data_ptr, states)),
             rows.data_ptr(),
             self._workspace.at_least(size),
             size,
@@ -363,7 +360,7 @@ class NativeCausalDecoder(NativeDecoder, CausalModel):
 
     def allocate(self, batch: int, slots: int) -> None:
         # A table as long as the cache: positions behind it do not occur.
-        tables = self.weights.angles(min(slots, self._positions))
+        tables = self.weights.angles(min(slots, self.max_positions))
         super().allocate(batch, slots)
         self._beside, record = tables, self._record
         record.cosine, record.sine = (table.data_ptr() for table in tables)
@@ -434,14 +431,8 @@ class NativeEncoder:
         states = torch.empty((frames // 2, int(record.width)))
         with self._lock:
             record.sources = frames // 2
-            size = self.library.encoder_workspace(record, threads)
             self.library.encode(
-                record,
-                features.data_ptr(),
-                states.data_ptr(),
-                self._workspace.at_least(size),
-                size,
-                threads,
+                record, features.data_ptr(), states.data_ptr(), self._workspace, threads
             )
         return states.to(self.dtype)
 

@@ -169,14 +169,14 @@ class Library:
         ask = getattr(self._functions, f"fs_{model.family}_workspace")
         return int(ask(byref(model), rows, threads))
 
-    def forward(self, model: Whisper | Causal, step: Step) -> None:
-        run = getattr(self._functions, f"fs_{model.family}_forward")
-        self._check(run(byref(model), byref(step)))
-
-    def draft(self, model: Whisper | Causal, step: Step, draft: Draft) -> None:
-        """The forward, and greedy drafts behind it."""
-        run = getattr(self._functions, f"fs_{model.family}_draft")
-        self._check(run(byref(model), byref(step), byref(draft)))
+    def forward(self, model: Whisper | Causal, step: Step, draft: Draft | None = None) -> None:
+        """A forward, and greedy drafts behind it where there is a `draft`."""
+        if draft is None:
+            run = getattr(self._functions, f"fs_{model.family}_forward")
+            self._check(run(byref(model), byref(step)))
+        else:
+            run = getattr(self._functions, f"fs_{model.family}_draft")
+            self._check(run(byref(model), byref(step), byref(draft)))
 
     def whisper_cross(
         self, model: Whisper, states: list[int], rows: int, workspace: int, size: int, threads: int
@@ -189,16 +189,13 @@ class Library:
             )
         )
 
-    def encoder_workspace(self, model: Encoder, threads: int) -> int:
-        return int(self._functions.fs_encoder_workspace(byref(model), threads))
-
     def encode(
-        self, model: Encoder, features: int, states: int, workspace: int, size: int, threads: int
+        self, model: Encoder, features: int, states: int, workspace: Workspace, threads: int
     ) -> None:
         """States of the window at `features`, to the address `states`."""
-        self._check(
-            self._functions.fs_encode(byref(model), features, states, workspace, size, threads)
-        )
+        size = int(self._functions.fs_encoder_workspace(byref(model), threads))
+        block = workspace.at_least(size)
+        self._check(self._functions.fs_encode(byref(model), features, states, block, size, threads))
 
     def choose_tokens(self, logits: Tensor, allowed: Allowed | None) -> Choice:
         """As `rounds.choice.choose`, as one call: no masked logits are made. Where `joint` decides between
@@ -248,9 +245,6 @@ class Workspace:
             self._block = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
         address = self._block.data_ptr()
         return address + -address % ALIGNMENT
-
-    def release(self) -> None:
-        self._block = None
 
 
 def checked(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> Tensor:

@@ -65,7 +65,7 @@ def library_path() -> Path:
 def source_hash() -> str:
     """Identifies the sources: 16 hexadecimal digits over all names and contents."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in SOURCES.iterdir() if p.suffix in (".h", ".cpp")):
+    for path in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
         data = path.read_bytes()
         digest.update(f"{path.name} {len(data)}\n".encode())
         digest.update(data)
@@ -86,9 +86,12 @@ def runtimes() -> list[Path]:
     """The OpenMP runtimes that this process has loaded, by the files that are mapped."""
     if not _MAPS.exists():
         return []
-    paths = {line.split(maxsplit=5)[5].strip() for line in _MAPS.read_text().splitlines()
-             if line.count("/")}  # fmt: skip
-    return sorted(Path(p) for p in paths if Path(p).name.startswith(_NAMES))
+    found = set()
+    for line in _MAPS.read_text().splitlines():
+        _, slash, path = line.partition("/")
+        if Path(path).name.startswith(_NAMES):
+            found.add(Path(slash + path.strip()))
+    return sorted(found)
 
 
 class CompilerError(RuntimeError):

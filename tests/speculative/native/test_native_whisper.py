@@ -48,8 +48,8 @@ def test_ragged_rows_score_as_in_the_modules(shape: Shape, data: st.DataObject) 
         torch.testing.assert_close(found.logits, wanted.logits, **CLOSE)
         torch.testing.assert_close(found.taps, wanted.taps, **CLOSE)
         start = start + torch.arange(batch) % (nodes + 1)
-    for (*mine,), theirs in zip(native.cache.kv, oracle.cache.layers, strict=True):
-        torch.testing.assert_close(mine, theirs, **CLOSE)
+    for mine, theirs in zip(native.cache.kv, oracle.cache.layers, strict=True):
+        torch.testing.assert_close(tuple(mine), theirs, **CLOSE)
 
 
 @settings(max_examples=25, deadline=None)
