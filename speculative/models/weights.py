@@ -472,13 +472,13 @@ def _foreign(roots: Iterable[torch.nn.Module]) -> str | None:
     kinds: set[str] = set()
     formats: set[tuple[torch.dtype, torch.device]] = set()
     for module in chain(*map(torch.nn.Module.modules, roots)):
-        name, own = type(module).__name__, list(module.parameters(recurse=False))
+        name = type(module).__name__
         if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
             return f"hooks are registered on its {name}"
         int8 = isinstance(module, Int8Linear)
         if name.endswith(("Linear", "Conv1D")) and not int8 and type(module) is not torch.nn.Linear:
             return f"its projections are {name}"
-        for weight in own:
+        for weight in module.parameters(recurse=False):
             kinds.add(type(weight).__name__)
             if not int8 or weight is module.bias:  # integers and scales have formats of their own
                 formats.add((weight.dtype, weight.device))
