@@ -116,6 +116,7 @@ SUBJECTS = {
     "ledger": Subject(
         "asr/batch/ledger.py",
         (
+            "tests/asr/batch/test_fingerprint.py",
             "tests/asr/batch/test_outputs.py",
             "tests/asr/batch/test_results.py",
             "tests/asr/batch/remote/test_remote_batch.py",
