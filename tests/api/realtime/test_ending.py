@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from forescribe.api.app import create_app
-from forescribe.api.http import sockets
+from forescribe.api.http import protocols
 from forescribe.api.http.protocols import SocketProtocol
 from forescribe.api.realtime import connection
 from forescribe.api.settings import Settings
@@ -152,7 +152,7 @@ def test_a_fault_of_ours_ends_the_session_and_says_no_more(live, monkeypatch, he
 def test_a_slow_reader_is_cut_off(live, monkeypatch) -> None:
     monkeypatch.setattr(connection, "MAX_UNSENT", 1 << 14)
     monkeypatch.setattr(connection, "CLOSE_S", 0.2)
-    monkeypatch.setattr(sockets, "LINGER_S", 0.2)
+    monkeypatch.setattr(protocols, "LINGER_S", 0.2)
     said: list[dict[str, Any]] = []
     monkeypatch.setattr(connection, "report", lambda event, **facts: said.append(facts))
     serving, app, address = live(ws=Small)
