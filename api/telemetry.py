@@ -457,7 +457,7 @@ def _busy(session: Session | None) -> float:
     if session is None:
         return 0.0
     context = session.context
-    return 1 - context.engine.free / context.batch
+    return 1 - context.engine.free / context.engine.batch
 
 
 def _provider(name: str) -> TracerProvider:

@@ -98,7 +98,7 @@ class BoundOptions:
 def bind(options: Options, context: DecodingContext) -> BoundOptions:
     """Check options against a model. Raises UsageError for those that it cannot serve."""
     special = context.whisper.tokens
-    codes = tuple(special.language(code) for code in language_codes(options.language))
+    codes = tuple(map(special.language, language_codes(options.language)))
     language, among = (codes[0], ()) if len(codes) == 1 else (None, codes)
     previous = prompt_tokens(context.whisper, options.initial_prompt)
     if options.task == "translate" and not special.translates:
@@ -130,7 +130,7 @@ def window_request(
         prompt=prompt,
         encoder_states=replace(encoder_states, chosen=route or 0),
         gamma=0 if route is None else options.gamma,
-        hint=hint_for(pending, bound.hint) or hypothesis,
+        hint=hint_for(pending, bound.hint) if bound.hint else hypothesis,
         guess=pending.window.guess if context.engine.takes_guesses else (),
         probe=context.no_speech.probe(prompt),
         tag=pending,
@@ -148,7 +148,7 @@ def retry_of(request: Request, guards: Guards | None) -> Request | None:
 
 
 def at_temperature(request: Request, temperature: float) -> Request:
-    seed = seed_of(request.tag.start, temperature)
+    seed = seed_of(request.tag.window.start, temperature)
     return replace(request, temperature=temperature, seed=seed, guess=())
 
 
@@ -213,7 +213,7 @@ def hint_for(pending: PendingWindow, hint: tuple[int, ...]) -> tuple[int, ...]:
     declared = pending.recording.audio.declared_s if len(hint) > SCRIPT_SLOTS else None
     if not declared:
         return hint[:SCRIPT_SLOTS]
-    middle = round(len(hint) * min(1.0, seconds(pending.start) / declared))
+    middle = round(len(hint) * min(1.0, seconds(pending.window.start) / declared))
     first = min(max(0, middle - SCRIPT_SLOTS // 2), len(hint) - SCRIPT_SLOTS)
     return hint[first : first + SCRIPT_SLOTS]
 

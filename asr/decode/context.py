@@ -110,15 +110,10 @@ class DecodingContext:
         return tuple(mel(windows) for mel in self.mels)
 
     @property
-    def batch(self) -> int:
-        """Windows that are decoded at a time."""
-        return self.engine.batch
-
-    @property
     def encoded_together(self) -> int:
         """Windows that are encoded at a time. Where the encoder takes them one by one anyway, features and
         encoder states of the next windows would only wait in memory."""
-        return self.batch if self.whisper.device.rows_together else 1
+        return self.engine.batch if self.whisper.device.rows_together else 1
 
     @property
     def forward(self) -> str:

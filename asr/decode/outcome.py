@@ -34,7 +34,6 @@ from .recording import (
     DOUBTFUL,
     RecordingState,
     fault,
-    in_order,
     name_of,
     reason_of,
     text_of,
@@ -51,7 +50,7 @@ def outcome_of(context: DecodingContext, bound: BoundOptions, recording: Recordi
     """The outcome of a complete recording: an error where no window could be decoded, or where an
     exception prevents the transcript."""
     wall = time.perf_counter() - recording.started
-    done = in_order(recording.decoded)
+    done = recording.decoded
     try:
         if done and len(recording.faults) == len(done):
             raise recording.faults[done[0].start]
@@ -77,7 +76,7 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "draft_for_other_languages": str(pair.rest) if pair.rest is not None else None,
         "shared_encoder": context.whisper.shared_encoder,
         "gamma": "auto" if gamma is None else gamma,
-        "batch_size": context.batch,
+        "batch_size": context.engine.batch,
         "device": device.name,
         "dtype": str(device.stored).removeprefix("torch."),
         "quantize": "int8" if device.int8 else "none",
@@ -132,7 +131,9 @@ def coverage(done: Sequence[Decoded], silent: Iterable[Window]) -> Coverage:
     """What became of every sample; a window is decoded up to its last word, where a voice goes on behind
     that."""
     spans = [Span(w.start, w.end, "silent", "no voice activity") for w in silent]
+    wordless = 0
     for decoded in done:
+        wordless += total(decoded.wordless)
         start, end, reach = decoded.start, decoded.end, decoded.reach
         if reach is None:
             spans.append(Span(start, end, decoded.state, decoded.reason or decoded.doubt))
@@ -140,7 +141,6 @@ def coverage(done: Sequence[Decoded], silent: Iterable[Window]) -> Coverage:
         if start < reach:
             spans.append(Span(start, reach, "decoded", decoded.doubt))
         spans.append(Span(reach, end, "failed", UNWRITTEN))
-    wordless = sum(total(decoded.wordless) for decoded in done)
     return Coverage(tuple(sorted(spans, key=attrgetter("start_sample"))), wordless)
 
 

@@ -23,7 +23,7 @@ from ..segment.windows import Samples, Window
 from .answers import BoundOptions, bind
 from .context import DecodingContext
 from .options import Decoded, Listener, Options
-from .recording import RecordingState, WordTimer, in_order, timed_segments
+from .recording import RecordingState, WordTimer, timed_segments
 from .submission import CutWindows, Submission
 
 _RESULT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
@@ -122,7 +122,7 @@ class PlannedWindows(CutWindows):
 
     def _group(self, recording: RecordingState, k: int) -> Group:
         indices, whisper = set(self.plan.groups[k]), self.context.whisper
-        decoded = in_order(d for d in recording.decoded if d.index in indices)
+        decoded = [d for d in recording.decoded if d.index in indices]
         words = [recording.words.get(d.start) for d in decoded]
         return Group(
             k,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -54,7 +55,7 @@ class RecordingState:
     language_probability: float | None = None
     window_count: int = 0  # windows found so far
     fully_read: bool = False  # no window will follow
-    decoded: list[Decoded] = field(default_factory=list)
+    decoded: list[Decoded] = field(default_factory=list)  # in the order of the recording
     ended: set[int] = field(default_factory=set)  # indices of the decoded windows that have ended
     silent: list[Window] = field(default_factory=list)  # without their samples
     segments: dict[int, tuple[Segment, ...]] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class RecordingState:
     def add(self, decoded: Decoded) -> None:
         """Record the end of a window, or of a part of one."""
         assert decoded.index not in self.ended
-        self.decoded.append(decoded)
+        insort(self.decoded, decoded, key=attrgetter("start"))
         self.waiting[decoded.start] = decoded
         if not decoded.continued:
             self.ended.add(decoded.index)
@@ -163,10 +164,6 @@ class PendingWindow:
     best: Attempt | None = None
     decoded: Decoded | None = None
     states: EncoderStates | None = None
-
-    @property
-    def start(self) -> int:
-        return self.window.start
 
     @property
     def heard(self) -> bool:
@@ -297,17 +294,17 @@ class WordTimer:
         if indices is not None:
             self.waiting = [p for p in chosen if p.window.index not in indices]
             chosen = [p for p in chosen if p.window.index in indices]
-            chosen.sort(key=attrgetter("start"))
-        work = [pending for pending in chosen if pending.recording.segments[pending.start]]
+            chosen.sort(key=attrgetter("window.start"))
+        work = [pending for pending in chosen if pending.recording.segments[pending.window.start]]
         for pending, times in zip(work, apply_each(self._times_of, work), strict=True):
             recording = pending.recording
             try:
                 if isinstance(times, Exception):
                     raise times
-                recording.words[pending.start] = _words_of(self.whisper, pending, times)
+                recording.words[pending.window.start] = _words_of(self.whisper, pending, times)
             except Exception as error:
                 release(error)
-                recording.timing_faults[pending.start] = error
+                recording.timing_faults[pending.window.start] = error
         if self.phases is not None and chosen:
             self.phases.add("words", began_ns, time.time_ns())
 
@@ -323,7 +320,7 @@ class WordTimer:
             assert decoded is not None and states is not None
             prompt = self.whisper.tokens.prompt(decoded.language, self.task, timestamps=False)
             tokens = list[int]()
-            for segment in pending.recording.segments[pending.start]:
+            for segment in pending.recording.segments[pending.window.start]:
                 tokens += segment.tokens
             utterances.append(Utterance(states, prompt, tuple(tokens), decoded.length))
         return token_times(self.whisper, utterances)
@@ -403,8 +400,3 @@ def reason_of(error: BaseException) -> str:
         return clipped(str(error), REASON_LENGTH)
     text = clipped(" ".join(str(error).split()), REASON_LENGTH)
     return f"internal error ({type(error).__name__}: {text})"
-
-
-def in_order(decoded: Iterable[Decoded]) -> Sequence[Decoded]:
-    """Windows and their parts in the order of the recording."""
-    return sorted(decoded, key=attrgetter("start"))

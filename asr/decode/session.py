@@ -23,7 +23,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -68,7 +68,7 @@ class Session:
         self.context, self.clock = context, clock
         if readers:
             context.voice_detector()  # loaded once, before several readers need it
-        self.reading = ReadAhead(limit=2 * context.batch, threads=readers)
+        self.reading = ReadAhead(limit=2 * context.engine.batch, threads=readers)
         self.stats = Stats()  # of all recordings so far, at most STATS_S old
         self._stats_read_s = clock()
         self._live: dict[Submission, None] = {}  # in order; guarded by `reading.changed`
@@ -179,9 +179,10 @@ class Session:
         while self.context.engine.free:
             if not self._encoded:
                 self._read_on()
-            due_s = self.reading.next_due_s()
-            if due_s is not None and not (self._encoded and self._encoded[0].due_s <= due_s):
-                self._encode()
+            before_s = self._encoded[0].due_s if self._encoded else math.inf
+            taken = self.reading.take_windows(self._together, before_s)
+            if taken:
+                self._encode(taken)
             elif not self._encoded:
                 return
             else:
@@ -194,9 +195,8 @@ class Session:
     def _read_on(self) -> None:
         """No encoded window waits. Nothing here: readers read on by themselves."""
 
-    def _encode(self) -> None:
-        """Encode the next windows of all recordings together, and queue them for the engine."""
-        taken = self.reading.take_windows(self._together)
+    def _encode(self, taken: Sequence[QueuedWindow]) -> None:
+        """Encode windows of all recordings together, and queue them for the engine."""
         if self.inline:
             self._taken_s = taken[-1].due_s
         batch = [pending for pending in taken if not pending.submission.settled]
@@ -371,14 +371,11 @@ class ReadAhead:
             notes, self.notes = self.notes, deque()
         return notes
 
-    def next_due_s(self) -> float | None:
-        """When the first of the windows that wait is due."""
+    def take_windows(self, count: int, before_s: float) -> list[QueuedWindow]:
+        """The windows that are due first; none unless the first one is due before `before_s`."""
         with self.changed:
-            return self.ready[0].due_s if self.ready else None
-
-    def take_windows(self, count: int) -> list[QueuedWindow]:
-        """The windows that are due first."""
-        with self.changed:
+            if not self.ready or self.ready[0].due_s >= before_s:
+                return []
             taken = [heapq.heappop(self.ready) for _ in range(min(count, len(self.ready)))]
             self.changed.notify_all()  # the readers may go on
         return taken

@@ -58,7 +58,6 @@ from .recording import (
     RecordingState,
     WordTimer,
     fault,
-    in_order,
     segments_of,
     timed_segments,
     tokens_of,
@@ -224,7 +223,7 @@ class Submission:
             if self._windows.whole:
                 outcome = outcome_of(self.context, self.bound, recording)
             if self.listener is not None:
-                outcome = replace(outcome, decoded=tuple(in_order(recording.decoded)))
+                outcome = replace(outcome, decoded=tuple(recording.decoded))
             self.settle(outcome)
 
     def fail(self, error: ForescribeError) -> None:
@@ -314,7 +313,7 @@ class CutWindows:
     def __init__(self, context: DecodingContext, bound: BoundOptions) -> None:
         self.context, self.bound = context, bound
         self.previous = bound.previous
-        self.timing_batch: int | None = context.batch
+        self.timing_batch: int | None = context.engine.batch
 
     def restore(self, recording: RecordingState) -> None:
         """Put windows that were decoded earlier into a recording."""

@@ -140,7 +140,7 @@ class Transcriber:
     @property
     def batch(self) -> int:
         """Windows that are decoded at a time."""
-        return self.context.batch
+        return self.context.engine.batch
 
     @property
     def gamma(self) -> int | None:
@@ -308,7 +308,7 @@ class Call(Session):
         context, bound = self.context, self.bound
         if hook is not None:
             self._hook, self._stats_before = hook, context.engine.stats
-        timer = WordTimer(context.whisper, bound.options.task, context.batch)
+        timer = WordTimer(context.whisper, bound.options.task, context.engine.batch)
         coming = sources if pool is None else pool.ahead(sources)
         with ExitStack() as ends:
             ends.enter_context(nullcontext() if pool is None else pool)
@@ -439,7 +439,7 @@ class Call(Session):
             ]
             if not partials:
                 return
-            earliest = min(partials, key=lambda partial: partial.request.tag.start)
+            earliest = min(partials, key=lambda partial: partial.request.tag.window.start)
             text = text_of(self.context.whisper, earliest.tokens)
         except Exception:  # partial text is only for display: decoding goes on without it
             return

@@ -86,7 +86,7 @@ def nothing_left(serving: Serving, app: Any) -> None:
     until(lambda: app.state.streams.open == 0)
     until(lambda: not serving.session._live)
     engine = serving.session.context.engine
-    until(lambda: not engine.rows.active.any() and engine.free == serving.session.context.batch)
+    until(lambda: not engine.rows.active.any() and engine.free == engine.batch)
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
@@ -94,7 +94,7 @@ def test_a_client_that_leaves_in_mid_word_frees_its_rows(live, held, how) -> Non
     serving, app, address = live()
     engine = serving.session.context.engine
     with talking(address, close_timeout=0) as client:
-        until(lambda: engine.free < serving.session.context.batch)
+        until(lambda: engine.free < engine.batch)
         if how == "reset":
             linger = struct.pack("ii", 1, 0)
             client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

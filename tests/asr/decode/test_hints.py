@@ -83,13 +83,14 @@ def test_of_a_very_long_text_a_window_gets_the_part_around_its_place():
             class audio:
                 declared_s: float | None = 100.0
 
-        start = 0
+        class window:
+            start = 0
 
     hint = tuple(range(3 * SCRIPT_SLOTS))
     assert hint_for(Tag, hint)[0] == 0
-    Tag.start = 50 * 16000
+    Tag.window.start = 50 * 16000
     assert hint_for(Tag, hint)[SCRIPT_SLOTS // 2] == len(hint) // 2
-    Tag.start = 100 * 16000
+    Tag.window.start = 100 * 16000
     assert hint_for(Tag, hint)[-1] == hint[-1] and len(hint_for(Tag, hint)) == SCRIPT_SLOTS
     Tag.recording.audio.declared_s = None
     assert hint_for(Tag, hint) == hint[:SCRIPT_SLOTS]

@@ -162,7 +162,7 @@ def together(engine, count: int) -> Callable[[], list]:
         held.extend(step())
         if len(held) < count:
             return []
-        results, held[:] = sorted(held, key=lambda result: result.request.tag.start), []
+        results, held[:] = sorted(held, key=lambda result: result.request.tag.window.start), []
         return results
 
     return stepped
