@@ -161,13 +161,13 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a schedule of one draft length learns nothing",
     (
         "word_speakers",
-        "_Boundaries.costs",
-        "self.pauses > self.limits.pause -> (self.pauses >= self.limits.pause)",
+        "_boundaries",
+        "pauses > COSTS.pause -> (pauses >= COSTS.pause)",
     ): "a pause of exactly 0.35 s may count either way",
     (
         "word_speakers",
-        "_SpeakerTurns.distance",
-        '0 -> 1 in following = np.searchsorted(self.ends[s], spans[:, 0], side="right")',
+        "_SpeakerTurns.evidence",
+        '0 -> 1 in following = np.searchsorted(turns[:, 1], spans[:, 0], side="right")',
     ): "a turn that ends within the word overlaps it, and then distances are not read",
 }
 """Survivors that are no fault: (subject, function, change) to the reason."""

@@ -27,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Self
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -144,7 +145,8 @@ class Admission:
 
 
 class Reservation:
-    """The capacity of one request: counted as an upload first, as a request from `start` on."""
+    """The capacity of one request: counted as an upload first, as a request from `start` on. As a context
+    manager it is released at the end of the block."""
 
     def __init__(self, admission: Admission, client: Client, body: Body | None = None) -> None:
         self.admission, self.client, self.body = admission, client, body
@@ -152,6 +154,12 @@ class Reservation:
         self._seconds, self._done_s, self._released = 0.0, 0.0, False
         if body is not None:
             admission._receiving[self] = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def start(self) -> None:
         """The body is complete. Raises ApiError `overloaded` if other requests have filled the server, or

@@ -37,13 +37,10 @@ async def upload(
 ) -> dict[str, Any]:
     """Keep a file: the requests of a batch (`purpose=batch`) or audio (`purpose=user_data`)."""
     await asyncio.to_thread(jobs.submissions.check_room)
-    reservation = reserve(request, client, resumable=True)
-    try:
+    with reserve(request, client, resumable=True):
         async with receive_form(request, settings) as received:
             form = parse(FileForm, received.fields)
             file = await asyncio.to_thread(_kept, files, settings, client.owner, form, received)
-    finally:
-        reservation.release()
     return file.view()
 
 

@@ -103,24 +103,20 @@ async def submit(
     key, submissions = idempotency_key(request), jobs.submissions
     caller = client.owner
     await asyncio.to_thread(submissions.check_capacity, caller, keyed=bool(client.owner))
-    reservation = reserve(request, client)
-    try:
-        with submissions.reserved(caller, key):
-            async with receive_form(request, settings) as received:
-                reservation.start()
-                form = check(parse(JobForm, received.fields), serving, settings)
-                check_model(form.model, settings)
-                if (form.upload_id is None) == (received.file is None):
-                    text = "give a file, or the upload_id of a finished upload"
-                    raise ApiError("missing_file", text, param="file")
-                job = await submissions.earlier(caller, form, key)
-                if job is None:
-                    async with _recording(jobs, caller, form, received) as recording:
-                        job = await submissions.accept(caller, form, recording, key)
-                    if form.upload_id is not None:  # its bytes are a blob now
-                        await asyncio.to_thread(jobs.uploads.delete, form.upload_id, caller)
-    finally:
-        reservation.release()
+    with reserve(request, client) as reservation, submissions.reserved(caller, key):
+        async with receive_form(request, settings) as received:
+            reservation.start()
+            form = check(parse(JobForm, received.fields), serving, settings)
+            check_model(form.model, settings)
+            if (form.upload_id is None) == (received.file is None):
+                text = "give a file, or the upload_id of a finished upload"
+                raise ApiError("missing_file", text, param="file")
+            job = await submissions.earlier(caller, form, key)
+            if job is None:
+                async with _recording(jobs, caller, form, received) as recording:
+                    job = await submissions.accept(caller, form, recording, key)
+                if form.upload_id is not None:  # its bytes are a blob now
+                    await asyncio.to_thread(jobs.uploads.delete, form.upload_id, caller)
     headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_S)}
     return JSONResponse(job.view(), 202, headers)
 

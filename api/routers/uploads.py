@@ -76,11 +76,9 @@ async def append(id: str, request: Request, jobs: JobsDep, client: ClientDep) ->
         raise ApiError("unsupported_media_type", f"send the bytes as {BODY}")
     start, digest = _number(request, "Upload-Offset"), _digest(request)
     jobs.submissions.check_room()
-    caller, reservation = client.owner, reserve(request, client, resumable=True)
-    try:
+    caller = client.owner
+    with reserve(request, client, resumable=True):
         await _append(jobs.uploads, id, caller, start, request)
-    finally:
-        reservation.release()
     upload = await asyncio.to_thread(jobs.uploads.get, id, caller)
     if digest is not None and upload.complete:
         if await asyncio.to_thread(jobs.uploads.digest, id, caller) != digest:
