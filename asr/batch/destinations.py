@@ -26,7 +26,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from ..formats.files import TEMPORARY, put
 from ..storage.locations import STDIN, Location, identity, is_url
 from ..storage.store import Store
 from ..storage.stores import Stores
-from .ledger import Record
+from .ledger import Destination, Record
 
 MANIFEST = "manifest.jsonl"
 """The file of records in a folder; in object storage, of those of all runs so far."""
@@ -48,10 +48,8 @@ READERS = 16
 _RECORD = re.compile(rf"{RECORDS}([0-9a-f]{{32}})(?:\.(\d+))?\.json")
 
 
-class Folder:
+class Folder(Destination):
     """A folder of this machine. Raises OutputError for one that cannot be written, unless `dry_run`."""
-
-    in_background = False
 
     def __init__(self, folder: Path, *, dry_run: bool = False) -> None:
         self.folder = Path(os.path.abspath(folder))
@@ -136,11 +134,8 @@ class Folder:
                 for path in folder.glob(TEMPORARY.format("*")):
                     path.unlink(missing_ok=True)
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-
-class Bucket:
+class Bucket(Destination):
     """Objects below a location. Raises UsageError for one that can only be read, and LocatedError, also for a
     store without conditional writes."""
 
@@ -217,12 +212,6 @@ class Bucket:
             self._remember(record, generation)
         return record
 
-    def locked(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def sweep(self, names: Iterable[str]) -> None:
-        """Objects appear whole."""
-
     def close(self) -> None:
         """Write all records into one object, for readers who want one file; they are the truth without it."""
         if not self._created:
@@ -247,16 +236,8 @@ class Bucket:
         self._fresh.append(record)
 
 
-class Stdout:
+class Stdout(Destination):
     """Text, printed in UTF-8 as in files, whatever the locale is."""
-
-    in_background = False
-
-    def key(self, path: str) -> str:
-        return ""
-
-    def exists(self, name: str) -> bool:
-        return False
 
     def put(self, name: str, data: bytes) -> None:
         """Raises OutputError, and BrokenPipeError if the reader has closed it: no error of ours."""
@@ -267,21 +248,6 @@ class Stdout:
             raise
         except OSError as error:
             raise OutputError(f"cannot write to stdout: {error.strerror}") from error
-
-    def fresh(self) -> Iterable[Record]:
-        return ()
-
-    def keep(self, record: Record) -> Record:
-        return record
-
-    def locked(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def sweep(self, names: Iterable[str]) -> None:
-        """Nothing is left."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _records(lines: Iterable[Any]) -> Iterator[Record]:

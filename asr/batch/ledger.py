@@ -23,10 +23,10 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ..errors import Code, ForescribeError
 from ..formats.transcript import Transcript
@@ -116,41 +116,41 @@ def result_fields(
     }
 
 
-class Destination(Protocol):
-    """What a ledger and a run need. `in_background`: `put` and `keep` take long, and may be called from
-    several threads."""
+class Destination:
+    """Where files and records go. This one knows and keeps nothing; what differs is overridden.
 
-    in_background: bool
+    `in_background`: `put` and `keep` take long, and may be called from several threads."""
+
+    in_background = False
 
     def key(self, path: str) -> str:
         """A recording in the form of records."""
-        ...
+        return ""
 
-    def exists(self, name: str) -> bool: ...
+    def exists(self, name: str) -> bool:
+        return False
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file, replacing another one at once. Raises OutputError, LocatedError."""
-        ...
+        raise NotImplementedError
 
     def fresh(self) -> Iterable[Record]:
         """The records that were made since the last call, the latest last."""
-        ...
+        return ()
 
     def keep(self, record: Record) -> Record:
         """Store a record, after its files; returns the one that stands. Raises ForescribeError."""
-        ...
+        return record
 
     def locked(self) -> AbstractContextManager[None]:
         """No other process writes meanwhile, where that can be had."""
-        ...
+        return nullcontext()
 
     def sweep(self, names: Iterable[str]) -> None:
         """Remove what killed processes left half written beside these names."""
-        ...
 
     def close(self) -> None:
         """After the last record of a run."""
-        ...
 
 
 class Ledger:
