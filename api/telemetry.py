@@ -3,7 +3,7 @@
     report("recording", wall_s=1.2)                    # a line of JSON, with no text, file name or key in it
 
     metrics = Metrics()
-    watch(metrics, admission, "large", ready, session) # the gauges of speech serving
+    metrics.watch("ready", "Whether ...", ready)       # a gauge, read when metrics are requested
     metrics.text()
 
     with tracing.span("diarize"):                      # a child of what is in progress in this context
@@ -29,9 +29,7 @@ import json
 import logging
 import math
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -40,23 +38,20 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from fastapi.telemetry import TelemetryConfig
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from forescribe.asr.decode.options import PhaseTimes
 from forescribe.asr.errors import ForescribeError, UsageError, how_to_install
 from forescribe.asr.formats import transcript_parts
 
-from .access.limits import Admission
 from .errors import ApiError
 
 if TYPE_CHECKING:
@@ -64,8 +59,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
     from forescribe.asr.decode.options import Outcome
-    from forescribe.asr.decode.session import Session
-    from forescribe.speculative.stats import Stats
 
 UNLOGGED = frozenset({"/health", "/ready", "/metrics"})
 """Routes that are requested every few seconds by machines: they are counted, but not logged."""
@@ -75,20 +68,6 @@ CURRENT: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1200.0, 3600.0)
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
-
-ENGINE_COUNTS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "rounds": ("rounds", "Rounds of the engine, each of a whole batch."),
-        "row_rounds": ("row_rounds", "Rounds that windows took part in."),
-        "target_forwards": ("target_forwards", "Forward passes of the target."),
-        "draft_forwards": ("draft_forwards", "Forward passes of drafts."),
-        "engine_faults": (
-            "faults",
-            "Exceptions in models, drafters, rules and schedules, repeated ones included.",
-        ),
-    }
-)
-"""Counters of the engine: their names in its statistics, and their help."""
 
 WHOLE_DATABASE = "of the whole database, so all its processes show the same"
 """In the help of such a gauge: a dashboard takes the maximum over processes, not the sum."""
@@ -190,7 +169,11 @@ class Metrics:
                 family.add_metric([kind], count)
             yield family
 
-        self.registry.register(Series(read))
+        self.register(read)
+
+    def register(self, read: Callable[[], Iterable[Metric]]) -> None:
+        """Add series whose values somebody else keeps, read when metrics are requested."""
+        self.registry.register(_Series(read))
 
     def answered(self, route: str, status: int, wall_s: float) -> None:
         self._requests.labels(route, str(status)).inc()
@@ -221,40 +204,6 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
-
-
-def watch(
-    metrics: Metrics,
-    admission: Admission,
-    model: str,
-    ready: Callable[[], bool],
-    session: Callable[[], Session | None],
-    stats: Callable[[], Stats],
-) -> None:
-    """Register the gauges of speech serving; `session` gives None while the model is not in memory, and
-    `stats` counts since the start."""
-    metrics.registry.register(Series(lambda: _build(model, session())))
-    metrics.registry.register(Series(lambda: _engine_counts(stats())))
-    metrics.count(
-        "engine_seconds",
-        "Time of the engine's thread by stage; up to five seconds old.",
-        "stage",
-        lambda: stats().seconds,
-    )
-    metrics.watch("ready", "Whether requests are admitted.", ready)
-    metrics.watch(
-        "model_loaded",
-        "Whether the speech model is in memory; see idle_unload_s.",
-        lambda: session() is not None,
-    )
-    metrics.watch("requests_inside", "Requests in progress.", lambda: admission.requests)
-    metrics.watch("slots_busy", "Share of the engine's slots in use.", lambda: _busy(session()))
-    metrics.watch(
-        "scratch_free_bytes",
-        "Free space for uploads and their samples.",
-        lambda: shutil.disk_usage(tempfile.gettempdir()).free,
-    )
-    metrics.watch("queued_audio_seconds", "Audio not yet decoded.", lambda: admission.seconds)
 
 
 class TimedValue:
@@ -423,41 +372,11 @@ class Observation:
 
 
 @dataclass(frozen=True, eq=False)
-class Series(Collector):
-    """Series whose values somebody else keeps, read when metrics are requested."""
-
+class _Series(Collector):
     read: Callable[[], Iterable[Metric]]
 
     def collect(self) -> Iterable[Metric]:
         return self.read()
-
-
-def _build(model: str, session: Session | None) -> Iterator[Metric]:
-    """Version, model, engine and device; the last two are empty until the model is loaded."""
-    whisper = None if session is None else session.context.whisper
-    facts = {
-        "version": version("forescribe"),
-        "model": model,
-        "engine": "" if whisper is None else str(whisper.engine),
-        "device": "" if whisper is None else whisper.device.name,
-    }
-    text = "What runs here; always 1."
-    family = GaugeMetricFamily("forescribe_build_info", text, labels=list(facts))
-    family.add_metric(list(facts.values()), 1)
-    yield family
-
-
-def _engine_counts(stats: Stats) -> Iterator[Metric]:
-    """Counters that the engine keeps itself; up to five seconds old."""
-    for name, (attribute, text) in ENGINE_COUNTS.items():
-        yield CounterMetricFamily(f"forescribe_{name}", text, value=getattr(stats, attribute))
-
-
-def _busy(session: Session | None) -> float:
-    if session is None:
-        return 0.0
-    context = session.context
-    return 1 - context.engine.free / context.engine.batch
 
 
 def _provider(name: str) -> TracerProvider:

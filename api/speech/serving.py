@@ -25,12 +25,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
+from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO, Self
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.sandbox import Decoders
@@ -42,7 +48,7 @@ from ..access.limits import Admission
 from ..errors import ApiError
 from ..process import POLL_S, IdleUnload, Lifecycle, Mailbox, ModelThread, log_engine
 from ..settings import Settings
-from ..telemetry import Metrics, Observation, Tracing, report, watch
+from ..telemetry import Metrics, Observation, Tracing, report
 from .diarization import Speakers
 
 if TYPE_CHECKING:
@@ -70,6 +76,20 @@ take."""
 
 NAME = "file"
 """What messages call the upload: the name of its field, never the client's name for it."""
+
+ENGINE_COUNTS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "rounds": ("rounds", "Rounds of the engine, each of a whole batch."),
+        "row_rounds": ("row_rounds", "Rounds that windows took part in."),
+        "target_forwards": ("target_forwards", "Forward passes of the target."),
+        "draft_forwards": ("draft_forwards", "Forward passes of drafts."),
+        "engine_faults": (
+            "faults",
+            "Exceptions in models, drafters, rules and schedules, repeated ones included.",
+        ),
+    }
+)
+"""Counters of the engine: their names in its statistics, and their help."""
 
 log = logging.getLogger("forescribe.api")
 
@@ -103,14 +123,7 @@ class Serving(Lifecycle):
             self.fail,
             self.idle.wanted,
         )
-        watch(
-            self.metrics,
-            self.admission,
-            settings.model_name,
-            lambda: self.state == "ready",
-            lambda: self.session,
-            self.stats,
-        )
+        self._watch()
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -155,6 +168,50 @@ class Serving(Lifecycle):
     @property
     def round_s(self) -> float:
         return 0.0 if self.session is None else self.session.standing_s
+
+    def _watch(self) -> None:
+        """Register series that are read when metrics are requested."""
+        metrics, admission = self.metrics, self.admission
+        metrics.register(self._build_info)
+        metrics.register(self._engine_counts)
+        text = "Time of the engine's thread by stage; up to five seconds old."
+        metrics.count("engine_seconds", text, "stage", lambda: self.stats().seconds)
+        metrics.watch("ready", "Whether requests are admitted.", lambda: self.state == "ready")
+        text = "Whether the speech model is in memory; see idle_unload_s."
+        metrics.watch("model_loaded", text, lambda: self.session is not None)
+        metrics.watch("requests_inside", "Requests in progress.", lambda: admission.requests)
+        metrics.watch("slots_busy", "Share of the engine's slots in use.", self._slots_busy)
+        text, folder = "Free space for uploads and their samples.", tempfile.gettempdir()
+        metrics.watch("scratch_free_bytes", text, lambda: shutil.disk_usage(folder).free)
+        metrics.watch("queued_audio_seconds", "Audio not yet decoded.", lambda: admission.seconds)
+
+    def _build_info(self) -> Iterator[Metric]:
+        """Version, model, engine and device; the last two are empty until the model is loaded."""
+        session = self.session
+        whisper = None if session is None else session.context.whisper
+        facts = {
+            "version": version("forescribe"),
+            "model": self.settings.model_name,
+            "engine": "" if whisper is None else str(whisper.engine),
+            "device": "" if whisper is None else whisper.device.name,
+        }
+        text = "What runs here; always 1."
+        family = GaugeMetricFamily("forescribe_build_info", text, labels=list(facts))
+        family.add_metric(list(facts.values()), 1)
+        yield family
+
+    def _engine_counts(self) -> Iterator[Metric]:
+        """Counters that the engine keeps itself; up to five seconds old."""
+        stats = self.stats()
+        for name, (attribute, text) in ENGINE_COUNTS.items():
+            yield CounterMetricFamily(f"forescribe_{name}", text, value=getattr(stats, attribute))
+
+    def _slots_busy(self) -> float:
+        session = self.session
+        if session is None:
+            return 0.0
+        engine = session.context.engine
+        return 1 - engine.free / engine.batch
 
     # -- on the event loop ------------------------------------------------------------------------
 
