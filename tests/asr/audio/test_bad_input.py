@@ -174,14 +174,3 @@ def test_long_silence_is_no_failure_and_has_no_words(pair, here, monkeypatch, ca
         ".vtt": "WEBVTT\n\n",
         ".tsv": "start\tend\ttext\n",
     }
-
-
-@pytest.mark.parametrize("folder", ["good.wav", "good.wav/below", "/proc/nowhere"])
-def test_an_unwritable_folder_is_known_before_work_begins(
-    pair, here, monkeypatch, capfd, folder
-) -> None:
-    assert run(monkeypatch, "good.wav", *pair, "-o", folder) == 2
-    out, err = capfd.readouterr()
-    assert out == "" and err.count("\n") == 1
-    assert f"cannot write to the output folder '{folder}'" in err
-    assert soundfile.info(here / "good.wav").frames == len(NOISE)  # and nothing was harmed

@@ -114,10 +114,8 @@ def test_only_what_a_killed_process_left_is_swept(tmp_path) -> None:
     for name in (".forescribe-12ab.tmp", ".other.tmp", "a.txt"):
         (tmp_path / name).touch()
     outputs = Outputs.plan(A, str(tmp_path), "txt")
-    outputs.ledger.destination.sweep(
-        outputs.stems.values()
-    )  # there was never a lock in this folder: delete nothing
-    assert len(list(tmp_path.iterdir())) == 3
+    outputs.ledger.destination.sweep(outputs.stems.values())
+    assert len(list(tmp_path.iterdir())) == 3  # there was never a lock in this folder
     (tmp_path / "manifest.jsonl").touch()
     outputs.ledger.destination.sweep(outputs.stems.values())
     assert {path.name for path in tmp_path.iterdir()} == {".other.tmp", "a.txt", "manifest.jsonl"}
