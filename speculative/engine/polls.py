@@ -276,18 +276,20 @@ class Results:
         length, rounds, drafted, accepted = numbers[:COUNTS].tolist()
         room, count = end - begin, max(0, min(length, end) - begin)
         sizes = [room] * 3 + [room * ranks] * 2
-        tokens, sources, bits, best, best_bits = numbers[COUNTS:].split(sizes)
+        tokens, sources, _, best, _ = numbers[COUNTS:].split(sizes)
+        bits = numbers[COUNTS:].to(torch.int32).view(torch.float32)
+        _, _, logprobs, _, best_logprobs = bits.split(sizes)
         ranked: Ranked = ()
         if ranks:
-            ids, logprobs = best.view(room, ranks), _floats(best_bits).view(room, ranks)
-            pairs = zip(ids[:count].tolist(), logprobs[:count].tolist(), strict=True)
+            ids, chances = (x.view(room, ranks)[:count].tolist() for x in (best, best_logprobs))
+            pairs = zip(ids, chances, strict=True)
             ranked = tuple(tuple(zip(*pair, strict=True)) for pair in pairs)
         return RowRecord(
             rounds=rounds,
             drafted=drafted,
             accepted=accepted,
             tokens=tokens[:count].tolist(),
-            logprobs=_floats(bits[:count]).tolist(),
+            logprobs=logprobs[:count].tolist(),
             sources=sources[:count].tolist(),
             ranked=ranked,
         )
@@ -304,7 +306,3 @@ class RowRecord:
     logprobs: list[float]
     sources: list[int]
     ranked: Ranked  # the most likely tokens at each one, with their log-probabilities
-
-
-def _floats(bits: Tensor) -> Tensor:
-    return bits.to(torch.int32).view(torch.float32)

@@ -166,7 +166,7 @@ class Goodput:
 
     def best(self) -> int:
         """The bucket with the most expected tokens per second; the shorter one of equals."""
-        return max(self.buckets, key=lambda g: (self._goodput(g), -g))
+        return max(self.buckets, key=self._goodput)  # they ascend, and the first one is taken
 
     def _goodput(self, gamma: int) -> float:
         return self._rate(gamma, self.cost[gamma])
