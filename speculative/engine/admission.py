@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..device import Device
 from ..errors import CATCH_UP, PREFILL, PROMPT, RequestError
-from ..protocols import Drafter, Processor, StackedModel
+from ..protocols import Processor, StackedModel
 from ..requests import Guarantee, Mode, Request, check_in_vocabulary
 from ..rounds.accept import RuleChoice
 from ..rounds.round import Parts, verify
@@ -161,12 +161,21 @@ class Admission:
 
 
 class DraftReader:
-    """Lets the drafter read what it lacks. A row on which that fails is decoded without drafts."""
+    """Lets the drafter read what it lacks. A row on which that fails is decoded without drafts.
+
+    The last tokens of the first rows are read in pieces of one size, captured for each number of rows. These
+    are graphs of their own, and not a part of a round's: as an axis of rounds they would double its captures.
+    How far back a piece begins is data of the device, so that one graph serves every piece. Reading a piece
+    again writes the same keys and values, and so does a capture, which reads a few times.
+    """
 
     def __init__(self, shared: Shared, shapes: ShapeSet, capture: Capture | None = None) -> None:
         assert shared.drafter is not None
         self._shared, self._drafter, self._shapes = shared, shared.drafter, shapes
-        self._texts = CatchUp(shared.rows, self._drafter, shapes, capture)
+        self._capture = capture  # None: pieces are read operator by operator
+        self._graphs: dict[int, Function] = {}  # by the number of rows
+        self.piece = min(PIECE, shared.rows.scratch - 1)
+        self._back = torch.zeros(1, dtype=torch.int64, device=shared.device.torch)  # of the piece
 
     def read(self) -> None:
         """Reads all prompts and all text that the drafter lacks, which count as read from here on."""
@@ -189,9 +198,16 @@ class DraftReader:
             shared.watch.mark("draft")
 
     def warm_up(self) -> None:
-        """Captures the reading of text on free rows, where the schedule may leave text unread."""
+        """Captures the reading of text on free rows, all numbers of them, where the schedule may leave text
+        unread."""
         if 0 in self._shapes.gammas:
-            self._texts.warm_up()
+            for count in reversed(self._shapes.batches):
+                self._catch_up(1, count)
+
+    @property
+    def captured(self) -> tuple[int, ...]:
+        """The numbers of rows that have been captured so far."""
+        return tuple(self._graphs)
 
     def read_prompts(self, prompts: Prompts) -> None:
         """Reads the prompts together; one by one if that fails."""
@@ -226,52 +242,20 @@ class DraftReader:
                 slots.stop_drafting(row, error)
 
     def _catch_up(self, tokens: int, rows: int, *, captured: bool = True) -> None:
-        pieces = self._texts.read(tokens, rows, captured=captured)
-        self._shared.counts.draft_forwards += pieces * self._drafter.forwards(1)
-
-
-class CatchUp:
-    """Reads the last tokens of the first rows in pieces of one size, captured for each number of rows.
-
-    A graph of its own, and not a part of a round's: as an axis of rounds it would double their captures.
-    How far back a piece begins is data of the device, so that one graph serves every piece. Reading a
-    piece again writes the same keys and values, and so does a capture, which reads a few times.
-    """
-
-    def __init__(
-        self, rows: Rows, drafter: Drafter, shapes: ShapeSet, capture: Capture | None = None
-    ) -> None:
-        self._rows, self._drafter, self._shapes = rows, drafter, shapes
-        self._capture = capture  # None: pieces are read operator by operator
-        self._graphs: dict[int, Function] = {}  # by the number of rows
-        self.piece = min(PIECE, rows.scratch - 1)
-        self._back = torch.zeros(1, dtype=torch.int64, device=rows.lengths.device)  # see `read`
-
-    def read(self, tokens: int, rows: int, *, captured: bool = True) -> int:
-        """Reads the last `tokens` of the first `rows` rows, and more where a piece is longer; returns how
-        many pieces there were. `captured` False runs operators one by one, which locates a fault."""
+        """Reads the last `tokens` of the first `rows` rows, and more where a piece is longer. With `captured`
+        False operators run one by one, which locates a fault."""
         pieces = -(-tokens // self.piece)
         for piece in range(pieces, 0, -1):
             self._back.fill_(2 + piece * self.piece)  # the last two tokens are fed by `propose`
             self._launch(rows, captured)()
-        return pieces
-
-    def warm_up(self) -> None:
-        """Reads one piece of the free rows, so that all numbers of rows are captured."""
-        for count in reversed(self._shapes.batches):
-            self.read(1, count)
-
-    @property
-    def captured(self) -> tuple[int, ...]:
-        """The numbers of rows that have been captured so far."""
-        return tuple(self._graphs)
+        self._shared.counts.draft_forwards += pieces * self._drafter.forwards(1)
 
     def _launch(self, rows: int, captured: bool) -> Function:
-        capture = self._capture if captured else None
-        count = self._rows.batch if capture is None else self._shapes.batch_for(rows)
+        capture, shared = self._capture if captured else None, self._shared
+        count = shared.rows.batch if capture is None else self._shapes.batch_for(rows)
         if capture is not None and count in self._graphs:
             return self._graphs[count]
-        view = selected(self._rows, slice(count), Mode(), self._rows.scratch)
+        view = selected(shared.rows, slice(count), Mode(), shared.rows.scratch)
         # A capture must not hold `self`.
         drafter, back, piece = self._drafter, self._back, self.piece
 

@@ -9,10 +9,7 @@ import torch
 
 from forescribe.speculative import Engine, ModelDrafter, Request
 from forescribe.speculative.engine import admission
-from forescribe.speculative.engine.admission import CatchUp
-from forescribe.speculative.engine.runner import ShapeSet
 from forescribe.speculative.models.lean import LeanWhisperDecoder
-from forescribe.speculative.requests import Mode
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
 from tests.speculative.engine.test_engine import Planned
@@ -30,7 +27,7 @@ CUDA = CudaOnCpu("cuda", torch.float32)
 
 def texts_of(engine: Engine) -> Any:
     assert engine._reader is not None
-    return engine._reader._texts
+    return engine._reader
 
 
 def tokens(engine: Engine, work: list[Request]) -> dict[Any, tuple[int, ...]]:
@@ -121,17 +118,16 @@ def test_a_reading_that_fails_is_repeated_row_by_row(cuda: FakeCuda) -> None:
     assert not texts_of(engine).captured
 
 
-def test_pieces_cover_the_tokens_from_the_end(cuda: FakeCuda) -> None:
+def test_pieces_cover_the_tokens_from_the_end() -> None:
     read: list[tuple[list[int], int]] = []
 
     class Drafter(ModelDrafter):
         def catch_up(self, rows: Rows, start: torch.Tensor, count: int) -> None:
             read.append((start.tolist(), count))
 
-    rows = Rows.empty(3, 40, torch.device("cpu"), 0)
-    rows.lengths[:] = torch.tensor([30, 9, 3])
-    shapes = ShapeSet.of(CUDA, 3, 40, (0, 2), (Mode(),))
-    texts = CatchUp(rows, Drafter(TinyModel()), shapes)
+    engine = Engine(TinyModel(), Drafter(TinyModel()), batch=3, eos=(99,), schedule=Planned(0, 2))
+    engine.rows.lengths[:] = torch.tensor([30, 9, 3])
+    texts = texts_of(engine)
     texts.piece = 8
-    assert texts.read(11, 2) == 2
+    texts._catch_up(11, 2)
     assert read == [([12, 0, 0], 8), ([20, 0, 0], 8)]

@@ -113,7 +113,7 @@ def test_dynamo_makes_one_graph_for_each_shape_above_its_limit_of_recompilations
     assert len(graphs) == len(shapes)
     work = GREEDY[:4]
     assert tokens(engine, work) == tokens(tiny_engine(None, 0, 1, 2), work)
-    read = engine._reader._texts.captured  # one more for each number of rows
+    read = engine._reader.captured  # one more for each number of rows
     assert len(graphs) == len(shapes) + len(read) > len(shapes)
 
 
