@@ -89,9 +89,11 @@ SUBJECTS = {
         "asr/decode/answers.py",
         (
             "tests/asr/decode/test_guards.py",
+            "tests/asr/decode/test_hints.py",
             "tests/asr/decode/test_rests.py",
             "tests/asr/decode/test_fallback.py",
             "tests/asr/decode/test_faults.py",
+            "tests/asr/decode/test_transcriber.py",
         ),
     ),
     "walk": Subject(

@@ -149,7 +149,8 @@ class Session:
         An exception of the model fails the recordings under way, but none that come later. Raises
         BrokenError once the device has failed.
         """
-        self.reading.start()
+        for thread in self.reading.threads:
+            thread.start()
         try:
             while self.reading.wait(lambda: bool(self._encoded) or not self.context.slots.idle):
                 self._step_began_s = self.clock()
@@ -162,7 +163,8 @@ class Session:
                     raise self.context.engine.broken
         finally:
             self.close()
-            self.reading.join()
+            for thread in self.reading.threads:
+                thread.join()
             self._end_all(CapacityError("the service is stopping"))
             self._handle_notes()
 
@@ -307,20 +309,12 @@ class ReadAhead:
         self.notes: deque[Note] = deque()
         self.closed = False
         self._numbers = count()
-        self._threads = [
+        self.threads = [
             threading.Thread(target=self._run, name=f"reader-{i}", daemon=True)
             for i in range(threads)
         ]
 
     # -- from any thread --------------------------------------------------------------------------
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join()
 
     def add(self, submission: Submission) -> None:
         """Queue a recording. Raises CapacityError once closed."""
