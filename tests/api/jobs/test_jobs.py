@@ -376,6 +376,8 @@ def test_a_fault_that_passes_is_tried_again_and_one_that_stays_is_told(
     over = ended(client, other)
     assert over["state"] == "failed" and over["error"]["code"] == "internal_error"
     assert "secret" not in str(over)
+    counted = 'forescribe_jobs_ended_total{state="failed"} 1.0'
+    until(lambda: counted in client.get("/metrics").text)
     faults.clear()
     assert client.post(f"{JOBS}/{other}/retry").status_code == 202
     assert ended(client, other)["state"] == "succeeded"
