@@ -113,6 +113,7 @@ SUBJECTS = {
             "tests/api/jobs/test_jobs_machine.py",
             "tests/api/jobs/test_queue.py",
             "tests/api/jobs/test_jobs.py",
+            "tests/api/batches/test_batches.py",
         ),
     ),
     "ledger": Subject(
@@ -161,6 +162,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Periods.read",
         "len(self._buckets) > 1 -> (len(self._buckets) >= 1)",
     ): "a schedule of one draft length learns nothing",
+    (
+        "store",
+        "EventLog.last_segment",
+        "1 -> 2 in data = tx.execute(query.order_by(ENTRIES.c.n.desc()).limit(1)).scalar()",
+    ): "of two rows the first is read",
     (
         "word_speakers",
         "_boundaries",

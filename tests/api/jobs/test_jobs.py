@@ -9,12 +9,13 @@ from unittest.mock import Mock
 from urllib.parse import unquote
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.jobs.running import RunReplaced
 from forescribe.api.jobs.store import Store
-from forescribe.api.jobs.tables import Claim, NewJob
+from forescribe.api.jobs.tables import REFERENCES, Claim, NewJob
 from forescribe.api.jobs.walk import JobFiles
 from forescribe.asr.formats.files import srt as render_srt
 from forescribe.asr.formats.subtitles import LineRules
@@ -335,6 +336,10 @@ def test_speakers_are_found_anew_on_the_same_words(client, monkeypatch, transcri
         assert len({turn["speaker"] for turn in told["turns"]}) == count
         words = [w["word"] for s in told["segments"] for w in s["words"]]
         assert words == [w["word"] for s in plain["segments"] for w in s["words"]]
+    store = client.app.state.jobs.store  # nobody refers to the results before
+    with store.transaction() as tx:
+        kept = set(tx.execute(sa.select(REFERENCES.c.blob)).scalars())
+    assert set(store.blobs.names()) == kept
     assert client.post(f"{JOBS}/{job}/diarize?num_speakers=0").status_code == 400
     for sent in ({"params": {"speakers": 2}}, {"json": {"speakers": 2}}, {"data": {"speakers": 2}}):
         answer = client.post(f"{JOBS}/{job}/diarize", **sent)

@@ -61,6 +61,7 @@ def test_a_job_has_one_process_until_its_lease_is_over(store) -> None:
     lapse(store)
     assert store.jobs.renew("two") == {("b", 1)}  # nobody was faster
     assert claimed(store, "three", take_over=False) is None
+    assert claimed(store, "one", beside=["a"]) is None  # it is at work on it
     assert claimed(store, "three") == "a" and claimed(store, "three") is None
     with store.transaction() as tx:
         assert store.jobs.held(tx, Claim("a", 1, "one")) is None
