@@ -308,11 +308,6 @@ class LogMel:
         self.hann = torch.hann_window(self.n_fft, device=self.device)
 
     @property
-    def bands(self) -> int:
-        """M."""
-        return self.filters.shape[0]
-
-    @property
     def frames(self) -> int:
         """F."""
         return self.samples // self.hop

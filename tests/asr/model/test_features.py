@@ -49,11 +49,8 @@ def test_a_window_does_not_depend_on_who_shares_its_batch(windows: list[Samples]
 
 def test_an_extractor_of_another_length_keeps_its_own_shape() -> None:
     log_mel = LogMel(WhisperFeatureExtractor(feature_size=80, chunk_length=10))
-    assert (
-        log_mel([np.zeros(5, np.float32)]).shape
-        == (1, log_mel.bands, log_mel.frames)
-        == (1, 80, 1000)
-    )
+    assert log_mel.frames == 1000
+    assert log_mel([np.zeros(5, np.float32)]).shape == (1, 80, 1000)
 
 
 @pytest.mark.gpu
