@@ -221,7 +221,7 @@ class Ledger:
         others in them: if the process is killed now, new files must not stand under the old one."""
         old = tuple(o for o in outputs if self.fingerprint(o) not in (None, fingerprint))
         if old:
-            self._keep(self.record(path, status="cancelled", outputs=old))
+            self.destination.keep(self.record(path, status="cancelled", outputs=old))
 
     def add(self, record: Record) -> Record:
         """Keep the record of a recording whose files are written, with its results of the same content in
@@ -236,7 +236,7 @@ class Ledger:
                 and self.destination.exists(output)
             ]
             record = replace(record, outputs=(*record.outputs, *others))
-        return self._keep(record)
+        return self.destination.keep(record)
 
     def cancel(self, records: Iterable[Record]) -> None:
         """Keep the records of recordings that will not be transcribed in this run, where that is no request
@@ -244,20 +244,12 @@ class Ledger:
         if not self.destination.in_background:
             with self.locked():
                 for record in records:
-                    self._keep(record)
-
-    def _keep(self, record: Record) -> Record:
-        kept = self.destination.keep(record)
-        self._refresh()
-        return kept
+                    self.destination.keep(record)
 
     def _refresh(self) -> None:
         """Read the records that were made since, by anybody."""
         for record in self.destination.fresh():
-            self._attempts[record.source] = max(
-                record.attempt,
-                self._attempts[record.source] + (record.status in ("succeeded", "failed")),
-            )
+            self._attempts[record.source] = max(record.attempt, self._attempts[record.source])
             for output in record.outputs:
                 self._wrote[output] = record
                 stem = os.path.splitext(output)[0]

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from forescribe.asr.batch.batch import Batch
+from forescribe.asr.batch.destinations import Folder
 from forescribe.asr.batch.interrupts import Stop
+from forescribe.asr.batch.ledger import Ledger
 from forescribe.asr.batch.outputs import Outputs, RecordingResult
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.storage.locations import Location, Source
@@ -168,6 +170,18 @@ def test_a_failure_is_tried_again_and_counted(out) -> None:
     assert (failed.record.status, failed.record.attempt) == ("failed", 2)
     (ended,) = out.run()
     assert (ended.record.status, ended.record.attempt) == ("succeeded", 3)
+
+
+def test_a_record_that_another_process_made_meanwhile_is_taken_back_before_its_file_is_replaced(
+    tmp_path,
+) -> None:
+    first, second = (Ledger(Folder(tmp_path)) for _ in range(2))
+    with first.locked():
+        made = first.record("a.wav", status="succeeded", outputs=("a.txt",), fingerprint="one")
+        first.add(made)
+    with second.locked():
+        second.replacing("a.wav", ["a.txt"], "two")  # and is killed now
+    assert Ledger(Folder(tmp_path)).fingerprint("a.txt") is None
 
 
 def test_other_settings_are_never_taken_for_these(out) -> None:
