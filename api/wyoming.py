@@ -73,9 +73,8 @@ async def listening(
         server = await asyncio.start_server(connected, host, port)
         report("wyoming", address=host, port=server.sockets[0].getsockname()[1])
     except OSError as error:
-        text = (
-            f"cannot listen on {settings.wyoming}: {error.strerror}; choose another with --wyoming"
-        )
+        reason = f"{error.strerror}; choose another with --wyoming"
+        text = f"cannot listen on {settings.wyoming}: {reason}"
         failed(Failure.of("Wyoming", UsageError(text)))
     try:
         yield
@@ -169,7 +168,7 @@ class Connection:
         """Drop a request that has not been answered."""
         if self.request is not None:
             request, self.request = self.request, None
-            await request.drop()
+            await asyncio.to_thread(request.held.close)
 
     def _program(self) -> AsrProgram:
         """What `describe` tells. Raises ApiError `not_ready`."""
@@ -187,7 +186,7 @@ class Request:
     def __init__(self, connection: Connection, audio: AudioInput) -> None:
         self.connection, self.streams, self.audio = connection, connection.streams, audio
         self._received_s = 0.0
-        self._held = ExitStack()  # its place, the model in memory, and the stream
+        self.held = ExitStack()  # its place, the model in memory, and the stream
         self._stream: LiveStream | None = None
         self._streamed = False
         self._told: asyncio.Queue[Event] = asyncio.Queue()
@@ -196,8 +195,8 @@ class Request:
         """Raises ApiError where nothing is admitted or there are too many requests, or where the options
         cannot be served."""
         loop, serving = asyncio.get_running_loop(), self.connection.serving
-        self._held.enter_context(self.streams.place(Client()))
-        self._held.callback(serving.admission.start(Client()).release)
+        self.held.enter_context(self.streams.place(Client()))
+        self.held.callback(serving.admission.start(Client()).release)
         await serving.awake()
 
         def tell(event: Event) -> None:
@@ -206,7 +205,7 @@ class Request:
                 loop.call_soon_threadsafe(self._told.put_nowait, event)
 
         self._stream = await asyncio.to_thread(lambda: serving.live(options, tell))
-        self._held.callback(self._stream.cancel)
+        self.held.callback(self._stream.cancel)
 
     async def feed(self, data: bytes) -> None:
         """Take audio, and send the words that it has released."""
@@ -239,9 +238,6 @@ class Request:
         if self._streamed:
             await self.connection.send(TranscriptStop())
         report("wyoming transcript", audio_s=round(transcript.duration, 3))
-
-    async def drop(self) -> None:
-        await asyncio.to_thread(self._held.close)
 
     async def _send(self, event: Event) -> None:
         """Raises ApiError for a failure, also of audio that is still arriving."""

@@ -144,9 +144,8 @@ class Diarization:
     warnings: tuple[Notice, ...] = ()
 
     def __post_init__(self) -> None:
-        assert all(
-            turn.end_sample <= self.sample_count for turn in (*self.regular, *self.exclusive)
-        )
+        ends = map(attrgetter("end_sample"), (*self.regular, *self.exclusive))
+        assert max(ends, default=0) <= self.sample_count
         assert set(map(attrgetter("speaker"), self.voices)) <= set(self.speakers)
 
     @classmethod
