@@ -217,8 +217,7 @@ class SessionConfig(Frozen):
 
     def options(self, serving: Serving, settings: Settings) -> LiveOptions:
         """Raises ApiError `invalid_value` or `model_not_found` with the field that cannot be served."""
-        from forescribe.asr.live.events import LiveOptions
-        from forescribe.asr.live.turns import TurnDetection
+        from forescribe.asr.live.events import LiveOptions, TurnDetection
 
         wanted, detection = self.input.transcription, self.input.turn_detection
         fields = wanted.model_dump(exclude={"delay", "diarize", *KNOWN})

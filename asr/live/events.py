@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..decode.options import Guards, Options
 from ..errors import ForescribeError, UsageError
@@ -15,7 +15,41 @@ from .commit import RULES, Delay, LiveWord
 if TYPE_CHECKING:
     from ..decode.options import Token
     from ..segment.windows import Samples
-    from .turns import TurnDetection
+
+Eagerness = Literal["low", "medium", "high", "auto"]
+
+PATIENCE_S: dict[Eagerness, float] = {"low": 8.0, "medium": 4.0, "high": 2.0, "auto": 4.0}
+"""How long a turn waits for the rest of a sentence (OpenAI's figures for semantic_vad)."""
+
+
+@dataclass(frozen=True)
+class TurnDetection:
+    """How turns are found, as OpenAI's `server_vad` and `semantic_vad` do: one begins `prefix_s` before a
+    voice, and ends when there was none for `silence_s`, whatever was said; with an `eagerness` it waits as
+    long as `PATIENCE_S` says for the rest of a sentence. Raises UsageError for impossible values."""
+
+    threshold: float = 0.5
+    prefix_s: float = 0.3
+    silence_s: float = 0.5
+    eagerness: Eagerness | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise UsageError(f"threshold is {self.threshold}; it must be above 0, up to 1")
+        for name in ("prefix_s", "silence_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and 0 <= value <= 30):
+                raise UsageError(f"{name} is {value}; it must be from 0 to 30 seconds")
+        if self.eagerness is not None and self.eagerness not in PATIENCE_S:
+            known = ", ".join(PATIENCE_S)
+            raise UsageError(f"unknown eagerness {self.eagerness!r}; known: {known}")
+
+    @property
+    def longest_silence_s(self) -> float:
+        """The silence after which a turn ends in any case."""
+        if self.eagerness is None:
+            return self.silence_s
+        return max(self.silence_s, PATIENCE_S[self.eagerness])
 
 
 @dataclass(frozen=True)

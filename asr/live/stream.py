@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from ..decode.recording import tokens_of
 from ..decode.session import Session
 from ..errors import ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
+from ..segment.vad import FRAME, Detector
 from ..segment.windows import MAX_SAMPLES, Cutter, Samples, Window
 from .commit import Committer, LiveWord
 from .events import (
@@ -41,10 +42,16 @@ from .events import (
     SpeechStarted,
     SpeechStopped,
     Tell,
+    TurnDetection,
 )
 from .item import LiveItem
 from .passes import Bindings, LiveWindows, Pass
-from .turns import Steps, TurnDetection, Voice
+
+TOGETHER = 8
+"""Frames that are judged at a time, 256 ms: the detector amplifies quiet stretches, and single frames of
+noise would become loud."""
+
+STEP = TOGETHER * FRAME
 
 SHORTEST = SAMPLE_RATE // 10
 """Samples of an item that is committed, at least: less holds no word (OpenAI refuses it too)."""
@@ -301,6 +308,52 @@ class LiveStream:
         if ended.kind == "tentative":
             stats.tentative_passes += 1
             stats.tentative_rounds += rounds
+
+
+class Voice:
+    """Finds the voice in a stream, `STEP` samples at a time."""
+
+    def __init__(self, detector: Detector, threshold: float) -> None:
+        self._stream = detector.stream()
+        self.threshold = threshold
+        self.position = 0  # samples that were judged
+        self.last_voice = 0  # where the last of them ends
+
+    def push(self, samples: Samples) -> tuple[int, int] | None:
+        """Judge the next samples, `STEP` of them or the last ones; the first and the last place with a voice
+        in them, None without one. NaN counts as a voice, so that no words are lost."""
+        whole = np.pad(samples, (0, -len(samples) % FRAME))
+        voiced = ~(self._stream.probabilities(whole) < self.threshold)
+        begin, frames = self.position, np.flatnonzero(voiced)
+        self.position += len(samples)
+        if not len(frames):
+            return None
+        self.last_voice = min(self.position, begin + (int(frames[-1]) + 1) * FRAME)
+        return begin + int(frames[0]) * FRAME, self.last_voice
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the last voice."""
+        return (self.position - self.last_voice) / SAMPLE_RATE
+
+
+class Steps:
+    """Cuts arriving samples into steps of `STEP`; `rest` waits for more."""
+
+    def __init__(self) -> None:
+        self.rest = np.zeros(0, np.float32)
+
+    def push(self, samples: Samples) -> Iterator[Samples]:
+        joined = np.concatenate([self.rest, samples])
+        whole = len(joined) - len(joined) % STEP
+        self.rest = joined[whole:].copy()
+        for at in range(0, whole, STEP):
+            yield joined[at : at + STEP]
+
+    def last(self) -> Samples:
+        """What is left."""
+        rest, self.rest = self.rest, np.zeros(0, np.float32)
+        return rest
 
 
 def _threshold(turns: TurnDetection | None) -> float:

@@ -239,8 +239,7 @@ class ListenOptions(LoadOptions, SpeakerChoice):
     def live(self) -> LiveOptions:
         """The options of the stream."""
         from forescribe.asr.decode.options import Guards, Options
-        from forescribe.asr.live.events import LiveOptions
-        from forescribe.asr.live.turns import TurnDetection
+        from forescribe.asr.live.events import LiveOptions, TurnDetection
 
         eagerness = "auto" if self.turns == "sentence" else None
         return LiveOptions(

@@ -15,10 +15,16 @@ import numpy as np
 import pytest
 
 from forescribe.asr.live import stream as live_stream
-from forescribe.asr.live.events import Committed, Completed, Event, Hypothesis, LiveOptions
+from forescribe.asr.live.events import (
+    Committed,
+    Completed,
+    Event,
+    Hypothesis,
+    LiveOptions,
+    TurnDetection,
+)
 from forescribe.asr.live.passes import Pass
-from forescribe.asr.live.stream import LiveStream
-from forescribe.asr.live.turns import STEP, TurnDetection
+from forescribe.asr.live.stream import STEP, LiveStream
 from forescribe.asr.segment.vad import FRAME
 from forescribe.asr.segment.windows import MAX_SAMPLES
 

@@ -30,9 +30,9 @@ from forescribe.asr.live.events import (
     LiveOptions,
     SpeechStarted,
     SpeechStopped,
+    TurnDetection,
 )
 from forescribe.asr.live.stream import LiveStream
-from forescribe.asr.live.turns import TurnDetection
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
