@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from forescribe.asr.model.conversion.ctranslate2 import usable
+from forescribe.asr.model.presets import locate
 from tests import real
 from tests.asr.model.conversion.openai_files import write_pt
 from tests.docs.commands import commands
@@ -50,7 +50,7 @@ def names() -> set[str]:
 def machine(tmp_path, monkeypatch) -> Path:
     """A user's folder with `base` of the other programs, and a talk."""
     folder = real.model(real.BASE)
-    plain = usable(folder)  # converted before the cache is another one
+    plain = locate(folder)  # converted before the cache is another one
     for name in ("HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -17,7 +17,7 @@ from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.model.conversion.ctranslate2 import usable
+from forescribe.asr.model.presets import locate
 from tests.real import BASE, READ, TINY, errors, model, voice
 
 pytestmark = [pytest.mark.weights, pytest.mark.usefixtures("encoded_once")]
@@ -76,7 +76,7 @@ def test_tokens_equal_generate_on_human_voices(
 def reference(name: str) -> tuple[WhisperForConditionalGeneration, object]:
     from transformers import WhisperFeatureExtractor
 
-    folder = usable(model(name))
+    folder = locate(model(name))
     loaded = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     return loaded, WhisperFeatureExtractor.from_pretrained(folder)
 
