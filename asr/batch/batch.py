@@ -44,6 +44,9 @@ WAITING = 64
 """Results that may wait: each holds a transcript in memory."""
 
 
+FULL = "out of memory with {} windows at a time"
+
+
 class BatchTranscriber(Protocol):
     """The part of `asr.decode.transcriber.Transcriber` that a run needs. Sources are pulled when
     there is room for them; the result is a generator, so that closing it drops unfinished
@@ -141,14 +144,53 @@ class Batch:
         what `transcribe` raises for a request that cannot be served.
         """
         self.outputs.ledger.destination.sweep(self.outputs.stems.values())
+        size = transcriber.batch if transcriber is not None else 0
+        may_halve, smaller = size > 1, False
         try:
             self.fetch_ahead()
-            for result in (results := self._results(transcriber, options, hook)):
-                yield result
-                if self.fail_fast and result.error is not None:
-                    results.close()  # drops unfinished recordings
-                    yield from self._cancel()
-                    return
+            for source in self.todo:
+                if source.error is not None:
+                    yield from self._until_failure([self._failed(source, source.error)])
+            # Several calls, if the next recording can be fetched only after those in work have ended, and one
+            # more attempt if memory runs out.
+            while self._open:
+                assert transcriber is not None
+                before = len(self._open)
+                self._turns, self._early = deque(self._open), {}
+                outcomes: Iterator[Outcome] | None = None
+                sources = _Sources(self, deque(self._open.values()))
+                try:
+                    with self.stop.interruptible():
+                        if smaller:
+                            transcriber.set_batch(size)
+                        self._taken, smaller = {}, False
+                        outcomes = transcriber.transcribe(sources, options, hook)
+                    more = True
+                    while more:
+                        with self.stop.interruptible():
+                            outcome = next(outcomes, None)
+                        yield from self._until_failure(self._ended(outcome))
+                        more = outcome is not None
+                    assert len(self._open) < before, "recordings were left without outcomes"
+                    continue  # with those that there was no room for
+                except Exception as error:
+                    if not out_of_memory(error):
+                        raise
+                finally:
+                    if isinstance(outcomes, Generator):
+                        outcomes.close()
+                if not self._open:
+                    break
+                gc.collect()  # the frames of the failed call hold its tensors
+                smaller, may_halve, stuck = may_halve, False, len(self._open) == before
+                yield from self._until_failure(self._lost(size, halved=smaller, stuck=stuck))
+                if smaller:
+                    self.notice(f"{FULL.format(size)}: going on with {size // 2}")
+                    size //= 2
+            if self._writes is not None:
+                yield from self._until_failure(self._writes.rest())
+        except _EnoughError:  # unfinished recordings have been dropped
+            yield from self._cancel()
         except KeyboardInterrupt:
             yield from self._cancel()
             raise
@@ -159,55 +201,12 @@ class Batch:
                 self._writes.close()
             self.outputs.ledger.destination.close()
 
-    def _results(
-        self, transcriber: BatchTranscriber | None, options: Options | None, hook: Hook | None
-    ) -> Generator[RecordingResult]:
-        """Results of all recordings, with one more attempt if memory runs out, and in several calls of the
-        transcriber if the next recording can be fetched only after those in work have ended."""
-        for source in self.todo:
-            if source.error is not None:
-                yield self._failed(source, source.error)
-        size = transcriber.batch if transcriber is not None else 0
-        may_halve, smaller = size > 1, False
-        while self._open:
-            assert transcriber is not None
-            before = len(self._open)
-            self._turns, self._early = deque(self._open), {}
-            outcomes: Iterator[Outcome] | None = None
-            sources = _Sources(self, deque(self._open.values()))
-            try:
-                with self.stop.interruptible():
-                    if smaller:
-                        transcriber.set_batch(size)
-                    self._taken, smaller = {}, False
-                    outcomes = transcriber.transcribe(sources, options, hook)
-                more = True
-                while more:
-                    with self.stop.interruptible():
-                        outcome = next(outcomes, None)
-                    yield from self._ended(outcome)
-                    more = outcome is not None
-                assert len(self._open) < before, "the transcriber left recordings without outcomes"
-                continue  # with those that there was no room for
-            except Exception as error:
-                if not out_of_memory(error):
-                    raise
-            finally:
-                if isinstance(outcomes, Generator):
-                    outcomes.close()
-            if not self._open:
-                break
-            gc.collect()  # the frames of the failed call hold its tensors
-            full = f"out of memory with {size} windows at a time"
-            smaller, may_halve = may_halve, False
-            advice = "try a smaller --batch-size or --dtype float16"
-            for path in self._lost(halved=smaller, stuck=len(self._open) == before):
-                yield self._failed(self._open[path], CapacityError(f"{path}: {full}; {advice}"))
-            if smaller:
-                size //= 2
-                self.notice(f"{full}: going on with {size}")
-        if self._writes is not None:
-            yield from self._writes.rest()
+    def _until_failure(self, results: Iterable[RecordingResult]) -> Iterator[RecordingResult]:
+        """The results; with `fail_fast` up to the first failure, which raises then."""
+        for result in results:
+            yield result
+            if self.fail_fast and result.error is not None:
+                raise _EnoughError
 
     def _ended(self, outcome: Outcome | None) -> Iterator[RecordingResult]:
         """Results of the recordings that need no decoding, and of an outcome; None: of the former alone.
@@ -253,12 +252,16 @@ class Batch:
         self._taken[source.path] = _Taken(source, content=copy.content, version=source.version)
         return copy
 
-    def _lost(self, *, halved: bool, stuck: bool) -> list[str]:
-        """The recordings that fail for lack of memory. With half the batch, pipes: they cannot be read
-        again. Else those that were being decoded, or all if none has ended, as then none will."""
+    def _lost(self, size: int, *, halved: bool, stuck: bool) -> Iterator[RecordingResult]:
+        """Results of the recordings that fail for lack of memory. With half the batch, pipes: they cannot be
+        read again. Else those that were being decoded, or all if none has ended, as then none will."""
+        lost = list(self._open if stuck else self._taken)
         if halved and not self._elsewhere:
-            return [path for path, taken in self._taken.items() if not taken.can_be_read_again]
-        return list(self._open if stuck else self._taken)
+            lost = [path for path, taken in self._taken.items() if not taken.can_be_read_again]
+        advice = "try a smaller --batch-size or --dtype float16"
+        for path in lost:
+            error = CapacityError(f"{path}: {FULL.format(size)}; {advice}")
+            yield self._failed(self._open[path], error)
 
     def _finish(self, outcome: Outcome) -> Iterator[RecordingResult]:
         """Write the result of an outcome; yields the results that are written by now."""
@@ -302,6 +305,10 @@ class Batch:
         results = self._writer.cancelled(list(self._open.values()))
         self._open.clear()
         yield from results
+
+
+class _EnoughError(Exception):
+    """A recording has failed, which ends the run."""
 
 
 @dataclass(frozen=True)
