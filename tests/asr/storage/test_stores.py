@@ -137,12 +137,20 @@ def test_a_copy_that_breaks_off_continues_where_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == data and store.requests["get"] == 2
 
 
-def test_a_copy_without_progress_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    location = memory()
+def test_a_copy_without_progress_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location, asked, waited = memory(), [], []
+    monkeypatch.setattr("forescribe.asr.storage.store.time.sleep", waited.append)
     open_store(location).put("a", b"1" * 100)
-    store = faulty(location, lambda where, kind: LOST if kind == "get" else OK)
+
+    def lost(where: Location, kind: str) -> str:
+        asked.append(kind)
+        return LOST if kind == "get" else OK
+
     with pytest.raises(UnavailableError, match=f"{location / 'a'}.*503, SlowDown"):
-        store.fetch("a", tmp_path / "a")
+        faulty(location, lost).fetch("a", tmp_path / "a")
+    assert asked == ["get"] * 2 and len(waited) == 1  # the library has repeated each
     assert not (tmp_path / "a").exists()
 
 
