@@ -110,9 +110,12 @@ class _SileroStream:
     def probabilities(self, samples: Samples) -> Probabilities:
         import torch
 
-        frames = with_context(audible(samples), self.context)  # [F, 576]
+        frames = _frames(audible(samples))  # [F, 512]
         if not len(frames):
             return np.zeros(0, np.float32)
+        # Each frame is preceded by the end of the one before it.
+        before = np.concatenate([self.context[None], frames[:-1, -CONTEXT:]])
+        frames = np.concatenate([before, frames], axis=1)  # [F, 576]
         self.context = frames[-1, -CONTEXT:].copy()
         with torch.inference_mode():
             encoded = self.detector.encode(torch.from_numpy(frames))
@@ -152,14 +155,6 @@ def audible(samples: Samples) -> Samples:
     peaks = np.maximum.reduceat(np.abs(samples), starts)
     gains = np.clip(AUDIBLE / np.maximum(peaks, 1e-9), 1.0, MOST_GAIN).astype(np.float32)
     return samples * np.repeat(gains, size)[: len(samples)]
-
-
-def with_context(samples: Samples, context: Samples) -> NDArray[np.float32]:
-    """Frames [F, 576] from samples [F * 512] and the 64 samples before them: each frame preceded by the
-    end of the previous one."""
-    frames = _frames(samples)
-    before = np.concatenate([context[None], frames[:, -CONTEXT:]])[: len(frames)]
-    return np.concatenate([before, frames], axis=1)
 
 
 def _frames(samples: Samples) -> NDArray[np.float32]:
