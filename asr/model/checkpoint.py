@@ -151,11 +151,13 @@ class Checkpoint:
         pack: Callable[[Any, ModelEngine], object],
         *,
         lender: Path | None = None,
+        lending: Any = None,
         encoder: bool = True,
         modules: bool = False,
     ) -> Loaded:
         """The model on a device. `pack` builds its decoder on an engine, as it will be built again; `lender`
-        is the folder with the weights that a draft lacks, and with `encoder` it has one of its own. With
+        is the folder with the weights that a draft lacks, `lending` its model if that is in the same number
+        format: they are one copy in memory while it holds them. With `encoder` it has one of its own. With
         `modules` it is made of transformers' modules whatever runs it. Raises ModelError, and CapacityError
         where the device has no room."""
         draft = self.role == "draft"
@@ -164,7 +166,11 @@ class Checkpoint:
                 asked = int8_engine(asked)
         shapes: Shapes = {} if lender is None else shapes_in(self.folder)
         absent = tuple(name for name in BORROWED if shapes and name not in shapes)
-        lent = float_weights(lender, None, absent) if lender is not None and absent else {}
+        lent: Mapping[str, Tensor] = {}
+        if absent and lending is not None and not getattr(lending.model.decoder, "released", False):
+            lent = {name: lending.get_parameter(name).detach().cpu() for name in absent}
+        elif absent and lender is not None:
+            lent = float_weights(lender, None, absent)
         if modules or asked is ModelEngine.MODULES:
             model = self._of_modules(device, lent)
         else:

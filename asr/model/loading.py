@@ -136,6 +136,7 @@ def load_draft(
         engine,
         lambda model, runs: draft(model, engine=runs).decoder(),
         lender=target.checkpoint.folder,
+        lending=target.model if target.device.stored is device.stored else None,
         encoder=not shared,
         modules=modules,
     )
