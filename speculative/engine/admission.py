@@ -25,8 +25,7 @@ from ..rows import Rows, selected
 from ..transfers import HostReader, upload
 from .captures import Capture, Function, PrefillRunner
 from .runner import ShapeSet
-from .shared import Shared
-from .slots import SlotState, failed
+from .slots import Shared, SlotState, failed
 
 PROMPT_BUCKETS = (4, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 

@@ -33,8 +33,7 @@ from .captures import capture_for
 from .polls import Periods, Results
 from .runner import RoundRunner, RoundThreads, Shape, ShapeSet, measured_round
 from .schedule import Fixed
-from .shared import Shared
-from .slots import Inbox, RequestQueue, Run, SlotState
+from .slots import Inbox, RequestQueue, Run, Shared, SlotState
 
 _NOTHING: Mapping[Any, int] = MappingProxyType({})
 

@@ -23,8 +23,7 @@ from ..protocols import Poll, Schedule
 from ..requests import Finish, Partial, Ranked, Result, Source
 from ..rounds.accept import RuleChoice
 from ..transfers import HostCopy, HostReader, Moment
-from .shared import Shared
-from .slots import SlotState, failed
+from .slots import Shared, SlotState, failed
 
 COUNTS = 4
 

@@ -33,7 +33,7 @@ from ..rounds.round import Parts, run_round
 from ..rows import Counters, Rows, selected
 from ..types import Prefix
 from .captures import Capture
-from .shared import Shared
+from .slots import Shared
 
 TIMED = frozenset({"draft", "score", "accept"})
 """Stages of a round whose time is measured; the others only locate a fault."""

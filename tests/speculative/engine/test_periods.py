@@ -9,7 +9,7 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine.polls import Periods
 from forescribe.speculative.engine.runner import SingleRowProcessor
-from forescribe.speculative.engine.shared import FaultLog
+from forescribe.speculative.engine.slots import FaultLog
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Finish, Guarantee, Source
