@@ -302,23 +302,21 @@ class _AvReader:
 
     def _choose(self, name: str) -> AudioStream:
         streams = self.container.streams.audio
-        best = self.container.streams.best("audio") if streams else None
-        if best is None:
+        stream: Any = self.container.streams.best("audio") if streams else None
+        if stream is None:
             if streams:
                 raise _undecodable(name, "the codec of its sound is unknown")
-            kinds = ", ".join(sorted({stream.type for stream in self.container.streams}))
+            kinds = ", ".join(sorted({other.type for other in self.container.streams}))
             message = f"{name}: no audio stream, only {kinds or 'nothing'}"
             raise AudioError(message, code="no_audio_stream")
         if len(streams) > 1:
-            text = (
-                f"{len(streams)} audio streams; only the default one (number {best.index}) is used"
-            )
+            text = f"{len(streams)} audio streams; only the default one (number {stream.index}) is used"
             self._found.append(Notice("several_audio_streams", text))
-        stream = next(stream for stream in streams if stream.index == best.index)
         if stream.codec_context is None:
             raise _undecodable(name, "the codec of its sound is unknown")
         _check(name, stream.channels, stream.sample_rate)
-        return stream
+        found: AudioStream = stream
+        return found
 
     def _declared_s(self, file: BinaryIO) -> float | None:
         names = set(self.container.format.name.split(","))

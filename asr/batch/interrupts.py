@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
 
@@ -34,14 +35,15 @@ ENDING = (
 )
 
 
+@dataclass(eq=False)
 class Stop:
     """Whether an end was requested. Handles signals inside of `with`, in the main thread; in other
     threads it leaves them alone. `told` is written to stderr at the first one."""
 
-    def __init__(self, told: bytes = ENDING) -> None:
-        self.requested, self._text = False, told
-        self._may_raise = False
-        self._before: dict[signal.Signals, Any] = {}
+    told: bytes = ENDING
+    requested: bool = field(default=False, init=False)
+    _may_raise: bool = field(default=False, init=False)
+    _before: dict[signal.Signals, Any] = field(default_factory=dict, init=False)
 
     def __enter__(self) -> Self:
         _told.clear()
@@ -51,7 +53,7 @@ class Stop:
             os.set_blocking(self._writer, False)
             self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
             self._watcher = threading.Thread(
-                target=_watch, args=(self._reader, self._text), daemon=True
+                target=_watch, args=(self._reader, self.told), daemon=True
             )
             self._watcher.start()
         return self

@@ -274,9 +274,9 @@ def _choose_stems(
     kept: dict[str, str | None] = {}
     claims = Counter[str]()
     for path, names in choices.items():
-        earlier = [stem for stem in ledger.stems_of(ledger.key(path)) if stem in names]
-        kept[path] = earlier[0] if earlier else None
-        claims.update(earlier[:1] or set(names))
+        earlier = next(filter(names.__contains__, ledger.stems_of(ledger.key(path))), None)
+        kept[path] = earlier
+        claims.update(set(names) if earlier is None else (earlier,))
 
     def taken(stem: str, path: str) -> bool:
         """Whether the files of a name are another recording's results, or a recording itself."""

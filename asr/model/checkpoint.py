@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ class Checkpoint:
                 integer_weights(folder)[1]
                 or miscounted(folder, shapes, counts)
                 or strange_id(folder, config.vocab_size, USED_IDS[role])
-                or misshapen(shapes, lambda: PlainWhisper(config, encoder=not bare))
+                or misshapen(shapes, partial(PlainWhisper, config, encoder=not bare))
             )
             if wrong is not None:
                 raise ValueError(wrong)

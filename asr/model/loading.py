@@ -172,22 +172,34 @@ def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
                 f"its tokenizer has the special token {strange[0]}, and its vocabulary has the ids 0 to "
                 f"{size - 1}"
             )
-        problem = tokens.unchoosable(options, size) or tokens.strange_alignment_heads(options)
+        problem = tokens.unchoosable(options, size)
         if problem is not None:
             raise ValueError(f"in its generation_config.json {problem}")
+        _check_alignment_heads(target, pair)
     except (ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"--model {pair.target} is not a Whisper model: {error}") from error
     options.eos_token_id, options.decoder_start_token_id = tokens.end, tokens.start
-    _drop_alignment_heads_of_another_model(target, pair)
     return replace(tokens, made_for=made_for(pair.target))
 
 
-def _drop_alignment_heads_of_another_model(target: Any, pair: Pair) -> None:
-    """Distilled checkpoints are published with the heads of the model that they were distilled from, some in
-    layers that they do not have: their words are timed as if no heads were listed."""
+def _check_alignment_heads(target: Any, pair: Pair) -> None:
+    """Raises ValueError for `alignment_heads`, which time words, of another form.
+
+    Distilled checkpoints are published with the heads of the model that they were distilled from, some in
+    layers that they do not have: their words are timed as if no heads were listed.
+    """
     layers, heads = target.config.decoder_layers, target.config.decoder_attention_heads
-    listed = getattr(target.generation_config, "alignment_heads", None) or ()
-    if any(layer >= layers or head >= heads for layer, head in listed):
+    absent = False
+    try:
+        for layer, head in getattr(target.generation_config, "alignment_heads", None) or ():
+            if not type(layer) is type(head) is int or min(layer, head) < 0:
+                raise ValueError
+            absent = absent or layer >= layers or head >= heads
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "in its generation_config.json alignment_heads are not pairs of a layer and a head"
+        ) from error
+    if absent:
         log.warning(
             "--model %s: its alignment_heads are of a model with more layers or heads; words are timed by "
             "all heads of the upper half of its layers, which is less exact",

@@ -318,9 +318,9 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
     own = preset.drafts_for(language) if preset else ()
     if preset is None or not own:
         return Pair(target)
-    names = [_folder_or_id(draft.name) for draft in own]
-    rest = names[1] if names[1:] else None
-    return Pair(target, names[0], own[0].languages, rest)
+    first, *others = own
+    rest = _folder_or_id(others[0].name) if others else None
+    return Pair(target, _folder_or_id(first.name), first.languages, rest)
 
 
 def made_for(target: str | Path) -> frozenset[str] | None:

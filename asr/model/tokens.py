@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from filecmp import cmp
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any, Literal
 
@@ -183,7 +184,7 @@ class TokenSettings:
         return cls(
             int(config.vocab_size),
             int(config.max_source_positions) + 1,
-            tuple(as_ids(config.eos_token_id)),
+            as_ids(config.eos_token_id),
             getattr(generation, "no_timestamps_token_id", None),
             frozenset(getattr(generation, "lang_to_id", None) or ()),
             getattr(generation, "is_multilingual", None) is False,
@@ -242,10 +243,10 @@ class SpecialTokens:
         tasks = dict(getattr(generation_config, "task_to_id", None) or {})
         if getattr(generation_config, "is_multilingual", False) and not languages:
             raise ValueError("its generation_config.json has no lang_to_id")
-        strange = [str(key) for key in languages if not _LANGUAGE.fullmatch(str(key))]
-        if strange:
+        strange = next(filterfalse(_LANGUAGE.fullmatch, map(str, languages)), None)
+        if strange is not None:
             raise ValueError(
-                f"its generation_config.json has {strange[0]!r} in lang_to_id, where <|en|> and its like "
+                f"its generation_config.json has {strange!r} in lang_to_id, where <|en|> and its like "
                 "are expected"
             )
         if languages and not tasks.keys() >= set(TASKS):
@@ -260,18 +261,6 @@ class SpecialTokens:
             previous=id_of("<|startofprev|>"),
             other_ends=ends[1:],
         )
-
-    @staticmethod
-    def strange_alignment_heads(generation_config: Any) -> str | None:
-        """What is wrong with the form of `alignment_heads`, which time words; None where nothing is."""
-        listed = getattr(generation_config, "alignment_heads", None)
-        try:
-            pairs = [(layer, head) for layer, head in listed or ()]
-        except (TypeError, ValueError):
-            pairs = [(-1, -1)]
-        if all(type(number) is int and number >= 0 for pair in pairs for number in pair):
-            return None
-        return "alignment_heads are not pairs of a layer and a head"
 
     def unchoosable(self, generation_config: Any, vocab_size: int) -> str | None:
         """What a model's suppressed tokens forbid altogether, so that a window would be decoded to nothing or

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -238,7 +239,7 @@ class DraftModel:
         def build(listed: Sequence[int] | None) -> SlotModel:
             return whisper_decoder(
                 self.model,
-                lambda states: states.of_draft(index),
+                partial(EncoderStates.of_draft, index=index),
                 engine=self.engine,
                 stored=self.device.stored,
                 listed=listed,
@@ -252,7 +253,7 @@ class DraftModel:
 
 def target_decoder(model: Any, engine: ModelEngine, device: Device) -> SlotModel:
     """The decoder of a target on its engine."""
-    return whisper_decoder(model, lambda states: states.target, engine=engine, stored=device.stored)
+    return whisper_decoder(model, attrgetter("target"), engine=engine, stored=device.stored)
 
 
 @dataclass(frozen=True, eq=False)

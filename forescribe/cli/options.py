@@ -220,7 +220,13 @@ class PerformanceOptions:
     @property
     def drafts(self) -> int | None:
         """Drafted tokens per round; None for auto. Raises UsageError."""
-        return parse_gamma(self.gamma)
+        if self.gamma.lower() == AUTO:
+            return None
+        if not self.gamma.isdecimal() or int(self.gamma) > MAX_GAMMA:
+            raise UsageError(
+                f"--gamma {self.gamma} is neither auto nor a number from 0 to {MAX_GAMMA}"
+            )
+        return int(self.gamma)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,15 +394,6 @@ def _temperatures(text: str) -> tuple[float, ...]:
             f"--temperature-increment-on-fallback {text}: give 0.01 or more, or None for one attempt"
         )
     return tuple(round(n * step, 6) for n in range(int((1 + 1e-6) / step) + 1))
-
-
-def parse_gamma(text: str) -> int | None:
-    """Return the number of drafted tokens, None for auto. Raises UsageError."""
-    if text.lower() == AUTO:
-        return None
-    if not text.isdecimal() or int(text) > MAX_GAMMA:
-        raise UsageError(f"--gamma {text} is neither auto nor a number from 0 to {MAX_GAMMA}")
-    return int(text)
 
 
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}

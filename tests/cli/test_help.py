@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
 from forescribe.cli.option_records import SECTIONS
-from forescribe.cli.options import parse_gamma
+from forescribe.cli.options import PerformanceOptions
 from forescribe.cli.transcribe_options import TranscribeOptions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,10 +99,10 @@ def test_a_report_shows_words_unless_they_are_switched_off() -> None:
 
 @pytest.mark.parametrize(("text", "number"), [("auto", None), ("AUTO", None), ("0", 0), ("64", 64)])
 def test_gamma_is_a_number_or_auto(text: str, number: int | None) -> None:
-    assert parse_gamma(text) == number
+    assert PerformanceOptions(gamma=text).drafts == number
 
 
 @pytest.mark.parametrize("text", ["65", "-1", "", "1.5", "many"])
 def test_other_gammas_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="neither auto nor a number from 0 to 64"):
-        parse_gamma(text)
+        _ = PerformanceOptions(gamma=text).drafts
