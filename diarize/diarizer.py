@@ -146,7 +146,7 @@ class Diarization:
     def __post_init__(self) -> None:
         ends = map(attrgetter("end_sample"), (*self.regular, *self.exclusive))
         assert max(ends, default=0) <= self.sample_count
-        assert set(map(attrgetter("speaker"), self.voices)) <= set(self.speakers)
+        assert set(map(attrgetter("speaker"), self.voices)) <= set(self.regular.speakers)
 
     @classmethod
     def of(

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import filterfalse
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -86,7 +88,7 @@ class SpeakerFinder:
 
         def start(hook: StageHook = ignore_progress) -> DiarizationTask:
             file = cast(BinaryIO, tempfile.TemporaryFile())
-            files[:] = [*(known for known in files if not known.closed), file]
+            files[:] = [*filterfalse(attrgetter("closed"), files), file]
             return DiarizationTask(self, worker, file, hook)
 
         try:

@@ -104,7 +104,10 @@ class Admission:
                 assert dropped.body is not None
                 dropped.body.drop()
             self._uploads[client.name] += 1
-            return Reservation(self, client, body)
+            reservation = Reservation(self, client, body, self._uploads)
+            if body is not None:
+                self._receiving[reservation] = None
+            return reservation
 
     def start(self, client: Client) -> Reservation:
         """Reserve capacity for a request without a body. Raises as `reserve` does."""
@@ -144,16 +147,18 @@ class Admission:
         return slowest
 
 
+@dataclass(eq=False)
 class Reservation:
     """The capacity of one request: counted as an upload first, as a request from `start` on. As a context
     manager it is released at the end of the block."""
 
-    def __init__(self, admission: Admission, client: Client, body: Body | None = None) -> None:
-        self.admission, self.client, self.body = admission, client, body
-        self._counter = admission._uploads
-        self._seconds, self._done_s, self._released = 0.0, 0.0, False
-        if body is not None:
-            admission._receiving[self] = None
+    admission: Admission
+    client: Client
+    body: Body | None
+    _counter: Counter[str]  # the one of `admission` that it counts in
+    _seconds: float = field(default=0.0, init=False)
+    _done_s: float = field(default=0.0, init=False)
+    _released: bool = field(default=False, init=False)
 
     def __enter__(self) -> Self:
         return self

@@ -24,7 +24,7 @@ from ..formats.transcript_parts import SAMPLE_RATE, Segment, State, seconds
 from ..model.tokens import CANNOT_TRANSLATE, language_codes
 from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Run, Window, total, within
-from ..words.assembly import MARKS, Stretch, split_words
+from ..words.assembly import MARKS, split_words
 from ..words.timing import Utterance, token_times
 from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
 from .options import Decoded, Guards, Judgement, Options
@@ -33,6 +33,7 @@ from .recording import (
     Attempt,
     PendingWindow,
     RecordingState,
+    Stretch,
     compression_ratio,
     mean_logprob,
     reason_of,

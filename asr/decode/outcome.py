@@ -146,20 +146,20 @@ def coverage(done: Sequence[Decoded], silent: Iterable[Window]) -> Coverage:
 
 def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
     """Statistics of a recording, counted by row, so that they do not depend on the rest of the batch."""
-    results = [decoded.result for decoded in done]
-    rounds = sum(result.rounds for result in results)
-    drafted = sum(result.drafted for result in results)
-    accepted = sum(result.accepted for result in results)
-    guarantees = list[Json](sorted({result.guarantee.value for result in results}))
+    results = list(map(attrgetter("result"), done))
+    rounds = sum(map(attrgetter("rounds"), results))
+    drafted = sum(map(attrgetter("drafted"), results))
+    accepted = sum(map(attrgetter("accepted"), results))
+    guarantees = list[Json](sorted(set(map(attrgetter("guarantee.value"), results))))
     return {
         "windows": len(results),
-        "tokens": sum(len(result.tokens) for result in results),
+        "tokens": sum(map(len, map(attrgetter("tokens"), results))),
         "rounds": rounds,
         "drafted": drafted,
         "accepted": accepted,
         "acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
-        **source_stats([result.sources for result in results]),
+        **source_stats(map(attrgetter("sources"), results)),
         "guarantees": guarantees,
         "wall_s": wall,
     }

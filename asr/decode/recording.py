@@ -25,11 +25,11 @@ from ..audio.inputs import Input
 from ..audio.reading import Recording
 from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
 from ..formats.transcript_parts import Segment, TokenSource, Word
-from ..model.tokens import Task
+from ..model.tokens import SpecialTokens, Task
 from ..model.vocabulary import bytes_of
 from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Window
-from ..words.assembly import Pause, Stretch, assemble_words, stretches
+from ..words.assembly import Pause, assemble_words
 from ..words.timing import TokenTimes, Utterance, token_times
 from .options import Decoded, Judgement, PhaseTimes, Token
 
@@ -186,6 +186,42 @@ def text_of(whisper: Whisper, tokens: Iterable[int]) -> str:
         clean_up_tokenization_spaces=False,
     )
     return text
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Text tokens with their position in the window, in samples from its start. `first` is the number of
+    text tokens before them."""
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+    first: int = 0
+
+
+def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> list[Stretch]:
+    """The segments of a window of `length` samples, in order, never beyond it.
+
+    Whisper writes a segment as <|start|> text <|end|>. The last one may lack its end where the audio is cut
+    off within a sentence; it then lasts until the end of the window.
+
+    Special tokens other than timestamps are left out; stretches without text are dropped. A timestamp
+    before the previous one counts as the previous one, so stretches never overlap.
+    """
+    result: list[Stretch] = []
+    start, text, first = 0, list[int](), 0
+    stamps = [*map(special.stamp, tokens), length]  # the last segment lasts until the window ends
+    for token, stamp in zip((*tokens, special.end), stamps, strict=True):
+        if stamp is None:
+            if token < special.end:
+                text.append(token)
+            continue
+        stamp = max(start, stamp)
+        if text:
+            begin, end = min(start, length), min(stamp, length)
+            result.append(Stretch(begin, end, tuple(text), first))
+        first, text, start = first + len(text), [], stamp
+    return result
 
 
 def texts_of(whisper: Whisper, decoded: Decoded) -> list[tuple[Stretch, str]]:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 
 from forescribe.speculative.device import keep_to_one_core
 from forescribe.speculative.stats import Stats
@@ -209,7 +210,7 @@ class Session:
         detect = [pending.submission.detects_language(pending.window) for pending in batch]
         encoded = encode_windows(self.context, [pending.window for pending in batch], detect)
         self.context.watch.mark("encode")
-        for submission in {pending.submission for pending in batch}:
+        for submission in set(map(attrgetter("submission"), batch)):
             _mark(submission, "encode", began_ns)
         for pending, result in zip(batch, encoded, strict=True):
             submission = pending.submission

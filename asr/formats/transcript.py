@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import cast
 
@@ -64,7 +65,7 @@ class Transcript:
     @property
     def text(self) -> str:
         """The concatenated text of the segments, stripped."""
-        return "".join(segment.text for segment in self.segments).strip()
+        return "".join(map(attrgetter("text"), self.segments)).strip()
 
     @property
     def duration(self) -> float:

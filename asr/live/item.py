@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..decode.options import Decoded
-from ..decode.recording import text_of, tokens_of
+from ..decode.recording import texts_of, tokens_of
 from ..decode.session import Session
 from ..formats.transcript import Transcript
 from ..model.whisper import Whisper
 from ..segment.windows import Cutter, Samples, Window
-from ..words.assembly import split_words, stretches
+from ..words.assembly import split_words
 from .commit import Committer, LiveWord
 from .passes import Bindings, Kind, Pass, Restored, guess_from, kept_language
 
@@ -195,11 +195,8 @@ class LiveItem:
 
 def words_of(whisper: Whisper, decoded: Decoded) -> Iterator[LiveWord]:
     """The words of a window; none where its text does not count."""
-    if decoded.state != "decoded":
-        return
     told = tokens_of(whisper, decoded)
-    parts = stretches(decoded.tokens, whisper.tokens, decoded.length)
-    ids = [t for part in parts if text_of(whisper, part.tokens).strip() for t in part.tokens]
+    ids = [token for part, _ in texts_of(whisper, decoded) for token in part.tokens]
     for word in split_words(whisper.tokenizer, decoded.language, ids):
         tokens = tuple(token for _, token in zip(range(word.count), told, strict=False))
         yield LiveWord(word.text, tokens)

@@ -1,8 +1,5 @@
-"""Words: the tokens of a window to segments of text, and their tokens to the words that a reader sees, with
-times that are moved to the pauses in the audio.
-
-Whisper writes a segment as <|start|> text <|end|>. The last one may lack its end where the audio is cut
-off within a sentence; it then lasts until the end of the window.
+"""Words: the tokens of segments to the words that a reader sees, with times that are moved to the pauses in
+the audio.
 
 A word is what stands between spaces, with the punctuation next to it: "10:30", "$1,250" and "well-known"
 are one word each (openai/whisper splits them at their punctuation). In a language without spaces each
@@ -29,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..formats.transcript_parts import SAMPLE_RATE, TokenSource, Word
-from ..model.tokens import SpecialTokens, WhisperTokens
+from ..model.tokens import WhisperTokens
 from ..segment.windows import runs_of
 
 if TYPE_CHECKING:
@@ -88,39 +85,6 @@ that was not transcribed."""
 
 
 # -- text -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Text tokens with their position in the window, in samples from its start. `first` is the number of
-    text tokens before them."""
-
-    start: int
-    end: int
-    tokens: tuple[int, ...]
-    first: int = 0
-
-
-def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> list[Stretch]:
-    """The segments of a window of `length` samples, in order, never beyond it.
-
-    Special tokens other than timestamps are left out; stretches without text are dropped. A timestamp
-    before the previous one counts as the previous one, so stretches never overlap.
-    """
-    result: list[Stretch] = []
-    start, text, first = 0, list[int](), 0
-    stamps = [*map(special.stamp, tokens), length]  # the last segment lasts until the window ends
-    for token, stamp in zip((*tokens, special.end), stamps, strict=True):
-        if stamp is None:
-            if token < special.end:
-                text.append(token)
-            continue
-        stamp = max(start, stamp)
-        if text:
-            begin, end = min(start, length), min(stamp, length)
-            result.append(Stretch(begin, end, tuple(text), first))
-        first, text, start = first + len(text), [], stamp
-    return result
 
 
 Unit = tuple[str, int]
@@ -350,7 +314,7 @@ def _shorten(words: Sequence[_TimedWord]) -> None:
     for number, word in enumerate(words):
         ends = word.last_character in SENTENCE_END
         too_long = longest and word.end - word.start > longest
-        if too_long and not any(c.isdigit() for c in word.text):
+        if too_long and not any(map(str.isdigit, word.text)):
             if after_end:
                 word.start = word.end - longest
             elif ends or number == len(words) - 1:

@@ -36,7 +36,7 @@ from ..diarizer import (
 )
 from ..turns import Turns
 from . import clustering, segmentation, voice_encoder
-from .clustering import Clusters, Pieces, Plda, cluster, unit
+from .clustering import Pieces, Plda, cluster, unit
 from .segmentation import FRAMES_PER_S, MEMORY, Activity, find_pieces, turns_of
 
 FOLDER = hub.FOLDER / "speakers"
@@ -100,7 +100,10 @@ class EmbeddedDiarizer:
         with self._lock, capacity_errors(samples):
             activity, pieces = self.hear(samples, hook)
             if activity.pieces:
-                found, count = self._clusters(pieces, bounds)
+                found = cluster(pieces, self.plda, 1, MOST_SPEAKERS)
+                count = len(found.means)  # of the people whom the voices sound like
+                if not bounds.least <= count <= bounds.most:
+                    found = cluster(pieces, self.plda, bounds.least, bounds.most)
                 sure = found.chances[np.arange(len(found.labels)), found.labels]
                 regular, exclusive = turns_of(activity, found.labels, sure)
                 for number, mean in enumerate(found.means):
@@ -138,14 +141,6 @@ class EmbeddedDiarizer:
             done = (first + len(some)) / len(order)
             hook("embeddings", SEGMENTED + (ENCODED - SEGMENTED) * done)
         return found
-
-    def _clusters(self, pieces: Pieces, bounds: Bounds) -> tuple[Clusters, int]:
-        """The speakers within the bounds, and how many the voices sound like."""
-        found = cluster(pieces, self.plda, 1, MOST_SPEAKERS)
-        count = len(found.means)
-        if bounds.least <= count <= bounds.most:
-            return found, count
-        return cluster(pieces, self.plda, bounds.least, bounds.most), count
 
 
 @contextmanager

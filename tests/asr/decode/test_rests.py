@@ -26,10 +26,10 @@ from forescribe.asr.decode.answers import (
 )
 from forescribe.asr.decode.context import Ended, IsolatedEngine
 from forescribe.asr.decode.planned import Group
+from forescribe.asr.decode.recording import Stretch
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.model.whisper import EncoderStates
-from forescribe.asr.words.assembly import Stretch
 from forescribe.asr.words.timing import TokenTimes
 from forescribe.speculative.requests import Result
 from tests.asr.decode.ways import Ear, running

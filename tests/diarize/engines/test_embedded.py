@@ -241,14 +241,14 @@ def test_voices_that_are_hard_to_tell_apart_have_a_warning(
     diarizer: EmbeddedDiarizer, conversation: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = conversation[: 20 * RATE]
-    clusters = diarizer._clusters
+    cluster = embedded.cluster
 
     def unsure(*given: Any) -> Any:
-        found, count = clusters(*given)
-        return replace(found, chances=np.full_like(found.chances, 0.5)), count
+        found = cluster(*given)
+        return replace(found, chances=np.full_like(found.chances, 0.5))
 
     assert diarizer.diarize(part).warnings == ()
-    monkeypatch.setattr(diarizer, "_clusters", unsure)
+    monkeypatch.setattr(embedded, "cluster", unsure)
     doubted = diarizer.diarize(part)
     assert [warning.code for warning in doubted.warnings] == ["doubtful_speakers"]
     assert {turn.confidence for turn in doubted.regular} == {0.5}

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.decode.recording import compression_ratio
+from forescribe.asr.decode.recording import compression_ratio, stretches
 from forescribe.asr.model.tokens import SpecialTokens
-from forescribe.asr.words.assembly import stretches
 
 SPECIAL = SpecialTokens(
     start=101,
