@@ -151,7 +151,7 @@ def choose(
     """
     kind, colon, index = (name or "auto").strip().lower().partition(":")
     if kind == "auto":
-        kind = next(k for k in KINDS if available(k))
+        kind = next(filter(available, KINDS))
     if kind not in KINDS:
         raise DeviceError(f"unknown device {name!r}; known: auto, {', '.join(KINDS)}, cuda:N")
     if not available(kind):
@@ -201,7 +201,7 @@ def bfloat16_units() -> bool:
     """Whether the processor, as the operating system shows it, multiplies bfloat16 numbers. Elsewhere
     torch emulates it: a large product takes 3.6 times as long as in float32, an encoder 2.4 times."""
     able = torch.cpu.get_capabilities()
-    return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16", "avx10_2", "bf16"))
+    return any(map(able.get, ("avx512_bf16", "amx_bf16", "avx10_2", "bf16")))
 
 
 def hpu_is_lazy() -> bool:

@@ -5,8 +5,10 @@ Knows numbers only; the counters on the device are `rows.Counters`. Import is li
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import starmap, zip_longest
+from operator import add, sub
 from typing import Any
 
 
@@ -53,23 +55,23 @@ class Stats:
         return tuple(a / d if d else 0.0 for a, d in pairs)
 
     def __add__(self, other: Stats) -> Stats:
-        return self._merge(other, 1)
+        return self._merge(other, add)
 
     def __sub__(self, other: Stats) -> Stats:
-        return self._merge(other, -1)
+        return self._merge(other, sub)
 
-    def _merge(self, other: Stats, sign: int) -> Stats:
+    def _merge(self, other: Stats, combined: Callable[[Any, Any], Any]) -> Stats:
         merged: dict[str, Any] = {}
         for name, mine in vars(self).items():
             theirs = getattr(other, name)
             if isinstance(mine, tuple):  # by depth
                 pairs = zip_longest(mine, theirs, fillvalue=0)
-                merged[name] = tuple(a + sign * b for a, b in pairs)
+                merged[name] = tuple(starmap(combined, pairs))
             elif isinstance(mine, dict):  # by stage
                 stages = sorted(mine.keys() | theirs.keys())
-                merged[name] = {s: mine.get(s, 0.0) + sign * theirs.get(s, 0.0) for s in stages}
+                merged[name] = {s: combined(mine.get(s, 0.0), theirs.get(s, 0.0)) for s in stages}
             else:
-                merged[name] = mine + sign * theirs
+                merged[name] = combined(mine, theirs)
         return Stats(**merged)
 
     def to_dict(self) -> dict[str, object]:

@@ -217,7 +217,7 @@ class DraftTokens:
 
     def __post_init__(self) -> None:
         numbers = (*self.ids, *self.counts, self.vocab_size, self.occurrences)
-        if any(type(n) is not int or n < 0 for n in numbers):
+        if {*map(type, numbers)} != {int} or min(numbers) < 0:
             raise ValueError("ids and counts are integers from 0 on")
         if not self.ids:
             raise ValueError("it lists no tokens")

@@ -321,9 +321,7 @@ def closed(modes: Sequence[Mode]) -> tuple[Mode, ...]:
     """`modes`, followed by all of them together where none covers that. Requests of different modes share
     a round; one mode that covers everything is enough for whichever meet."""
     together = reduce(or_, modes, Mode())
-    if any(mode.covers(together) for mode in modes):
-        return tuple(modes)
-    return (*modes, together)
+    return tuple(modes) if together in modes else (*modes, together)
 
 
 def powers(factor: int, first: int, last: int) -> tuple[int, ...]:

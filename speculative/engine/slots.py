@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -115,13 +116,13 @@ class HostCounts:
     draft_forwards: int = 0
 
 
+@dataclass(eq=False)
 class FaultLog:
     """Counts faults, and keeps the latest."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.recent: deque[DecodingError] = deque(maxlen=KEPT)
-        self.count = 0
+    device: Device
+    recent: deque[DecodingError] = field(default_factory=partial(deque, maxlen=KEPT))
+    count: int = 0
 
     def record(self, stage: str, error: Exception) -> DecodingError:
         """Logs `error`; returns it with its stage."""
@@ -133,7 +134,7 @@ class FaultLog:
     def handle(self, stage: str, error: Exception) -> DecodingError:
         """Logs `error`. Raises what the device raises, if it has failed."""
         found = self.record(stage, error)
-        self._device.synchronize()
+        self.device.synchronize()
         return found
 
     def attempt(self, action: Callable[[], object], stage: str) -> DecodingError | None:
@@ -308,19 +309,38 @@ class Group(NamedTuple):
     drafter: bool  # whether the drafter takes part: it proposes, or observes a round without drafts
 
 
+@dataclass(eq=False)
+class Inbox:
+    """The results of one caller's requests, until the caller takes them."""
+
+    results: deque[Result] = field(default_factory=deque)
+    pending: int = 0  # requests without a result
+
+    def put(self, result: Result) -> None:
+        self.pending -= 1
+        self.results.append(result)
+
+    def take(self) -> list[Result]:
+        """Removes and returns the results."""
+        results = list(self.results)
+        self.results.clear()
+        return results
+
+
+@dataclass(eq=False)
 class RequestQueue:
     """Requests that wait for a slot, in order."""
 
-    def __init__(self) -> None:
-        self.waiting: deque[SlotState] = deque()
-        self.own = Inbox()  # of requests outside of runs
-        self._current = self.own  # of the next request
-        self.abandoned: deque[Inbox] = deque()
+    waiting: deque[SlotState] = field(default_factory=deque)
+    own: Inbox = field(default_factory=Inbox)  # of requests outside of runs
+    abandoned: deque[Inbox] = field(default_factory=deque)
+    _current: Inbox | None = None  # of the next request; None: `own`
 
     def put(self, request: Request) -> None:
         """Appends a request, which belongs to the current inbox."""
-        self.waiting.append(SlotState(request, self._current))
-        self._current.pending += 1
+        inbox = self._current or self.own
+        self.waiting.append(SlotState(request, inbox))
+        inbox.pending += 1
 
     def take(self, count: int) -> list[SlotState]:
         """Removes and returns the first requests, `count` at most."""
@@ -352,26 +372,8 @@ class RequestQueue:
         while self.abandoned:
             inbox = self.abandoned.popleft()
             if self._current is inbox:
-                self._current = self.own
+                self._current = None
             yield inbox
-
-
-@dataclass(eq=False)
-class Inbox:
-    """The results of one caller's requests, until the caller takes them."""
-
-    results: deque[Result] = field(default_factory=deque)
-    pending: int = 0  # requests without a result
-
-    def put(self, result: Result) -> None:
-        self.pending -= 1
-        self.results.append(result)
-
-    def take(self) -> list[Result]:
-        """Removes and returns the results."""
-        results = list(self.results)
-        self.results.clear()
-        return results
 
 
 class Run(Iterator[Result]):

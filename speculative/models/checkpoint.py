@@ -209,7 +209,7 @@ def misshapen(shapes: Shapes, make: Callable[[], Any]) -> str | None:
                 f"{name} has another shape than its config.json says: {list(shapes[name])}, "
                 f"not {list(tensor.shape)}"
             )
-    made = sum(prod(tensor.shape) for tensor in (*model.parameters(), *model.buffers()))
+    made = sum(map(torch.Tensor.numel, (*model.parameters(), *model.buffers())))
     held = sum(map(prod, shapes.values()))
     if made > 2 * held + UNSTORED:  # tied weights are stored once
         return f"its config.json makes a model of {made:,} numbers, and its weights are {held:,}"

@@ -92,7 +92,7 @@ def quantize_causal(model: Any) -> None:
 
 def is_int8(model: Any) -> bool:
     """Whether a model's projections are 8-bit integers."""
-    return any(isinstance(module, Int8Linear) for module in model.modules())
+    return Int8Linear in map(type, model.modules())
 
 
 class Int8Linear(torch.nn.Module):

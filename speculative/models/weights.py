@@ -302,11 +302,11 @@ def fused(modules: Sequence[Any], scales: Sequence[float] | None = None) -> Line
                 module.weight.data = view
     steps = [part.scale for part in scaled if part.scale is not None]
     scale = torch.cat(steps) if steps else None
-    like = next((part.bias for part in scaled if part.bias is not None), None)
-    if like is None:
+    held = [part.bias for part in scaled if part.bias is not None]
+    if not held:
         return Linear(weight, None, scale)
     biases = [
-        like.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in scaled
+        held[0].new_zeros(len(part.weight)) if part.bias is None else part.bias for part in scaled
     ]
     return Linear(weight, torch.cat(biases), scale)
 

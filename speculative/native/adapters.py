@@ -84,13 +84,15 @@ class NativeDecoder(SlotModel, ABC):
     ) -> None:
         """Takes the records of a model and its layers: those that `records` returned for an adapter of the
         same storage and head before, if it was the last one and the weights still have the same `state`, or
-        none any more; else what it returns now."""
+        none any more; else what it returns now. Raises LoadError where there is neither."""
         self.library, self.stored, self._workspace = load(), stored, Workspace()
         listed = None if self.listed is None else tuple(self.listed.tolist())
         form = (self.library.instruction_set, stored, self.vocab_size, listed)
         known, now = PACKED.get(model), state()
         if known is not None and known.form == form and now in (None, known.state):
             self._packed = known
+        elif now is None:
+            raise LoadError("its weights were let go, and packed in another form: load it again")
         else:
             PACKED.pop(
                 model, None
@@ -244,12 +246,7 @@ class NativeWhisperDecoder(WhisperModel, NativeDecoder):
             return None if released else version(decoder_parameters(model))
 
         def records(packer: Packer) -> tuple[Whisper, list[WhisperLayer]]:
-            if state() is None:
-                raise LoadError(
-                    "its weights were let go, and packed in another form: load it again"
-                )
-            weights = WhisperWeights.of(model, self.listed)
-            return whisper_records(packer, weights)
+            return whisper_records(packer, WhisperWeights.of(model, self.listed))
 
         self._pack(model, stored, state, records)
         record = self._record
@@ -419,7 +416,7 @@ class NativeEncoder:
         for features of another length."""
         if features.shape[-1] != 2 * self.positions:
             raise ValueError(f"a window has {2 * self.positions} frames, not {features.shape[-1]}")
-        return [self.states(window) for window in features]
+        return list(map(self.states, features))
 
     def states(self, features: Tensor) -> Tensor:
         """States `[S, D]` of one window `[M, 2 S]`, which may be shorter than the encoder's."""

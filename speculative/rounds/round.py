@@ -131,7 +131,10 @@ def commit(
     slot = torch.where(used, rows.lengths[:, None] + column, rows.scratch)
     _write_logprobs(rows, judged, verdict, slot)
     drafted = draft.valid
-    sources = _sources(drafted, verdict, column).to(rows.sources.dtype)
+    extra = torch.where(verdict.num_accepted < drafted, Source.CORRECTION, Source.BONUS)
+    extra = torch.where(drafted == 0, Source.PLAIN, extra)
+    kept = column < verdict.num_accepted[:, None]
+    sources = torch.where(kept, Source.ACCEPTED, extra[:, None]).to(rows.sources.dtype)
     ended = (ends & used).any(1)
     rows.tokens.scatter_(1, slot, verdict.tokens)
     rows.sources.scatter_(1, slot, sources)
@@ -240,12 +243,6 @@ def _write_logprobs(rows: Rows, judged: Choice | Tensor, verdict: Verdict, slot:
             rows.ranked.scatter_(1, index, best.indices)
             rows.ranked_logprobs.scatter_(1, index, best.values - whole[..., None])
     rows.logprobs.scatter_(1, slot, logprobs)
-
-
-def _sources(drafted: Tensor, verdict: Verdict, column: Tensor) -> Tensor:
-    extra = torch.where(verdict.num_accepted < drafted, Source.CORRECTION, Source.BONUS)
-    extra = torch.where(drafted == 0, Source.PLAIN, extra)
-    return torch.where(column < verdict.num_accepted[:, None], Source.ACCEPTED, extra[:, None])
 
 
 def _guess_sources(rows: Rows, begin: Tensor) -> Tensor:
