@@ -230,19 +230,19 @@ def _open_uncompressed(file: BinaryIO, name: str) -> Reader | None:
     # A header with zero samples may come from a pipe; PyAV reads to the end of the file.
     if sound.format in UNCOMPRESSED and sound.frames:
         _check(name, sound.channels, sound.samplerate)
-        return _SoundFileReader(sound, quiet, wav_declared_s(file))
+        declared_s = wav_declared_s(file) or sound.frames / sound.samplerate
+        return _SoundFileReader(sound, quiet, declared_s)
     sound.close()
     file.seek(0)
     return None
 
 
+@dataclass(eq=False)
 class _SoundFileReader:
-    def __init__(
-        self, sound: soundfile.SoundFile, file: CallbackFile, header_s: float | None
-    ) -> None:
-        self.sound, self.file = sound, file
-        self.declared_s: float | None = header_s or sound.frames / sound.samplerate
-        self.notices: list[Notice] = []
+    sound: soundfile.SoundFile
+    file: CallbackFile
+    declared_s: float | None
+    notices: list[Notice] = field(default_factory=list)
 
     def read(self) -> Iterator[Pcm]:
         import soundfile

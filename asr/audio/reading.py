@@ -23,7 +23,7 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from itertools import chain
 from typing import Protocol
 
@@ -269,23 +269,15 @@ def length_of(path: str) -> float:
     known, as for a pipe. Does not raise for a bad file."""
     try:
         entry = os.stat(path)
-        if not stat.S_ISREG(entry.st_mode) or not entry.st_size:
-            return 0.0
-        return _declared_s(path) or entry.st_size / BYTES_PER_S
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # ValueError: a zero byte in the path
         return 0.0
-
-
-def _declared_s(path: str) -> float | None:
-    try:
-        with open(path, "rb") as file:
-            reader = open_container(file, path)
-            try:
-                return reader.declared_s
-            finally:
-                reader.close()
-    except (ForescribeError, OSError):  # reading the file will report the error
-        return None
+    if not stat.S_ISREG(entry.st_mode) or not entry.st_size:
+        return 0.0
+    declared: float | None = None
+    with suppress(ForescribeError, OSError):  # reading the file will report the error
+        with open(path, "rb") as file, closing(open_container(file, path)) as reader:
+            declared = reader.declared_s
+    return declared or entry.st_size / BYTES_PER_S
 
 
 def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:

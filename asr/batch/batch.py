@@ -257,7 +257,8 @@ class Batch:
         read again. Else those that were being decoded, or all if none has ended, as then none will."""
         lost = list(self._open if stuck else self._taken)
         if halved and not self._elsewhere:
-            lost = [path for path, taken in self._taken.items() if not taken.can_be_read_again]
+            taken = self._taken.items()
+            lost = [path for path, one in taken if one.content is None and one.version is None]
         advice = "try a smaller --batch-size or --dtype float16"
         for path in lost:
             error = CapacityError(f"{path}: {FULL.format(size)}; {advice}")
@@ -318,10 +319,6 @@ class _Taken:
     source: Source
     content: str | None = None
     version: str | None = None
-
-    @property
-    def can_be_read_again(self) -> bool:
-        return self.content is not None or self.version is not None
 
 
 @dataclass(eq=False)

@@ -240,7 +240,7 @@ def plain_config(stated: Mapping[str, Any]) -> Settings:
         raise ValueError(f"its config.json says model_type {stated.get('model_type')!r:.60}")
     if stated.get("quantization_config"):
         raise ValueError("its weights are quantised: take the plain weights, with --quantize int8")
-    config = {**_DEFAULTS, **{key: stated[key] for key in stated if key in _DEFAULTS}}
+    config = {key: stated.get(key, default) for key, default in _DEFAULTS.items()}
     for key, value in config.items():
         if key not in _LISTED and type(value) is not type(_DEFAULTS[key]):
             raise ValueError(f"its config.json says {key} {value!r:.60}")
@@ -360,7 +360,7 @@ def read_extractor(folder: Path, config: Any) -> Extractor:
         raise ModelError(
             f"{origin(folder)} has no usable features: {damaged(folder) or one_line(error)}"
         ) from error
-    made = (extractor.feature_size, extractor.nb_max_frames)
+    made = (extractor.feature_size, extractor.n_samples // extractor.hop_length)
     read = (config.num_mel_bins, 2 * config.max_source_positions)
     if made != read:
         raise ModelError(

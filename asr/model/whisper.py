@@ -270,10 +270,6 @@ class Extractor:
     def n_samples(self) -> int:
         return self.chunk_length * self.sampling_rate
 
-    @property
-    def nb_max_frames(self) -> int:
-        return self.n_samples // self.hop_length
-
     @cached_property
     def mel_filters(self) -> NDArray[np.float64]:
         """Triangles `[n_fft / 2 + 1, M]` of equal area up to 8 kHz, on Slaney's scale: linear to 1 kHz,

@@ -176,6 +176,4 @@ def _load(
 
         speakers = options.speakers
         engine = speakers.engine(options.device, network=not options.local_files_only)
-        return SpeakerOnlyTranscriber(
-            engine, speakers.bounds, speakers.known_people(), options.words
-        )
+        return SpeakerOnlyTranscriber(engine, speakers.bounds, speakers.known_people, options.words)

@@ -389,7 +389,7 @@ def _speakers(options: ListenOptions, diarizer: Diarizer | None) -> OnlineSpeake
     from forescribe.diarize.turns import ANONYMOUS
 
     speakers, engine = options.speakers, load_online(diarizer, device=options.device)
-    known, most = speakers.known_people(), speakers.bounds.most
+    known, most = speakers.known_people, speakers.bounds.most
     return OnlineSpeakers(engine, lambda number: f"{ANONYMOUS}{number:02d}", known, most)
 
 
@@ -422,7 +422,7 @@ def _write(
         finder = SpeakerOnlyTranscriber(
             diarizer,
             speakers.bounds,
-            speakers.known_people(),
+            speakers.known_people,
             transcript,
         )
         (outcome,) = finder.transcribe([record.sound(stem)])

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import UsageError
@@ -287,7 +288,7 @@ class SpeakerOptions:
             )
         if self.diarizer is None and (self.known or self.bounds != _unbounded()):
             raise UsageError("a number of speakers and --known need --diarize")
-        if self.known and not self.known_people():
+        if self.known and not self.known_people:
             raise UsageError(
                 "--known: no speaker is enrolled; enrol one with `forescribe speakers add`"
             )
@@ -308,7 +309,7 @@ class SpeakerOptions:
             values |= {
                 "diarizer": str(resolve(self.diarizer, network=network)),
                 "speakers": [bounds.exactly, bounds.at_least, bounds.at_most],
-                "known": [[k.name, k.encoder, k.samples] for k in self.known_people()],
+                "known": [[k.name, k.encoder, k.samples] for k in self.known_people],
             }
         return values
 
@@ -325,7 +326,7 @@ class SpeakerOptions:
             return lambda transcriber: transcriber
         from forescribe.diarize.speaker_finder import SpeakerFinder
 
-        finder = SpeakerFinder(self.engine(device, network), self.bounds, self.known_people())
+        finder = SpeakerFinder(self.engine(device, network), self.bounds, self.known_people)
         return lambda transcriber: transcriber.with_speakers(finder)
 
     def engine(self, device: str, network: bool) -> Diarizer:
@@ -335,7 +336,7 @@ class SpeakerOptions:
 
         assert self.diarizer is not None
         diarizer = load(self.diarizer, device=device, network=network)
-        if self.known and all(k.encoder != diarizer.engine.encoder for k in self.known_people()):
+        if self.known and all(k.encoder != diarizer.engine.encoder for k in self.known_people):
             raise UsageError(
                 f"--known: no speaker was enrolled with the engine {diarizer.engine.name} "
                 f"({diarizer.engine.encoder or 'which keeps no voices'}); voices of other engines or "
@@ -343,6 +344,7 @@ class SpeakerOptions:
             )
         return diarizer
 
+    @cached_property
     def known_people(self) -> Sequence[KnownSpeaker]:
         """The enrolled people whose names may be used."""
         if not self.known:

@@ -80,9 +80,10 @@ def transcribe(**values: Any) -> None:
         console.skipped(list(batch.skipped()), len(sources), reports)
         if batch.todo:
             transcriber: BatchTranscriber | None = None
-            if options.cluster and any_readable(batch.todo):
+            readable = any_readable(batch.todo)
+            if options.cluster and readable:
                 transcriber = _on_cluster(options, batch, console)
-            elif any_readable(batch.todo):
+            elif readable:
                 batch.fetch_ahead()
                 console.status("loading the model")
                 with stop.interruptible():
