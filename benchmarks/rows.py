@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from benchmarks.systems.jobs import FLOAT32, Gamma
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 Tokens = Sequence[int]
 

@@ -36,7 +36,7 @@ from forescribe.asr.formats.transcript_parts import (
     Turn,
     Word,
 )
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 from .turns import Turns
 

@@ -44,7 +44,7 @@ from forescribe.asr.formats.transcript_parts import (
     samples_at,
     seconds,
 )
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 from .attribution import attribute_speakers, without_speakers
 from .blocks import BLOCK, SLACK, diarize_blocks, join_blocks, split_into_blocks

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.formats.transcript_parts import Word
     from forescribe.asr.segment.windows import Window
-    from forescribe.speculative.stats import Stats
+    from forescribe.speculative.requests import Stats
 
 RATE = 16_000
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from .drafters.ngram import NgramDrafter
     from .engine.engine import Engine
     from .engine.schedule import Fixed, Goodput
-    from .requests import Guarantee, Probe, Request, Result, Sampling, Source
+    from .requests import Guarantee, Probe, Request, Result, Sampling, Source, Stats
     from .rounds.accept import GreedyMatch, TokenRejection
-    from .stats import Stats
 
 _HOMES = {
     "Device": "device",
@@ -34,7 +33,7 @@ _HOMES = {
     "Result": "requests",
     "Sampling": "requests",
     "Source": "requests",
-    "Stats": "stats",
+    "Stats": "requests",
     "TokenRejection": "rounds.accept",
     "choose": "device",
 }

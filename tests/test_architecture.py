@@ -55,7 +55,7 @@ LIGHT = (
     "diarize.engines.registry",
     "speculative.errors",
     "speculative.models.hub",
-    "speculative.stats",
+    "speculative.requests",
     "text.presets",
 )
 """Modules that are imported where nothing may be loaded: by the command before it knows what to do, by

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Word
 from forescribe.speculative.engine.schedule import expected_tokens
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 pytestmark = pytest.mark.nightly
 

@@ -28,9 +28,8 @@ from forescribe.speculative.errors import BrokenError, LoadError, RequestError
 from forescribe.speculative.model_engines import ModelEngine, draft_device
 from forescribe.speculative.models.causal import cache_numbers
 from forescribe.speculative.models.checkpoint import loading
-from forescribe.speculative.requests import Mode, Request, Result
+from forescribe.speculative.requests import Mode, Request, Result, Stats
 from forescribe.speculative.rounds.accept import BlockVerification
-from forescribe.speculative.stats import Stats
 
 from . import presets
 from .drafts import HeadDraft, drafter_for, load_draft

@@ -42,7 +42,7 @@ from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.speculative.models.checkpoint import loading
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 from ..access.limits import Admission
 from ..errors import ApiError

@@ -33,7 +33,7 @@ from .outputs import Outputs, RecordingResult, Writer
 from .spool import Fetching, LocalCopy, Spool
 
 if TYPE_CHECKING:
-    from forescribe.speculative.stats import Stats
+    from forescribe.speculative.requests import Stats
 
     from ..decode.options import Hook, Options, Outcome
 

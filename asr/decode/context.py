@@ -31,8 +31,7 @@ from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.errors import release
 from forescribe.speculative.protocols import Drafter
-from forescribe.speculative.requests import Finish, Request, Result
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Finish, Request, Result, Stats
 from forescribe.speculative.transfers import SideStream, Stopwatch
 
 from ..model.vocabulary import alphabetic

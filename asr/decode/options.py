@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from forescribe.speculative.requests import Result
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Result, Stats
 
 from ..audio.inputs import ARRAY, DecodedFile, Input, Sound
 from ..errors import ForescribeError, UsageError

@@ -30,7 +30,7 @@ from itertools import count
 from operator import attrgetter
 
 from forescribe.speculative.device import keep_to_one_core
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 from ..audio.inputs import Input
 from ..errors import CapacityError, ForescribeError, UsageError

@@ -28,7 +28,7 @@ from forescribe.speculative.device import choose
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.model_engines import ModelEngine, draft_device
 from forescribe.speculative.models.checkpoint import loading
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 from ..audio.fork_server import Cutting
 from ..audio.inputs import Input, Sound

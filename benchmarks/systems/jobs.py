@@ -21,7 +21,7 @@ from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.asr.model.tokens import Task
 from forescribe.asr.segment.vad import SileroDetector
 from forescribe.asr.segment.windows import cut
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 Samples = NDArray[np.float32]
 

@@ -41,7 +41,7 @@ from benchmarks.systems.jobs import (
     Written,
     load_windows,
 )
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 
 def build(job: Job) -> System:

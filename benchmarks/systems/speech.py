@@ -30,7 +30,7 @@ from benchmarks.systems.jobs import (
 )
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.speculative.models.weights import decoder_only, same_encoder
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 
 class _Watched(WhisperForConditionalGeneration):

@@ -20,7 +20,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine, draft_device
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 from forescribe.text import presets
 from forescribe.text.drafts import HeadDraft, load_draft
 from forescribe.text.generator import CONTEXT, TextGenerator

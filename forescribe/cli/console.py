@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from forescribe.asr.formats.report import Reports
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.storage.locations import Location, Source
-    from forescribe.speculative.stats import Stats
+    from forescribe.speculative.requests import Stats
 
 EVERY_S = 0.2
 """Seconds between two updates of partial text: each one waits for the device."""

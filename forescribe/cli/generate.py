@@ -19,7 +19,7 @@ from .option_records import DECODING, DIAGNOSTICS, INPUT, MODEL, OUTPUT, arg, li
 from .options import LoadOptions, RunOptions
 
 if TYPE_CHECKING:
-    from forescribe.speculative.stats import Stats
+    from forescribe.speculative.requests import Stats
     from forescribe.text.generator import TextGenerator
     from forescribe.text.presets import Pair
     from forescribe.text.streaming import Completion, Options

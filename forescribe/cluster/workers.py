@@ -38,7 +38,7 @@ from forescribe.asr.errors import (
 from forescribe.asr.storage.locations import Location, Source, is_url
 from forescribe.asr.storage.stores import Stores
 from forescribe.speculative.errors import BrokenError, SpeculativeError
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 from .connection import connected
 from .order import WorkOrder

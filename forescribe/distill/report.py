@@ -17,7 +17,7 @@ from forescribe.speculative.drafters.model_drafter import DraftTokens
 from forescribe.speculative.engine.schedule import expected_tokens
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.protocols import Poll
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 from .labels import LabelRow
 from .speech import Pair

@@ -25,9 +25,8 @@ import torch
 from ..device import Device, at_most, choose
 from ..errors import ENGINE, BrokenError, DecodingError
 from ..protocols import Drafter, Model, Processor, Rule, Schedule
-from ..requests import Mode, Partial, Request, Result
+from ..requests import Mode, Partial, Request, Result, Stats
 from ..rounds.accept import RuleChoice
-from ..stats import Stats
 from .admission import Admission, DraftReader
 from .captures import capture_for
 from .polls import Periods, Results

@@ -13,7 +13,7 @@ from benchmarks import drafts
 from benchmarks.drafts import PLAIN, DraftsOptions, Material, compared, winners
 from benchmarks.rows import Row
 from forescribe.asr.errors import ForescribeError, UsageError
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 from tests.benchmarks.command import bench
 
 TEXT = [(1, 2, 3, 4, 5, 6), (7, 8, 9)]

@@ -14,7 +14,7 @@ from benchmarks.systems.text import System, take_turns
 from benchmarks.text import Result, TextOptions, compared, reference
 from forescribe.asr.errors import UsageError
 from forescribe.speculative.errors import SpeculativeError
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 from forescribe.text.presets import Pair
 from tests.benchmarks.command import bench
 from tests.text.language_models import POSITIONS, write

@@ -18,7 +18,7 @@ from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span
 from forescribe.asr.storage.locations import Source
 from forescribe.cli.console import EVERY_S, Console, Screen, tail
-from forescribe.speculative.stats import Stats
+from forescribe.speculative.requests import Stats
 
 A = Source("a.wav")
 STATS = Stats(row_rounds=10, drafted_at_depth=(10,), accepted_at_depth=(5,))

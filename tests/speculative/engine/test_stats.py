@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forescribe.speculative.requests import Stats
 from forescribe.speculative.rows import Counters
-from forescribe.speculative.stats import Stats
 
 counts = st.integers(0, 1000)
 stretches_of_decoding = st.builds(
