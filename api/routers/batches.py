@@ -85,8 +85,11 @@ async def content(
 
 
 @files_router.delete("/{id}")
-async def delete(id: str, files: FilesDep, caller: Caller) -> dict[str, Any]:
+async def delete(id: str, files: FilesDep, batches: BatchesDep, caller: Caller) -> dict[str, Any]:
     """Delete a file. Jobs that use it keep its content until they are deleted."""
+    if await asyncio.to_thread(batches.output, id, caller) is not None:
+        text = "what a batch has written is read from its jobs: delete them under /v1/jobs"
+        raise ApiError("conflict", text)
     await asyncio.to_thread(files.delete, id, caller)
     return {"id": id, "object": "file", "deleted": True}
 

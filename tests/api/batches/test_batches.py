@@ -56,6 +56,8 @@ def test_lines_answer_what_the_route_answers(client) -> None:
     assert error["response"]["body"]["error"]["code"] == "invalid_audio"
     file = client.get(f"{FILES}/{batch['output_file_id']}").json()
     content = client.get(f"{FILES}/{batch['output_file_id']}/content").content
+    refused = client.delete(f"{FILES}/{batch['output_file_id']}")
+    assert refused.status_code == 409 and "/v1/jobs" in refused.json()["error"]["message"]
     assert file["purpose"] == "batch_output" and file["bytes"] == len(content)
     jobs = client.get(JOBS).json()["data"]
     assert {job["options"]["batch"] for job in jobs} == {batch["id"]}
