@@ -158,11 +158,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "False -> True in sampling: bool = False",
     ): "`begin` makes the period of which rounds are part",
     (
-        "periods",
-        "Periods.read",
-        "len(self._buckets) > 1 -> (len(self._buckets) >= 1)",
-    ): "a schedule of one draft length learns nothing",
-    (
         "store",
         "EventLog.last_segment",
         "1 -> 2 in data = tx.execute(query.order_by(ENTRIES.c.n.desc()).limit(1)).scalar()",

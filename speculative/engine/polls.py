@@ -60,7 +60,7 @@ class Periods:
 
     def __init__(self, shared: Shared, schedule: Schedule, clock: Callable[[], float]) -> None:
         self._shared, self._schedule, self._clock = shared, schedule, clock
-        self._buckets = schedule.buckets  # of one there is nothing to choose and to learn
+        self._buckets = schedule.buckets  # of one there is nothing to choose
         self._reader = HostReader(shared.device)
         self.now = Period(min(self._buckets))
         self.admitted = 0  # requests since the last report
@@ -118,8 +118,7 @@ class Periods:
             judged, row_rounds, *accepted = numbers[2 * batch :]
             totals = judged, sum(accepted), row_rounds
             snapshot = Snapshot(numbers[:batch], numbers[batch : 2 * batch], totals)
-            if len(self._buckets) > 1:
-                self._report(period, totals)
+            self._report(period, totals)
             yield period, snapshot
 
     def forget(self) -> None:

@@ -181,8 +181,8 @@ def test_the_scalers_query_counts_queued_seconds(tmp_path) -> None:
                     for n in range(3):
                         store.jobs.insert(tx, NewJob(f"job_{n}", "", None, 3600.25, {}, {}))
                 counts.append(connection.execute(query).fetchone())
+                assert store.jobs.claim("one", beside=()) is not None
                 with store.transaction() as tx:
-                    store.jobs.start(tx, "job_0", 1)
                     store.jobs.set_progress(tx, "job_0", 1800.0)
                     store.jobs.end(tx, "job_1", "succeeded")
                 counts.append(connection.execute(query).fetchone())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative import Engine, ModelDrafter, Request
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine.polls import Periods
 from forescribe.speculative.engine.runner import SingleRowProcessor
@@ -201,12 +201,14 @@ def test_a_schedule_that_fails_gives_its_smallest_gamma():
     assert made.now.gamma == 0 and log.recent[0].stage == "the schedule"
 
 
-def test_a_fixed_schedule_learns_nothing_and_its_periods_end():
-    made, _, _ = periods(Fixed(2))
+def test_a_schedule_of_one_draft_length_is_told_too():
+    schedule = Recording()
+    schedule.buckets = (2,)
+    made, _, _ = periods(schedule)
     made.begin(sampling=False, read=None)
     run(made)
     end(made)
-    assert made.now.rounds == 0
+    assert made.now.rounds == 0 and [poll.gamma for poll in schedule.polls] == [2]
 
 
 def test_a_pause_without_requests_is_no_period_of_late_reads():
