@@ -39,6 +39,14 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
 
 
+def test_tests_that_a_page_names_exist() -> None:
+    """Pages claim what they hold, as `docs/exactness.md` does."""
+    named = {
+        name for page in pages() for name in re.findall(r"`(tests/[\w./]+)`", page.read_text())
+    }
+    assert named and sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
 def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     (tmp_path / "b.md").write_text("# Here, now\n")
     page = tmp_path / "a.md"
