@@ -153,10 +153,20 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "token < end -> (token <= end)",
     ): "the end token is an answer's last (`commit` of round.py), and no text is behind it to count",
     (
+        "guards",
+        "attempt_of",
+        "True -> False in return Attempt(result, Judgement.KEEP, None, (True, mean))",
+    ): "without guards no answer is decoded again, and ranks are compared of two",
+    (
         "periods",
         "Period",
         "False -> True in sampling: bool = False",
     ): "`begin` makes the period of which rounds are part",
+    (
+        "periods",
+        "Periods.read",
+        "2 -> 3 in snapshot = Snapshot(numbers[:batch], numbers[batch : 2 * batch], totals)",
+    ): "lengths are read by row, and what follows the last row's is not",
     (
         "store",
         "EventLog.last_segment",
