@@ -215,13 +215,13 @@ def test_without_timestamps_windows_go_on_behind_the_last_word(
 
 
 def test_a_closing_timestamp_behind_words_that_are_not_written_is_not_believed(
-    demo, closed
+    whole, closed
 ) -> None:
-    special, outcome = demo.whisper.tokens, closed("late")
+    outcome = closed("late")
     made = outcome.transcript
     assert {d.index for d in outcome.decoded if d.continued} == {0, 1}
-    written = [t for d in outcome.decoded for t in d.tokens if t < special.end]
-    assert len(written) > 2 * 12 + 14  # more than what the changed answers say
+    found = jiwer.process_words(" ".join(words(whole.transcript.text)), " ".join(words(made.text)))
+    assert found.deletions + found.insertions == 0 and found.substitutions <= 2
     starts = [s.start_sample for s in made.segments]
     assert starts == sorted(starts)
     assert all(a.end_sample <= b.start_sample for a, b in pairwise(made.segments))
