@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import yaml
 
 pytestmark = pytest.mark.nightly
 
@@ -53,19 +52,3 @@ def test_the_repository_passes(
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
     assert check_files.main([]) == 0, capsys.readouterr().out
-
-
-def test_hooks_are_local_and_their_scripts_exist() -> None:
-    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
-    assert [repo["repo"] for repo in config["repos"]] == ["local"]
-    for hook in config["repos"][0]["hooks"]:
-        assert hook["language"] == "system"
-        script = next(word for word in hook["entry"].split() if word.startswith("scripts/"))
-        assert (ROOT / script).is_file()
-
-
-def test_scripts_check_runs_the_hooks_of_the_code() -> None:
-    steps = (ROOT / "scripts" / "check").read_text()
-    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
-    entries = [hook["entry"] for hook in config["repos"][0]["hooks"] if hook["id"] != "files"]
-    assert [entry for entry in entries if entry not in steps] == []

@@ -150,28 +150,6 @@ def test_a_fault_of_ours_is_told_without_its_cause_and_logged_without_its_words(
     assert "division by zero" not in lines[0]
 
 
-DAMAGED = {
-    "text": b"no audio at all",
-    "bytes": bytes(range(256)) * 50,
-    "mp4": b"\0\0\0\x18ftypisom" + b"\0" * 3000,
-    "ogg": b"OggS" + b"\0" * 500,
-    "flac": b"fLaC" + b"\0" * 500,
-    "mkv": b"\x1aE\xdf\xa3" + b"\0" * 400,
-    "mp3": b"ID3" + b"\xff" * 400,
-    "playlist": b"#EXTM3U\n/etc/passwd",
-}
-THEIRS = (
-    "invalid data",
-    "errno",
-    "end of file",
-    "libav",
-    "ffmpeg",
-    "libsndfile",
-    "/tmp",
-    "traceback",
-)
-
-
 def test_a_method_that_a_route_lacks_is_told_with_those_that_it_has(service) -> None:
     client = service()
     for verb, path, expected in (

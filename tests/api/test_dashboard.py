@@ -16,8 +16,6 @@ from tests.api.conftest import sound
 from tests.api.jobs.application import application, ready
 
 FILE = Path(__file__).parents[2] / "deploy" / "grafana" / "forescribe.json"
-ROOT = {"title", "uid", "schemaVersion", "panels", "templating", "time", "tags", "refresh"}
-TYPES = {"timeseries", "stat", "row"}
 
 
 @pytest.fixture(scope="module")

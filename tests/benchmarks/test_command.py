@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from benchmarks import provenance
 from benchmarks.options import INSTALL
-from benchmarks.systems import runs
-from benchmarks.systems.jobs import CPP, NAMES, OURS, SEQUENTIAL, Job
+from benchmarks.systems.jobs import CPP, SEQUENTIAL
 from forescribe.asr.errors import AudioError, UsageError
 from tests.benchmarks.command import bench
 from tests.test_architecture import HEAVY, ROOT
@@ -37,27 +34,6 @@ def test_a_worker_loads_no_library_before_its_system_does() -> None:
     code = f"import sys, benchmarks.systems.runs; print(*sorted({HEAVY!r} & sys.modules.keys()))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
-
-
-def test_a_folder_called_asr_where_the_user_stands_is_not_ours(tmp_path, monkeypatch) -> None:
-    """The worker is a process of its own, and Python looks for modules where it is started."""
-    (tmp_path / "asr").mkdir()
-    (tmp_path / "asr" / "__init__.py").write_text("raise SystemExit('a stranger')")
-    (tmp_path / "windows.npz").write_bytes(b"not windows")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", ".")])
-    outcome = runs.child(tmp_path / "windows.npz")(Job(OURS, 1, 0, "float32", "none", None, 1))
-    assert outcome.error is not None and "stranger" not in outcome.error
-    assert (
-        "windows.npz" in outcome.error
-        or "Cannot load" in outcome.error
-        or "pickle" in outcome.error
-    )
-
-
-def test_help_names_every_system() -> None:
-    said = " ".join(bench("transcribe", "--help").stdout.split())
-    assert [name for name in NAMES if name not in said] == []
 
 
 @pytest.mark.parametrize(
@@ -123,23 +99,3 @@ def test_the_console_entry_says_it_in_one_line_with_status_2(tmp_path) -> None:
     )  # fmt: skip
     assert run.returncode == 2 and run.stdout == ""
     assert run.stderr.startswith("forescribe: --gamma many: ") and run.stderr.count("\n") == 1
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_a_record_has_no_commit_of_a_repository_around_an_installation(tmp_path, monkeypatch):
-    if provenance.ROOT.joinpath(".git").exists():
-        assert provenance.commit() is not None
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
-    inside = tmp_path / "venv" / "site-packages"
-    inside.mkdir(parents=True)
-    monkeypatch.setattr(provenance, "ROOT", inside)
-    assert provenance.commit() is None
-
-
-def test_the_command_of_a_record_is_what_was_typed(monkeypatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["benchmarks/text.py", "--prompts", "a b.txt"])
-    assert provenance.record("benchmarks.text")["command"] == (
-        "python -m benchmarks.text --prompts 'a b.txt'"
-    )

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import drafts
 from benchmarks.drafts import PLAIN, DraftsOptions, Material, compared, winners
 from benchmarks.rows import Row
-from forescribe.asr.errors import ForescribeError, UsageError
+from forescribe.asr.errors import UsageError
 from forescribe.speculative.requests import Stats
 from tests.benchmarks.command import bench
 
@@ -68,16 +68,6 @@ def test_a_row_with_other_tokens_never_wins():
     assert drafts.fastest(rows) == "fastest at batch 1: model, gamma auto, 2.00x plain"
 
 
-def test_plain_decoding_wins_where_no_draft_pays():
-    slow = replace(DRAFTED, walls_s=[3.5])
-    assert drafts.fastest(compared([PLAIN_RUN, slow])) == "fastest at batch 1: plain"
-
-
-def test_nothing_is_compared_where_plain_decoding_failed():
-    with pytest.raises(ForescribeError, match="plain decoding failed, .*: out of memory"):
-        compared([Row(PLAIN, 1, 0, error="out of memory"), DRAFTED])
-
-
 def test_the_bundled_text_pair(tmp_path: Path):
     record, prompts = tmp_path / "drafts.json", tmp_path / "prompts.txt"
     prompts.write_text('Define "lantern".\nUse "quiet" in a sentence.\n')
@@ -107,8 +97,3 @@ def test_the_bundled_text_pair(tmp_path: Path):
 def test_what_cannot_be_measured_is_refused(arguments, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         bench("drafts", *arguments)
-
-
-def test_a_row_that_drafted_nothing_wins_nothing():
-    nothing = replace(PLAIN_RUN, system="lookup", walls_s=[1.0])
-    assert drafts.fastest(compared([PLAIN_RUN, nothing])) == "fastest at batch 1: plain"

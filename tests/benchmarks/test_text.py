@@ -10,11 +10,9 @@ import pytest
 from benchmarks import text
 from benchmarks.rows import Row
 from benchmarks.systems import text as systems
-from benchmarks.systems.text import System, take_turns
 from benchmarks.text import Result, TextOptions, compared, reference
 from forescribe.asr.errors import UsageError
 from forescribe.speculative.errors import SpeculativeError
-from forescribe.speculative.requests import Stats
 from forescribe.text.presets import Pair
 from tests.benchmarks.command import bench
 from tests.text.language_models import POSITIONS, write
@@ -67,11 +65,6 @@ def test_a_table_says_how_fast_and_how_equal():
     assert found.differing == [found.rows[1]]
 
 
-def test_only_our_own_rows_break_the_promise():
-    first = row("transformers greedy", [1.0], WRITTEN)
-    assert result(first, row("transformers assisted 3", [1.0], [(9,), (4,)])).differing == []
-
-
 def test_rows_of_a_further_dtype_must_equal_plain_decoding_in_it():
     rounded = [(1, 2, 9), (4,)]
     theirs = row("transformers greedy", [1.0], [(1, 8, 9), (4,)], dtype="bfloat16")
@@ -109,15 +102,6 @@ def test_a_row_that_differs_is_named_and_the_status_is_1(monkeypatch, tmp_path):
     assert made["command"].startswith("python -m benchmarks.text")
 
 
-def test_turns_are_watched_for_texts_that_change():
-    for third, steady in (((1,), True), ((2,), False)):
-        written = iter([[(0,)], [(1,)], [(1,)], [third]])  # the warm-up first
-        system = System("forescribe draft 3", 1, lambda prompts: next(written), Stats)  # noqa: B023
-        (watched,) = take_turns([system], [(5,)], 3, lambda line: None)
-        assert watched.steady is steady
-        assert len(watched.walls_s) == 3 and watched.acceptance_rate is None
-
-
 def test_all_systems_write_the_same_on_the_same_weights(pair, prompts):
     arguments = ["--model", pair[0], "--draft", pair[1], "--batch", "2", "--gamma", "3"]
     arguments += ["--repeats", "1", "--max-tokens", "12", "--prompts", prompts, "--json", "-"]
@@ -137,40 +121,6 @@ def test_all_systems_write_the_same_on_the_same_weights(pair, prompts):
     assert record["prompts"] == 3
     assert set(record["weights"]["target"]) == {"model.safetensors"}
     assert record["weights"]["target"] != record["weights"]["draft"]
-
-
-def test_a_further_dtype_adds_rows_with_references_of_their_own(pair, prompts):
-    arguments = ["--model", pair[0], "--draft", pair[1], "--batch", "2", "--gamma", "3"]
-    arguments += ["--repeats", "1", "--max-tokens", "12", "--prompts", prompts, "--json", "-"]
-    done = bench("text", *arguments, "--dtype", "float32,bfloat16")
-    assert done.exit_code == 0
-    rows = json.loads(done.stdout)["rows"]
-    half = [each for each in rows if each["dtype"] == "bfloat16"]
-    assert len(half) == 1 + 2 * 3 and len(rows) == 2 + 3 + 2 * 5 + len(half)
-    for each in half[1:]:
-        assert each["system"].startswith("forescribe")
-        assert each["equality"]["windows"] == each["equality"]["windows_of"] == 3
-        assert each["equality_first"]["tokens_of"] == rows[0]["tokens"]
-    assert half[0]["system"] == "transformers greedy"
-
-
-def test_a_user_who_names_no_draft_model_measures_lookup(pair, prompts):
-    arguments = ["--model", pair[0], "--draft", "none", "--batch", "1", "--gamma", "2,3"]
-    arguments += ["--repeats", "1", "--max-tokens", "3", "--prompts", prompts]
-    done = bench("text", *arguments)
-    assert done.exit_code == 0
-    lines = done.stdout.splitlines()
-    assert "threads, " in lines[0] and "native kernels" in lines[0]
-    names = [line.split("  ")[0] for line in lines[5:]]
-    assert names == [
-        "transformers greedy",
-        "transformers lookup 2",
-        "transformers lookup 3",
-        "forescribe plain",
-        "forescribe ngram 2",
-        "forescribe ngram 3",
-        "forescribe ngram auto",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from transformers import WhisperForConditionalGeneration
 pytest.importorskip("jiwer", reason="word error rates need jiwer (group bench)")
 
 from benchmarks import drafts, speech_tables, transcribe
-from benchmarks.rows import Equality, Row, compare, error_rate, normalise
-from benchmarks.systems import faster, runs, whisper_cpp
-from benchmarks.systems import jobs as audio
+from benchmarks.rows import Equality, compare, error_rate
+from benchmarks.systems import runs, whisper_cpp
 from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
@@ -39,19 +38,16 @@ from benchmarks.systems.jobs import (
 )
 from benchmarks.systems.runs import Outcome, Series
 from benchmarks.systems.whisper_cpp import WhisperCpp
-from benchmarks.transcribe import References, TranscribeOptions, make_row
+from benchmarks.transcribe import TranscribeOptions
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import UsageError
-from forescribe.asr.segment.windows import Window
 from forescribe.speculative.models.quantized import as_floats
-from forescribe.speculative.native.library import load
 from tests.asr.model import folders
 from tests.benchmarks.command import bench
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "memo.flac"
 PLAIN = ("--batch", "1", "--gamma", "0")
 PEERS = (ASSISTED, ASSISTED_DEFAULTS, GENERATE)
-NOTHING = Material((), 0, "", ())
 
 
 @pytest.fixture(scope="module")
@@ -156,23 +152,6 @@ def test_converted_weights_write_the_tokens_of_the_original(pair, memo, tmp_path
         assert "set to multilingual" in row["notes"]
 
 
-def test_a_system_that_cannot_load_has_a_row_that_says_why(pair, memo, tmp_path, monkeypatch):
-    monkeypatch.setattr(transcribe, "missing", lambda *_: None)
-    monkeypatch.setattr(faster, "convert", lambda *_: ({}, "ValueError: no such architecture"))
-    options = options_of(memo, only=[SEQUENTIAL])
-    converted, troubles = transcribe.converted_for(options, Path(pair[0]), tmp_path)
-    trouble = "ValueError: no such architecture"
-    assert not converted and troubles[SEQUENTIAL] == trouble
-    job = transcribe.plan(options, Path(pair[0]), None, converted)[-1]
-    outcome = runs.perform(job, [])
-    assert job.system == SEQUENTIAL and outcome.written is None
-    made = make_row(Series(job, [outcome]), References({}), NOTHING)
-    row = transcribe._clean(made, tmp_path, trouble)
-    assert row.wall_s is None
-    assert row.error and row.error.endswith("(ValueError: no such architecture)")
-    assert "failed" in speech_tables.results([row])
-
-
 @pytest.mark.parametrize(
     ("module", "package", "systems"),
     [
@@ -210,39 +189,6 @@ def test_whisper_cpp_writes_what_it_hears_of_weights_in_its_format(tmp_path):
 SAME, OTHER = Equality(4, 4, 1, 1), Equality(3, 4, 0, 1)
 
 
-def row(
-    system: str,
-    batch: int,
-    wall: float,
-    equality: Equality = SAME,
-    *,
-    threads: int = 2,
-    dtype: str = "float32",
-    gamma: int | None = None,
-    errors: float = 0.05,
-) -> Row:
-    return Row(
-        system,
-        batch,
-        gamma,
-        dtype,
-        walls_s=[wall],
-        word_error_rate=errors,
-        equality=equality,
-        equality_first=equality if dtype == "float32" else OTHER,
-        threads=threads,
-    )
-
-
-PEER_ROWS = [
-    row(GENERATE, 1, 5.0),
-    row(GENERATE, 1, 4.0, threads=1),
-    row(GENERATE, 8, 3.0),
-    row(BATCHED, 8, 0.5, OTHER),
-    row(SEQUENTIAL, 1, 3.6, OTHER, dtype="int8", errors=0.06),
-]
-
-
 def series(system: str, dtype: str, tokens: list[list[int]] | None, gamma: int = 0) -> Series:
     job = Job(system, 1, gamma, dtype, "", None, 1)
     written = None if tokens is None else Written(tokens, ["words"])
@@ -277,19 +223,6 @@ def test_each_dtype_is_compared_with_its_own_plain_decoding():
     assert "tokens as" not in speech_tables.results([replace(rows[0], equality_modules=None)])
 
 
-def test_a_dtype_whose_plain_decoding_failed_has_no_figures():
-    rows = transcribe.rows_of(
-        [
-            series(OURS, "float32", [[1]]),
-            series(OURS, "bfloat16", None),
-            series(OURS, "bfloat16", [[1]], gamma=5),
-        ],
-        Material((np.zeros(1, np.float32),), 16000, "words", ("clip",)),
-    )
-    assert rows[0].error is None and rows[1].error == "no memory"
-    assert rows[2].wall_s is None and "plain decoding in bfloat16 failed" in str(rows[2].error)
-
-
 def test_one_run_measures_float32_and_bfloat16(pair, memo, tmp_path):
     given = ("--dtype", "float32,bfloat16", "--modules", "--batch", "1,2", *only(GENERATE))
     status, record = measured(pair, memo, tmp_path, *given)
@@ -309,30 +242,6 @@ def test_one_run_measures_float32_and_bfloat16(pair, memo, tmp_path):
     expected = record["native_kernels"]
     assert (f"native kernels for {expected}" if expected else "no native kernels") in said
     assert "1 threads" in said and "tokens as modules" in said
-
-
-@pytest.mark.native
-def test_with_avx2_a_child_keeps_to_it(pair, memo, tmp_path, monkeypatch):
-    material = audio.join(audio.read_clips([str(memo)], None), 0)
-    material.save(tmp_path / "windows.npz")
-    found = []
-
-    def spawned(arguments, out, threads, variables):
-        runs.main(*arguments)
-        found.append((load().instruction_set, variables))
-        return Outcome.from_json(out.read_text())
-
-    monkeypatch.setattr(runs, "_spawn", spawned)
-    written = []
-    try:
-        for avx2 in (True, False):
-            run = runs.child(tmp_path / "windows.npz", avx2=avx2)
-            written.append(run(Job(OURS, 1, 0, "float32", pair[0], None, 1)).written.tokens)
-            load().choose(None)
-    finally:
-        load().choose(None)
-    assert found == [("avx2", runs.AVX2), (load().instruction_set, {})]
-    assert written[0] == written[1]
 
 
 def test_with_avx2_what_cannot_keep_to_it_is_refused(memo):
@@ -371,50 +280,11 @@ def test_jobs_are_interleaved_and_a_failed_one_is_not_tried_again():
     assert b.error == "no"
 
 
-def test_clips_are_joined_whole_until_the_length_is_reached(monkeypatch):
-    def one_window(parts, _):
-        samples = np.concatenate(parts)
-        return [Window(0, 0, len(samples), True, samples)]
-
-    monkeypatch.setattr(audio, "SileroDetector", lambda: None)
-    monkeypatch.setattr(audio, "cut", one_window)
-    clips = [audio.Clip(name, np.ones(16000 * 3, np.float32), name) for name in "ab"]
-    made = audio.join(clips, 10 / 60)
-    assert made.clips == ("a", "b", "a")  # three seconds and one of silence each
-    assert made.length_s == 12.0
-    assert made.reference.split() == ["a", "b", "a"]
-    assert audio.join(clips, 0).clips == ("a", "b")  # every recording, whatever the length
-
-
-def test_texts_that_are_not_required_are_those_of_all_or_of_none(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        soundfile.write(tmp_path / f"{name}.wav", np.zeros(1600, np.float32), 16000)
-    paths = [str(tmp_path / f"{name}.wav") for name in ("a", "b")]
-    (tmp_path / "a.txt").write_text("one")
-    assert [clip.words for clip in audio.read_clips(paths, None, required=False)] == ["", ""]
-    with pytest.raises(UsageError, match="no reference text"):
-        audio.read_clips(paths, None)
-    (tmp_path / "b.txt").write_text("two")
-    assert [clip.words for clip in audio.read_clips(paths, None, required=False)] == ["one", "two"]
-
-
 def test_tokens_count_as_equal_up_to_the_first_difference():
     plain = [[1, 2, 3, 4], [5, 6], [7]]
     other = [[1, 9, 3, 4], [5, 6], [7, 8]]
     assert compare(plain, other) == Equality(tokens=4, tokens_of=7, windows=1, windows_of=3)
     assert compare(plain, plain).complete
-
-
-@pytest.mark.parametrize(
-    ("text", "normal"),
-    [
-        ("It's 12%, or $3,500.", "its 12 or 3500"),
-        ("Twenty-two\n  rollers!", "twenty two rollers"),
-        ("…", ""),
-    ],
-)
-def test_the_normaliser_in_full(text, normal):
-    assert normalise(text) == normal
 
 
 def test_error_rate_counts_words():

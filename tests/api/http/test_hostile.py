@@ -140,21 +140,6 @@ def multipart(head: str, value: bytes = AUDIO) -> bytes:
     return f"--{BOUNDARY}\r\n{head}\r\n\r\n".encode("latin-1") + value + b"\r\n"
 
 
-NAMES = (
-    "form-data; name=\"file\"; filename*=UTF-8''na%C3%AFve%20%22.wav",
-    'form-data; name="file"; filename="a.wav"; filename*=UTF-8\'\'b.wav',
-    'form-data; name="file"; filename*=bogus',
-    "form-data; name=\"file\"; filename*=UTF-8''%FF%00",
-    'form-data; name="file"',
-    'form-data; name="file"; filename=""',
-    'form-data; name="file"; filename="\\xff\\x00"',
-    'form-data; name="file"; filename="\xff\xfe.wav"',
-    'form-data; name="file"; filename="' + "x" * 300 + '"',
-    'Form-Data; Name="file"; FileName="a.wav"',
-    "form-data; name=file; filename=a.wav",
-)
-
-
 @pytest.mark.parametrize(
     ("kind", "content"),
     [

@@ -149,22 +149,6 @@ def test_weights_are_baked_one_by_one_and_a_failure_is_one(name, tmp_path) -> No
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_image_runs_the_service_as_nobody_special(name) -> None:
-    found = last_stage(name)
-    users = [step.rest for step in found if step.word == "USER"]
-    assert users == ["10001:10001"]
-    (made,) = [s.rest for s in found if s.word == "RUN" and "useradd" in s.rest]
-    assert "--uid 10001" in made
-    (entry,) = [step.rest for step in found if step.word == "ENTRYPOINT"]
-    assert entry == '["forescribe", "serve"]'
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert "forescribe" in scripts
-    for folder in ("/models", "/data", "/scratch"):
-        assert any(step.word == "VOLUME" and f'"{folder}"' in step.rest for step in found)
-        assert any(folder in s.rest and "10001:10001" in s.rest for s in found if s.word != "USER")
-
-
-@pytest.mark.parametrize("name", FILES)
 def test_port_health_check_and_settings_are_the_services(name) -> None:
     found = last_stage(name)
     port = Settings.model_fields["port"].default

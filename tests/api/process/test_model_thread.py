@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from forescribe.api.process import Failure, Lifecycle, ModelThread
-from forescribe.api.settings import Settings
+from forescribe.api.process import Failure, ModelThread
 from forescribe.asr.errors import ModelError
 from tests.api.conftest import until
 
@@ -60,12 +59,3 @@ def test_at_the_end_of_the_process_other_loads_are_not_waited_for() -> None:
     assert first.thread.loaded.wait(20)
     first.thread.closed.set()
     assert first.ran.wait(20)
-
-
-class Service(Lifecycle):
-    def __init__(self, **given: float) -> None:
-        super().__init__(Settings(**given))
-        self.closed = threading.Event()
-
-    def close(self) -> None:
-        self.closed.set()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from forescribe.asr.batch.destinations import MANIFEST as NAME
 from forescribe.asr.batch.ledger import content_hash, file_version
-from forescribe.asr.errors import AudioError, OutputError, UsageError, out_of_memory
+from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.storage.locations import Source
 from tests.asr.typists import Outcome, Typist, batch, run, text_of, write_wav
 
@@ -299,21 +299,7 @@ def test_killed_while_it_replaces_a_result_the_old_one_is_not_taken_for_whole(di
     assert not batch(["calls"], "out").todo
 
 
-def test_killed_from_outside_in_the_middle_of_20_the_next_run_completes_it() -> None:
-    calls(20)
-    running = child("pause:0.03", "calls")
-    for _ in range(7):
-        assert running.stdout.readline().startswith("succeeded")
-    running.kill()
-    running.communicate(timeout=60)
-    assert running.returncode == -signal.SIGKILL
-    expect_whole()
-    done = len(records())
-    assert 7 <= done < 20
-    again = child("never", "calls")
-    out, err = again.communicate(timeout=120)
-    assert (again.returncode, err) == (0, "") and len(out.splitlines()) == 20 - done
-    expect_complete(20)
+# Interrupted
 
 
 def test_half_a_line_in_the_manifest_hurts_nobody() -> None:
@@ -336,9 +322,6 @@ def test_two_processes_at_once_leave_whole_files_and_whole_lines() -> None:
     expect_whole()
     assert len(files()) == 16 and not batch(["calls"], "out").todo
     assert {r["status"] for r in records()} == {"succeeded"}
-
-
-# Interrupted
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -374,24 +357,6 @@ def test_the_second_signal_ends_it_at_once() -> None:
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=300)
     assert running.returncode == 130 and time.monotonic() - began < 5
-
-
-class Picky(Typist):
-    """Fails with one recording of six, in the midst of them."""
-
-    def _typed(self, path):
-        if path == "calls/03.wav":
-            return Outcome(path, error=AudioError(f"{path}: no sound"))
-        return super()._typed(path)
-
-
-def test_fail_fast_ends_with_the_first_failure() -> None:
-    calls(6)
-    assert statuses(run(["calls"], "out", Picky())) == {"succeeded": 5, "failed": 1}
-    typist = Picky()
-    ended = run(["calls"], "out2", typist, fail_fast=True)
-    assert statuses(ended) == {"succeeded": 2, "failed": 1, "cancelled": 3} and typist.closed
-    assert Counter(r["status"] for r in records("out2")) == statuses(ended)
 
 
 # Out of memory
@@ -453,21 +418,6 @@ def test_memory_that_is_never_enough_ends_the_run() -> None:
     assert statuses(run(["calls"], "out", typist)) == {"failed": 8} and typist.sizes == [4, 2]
 
 
-def test_what_the_transcriber_caught_itself_counts_as_well() -> None:
-    calls(3)
-
-    class Catching(Typist):
-        def _typed(self, path):
-            if self.batch == 4:
-                error = AudioError(path, code="internal_error")
-                error.__cause__ = OutOfMemoryError()
-                return Outcome(path, error=error)
-            return super()._typed(path)
-
-    typist = Catching()
-    assert statuses(run(["calls"], "out", typist)) == {"succeeded": 3} and typist.sizes == [4, 2]
-
-
 def test_a_pipe_cannot_be_read_again() -> None:
     os.mkfifo("pipe")
     made = batch(["pipe"], "out")
@@ -500,28 +450,6 @@ def test_a_recording_that_takes_too_much_memory_to_read_fails_alone() -> None:
     assert typist.sizes == [4]
     assert ended.pop("calls/02.wav").record.code == "invalid_audio"
     assert statuses(ended.values()) == {"succeeded": 3}
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (OutOfMemoryError(), True),
-        (MemoryError(), True),
-        (RuntimeError("MPS backend out of memory (MPS allocated: 5 GB)"), True),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
-        (RuntimeError("FATAL ERROR :: Allocation failed for size::1024 (1MB)"), True),
-        (RuntimeError("shapes do not match"), False),
-        (ValueError("out of memory"), False),
-    ],
-)
-def test_out_of_memory_is_known_by_its_name(error, expected) -> None:
-    assert out_of_memory(error) is expected
-
-
-def test_any_other_error_of_the_transcriber_is_not_hidden() -> None:
-    calls(2)
-    with pytest.raises(ZeroDivisionError):
-        run(["calls"], "out", Typist(trouble=_raise(ZeroDivisionError())))
 
 
 @pytest.mark.parametrize("line", ['{"audio_filepath": "s.wav"}', "[1]"])

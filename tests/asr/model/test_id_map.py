@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig, WhisperConfig, WhisperTokenizer
 
 from forescribe.asr.model.tokens import TokenSettings
-from forescribe.asr.model.vocabulary import Kind, Token, WhisperVocabulary, alphabetic, token_map
+from forescribe.asr.model.vocabulary import Kind, Token, WhisperVocabulary, token_map
 from forescribe.speculative.models.vocabularies import NONE
 
 from . import large_v3, mapped_pairs
@@ -81,12 +81,6 @@ def test_large_v3_drafts_for_an_older_whisper_without_cantonese(both) -> None:
     assert [i for i, target in enumerate(ids.to_target) if target == NONE] == [YUE]
     assert ids.proposed(None) == tuple(i for i in range(51866) if i != YUE)
     assert all(ids.to_target[own] == target for target, own in enumerate(ids.to_draft))
-
-
-def test_the_same_vocabulary_needs_no_map(both) -> None:
-    for each in both:
-        again = WhisperVocabulary(each.tokens, each.english_only)
-        assert token_map(each, again) is None
 
 
 @dataclass
@@ -242,9 +236,3 @@ def test_partners_mean_the_same_and_every_token_can_be_read(ours, theirs, a, b, 
             assert read.kind is Kind.TEXT and (token.name or "").endswith(read.name or "?")
         else:
             assert read.kind in (Kind.CONTROL, Kind.LANGUAGE, Kind.TEXT)
-
-
-def test_the_alphabet_is_that_of_the_tokenizers() -> None:
-    made = large_v3.tokenizer()
-    for text in (" tax", "ü", "日本", "\n"):
-        assert alphabetic(text) == "".join(made.tokenize(text))

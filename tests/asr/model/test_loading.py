@@ -25,7 +25,7 @@ from forescribe.asr.model.whisper import EncoderStates, Whisper
 from forescribe.asr.words.timing import alignment_heads
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.model_engines import ModelEngine, whisper_engine
+from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.plain import PlainWhisper
 from forescribe.speculative.models.weights import encoder_of
 from forescribe.speculative.native import adapters
@@ -79,15 +79,6 @@ def test_a_draft_with_another_encoder_hears_for_itself(target, tmp_path) -> None
     )
 
 
-def test_what_is_heard_of_a_window_does_not_depend_on_who_is_encoded_with_it(target) -> None:
-    whisper, windows = load(Pair(target), CPU), features(5)
-    together = whisper.encode(windows)
-    assert all(
-        m.target.equal(whisper.encode(w[None])[0].target)
-        for m, w in zip(together, windows, strict=True)
-    )
-
-
 def test_a_decoder_only_draft_hears_through_the_targets_encoder(target, tmp_path) -> None:
     draft = folders.write_decoder_only(tmp_path / "draft")
     whisper = load(Pair(target, draft), CPU)
@@ -100,13 +91,6 @@ def test_a_model_without_an_encoder_can_only_be_a_draft(tmp_path) -> None:
     folder = folders.write_decoder_only(tmp_path / "draft")
     with pytest.raises(ModelError, match="--model .*draft .*can only be a --draft"):
         load(Pair(folder), CPU)
-
-
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_weights_and_memories_have_the_dtype_asked_for(target, name) -> None:
-    whisper = load(Pair(target), Device("cpu", getattr(torch, name)))
-    (encoder_states,) = whisper.encode(features(1))
-    assert whisper.target.dtype == encoder_states.target.dtype == getattr(torch, name)
 
 
 def test_weights_rounded_to_bfloat16_compute_in_float32(target) -> None:
@@ -514,16 +498,6 @@ def test_without_kernels_auto_is_lean_and_native_is_refused_with_the_command(
     assert load(Pair(target), CPU).engine == "lean"
     with pytest.raises(ModelError, match="not compiled; build them with"):
         load(Pair(target), CPU, engine=ModelEngine.NATIVE)
-
-
-def test_a_decoder_with_hooks_has_no_lean_form(target, no_kernels) -> None:
-    model = load(Pair(target), CPU, modules=True).target
-    handle = model.model.decoder.layers[0].fc1.register_forward_hook(lambda *_: None)
-    assert whisper_engine(model) == "modules"
-    with pytest.raises(LoadError, match="lean engine has no form of this whisper: hooks"):
-        whisper_engine(model, ModelEngine.LEAN)
-    handle.remove()
-    assert whisper_engine(model) == "lean"
 
 
 def test_a_spoilt_draft_is_named_as_the_draft(target, copy) -> None:

@@ -52,34 +52,9 @@ def test_a_multilingual_prompt_names_language_and_task(task) -> None:
     assert names(prompt) == ["<|startoftranscript|>", "<|de|>", f"<|{task}|>"]
 
 
-def test_a_prompt_without_timestamps_says_so_last() -> None:
-    prompt = MULTILINGUAL.prompt("fr", "transcribe", timestamps=False)
-    assert names(prompt)[-2:] == ["<|transcribe|>", "<|notimestamps|>"]
-
-
-@pytest.mark.parametrize("timestamps", [True, False])
-def test_an_english_only_prompt_has_neither_language_nor_task(timestamps) -> None:
-    prompt = ENGLISH.prompt("en", "transcribe", timestamps=timestamps)
-    assert names(prompt) == ["<|startoftranscript|>", "<|notimestamps|>"][: 2 - timestamps]
-
-
-def test_previous_text_stands_in_front() -> None:
-    prompt = MULTILINGUAL.prompt("en", "transcribe", timestamps=True, previous=(70, 71))
-    assert names(prompt)[0] == "<|startofprev|>" and prompt[1:3] == (70, 71)
-    assert prompt[3:] == MULTILINGUAL.prompt("en", "transcribe", timestamps=True)
-
-
-def test_without_previous_text_nothing_opens_it() -> None:
-    assert MULTILINGUAL.previous not in MULTILINGUAL.prompt("en", "transcribe", timestamps=True)
-
-
 @pytest.mark.parametrize("name", ["de", "DE", "german", "German", " GERMAN "])
 def test_a_language_is_known_by_code_and_by_name_in_any_case(name) -> None:
     assert MULTILINGUAL.language(name) == language_code(name) == "de"
-
-
-def test_an_alias_of_a_language_is_known() -> None:
-    assert language_code("Castilian") == "es"
 
 
 def test_an_unknown_language_lists_the_known() -> None:
@@ -107,8 +82,3 @@ def test_stamps_count_twenty_milliseconds() -> None:
 def test_a_folder_that_lacks_a_part_is_refused_by_its_name(missing) -> None:
     with pytest.raises(ValueError, match=missing):
         SpecialTokens.of(generation(**{missing: None}), TOKENIZER)
-
-
-def test_the_first_of_several_ends_counts() -> None:
-    special = SpecialTokens.of(generation(eos_token_id=[256, 300]), TOKENIZER)
-    assert special.end == 256

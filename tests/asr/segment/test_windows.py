@@ -4,11 +4,9 @@ it."""
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 
 import numpy as np
@@ -109,20 +107,6 @@ def test_the_size_of_the_blocks_changes_no_window(
     assert detectors[0].batches == detectors[1].batches  # the network sees the same shapes
 
 
-@settings(deadline=None, max_examples=40)
-@given(track=tracks(), options=options)
-def test_clear_speech_is_never_in_a_silent_window(
-    track: tuple[NDArray[np.float32], int], options: WindowOptions
-) -> None:
-    values, count = track
-    options = replace(options, min_speech_s=0.0)
-    heard = np.zeros(len(values) * FRAME, np.bool_)
-    for window in cut([counting(count)], Track(values), options):
-        heard[window.start : window.end] = window.speech
-    spoken = np.repeat(values >= options.onset, FRAME)[:count]
-    assert heard[:count][spoken].all()
-
-
 @st.composite
 def any_options(draw: st.DrawFn) -> WindowOptions:
     """All that the record lets through, the narrowest included."""
@@ -200,11 +184,6 @@ def test_speech_goes_on_through_doubt_and_does_not_begin_in_it() -> None:
     assert [w.speech for w in windows_of((3, 0.9), (6, doubt), (6, 0.0))] == [True, False]
     assert near(windows_of((3, 0.9), (6, doubt), (6, 0.0))[0].end, 9.3)
     assert [w.speech for w in windows_of((6, doubt))] == [False]
-
-
-def test_a_click_in_silence_is_not_speech() -> None:
-    windows = windows_of((5, 0.0), (0.064, 1.0), (5, 0.0))
-    assert [window.speech for window in windows] == [False]
 
 
 def test_hours_of_silence_are_one_window_without_samples() -> None:
@@ -389,16 +368,6 @@ def test_silence_and_noise_are_silent(silero: SileroDetector) -> None:
     for level in (0.3, 0.05, 0.001, 0.0):
         samples = noise * np.float32(level)
         assert [w.speech for w in cut([samples], silero)] == [False]
-
-
-def test_using_silero_leaves_torch_s_threads_alone() -> None:
-    program = (
-        "import sys, numpy, torch; torch.set_num_threads(2);"
-        "from forescribe.asr.segment.vad import SileroDetector;"
-        "SileroDetector().stream().probabilities(numpy.zeros(1024, 'f4'));"
-        "sys.exit(torch.get_num_threads() != 2)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def counting(count: int) -> Samples:

@@ -11,11 +11,10 @@ import torch
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import construction, sections
-from benchmarks.gpu.dimensions import LARGE_V3, SMALL
+from benchmarks.gpu.dimensions import SMALL
 from benchmarks.gpu.pair import Pair, decode, differing, generate
-from benchmarks.gpu.report import Section, run, table
+from benchmarks.gpu.report import Section
 from benchmarks.gpu.sections import AGREEMENTS, Bench
-from benchmarks.gpu.text_path import TextPath
 from forescribe.speculative.device import Device
 
 CPU = Device("cpu", torch.float32)
@@ -42,18 +41,6 @@ def test_the_whole_program_runs_and_its_texts_are_equal(
     assert all(v["share_of_copy"] > 0 for v in rounds if isinstance(v, dict))
     ends = [v for v in found["sections"]["end to end"].values() if isinstance(v, dict)]
     assert all(v["times_real_time"] > 0 and not v["differ"] for v in ends) and len(ends) == 10
-
-
-def test_sections_together_take_less_than_ten_minutes() -> None:
-    assert sum(section.seconds for section in command.SECTIONS.values()) < 560
-
-
-def test_a_section_that_fails_is_recorded_and_the_others_go_on() -> None:
-    bench = Bench(SMALL, CPU, (1,), 8)
-    found, failed = run(
-        bench, {"bad": Section(lambda bench: {}["x"], 1), "good": Section(lambda bench: {}, 1)}
-    )
-    assert failed == ["bad"] and "KeyError: 'x'" in found["bad"]["error"] and "good" in found
 
 
 def test_a_text_that_differs_is_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,46 +89,6 @@ def test_a_cut_head_changes_no_text_and_loses_no_draft(pair: Pair) -> None:
         assert differing(decode(engine, work), work) == 0
         rates.append(engine.stats.acceptance_rate)
     assert rates[0] == rates[1]
-
-
-def test_the_path_of_large_v3_has_room_for_its_longest_text() -> None:
-    path = TextPath.of(LARGE_V3)
-    assert LARGE_V3.steps == 250 and len(path.tokens) == LARGE_V3.tokens + 1
-    assert max(path.tokens) <= LARGE_V3.eos < min(LARGE_V3.prompt)
-    blocks = construction.Blocks.of(LARGE_V3)
-    assert blocks.step.stop - blocks.step.start > 1000
-
-
-def test_a_table_says_what_was_unequal() -> None:
-    record = {
-        "dimensions": {"name": "small"},
-        "card": {"name": "a card"},
-        "dtype": "float32",
-        "weights": "constructed",
-        "sections": {
-            "one": {"a": {"ms": 1.25}, "b": [1, 2], "error": "line\nline"},
-            "two": {"c": {"kernel": {"calls": 3}}},
-        },
-        "unequal": ["x"],
-        "failed": ["y"],
-    }
-    text = table(record)
-    assert "small on a card" in text
-    assert "ms 1.25" in text and "UNEQUAL: x" in text and "FAILED: y" in text
-    assert "calls 3" in text
-
-
-def test_a_figure_without_memory_or_time_leaves_the_others() -> None:
-    bench, record = Bench(SMALL, CPU, (1,), 8), {}
-
-    def full() -> dict[str, Any]:
-        raise torch.OutOfMemoryError("planted")
-
-    bench.figure(record, "large", full)
-    bench.figure(record, "small", lambda: {"ms": 1.0})
-    bench.deadline = 0.0
-    bench.figure(record, "late", lambda: {"ms": 1.0})
-    assert record == {"large": "out of memory", "small": {"ms": 1.0}, "late": "no time left"}
 
 
 def test_a_device_that_is_missing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,13 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.provenance import ROOT
-from benchmarks.quality.diarization import attributed_errors, samples, spread, wrong_written_words
+from benchmarks.quality.diarization import attributed_errors, wrong_written_words
 from forescribe.asr.formats.transcript_parts import Word
 from forescribe.diarize.turns import Turns
-from training.speakers.mixtures import mixtures, speech
+from training.speakers.mixtures import mixtures
 from training.speakers.turn_errors import (
-    Errors,
     turn_errors,
     wrong_words,
 )
@@ -43,10 +41,6 @@ def test_missed_false_and_confused_speech_are_counted_and_pooled() -> None:
 def test_the_fair_measure_forgives_borders_that_are_a_quarter_second_off() -> None:
     found = turn_errors(turns((1, 5, "A")), turns((1.2, 5.2, "x")), 10 * RATE)
     assert found.der == pytest.approx(0.1) and found.fair == 0
-
-
-def test_silence_without_a_turn_has_no_error() -> None:
-    assert turn_errors(Turns(), Turns(), RATE).der == 0 == Errors().der
 
 
 def words(*who: str | None) -> list[Word]:
@@ -85,28 +79,11 @@ def test_written_words_are_compared_where_they_stand_for_a_word_of_the_reference
     assert wrong_written_words(truth, []) == (0, 0)
 
 
-def test_a_sentences_time_is_shared_among_its_words_without_a_gap() -> None:
-    found = spread("I am here now", 1.0, 3.0, "A")
-    assert found[0].start == 1.0 and found[-1].end == 3.0
-    assert all(a.end_sample == b.start_sample for a, b in zip(found, found[1:], strict=False))
-    assert "".join(word.text for word in found) == " I am here now"
-
-
-def test_the_samples_have_words_for_all_of_their_turns() -> None:
-    for case in samples(ROOT / "samples"):
-        said = {word.speaker for word in case.words}
-        assert said == set(case.turns.speakers) and case.words[-1].end <= len(case.samples) / RATE
-
-
 def voice(frequency: float) -> np.ndarray:
     """Bursts of a tone: 1.5 s, 0.6 s of silence, 2 s, 0.1 s of silence, 1 s."""
     time = np.arange(round(5.2 * RATE)) / RATE
     on = (time < 1.5) | ((time >= 2.1) & (time < 4.1)) | (time >= 4.2)
     return (0.3 * on * np.sin(2 * np.pi * frequency * time)).astype(np.float32)
-
-
-def test_short_pauses_of_a_clip_are_speech_and_long_ones_are_not() -> None:
-    assert [(t.start, t.end) for t in speech(voice(200))] == [(0, 1.5), (2.1, 5.2)]
 
 
 def test_mixtures_have_two_to_five_speakers_overlap_and_a_reference_that_fits() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from unittest import mock
 
 import pytest
@@ -108,15 +106,3 @@ def test_an_impossible_text_never_fits():
     assert sampling._fit(sampling.Counter({(0,): 250, (1,): 750}), wanted)[2] > 0.9
     assert sampling._fit(sampling.Counter({(0,): 250, (1,): 749, (2,): 1}), wanted)[2] == 0
     assert sampling._fit(sampling.Counter({(0,): 350, (1,): 650}), wanted)[2] < 1e-9
-
-
-def test_the_program_reports_every_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sampling, "GAMMAS", (2,))
-    monkeypatch.setattr(sampling, "DRAFTERS", ("n-gram",))
-    assert sampling.main(["--texts", "10"]) == 2
-    assert sampling.main(["--texts", "1000", "--json", str(tmp_path / "found.json")]) == 0
-    out = capsys.readouterr().out
-    assert "token rejection" in out and "block verification" in out and "least p" in out
-    fits = json.loads((tmp_path / "found.json").read_text())["fits"]
-    runs = {(fit["rule"], fit["sampling"]) for fit in fits}
-    assert runs == set(itertools.product(RULES, SAMPLINGS))

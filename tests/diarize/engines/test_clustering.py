@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -13,13 +12,11 @@ from forescribe.diarize.engines.clustering import (
     NAME,
     Clusters,
     ClusterSettings,
-    Evidence,
     Pieces,
     Plda,
     agglomerate,
     cluster,
 )
-from forescribe.speculative.models.hub import FOLDER
 
 WIDE, NARROW = 64, 48
 LENGTH = 1.5
@@ -249,94 +246,3 @@ def test_a_change_within_a_run_needs_more_evidence_than_one_between_runs(plda: P
 
 
 # Agglomeration against the definition
-
-
-@dataclass(frozen=True)
-class Task:
-    """Random arguments of `agglomerate`."""
-
-    vectors: np.ndarray
-    weights: np.ndarray
-    psi: np.ndarray
-    links: np.ndarray
-    apart: np.ndarray
-    least: int
-    most: int
-
-    @classmethod
-    def random(cls, seed: int) -> Task:
-        rng = np.random.default_rng(seed)
-        count, dimensions = int(rng.integers(1, 13)), int(rng.integers(1, 6))
-        psi = rng.uniform(0.1, 6, dimensions)
-        voices = rng.standard_normal((int(rng.integers(1, 5)), dimensions)) * np.sqrt(psi) * 2
-        vectors = voices[rng.integers(len(voices), size=count)]
-        links = np.triu(rng.normal(0, 2, (count, count)) * (rng.random((count, count)) < 0.3), 1)
-        apart = np.triu(rng.random((count, count)) < 0.1, 1)
-        least = int(rng.integers(1, 5))
-        return cls(
-            vectors + rng.standard_normal(vectors.shape),
-            rng.uniform(0.05, 1.5, count),
-            psi,
-            links + links.T,
-            apart | apart.T,
-            least,
-            least + int(rng.integers(0, 6)),
-        )
-
-    def likelihood(self, members: list[int]) -> float:
-        """The logarithm of the density of these vectors, if one speaker said all: normal in each dimension,
-        with a covariance of psi between pieces and noise of its own for each."""
-        rows = self.vectors[members].T[:, :, None]  # [D, N, 1]
-        covariance = self.psi[:, None, None] + np.diag(1 / self.weights[members])  # [D, N, N]
-        _, determinants = np.linalg.slogdet(2 * np.pi * covariance)
-        squares = rows.transpose(0, 2, 1) @ np.linalg.solve(covariance, rows)
-        return float(-0.5 * (determinants.sum() + squares.sum()))
-
-    def plain(self) -> np.ndarray:
-        """Joins the best two clusters, all gains computed anew from the densities at each step."""
-        clusters = [[n] for n in range(len(self.vectors))]
-        while len(clusters) > self.least:
-            best, chosen = -np.inf, None
-            for one, other in combinations(clusters, 2):
-                pairs = np.ix_(one, other)
-                if self.apart[pairs].any():
-                    continue
-                gain = self.likelihood(one + other) + self.links[pairs].sum()
-                gain -= self.likelihood(one) + self.likelihood(other)
-                if gain > best:
-                    best, chosen = gain, (one, other)
-            if chosen is None or (best < 0 and len(clusters) <= self.most):
-                break
-            one, other = chosen
-            clusters = [c for c in clusters if c is not one and c is not other] + [one + other]
-        labels = np.zeros(len(self.vectors), np.int64)
-        for number, members in enumerate(clusters):
-            labels[members] = number
-        return labels
-
-    def fast(self) -> np.ndarray:
-        given = (self.vectors, self.weights, self.psi, self.links, self.apart)
-        return agglomerate(*given, self.least, self.most)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_agglomeration_joins_what_a_plain_one_from_densities_joins(seed: int) -> None:
-    task = Task.random(seed)
-    found = task.fast()
-    assert same(found, task.plain())
-    assert set(found.tolist()) == set(range(found.max() + 1))
-
-
-@pytest.mark.parametrize("largest", [0.1, 1.0, 40.0, 1000.0])
-def test_evidence_is_the_formula_with_the_determinant(largest: float) -> None:
-    """1000 is the evidence of about an hour of speech."""
-    rng = np.random.default_rng(0)
-    psi = Plda(FOLDER / "speakers").psi
-    small = largest * rng.random(200) ** 6
-    amounts = np.concatenate([[0.0, largest], rng.uniform(0, largest, 200), small])
-    sums = rng.standard_normal((len(amounts), len(psi))) * np.sqrt(amounts)[:, None]
-    found = Evidence(psi, largest)(amounts, sums)
-    for amount, total, value in zip(amounts, sums, found, strict=True):
-        _, determinant = np.linalg.slogdet(np.eye(len(psi)) + amount * np.diag(psi))
-        explained = total @ np.linalg.solve(np.diag(1 / psi) + amount * np.eye(len(psi)), total)
-        assert value == pytest.approx(0.5 * (explained - determinant), abs=1e-3)

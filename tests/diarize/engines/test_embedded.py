@@ -13,11 +13,11 @@ import torch
 
 from benchmarks.quality.diarization import Case, mixed, samples
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.errors import CapacityError, ModelError
+from forescribe.asr.errors import CapacityError
 from forescribe.asr.formats.transcript_parts import Word
 from forescribe.diarize.attribution import assign_speakers
 from forescribe.diarize.diarizer import Bounds, Diarization
-from forescribe.diarize.engines import clustering, embedded, segmentation, voice_encoder
+from forescribe.diarize.engines import embedded
 from forescribe.diarize.engines.embedded import EmbeddedDiarizer
 from forescribe.diarize.known_speakers import KnownSpeaker, name_known_speakers
 from forescribe.diarize.turns import read_rttm
@@ -202,24 +202,6 @@ def test_an_unknown_speaker_is_not_recognised(
     path = ROOT / "samples" / f"{sample}.flac"
     found, told = name_known_speakers(diarizer.diarize(read_audio(path)), enrolled[:1])
     assert found.speakers == ("SPEAKER_00",) and not any(match.sure for match in told)
-
-
-@pytest.mark.parametrize(
-    "missing",
-    [
-        None,
-        segmentation.NAME,
-        voice_encoder.NAME,
-        clustering.NAME,
-    ],
-    ids=str,
-)
-def test_a_folder_without_one_of_the_files_is_named(tmp_path: Path, missing: str | None) -> None:
-    for file in (segmentation.NAME, voice_encoder.NAME, clustering.NAME):
-        if missing not in (file, None):
-            (tmp_path / file).write_bytes((embedded.FOLDER / file).read_bytes())
-    with pytest.raises(ModelError, match=str(tmp_path)):
-        embedded.EmbeddedDiarizer(tmp_path)
 
 
 def scored(diarizer: EmbeddedDiarizer, cases: Iterator[Case]) -> Errors:

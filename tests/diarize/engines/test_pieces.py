@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.diarize.engines.segmentation import (
-    MEMORY,
     SETS,
     SLOTS,
     Activity,
@@ -92,57 +91,6 @@ def test_a_piece_is_at_most_two_seconds_long(length: int) -> None:
     assert slots(activity) == [2] * len(lengths)
 
 
-def test_a_run_bridges_a_pause_of_150_ms_unless_somebody_else_speaks_in_it() -> None:
-    samples = sound(500, (100, 400))
-    bridged = find_pieces(samples, heard(500, (100, 200, [0]), (215, 400, [0])))
-    assert bridged.runs == (Run(0, 100, 400),) and places(bridged)[0] == (100, 200)
-    longer = find_pieces(samples, heard(500, (100, 200, [0]), (216, 400, [0])))
-    assert longer.runs == (Run(0, 100, 200), Run(0, 216, 400))
-    taken = heard(500, (100, 200, [0]), (205, 210, [1]), (215, 400, [0]))
-    assert [run for run in find_pieces(samples, taken).runs if run.slot == 0] == [
-        Run(0, 100, 200),
-        Run(0, 215, 400),
-    ]
-
-
-def overlapped(before: int, after: int) -> Activity:
-    """Slot 1 speaks alone, then only while slot 0 does, then alone again; the pauses are given."""
-    start = 100 + before
-    end = start + 50
-    count = end + after + 200
-    spoken = (
-        (0, 100, [1]),
-        (start - 100, start, [0]),
-        (start, end, [0, 1]),
-        (end, end + 20, [0]),
-        (end + after, end + after + 100, [1]),
-    )
-    loud = [(first, last) for first, last, _ in spoken]
-    return find_pieces(sound(count, *loud), heard(count, *spoken))
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "speaker"),
-    [(300, 400, 1), (400, 300, 2), (MEMORY, MEMORY + 100, 1), (MEMORY + 100, MEMORY, 2)],
-)
-def test_a_run_of_overlap_alone_has_the_speaker_of_the_nearest_run_of_its_slot(
-    before: int, after: int, speaker: int
-) -> None:
-    activity = overlapped(before, after)
-    assert slots(activity) == [1, 0, 0, 1]
-    regular, _ = of(activity, 1, 0, 0, 2)
-    start = 100 + before
-    assert (start, start + 50, str(speaker)) in frames(regular)
-
-
-def test_pieces_of_one_run_may_be_of_two_speakers_who_part_in_the_pause_between() -> None:
-    samples = sound(500, (100, 190), (210, 400))
-    activity = find_pieces(samples, heard(500, (100, 400, [0])))
-    assert places(activity) == [(100, 190), (210, 400)]
-    regular, exclusive = of(activity, 0, 1)
-    assert frames(regular) == frames(exclusive) == [(100, 190, "0"), (210, 400, "1")]
-
-
 def test_two_at_once_overlap_but_in_the_exclusive_turns_the_more_probable_slot_speaks() -> None:
     given_ = heard(600, (100, 200, [0]), (200, 300, [0, 1]), (300, 400, [1]))
     given_[200:300] = 0
@@ -158,21 +106,6 @@ def test_two_at_once_overlap_but_in_the_exclusive_turns_the_more_probable_slot_s
         (250, 300, "0"),
         (300, 400, "1"),
     ]
-
-
-def test_a_turn_has_the_mean_confidence_of_its_speech() -> None:
-    samples = sound(700, (100, 150), (170, 300), (320, 350))
-    activity = find_pieces(
-        samples, heard(700, (100, 250, [0]), (250, 300, [0, 1]), (300, 350, [1]))
-    )
-    assert places(activity) == [(100, 150), (170, 250), (320, 350)]
-    regular, exclusive = turns_of(activity, np.array([0, 0, 1]), np.array([0.5, 1.0, 0.7]))
-    assert frames(regular) == [(100, 300, "0"), (250, 350, "1")]
-    first = (
-        50 * 0.5 + 130 * 1.0
-    ) / 180  # the pause does not count, what is said in the overlap does
-    assert [turn.confidence for turn in regular] == pytest.approx([first, 0.7])
-    assert [turn.confidence for turn in exclusive] == pytest.approx([first, 0.7])
 
 
 @pytest.mark.parametrize(("pause", "turns"), [(20, 1), (30, 1), (31, 2)])

@@ -65,17 +65,6 @@ def test_slots_stay_the_same_people_when_later_chunks_name_them_in_another_order
     assert np.allclose(frames.max(1), 0.9, atol=1e-5)  # not a mixture of two orders
 
 
-def test_a_last_chunk_that_is_shorter_is_matched_too() -> None:
-    said = said_by(HALF + 400, 5)
-    for order in range(len(ORDERS)):
-        blend = _Blend(STEP + CHUNK, STEP_S)
-        blend.add(0, chunk(said[:FRAMES]))
-        blend.add(STEP, chunk(said[HALF:], order))
-        frames = blend.frames()
-        assert len(frames) == len(said) and np.allclose(frames.sum(1), 1, atol=1e-5)
-        assert np.array_equal(frames.argmax(1), said)
-
-
 class LevelNetwork:
     """Hears class k where the level is k / 10. Chunks name the slots in one of `orders` after the other."""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load as read_tensors
 from safetensors.torch import save
 
 from forescribe.asr.audio.reading import read_audio
@@ -17,11 +16,8 @@ from forescribe.asr.errors import ModelError
 from forescribe.diarize.engines import voice_encoder
 from forescribe.diarize.engines.clustering import Plda, unit
 from forescribe.diarize.engines.voice_encoder import (
-    BANDS,
     DIMENSION,
-    HOP,
     NAME,
-    PART,
     VoiceEncoder,
     _names,
     features,
@@ -103,32 +99,7 @@ def test_two_halves_of_a_reader_are_more_alike_than_two_readers(
 # Features
 
 
-def test_features_of_a_long_signal_have_no_seam(memo: np.ndarray) -> None:
-    """They are computed in parts of a minute."""
-    rows = features(memo)
-    assert rows.shape == (len(memo) // HOP, BANDS) and len(rows) > PART + 100
-    around = features(memo[(PART - 100) * HOP :])
-    assert torch.allclose(rows[PART - 100 :], around, atol=1e-4)
-    assert torch.isfinite(rows).all()
-
-
 # Files
-
-
-@pytest.mark.parametrize("name", [NAME, "segmentation.safetensors.xz"])
-def test_the_files_hold_numbers_alone_and_their_matrices_are_integers(name: str) -> None:
-    stored = read_tensors(lzma.decompress((SPEAKERS / name).read_bytes()))
-    floats = (torch.float16, torch.float32)
-    assert {tensor.dtype for tensor in stored.values()} <= {torch.int8, *floats}
-    assert all(t.isfinite().all() for t in stored.values() if t.dtype in floats)
-    for key, tensor in stored.items():
-        large = tensor.dim() > 1 and tensor.numel() >= 1000 and not key.startswith("sincnet.")
-        assert (tensor.dtype is torch.int8) == large, key
-        if large:
-            scale = stored[f"{key}_scale"]
-            assert scale.shape == tensor.shape[:1] and (scale > 0).all()
-    integers = sum(t.numel() for t in stored.values() if t.dtype is torch.int8)
-    assert integers > 0.95 * sum(t.numel() for t in stored.values())
 
 
 def bundled() -> bytes:

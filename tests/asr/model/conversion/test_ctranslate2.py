@@ -181,17 +181,6 @@ def test_a_damaged_file_beside_the_weights_is_named(folder, name, text, message)
         locate(folder)
 
 
-def test_a_hugging_face_folder_is_taken_as_it_is(original) -> None:
-    assert locate(original) == original
-    assert locate(original) == original
-
-
-def test_all_variables_are_read(folder) -> None:
-    found = read_variables(folder / "model.bin")
-    assert found["decoder/projection/weight"] is found["decoder/embeddings/weight"]
-    assert found["encoder/conv1/weight"].shape == (16, 80, 3)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.99])
 def test_a_file_that_is_cut_off_is_refused(folder, cache, share) -> None:
     weights = folder / "model.bin"
@@ -240,10 +229,3 @@ def test_a_folder_without_its_tokenizer_says_so(folder) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match="holds no tokenizer.json"):
         locate(folder)
-
-
-def test_a_relative_cache_of_the_user_is_ignored(monkeypatch) -> None:
-    monkeypatch.delenv("FORESCRIBE_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert converting.cache_folder() == Path("/home/somebody/.cache/forescribe")
