@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ..errors import AudioError, UsageError, how_to_install
 from ..formats.transcript_parts import Notice
 from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm, Reader, scaled
-from .opening import UNKNOWN_SIZE
+from .opening import is_known
 from .reading import Recording, live_resampler, open_audio
 
 Samples = NDArray[np.float32]
@@ -271,8 +271,7 @@ class _PipeReader:
             if name == b"data":
                 if form is None:
                     raise AudioError(f"{self._name}: a wav file without a format")
-                # A writer to a pipe does not know the size.
-                known = 0 < size < UNKNOWN_SIZE
+                known = is_known(size)
                 yield from self._samples(form, size if known else None)
                 self._take(size % 2 if known else 0)
             elif name == b"fmt ":

@@ -5,10 +5,10 @@ There are two readers, chosen by the content of the file, never by its name:
 - soundfile for uncompressed audio (wav, aiff, au, caf, ...): exact, every bit depth;
 - PyAV, which ships its codecs, for everything else (mp3, flac, ogg, m4a, webm, video, ...).
 
-soundfile reads mp3, flac and ogg too, but stops early without an error where the length in the header
-is an estimate or describes only a part: with libsndfile 1.2.2, an mp3 without a Xing header gave 11 of
-60 s, two concatenated mp3 or ogg files gave the first one, a flac of unknown length lost its end. PyAV
-read all of these completely and at the same speed.
+soundfile reads mp3 (in a wav too), flac and ogg, but stops early without an error where the length in the
+header is an estimate or describes only a part: with libsndfile 1.2.2, an mp3 without a Xing header gave 11
+of 60 s, two concatenated mp3 or ogg files gave the first one, a flac of unknown length lost its end. Behind
+the samples of a w64 it reads on. PyAV read all of these completely and at the same speed.
 
 Whatever a decoder raises is an AudioError of the recording, with words, and whatever it yields is within
 limits: of channels, rate, and seconds per byte of the file. Knows nothing of 16 kHz, of mono, or of where the
@@ -34,9 +34,9 @@ from .opening import (
     has_xing,
     lacks_index,
     size_of,
+    stated_share,
     unread_bytes,
     unreadable,
-    wav_declared_s,
 )
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.container import InputContainer
 
-UNCOMPRESSED = frozenset({"WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "NIST"})
+UNCOMPRESSED = frozenset({"WAV", "WAVEX", "RF64", "AIFF", "AU", "CAF", "NIST"})
 """soundfile's names of the formats that it reads here."""
 
-MAGIC = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b".snd", b"dns.", b"caff", b"NIST")
+MAGIC = (b"RIFF", b"RIFX", b"RF64", b"FORM", b".snd", b"dns.", b"caff", b"NIST")
 """The first bytes of those files. Other files are not given to libsndfile: it mistakes garbage for mp3,
 and its mp3 decoder writes to stderr."""
 
@@ -62,9 +62,9 @@ sequences name further files or hosts to open: an upload could read this machine
 TIMED = frozenset({"mov", "matroska", "mpegts", "asf", "flv"})
 """Containers that store timestamps. In the others the reader counts or estimates them."""
 
-SIZED = TIMED | {"flac", "wav", "ogg", "avi"}
-"""Containers that store their duration. That of a raw stream (aac, ac3, mp3 without Xing) is estimated
-from its bit rate."""
+SIZED = TIMED | {"flac", "ogg", "avi"}
+"""Containers that store their duration. That of others is estimated from a bit rate, which is exact for
+uncompressed samples only."""
 
 MAX_CHANNELS = 64
 MIN_RATE, MAX_RATE = 4000, 768_000
@@ -105,7 +105,8 @@ class Reader(Protocol):
     """An opened container."""
 
     declared_s: float | None
-    """The length that the container declares, in seconds; None where it is missing or unreliable."""
+    """The length that the container declares, in seconds; None where it is missing or unreliable. What is
+    missing of a file of samples that was cut off counts once all of it has been read."""
 
     @property
     def notices(self) -> Sequence[Notice]:
@@ -199,6 +200,8 @@ class _Bounded:
                         f"{size_of(self._file)} bytes; no recording is so small: its times are damaged"
                     )
                 yield pcm
+        if (share := stated_share(self._file)) > 1:
+            self.declared_s = length_s * share
         count, start = unread_bytes(self._file)
         if count:
             text = (
@@ -228,10 +231,9 @@ def _open_uncompressed(file: BinaryIO, name: str) -> Reader | None:
         file.seek(0)
         return None
     # A header with zero samples may come from a pipe; PyAV reads to the end of the file.
-    if sound.format in UNCOMPRESSED and sound.frames:
+    if sound.format in UNCOMPRESSED and sound.frames and not sound.subtype.startswith("MPEG"):
         _check(name, sound.channels, sound.samplerate)
-        declared_s = wav_declared_s(file) or sound.frames / sound.samplerate
-        return _SoundFileReader(sound, quiet, declared_s)
+        return _SoundFileReader(sound, quiet, sound.frames / sound.samplerate)
     sound.close()
     file.seek(0)
     return None
@@ -282,7 +284,7 @@ class _AvReader:
             self._file.check()
             if lacks_index(file):
                 raise AudioError(
-                    f"{name}: cut off: the index of this kind of file (mp4, m4a, mov) stands at its "
+                    f"{name}: cut off: the index of this kind of file (mp4, m4a, mov, caf) stands at its "
                     "end and is missing, so nothing of it can be read; copy or download it again"
                 ) from error
             raise _undecodable(name, _reason(error)) from error
@@ -320,7 +322,8 @@ class _AvReader:
 
     def _declared_s(self, file: BinaryIO) -> float | None:
         names = set(self.container.format.name.split(","))
-        if not names & SIZED and not (names == {"mp3"} and has_xing(file)):
+        exact = names & SIZED or self.stream.codec_context.name.startswith("pcm_")
+        if not exact and not (names == {"mp3"} and has_xing(file)):
             return None
         if self.stream.duration is not None and self.stream.time_base:
             return float(self.stream.duration * self.stream.time_base)
@@ -389,7 +392,8 @@ class _AvReader:
             except Exception as error:
                 if not _is_damage(error):
                     raise
-                yield None
+                if self.container.format.name != "w64" or packet.size > 7:  # else padding
+                    yield None
             else:
                 yield from frames
         text = "reading stopped: the container lists more packets than it has bytes"
@@ -449,7 +453,10 @@ def _pcm(frame: AudioFrame) -> Pcm | None:
     try:
         if not _within_limits(channels, rate):
             return None
-        raw = frame.to_ndarray()
+        if frame.format.name == "s64":  # PyAV has no array for it
+            raw = np.frombuffer(frame.planes[0], np.int64)[: frame.samples * channels]
+        else:
+            raw = frame.to_ndarray()
         samples = raw.T if frame.format.is_planar else raw.reshape(-1, channels)
         return Pcm(scaled(samples), rate)
     except Exception as error:

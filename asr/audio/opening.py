@@ -2,7 +2,7 @@
 
 A file that cannot be opened is an AudioError that says why. The functions of an opened file take a seekable
 one and keep its position; they trust nothing in it, read a few kilobytes and raise nothing for damage: how
-long a wav or mp3 says it is, which bytes after the sound a reader leaves out, whether an mp4 lacks its index.
+much of its sound a file holds, which bytes after the sound a reader leaves out, whether it lacks its index.
 
 Knows nothing of decoders and samples. Import is light.
 """
@@ -32,9 +32,6 @@ ADVICE = {
 }
 """What to do about a file that cannot be read, by the system's reason."""
 
-UNKNOWN_SIZE = 0x7FFF0000
-"""Bytes. Programs that write wav to a pipe do not know the size, and write one around 2 or 4 GiB."""
-
 MAX_BOXES = 1000
 """The most boxes, or chunks, to look at on the outermost level of a file; a valid one has a handful."""
 
@@ -46,25 +43,37 @@ PIECE = 1 << 20
 
 
 class _Layout(NamedTuple):
-    """Where a format has its chunks: after `start` bytes, each with a name of four, a size, its data and,
-    with `pad`, a byte where the size is odd. `data` is the name of the chunk with the samples."""
+    """Where a format has its chunks: after `start` bytes, each with a name of `name` bytes, of which four are
+    looked at, a size, its data, and what fills it up to a multiple of `align` bytes. `data` is the chunk with
+    the samples; sizes include a chunk's head where `whole`."""
 
     start: int
     size: str
-    data: bytes
-    pad: bool = True
+    data: bytes = b"data"
+    align: int = 2
+    name: int = 4
+    whole: bool = False
+
+    @property
+    def head(self) -> int:
+        """Bytes of a chunk's head."""
+        return self.name + struct.calcsize(self.size)
 
 
 LAYOUTS = {
-    b"RIFF": _Layout(12, "<I", b"data"),
-    b"RIFX": _Layout(12, ">I", b"data"),
+    b"RIFF": _Layout(12, "<I"),
+    b"RIFX": _Layout(12, ">I"),
+    b"RF64": _Layout(12, "<I"),
+    b"BW64": _Layout(12, "<I"),
+    b"riff": _Layout(40, "<q", align=8, name=16, whole=True),
     b"FORM": _Layout(12, ">I", b"SSND"),
-    b"caff": _Layout(8, ">q", b"data", pad=False),
+    b"caff": _Layout(8, ">q", align=1),
 }
 """By the first bytes. Sources: Multimedia Programming Interface and Data Specifications 1.0 (IBM,
-Microsoft, 1991); Audio Interchange File Format 1.3 (Apple, 1989); Core Audio Format Specification (Apple)."""
+Microsoft, 1991); EBU Tech 3306, RF64 (2018); Sony Wave64 (2003); Audio Interchange File Format 1.3 (Apple,
+1989); Core Audio Format Specification (Apple)."""
 
-FILES = (b"RIFF", b"RIFX", b"RF64", b"FORM", b"caff")
+FILES = (b"RIFF", b"RIFX", b"RF64", b"BW64", b"riff", b"FORM", b"caff")
 """Names of chunks after the samples that are another recording, appended to this one."""
 
 TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN")
@@ -178,22 +187,19 @@ def size_of(file: BinaryIO) -> int:
         return size
 
 
-def wav_declared_s(file: BinaryIO) -> float | None:
-    """The duration in seconds by a RIFF header; soundfile silently reduces it to what a truncated file
-    holds."""
-    with _unmoved(file):
-        file.seek(0)
-        if file.read(4) != b"RIFF":
-            return None
-        byte_rate = 0
-        for name, at, size in _chunks(file, LAYOUTS[b"RIFF"]):
-            if name == b"data":
-                return size / byte_rate if byte_rate and 0 < size < UNKNOWN_SIZE else None
-            if name == b"fmt ":
-                file.seek(at)
-                head = file.read(12)
-                byte_rate = struct.unpack("<I", head[8:])[0] if len(head) == 12 else 0
-        return None
+def is_known(size: int) -> bool:
+    """Whether a header's size of the samples, in bytes, means what it says. Programs that write to a pipe do
+    not know it, and write 0, or a number around 2 or 4 GiB."""
+    return 0 < size < 0xFFFF0000 and not 0x7FFF0000 <= size <= 0x80010000
+
+
+def stated_share(file: BinaryIO) -> float:
+    """The bytes of sound by the header, for each byte of it in the file: more than 1 in a wav, w64, aiff, caf
+    or au that was cut off, else 1."""
+    with _unmoved(file) as whole:
+        _, start, end = _stated(file, whole)
+        held = min(end, whole) - start
+        return max(1.0, (end - start) / held) if held > 0 else 1.0
 
 
 def unread_bytes(file: BinaryIO) -> tuple[int, int]:
@@ -204,28 +210,20 @@ def unread_bytes(file: BinaryIO) -> tuple[int, int]:
     pipe left unknown, or that is larger than the file, leaves nothing unread.
     """
     with _unmoved(file) as whole:
-        file.seek(0)
-        head = file.read(24)
-        if head[:4] == b".snd" and len(head) == 24:  # Sun's: offset and size
-            start, size = struct.unpack(">II", head[4:12])
-            return _rest(file, start + size, whole) if size < UNKNOWN_SIZE else (0, whole)
-        layout = LAYOUTS.get(head[:4])
-        if layout is None:
-            return 0, whole
-        for name, at, size in _chunks(file, layout):
-            if name == layout.data:
-                unknown = not 0 < size < UNKNOWN_SIZE and layout.size != ">q"
-                end = whole if unknown or size < 0 else at + size
-                return _rest(file, _after_chunks(file, layout, end, whole), whole)
-        return 0, whole
+        layout, _, end = _stated(file, whole)
+        return _rest(file, _after_chunks(file, layout, end, whole) if layout else end, whole)
 
 
 def lacks_index(file: BinaryIO) -> bool:
-    """Whether this is an mp4 without its `moov` box, as after an interrupted download or recording.
+    """Whether this is an mp4 without its `moov` box, or a caf that is cut off, as after an interrupted
+    download or recording.
 
     Source: ISO/IEC 14496-12, section 4.2: boxes of 4 bytes of size and 4 of type, then 8 for a size of 1.
     """
     with _unmoved(file) as end:
+        file.seek(0)
+        if file.read(4) == b"caff":
+            return stated_share(file) > 1
         at, kinds = 0, list[bytes]()
         while at + 8 <= end and len(kinds) < MAX_BOXES:
             file.seek(at)
@@ -275,25 +273,55 @@ def _unmoved(file: BinaryIO) -> Iterator[int]:
         file.seek(here)
 
 
+def _stated(file: BinaryIO, whole: int) -> tuple[_Layout | None, int, int]:
+    """Where the samples begin and end by the header; at the end of the file where it does not say."""
+    file.seek(0)
+    head = file.read(12)
+    if head[:4] in (b".snd", b"dns.") and len(head) == 12:  # Sun's
+        start, size = struct.unpack(">II" if head[:4] == b".snd" else "<II", head[4:])
+        return None, start, start + size if is_known(size) else whole
+    layout, wide = LAYOUTS.get(head[:4]), 0
+    for name, at, size in _chunks(file, layout) if layout else ():
+        if name == b"ds64":  # of RF64: the size of the file, and of the samples
+            file.seek(at + 8)
+            wide = int.from_bytes(file.read(8), "little")
+        if layout and name == layout.data:
+            size = wide or size
+            known = size > 0 if wide or "q" in layout.size else is_known(size)
+            return layout, at, at + size if known else whole
+    return layout, whole, whole
+
+
 def _chunks(file: BinaryIO, layout: _Layout) -> Iterator[tuple[bytes, int, int]]:
     """Name, place and size of the data of each chunk, as far as sizes lead; -1 is an unknown size."""
-    at, width, whole = layout.start, 4 + struct.calcsize(layout.size), file.seek(0, 2)
+    at, whole = layout.start, file.seek(0, 2)
     for _ in range(MAX_BOXES):
         file.seek(min(at, whole))
-        head = file.read(width)
-        if len(head) < width:
+        head = file.read(layout.head)
+        if len(head) < layout.head:
             return
-        size = struct.unpack(layout.size, head[4:])[0]
-        yield head[:4], at + width, size
+        size = _size(head, layout)
+        yield head[:4], at + layout.head, size
         if size < 0:
             return
-        at += width + size + (size % 2 if layout.pad else 0)
+        at += _length(size, layout)
+
+
+def _size(head: bytes, layout: _Layout) -> int:
+    """Bytes of a chunk's data, by its head."""
+    size: int = struct.unpack(layout.size, head[layout.name :])[0]
+    return size - layout.head * layout.whole
+
+
+def _length(size: int, layout: _Layout) -> int:
+    """Bytes of a chunk with so much data."""
+    return layout.head + size + -size % layout.align
 
 
 def _after_chunks(file: BinaryIO, layout: _Layout, end: int, whole: int) -> int:
     """Where the chunks end that follow the samples, which end at `end`."""
-    if layout.pad and end % 2 and not _is_chunk(file, layout, end, whole):
-        end += 1  # some writers leave the padding out
+    if end % layout.align and not _is_chunk(file, layout, end, whole):
+        end += -end % layout.align  # some writers leave the padding out
     for _ in range(MAX_BOXES):
         size = _is_chunk(file, layout, end, whole)
         if not size:
@@ -304,15 +332,15 @@ def _after_chunks(file: BinaryIO, layout: _Layout, end: int, whole: int) -> int:
 
 def _is_chunk(file: BinaryIO, layout: _Layout, at: int, whole: int) -> int:
     """The bytes of the chunk that begins here, 0 if there is none that could be no sound."""
-    width = 4 + struct.calcsize(layout.size)
     file.seek(at)
-    head = file.read(width)
-    if len(head) < width or not NAME.fullmatch(head[:4]) or head[:4] in (layout.data, *FILES):
+    head = file.read(layout.head)
+    name = head[:4]
+    if len(head) < layout.head or not NAME.fullmatch(name) or name in (layout.data, *FILES):
         return 0
-    size = int(struct.unpack(layout.size, head[4:])[0])
-    if not 0 <= size <= whole - at - width:
-        return whole - at if head[:4] in CUT else 0
-    return width + size + (size % 2 if layout.pad else 0)
+    size = _size(head, layout)
+    if not 0 <= size <= whole - at - layout.head:
+        return whole - at if name in CUT else 0
+    return _length(size, layout)
 
 
 def _rest(file: BinaryIO, start: int, whole: int) -> tuple[int, int]:

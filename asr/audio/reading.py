@@ -110,7 +110,6 @@ def open_audio(
 class Recording(AbstractContextManager["Recording"]):
     """An opened recording, to be read once.
 
-    `declared_s` is the length that the container declares, in seconds, None where it declares none.
     `spans` are its windows where it was cut before.
     `sample_count` and `warnings` are complete when `blocks()` is exhausted. `resample` makes the resampler of
     a rate.
@@ -130,7 +129,6 @@ class Recording(AbstractContextManager["Recording"]):
         if max_s is not None and not max_s > 0:
             raise ValueError(f"max_s is {max_s}; it must be above 0, or None")
         self.name = name
-        self.declared_s = reader.declared_s
         self.spans: Spans | None = getattr(reader, "spans", None)
         self.sample_count = 0
         self._reader = reader
@@ -154,6 +152,11 @@ class Recording(AbstractContextManager["Recording"]):
     def warnings(self) -> tuple[Notice, ...]:
         """Problems of the recording found so far; equal ones are one."""
         return merged((*self._reader.notices, *self._warnings))
+
+    @property
+    def declared_s(self) -> float | None:
+        """The length that the container declares, in seconds; None where it declares none."""
+        return self._reader.declared_s
 
     @property
     def duration_s(self) -> float:

@@ -17,7 +17,7 @@ import soundfile
 
 from forescribe.asr.audio import containers
 from forescribe.asr.audio.containers import Pcm
-from forescribe.asr.audio.opening import UNREAD_BYTES, unread_bytes
+from forescribe.asr.audio.opening import UNREAD_BYTES, stated_share, unread_bytes
 from forescribe.asr.audio.reading import length_of, open_audio
 from forescribe.asr.errors import AudioError
 from forescribe.asr.formats.transcript_parts import Notice
@@ -259,27 +259,41 @@ def test_sound_that_a_wav_header_leaves_out_is_warned_of(source, unread) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "layout"),
-    [("AIFF", b"SSND", ">I"), ("CAF", b"data", ">q"), ("AU", b".snd", ">I")],
+    ("kind", "name", "offset", "layout"),
+    [
+        ("AIFF", b"SSND", 4, ">I"),
+        ("CAF", b"data", 4, ">q"),
+        ("AU", b".snd", 8, ">I"),
+        ("W64", b"data\xf3\xac", 16, "<q"),
+        ("RF64", b"ds64", 16, "<q"),
+    ],
 )
-def test_other_containers_have_the_same_header_and_the_same_warning(kind, name, layout) -> None:
+def test_other_containers_have_the_same_header_and_the_same_warning(
+    kind, name, offset, layout
+) -> None:
     file = io.BytesIO()
     soundfile.write(file, NOISE, RATE, format=kind, subtype="PCM_16")
     damaged = bytearray(file.getvalue())
-    at = damaged.index(name) + (8 if kind == "AU" else 4)
+    at = damaged.index(name) + offset
     damaged[at : at + struct.calcsize(layout)] = struct.pack(layout, 4000)
     length_s, notices = read(bytes(damaged))
     assert length_s < 0.2
-    assert [notice.code for notice in notices] == ["unread_audio"]
+    assert "unread_audio" in [notice.code for notice in notices]
+
+
+def test_a_wav_of_gigabytes_that_was_cut_off_is_told() -> None:
+    _, notices = read(riff(DATA, size=3_000_000_000))
+    assert [notice.code for notice in notices] == ["truncated_audio"]
 
 
 def test_no_header_makes_the_search_raise_or_take_long() -> None:
     random = np.random.default_rng(3)
-    heads = (b"RIFF", b"RIFX", b"FORM", b"caff", b".snd")
-    for head in chain.from_iterable([heads] * 200):
+    heads = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b"caff", b".snd", b"dns.")
+    for head in chain.from_iterable([heads] * 125):
         source = bytearray(riff(DATA))
         source[:4] = head
         for at in random.integers(4, 80, size=6):
             source[at] = random.integers(256)
         count, start = unread_bytes(io.BytesIO(bytes(source)))
         assert 0 <= count <= len(source) and count + start == len(source)
+        assert stated_share(io.BytesIO(bytes(source))) >= 1
