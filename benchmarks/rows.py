@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from benchmarks.systems.jobs import FLOAT32, Gamma
+from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.requests import Stats
 
 Tokens = Sequence[int]
@@ -171,6 +172,13 @@ class Row:
 
 def _ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a is not None and b else None
+
+
+def check_drafts(stats: Stats) -> None:
+    """Raises SpeculativeError where drafts have failed: plain decoding wrote the same words instead, and its
+    speed would be taken for that of the drafts."""
+    if stats.draft_faults:
+        raise SpeculativeError(f"not a measurement: drafts failed {stats.draft_faults} times")
 
 
 def normalise(text: str) -> str:

@@ -284,6 +284,7 @@ class Stats:
     target_forwards: int = 0
     draft_forwards: int = 0
     faults: int = 0  # exceptions in models, drafters, rules and schedules, repeated ones included
+    draft_faults: int = 0  # those of drafters: the words stay, and speed is lost
     seconds: dict[str, float] = field(default_factory=dict)  # by stage; empty where not measured
 
     @property

@@ -57,6 +57,35 @@ def no_advice() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def draft_faults() -> Iterator[list[Exception]]:
+    """The faults of drafters since the last test."""
+    from forescribe.speculative.errors import OF_THE_DRAFTER, DecodingError
+
+    found: list[Exception] = []
+    make = DecodingError.__init__
+
+    def made(self: DecodingError, stage: str, cause: BaseException) -> None:
+        make(self, stage, cause)
+        if stage in OF_THE_DRAFTER:
+            found.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecodingError, "__init__", made)
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def drafts_work(draft_faults: list[Exception], request: pytest.FixtureRequest) -> Iterator[None]:
+    """A draft that fails is an error of a test that does not mean it to: what is written stays right, so
+    nothing else would tell."""
+    yield
+    faults = draft_faults.copy()
+    draft_faults.clear()
+    if faults and request.node.get_closest_marker("failing_drafts") is None:
+        pytest.fail(f"{len(faults)} faults of drafters, the first: {faults[0]}")
+
+
+@pytest.fixture(scope="session")
 def decoders() -> Iterator[Decoders]:
     """Decoders that stay: pools and services come and go, and loading decoders takes more than a second."""
     from forescribe.asr.audio.sandbox import Decoders

@@ -87,6 +87,7 @@ ENGINE_COUNTS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "faults",
             "Exceptions in models, drafters, rules and schedules, repeated ones included.",
         ),
+        "draft_faults": ("draft_faults", "Those in drafters: words stay right, and speed is lost."),
     }
 )
 """Counters of the engine: their names in its statistics, and their help."""

@@ -97,6 +97,7 @@ class TextServing(Engine):
         metrics.watch("text_tokens", "Tokens generated so far.", stat("emitted"))
         metrics.watch("text_drafted", "Tokens drafted for texts.", stat("drafted"))
         metrics.watch("text_accepted", "Drafted tokens accepted by the target.", stat("accepted"))
+        metrics.watch("text_draft_faults", "Exceptions in text drafters.", stat("draft_faults"))
 
     def start(self) -> None:
         self.thread.start()

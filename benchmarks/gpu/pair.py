@@ -127,11 +127,11 @@ class Known:
 
 
 def decode(engine: Engine, work: Sequence[Known]) -> dict[int, tuple[int, ...]]:
-    """The texts by tag. Raises what a request failed with."""
+    """The texts by tag. Raises what a request or its draft failed with."""
     found = {}
     for result in engine.run(known.request for known in work):
-        if result.error is not None:
-            raise result.error
+        if error := result.error or result.draft_error:
+            raise error
         found[result.request.tag] = result.tokens
     return found
 

@@ -32,7 +32,7 @@ from transformers.generation.logits_process import (
 )
 
 from benchmarks import provenance
-from benchmarks.rows import layout
+from benchmarks.rows import check_drafts, layout
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.models.vocabularies import NONE, MappedVocabulary, TokenMap, mapped
@@ -232,6 +232,7 @@ def measure(
         seen[result.request.tag][result.tokens] += 1
         rounds += result.rounds
     stats = made.stats
+    check_drafts(stats)
     return Outcome(
         fits=tuple(
             Fit(rule, drafter_name, gamma, name, texts, *_fit(seen[name], _expected(name, eos)))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from benchmarks.rows import check_drafts
 from benchmarks.systems.jobs import (
     LANGUAGE,
     TASK,
@@ -56,6 +57,7 @@ class Ours:
             ended = bool(result.tokens) and result.tokens[-1] in t.whisper.tokens.ends
             tokens[result.request.tag] = list(result.tokens[: len(result.tokens) - ended])
         stats = t.engine.stats - before
+        check_drafts(stats)
         decode, end = t.whisper.tokenizer.decode, t.whisper.tokens.end
         texts = [decode([i for i in ids if i < end], skip_special_tokens=True) for ids in tokens]
         return Written(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.rows import Row
+from benchmarks.rows import Row, check_drafts
 from benchmarks.systems.jobs import FLOAT32, OURS, Gamma, dtype_of, quantization_of
 from forescribe.asr.errors import UsageError
 from forescribe.speculative.device import Device, choose
@@ -85,6 +85,7 @@ def take_turns(
             texts = system.write(prompts)
             wall_s = time.perf_counter() - started
             stats = system.stats() - before if system.stats else before
+            check_drafts(stats)
             done.append((wall_s, texts, stats))
             label = f"{system.name}, batch {system.batch}, {system.dtype}"
             say(f"{number}/{repeats} {label}: {wall_s:.2f} s")

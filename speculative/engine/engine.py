@@ -154,7 +154,8 @@ class Engine:
                     draft_forwards=counts.draft_forwards,
                     seconds=shared.watch.seconds,
                 )
-        return replace(self._stats, faults=shared.faults.count)
+        faults = shared.faults
+        return replace(self._stats, faults=faults.count, draft_faults=faults.of_drafts)
 
     def submit(self, request: Request) -> None:
         """Queues a request; `step` returns its result or, while a run is under way, the run. Raises

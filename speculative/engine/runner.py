@@ -368,7 +368,7 @@ class RoundThreads:
 
 def measured_round(parts: Parts, gamma: int, *, batch: int, slots: int) -> Callable[[], object]:
     """A round of `batch` active rows with one token each, for measurement: it writes to rows of its own,
-    and to the caches of target and drafter, whose rows must be free."""
+    and to the caches of target and drafter, whose rows must be free. A drafter learns nothing of it."""
     device = parts.eos.device
     rows = Rows.empty(batch, slots, device)
     rows.limits.fill_(slots - gamma - 1)
@@ -376,9 +376,13 @@ def measured_round(parts: Parts, gamma: int, *, batch: int, slots: int) -> Calla
     rows.reach = min(slots, 64)
     counters = Counters.zeros(max(gamma, 1), device)
 
+    def stage_ended(stage: str) -> None:
+        if stage == "rule":  # what is observed next is not text that anybody wrote
+            rows.active.fill_(False)
+
     def run() -> None:
         rows.lengths.fill_(1)
         rows.active.fill_(True)
-        run_round(rows, parts, gamma, counters)
+        run_round(rows, parts, gamma, counters, stage_ended)
 
     return run

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..device import Device
-from ..errors import DecodingError, RequestError, SpeculativeError, fault
+from ..errors import OF_THE_DRAFTER, DecodingError, RequestError, SpeculativeError, fault
 from ..protocols import Drafter, Model, Needs
 from ..requests import Finish, Mode, Request, Result, check_whole
 from ..rows import Counters, Rows
@@ -123,11 +123,13 @@ class FaultLog:
     device: Device
     recent: deque[DecodingError] = field(default_factory=partial(deque, maxlen=KEPT))
     count: int = 0
+    of_drafts: int = 0
 
     def record(self, stage: str, error: Exception) -> DecodingError:
         """Logs `error`; returns it with its stage."""
         found = fault(stage, error)
         self.count += 1
+        self.of_drafts += stage in OF_THE_DRAFTER
         self.recent.append(found)
         return found
 

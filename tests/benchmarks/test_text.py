@@ -13,6 +13,7 @@ from benchmarks.systems import text as systems
 from benchmarks.text import Result, TextOptions, compared, reference
 from forescribe.asr.errors import UsageError
 from forescribe.speculative.errors import SpeculativeError
+from forescribe.speculative.requests import Stats
 from forescribe.text.presets import Pair
 from tests.benchmarks.command import bench
 from tests.text.language_models import POSITIONS, write
@@ -100,6 +101,14 @@ def test_a_row_that_differs_is_named_and_the_status_is_1(monkeypatch, tmp_path):
     made = json.loads((tmp_path / "made.json").read_text())
     assert (made["benchmark"], made["found"]) == ("text", 1)
     assert made["command"].startswith("python -m benchmarks.text")
+
+
+def test_a_system_whose_drafts_fail_is_not_measured():
+    """It would write the same, decoded plainly."""
+    stats = iter([Stats(), Stats(faults=3, draft_faults=2)])
+    system = systems.System("forescribe draft 3", 1, lambda prompts: [(1,)], lambda: next(stats))
+    with pytest.raises(SpeculativeError, match="drafts failed 2 times"):
+        systems.take_turns([system], [(5,)], 1, lambda line: None)
 
 
 def test_all_systems_write_the_same_on_the_same_weights(pair, prompts):

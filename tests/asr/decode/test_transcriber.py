@@ -17,7 +17,7 @@ from forescribe.asr.decode import transcriber as transcriber_module
 from forescribe.asr.decode.options import Guards, Judgement, Partial
 from forescribe.asr.decode.recording import DOUBTFUL
 from forescribe.asr.decode.transcriber import Options, Outcome, Progress, Transcriber
-from forescribe.asr.errors import AudioError, UsageError
+from forescribe.asr.errors import AudioError, CapacityError, UsageError
 from forescribe.asr.formats.files import srt, tsv, txt, vtt
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment
@@ -103,6 +103,26 @@ def alone(whisper, recordings) -> dict[str, tuple]:
 
 
 # The whole
+
+
+def test_half_the_batch_drafts_as_the_whole_one_did(
+    whisper, recordings, alone, monkeypatch
+) -> None:
+    """What a run goes on with where memory has run out."""
+
+    def full(*args, **options):
+        raise torch.OutOfMemoryError("planted")
+
+    one = transcriber(whisper)
+    with monkeypatch.context() as patch:
+        patch.setattr(one.engine.target, "score", full)
+        (outcome,) = one.transcribe(recordings[1:2], GERMAN)
+    assert isinstance(outcome.error, CapacityError)
+    one.set_batch(2)
+    before = one.stats()
+    (outcome,) = one.transcribe(recordings[1:2], GERMAN)
+    assert essence(outcome) == alone[recordings[1]]
+    assert one.batch == 2 and (one.stats() - before).accepted > 0
 
 
 def test_a_recording_can_come_as_bytes(shared, recordings, alone) -> None:

@@ -24,6 +24,8 @@ from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Distribution, Draft, Prefilled, Prefix, Scores, Verdict
 
+pytestmark = pytest.mark.failing_drafts
+
 BATCH, NEVER = 3, 99
 MARK = 9
 """The first token of the prompt that shall fail."""

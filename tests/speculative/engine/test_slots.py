@@ -24,7 +24,7 @@ def state(length: int = 1, tag: object = None, guess: tuple[int, ...] = ()) -> S
 
 
 def error() -> DecodingError:
-    return DecodingError("drafting", RuntimeError("planted"))
+    return DecodingError("planted", RuntimeError())
 
 
 def test_rows_whose_drafter_failed_run_apart_from_the_others():
