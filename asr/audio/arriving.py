@@ -18,6 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -130,6 +131,12 @@ class Arrival:
         )
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read, name="arriving audio", daemon=True)
+        self._began_s = time.monotonic()
+
+    @property
+    def played_s(self) -> float:
+        """Seconds of sound that could be spoken, or played back, since it began."""
+        return (time.monotonic() - self._began_s) * (self._speed or 1.0)
 
     @property
     def notices(self) -> tuple[Notice, ...]:
@@ -138,6 +145,7 @@ class Arrival:
     def start(self) -> None:
         """Begin to read, if that has not begun. A recording that is played back begins now."""
         if self._thread.ident is None:
+            self._began_s = time.monotonic()
             self._thread.start()
 
     def check(self, wait_s: float) -> None:
@@ -168,7 +176,7 @@ class Arrival:
             yield block
 
     def close(self) -> None:
-        """Read no more. What the thread waits for is not interrupted."""
+        """Read no more; `blocks` ends behind what has come. What the thread waits for is not interrupted."""
         self._stopped.set()
         self._end()
 
@@ -176,11 +184,11 @@ class Arrival:
         try:
             with self._open() as recording:
                 self._recording = recording
-                began_s, done_s = time.monotonic(), 0.0
+                done_s = 0.0
                 for block in recording.blocks():
                     if self._speed:
                         done_s += BLOCK_S / self._speed
-                        self._stopped.wait(max(0.0, began_s + done_s - time.monotonic()))
+                        self._stopped.wait(max(0.0, self._began_s + done_s - time.monotonic()))
                     self._put(block)
                     if self._stopped.is_set():
                         return
@@ -415,7 +423,8 @@ class _Microphone:
     def close(self) -> None:
         if not self._stream.closed:
             self._stream.close()
-            self._blocks.put(None)
+            with suppress(queue.Full):  # nobody waits for it
+                self._blocks.put_nowait(None)
 
     def _opened(self, device: int | str | None) -> tuple[Any, int]:
         """A stream of the device at 16 kHz or, where it refuses that, at its own rate."""

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from forescribe.asr.audio.arriving import AHEAD_S, BLOCK_S
+from forescribe.asr.audio.arriving import BLOCK_S
 from forescribe.asr.decode.session import Session
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.live.events import Committed, Completed, Failed
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 GRACE_S = 0.3
 """After Ctrl-C, which ends the program before the pipe too: for what that has still to say."""
+
+FED_S = 15.0
+"""Seconds that may wait in the engine; what comes faster waits before it."""
 
 MUTE_S = 10.0
 """A microphone that gives zeros for so long is switched off, or another one is meant."""
@@ -178,13 +181,16 @@ class LiveSession:
             )
 
     def _blocks(self) -> Iterator[Any]:
-        """The samples, until the audio or somebody ends them; text is shown while none come."""
-        ends_s = math.inf
+        """The samples, until the audio or somebody ends them; text is shown while none come. What has come by
+        then is heard, but not what a sender faster than speech has sent ahead."""
+        ends_s = heard_s = math.inf
         for samples in self.arrival.blocks():
             now = time.monotonic()
-            if self.stop.requested:
-                ends_s = min(ends_s, now + GRACE_S)
-            if self.text.closed or now >= ends_s:
+            if self.stop.requested and ends_s == math.inf:
+                ends_s, heard_s = now + GRACE_S, self.arrival.played_s + GRACE_S
+            if now >= ends_s:
+                self.arrival.close()
+            if self.text.closed or self.record.seconds >= heard_s:
                 return
             if len(samples):
                 self._listen_for_silence(samples)
@@ -194,7 +200,7 @@ class LiveSession:
 
     def _must_wait(self) -> bool:
         """Whether the audio comes so much faster than it is decoded that its sender has to wait."""
-        return self.engine.behind_s > AHEAD_S and not (self.stop.requested or self.text.closed)
+        return self.engine.behind_s > FED_S and not (self.stop.requested or self.text.closed)
 
     def _show(self) -> None:
         for event in self.engine.events():

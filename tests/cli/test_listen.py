@@ -122,11 +122,15 @@ def run(monkeypatch, capfd, tmp_path):
 
 
 class Endless(io.RawIOBase):
-    """A pipe that stays open, as of a microphone."""
+    """A pipe that stays open: a tenth of a second each `pause_s`."""
+
+    def __init__(self, pause_s: float = 0.01) -> None:
+        self.pause_s, self.sent = pause_s, 0
 
     def read1(self, size: int) -> bytes:
-        time.sleep(0.01)
-        return TONE[:3200]
+        time.sleep(self.pause_s)
+        self.sent += RATE // 10
+        return TONE[: RATE // 10 * 2]
 
 
 # What comes out
@@ -251,6 +255,28 @@ def test_a_signal_finishes_the_turn_and_writes_the_files(run, tmp_path, number) 
     assert (done.status, done.out) == (0, "one\n")
     assert engine.finished and "a second Ctrl-C ends at once" in done.err
     assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["one\n"]
+
+
+@pytest.mark.parametrize("pause_s", [0.1, 0.001], ids=["as it is spoken", "faster"])
+def test_a_signal_ends_with_what_was_heard_not_with_what_was_sent(run, pause_s) -> None:
+    """The engine takes nothing before the signal, and all that was heard by then after it."""
+    stdin, began_s = Endless(pause_s), time.monotonic()
+    engine = Told(behind_s=100.0)
+    sent = list[int]()
+
+    def signalled() -> None:
+        time.sleep(2.0)
+        sent.append(stdin.sent)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = threading.Thread(target=signalled)
+    sender.start()
+    run("-", stdin=stdin, engine=engine)
+    ended_s = time.monotonic() - began_s
+    sender.join()
+    assert engine.finished and engine.fed <= (ended_s + 0.5) * RATE
+    assert engine.fed >= min(sent[0] - RATE // 5, 2 * RATE)
+    assert sent[0] > (20 if pause_s < 0.1 else 1) * RATE and ended_s < 5
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(run, monkeypatch, tmp_path) -> None:
