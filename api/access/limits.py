@@ -24,8 +24,7 @@ import ipaddress
 import math
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -56,33 +55,30 @@ YOUNG_S = 2.0
 SILENT_S = 5.0
 """After so long without a byte a body counts as stalled, however fast it was before."""
 
-Clock = Callable[[], float]
-
 
 class Admission:
-    """The counts of one process."""
+    """The requests of one process that are being received or processed."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._lock = threading.RLock()
-        self._uploads: Counter[str] = Counter()  # by the names of clients
-        self._requests: Counter[str] = Counter()
-        self._receiving: dict[Reservation, None] = {}  # whose bodies can be dropped, oldest first
-        self._seconds = 0.0
+        self._inside: dict[Reservation, None] = {}  # oldest first
 
     @property
     def requests(self) -> int:
-        return self._requests.total()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of audio that are not decoded yet."""
-        return self._seconds
+        with self._lock:
+            return sum(each.started for each in self._inside)
 
     @property
     def uploads(self) -> int:
         """Requests whose bodies are still being received."""
-        return self._uploads.total()
+        return len(self._inside) - self.requests
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of audio that are not decoded yet."""
+        with self._lock:
+            return sum(each.seconds for each in self._inside)
 
     def reserve(
         self, client: Client, body: Body | None = None, *, resumable: bool = False
@@ -98,15 +94,9 @@ class Admission:
         with self._lock:
             if not resumable and self._is_full():
                 raise _overloaded()
-            dropped = self._slow_body(client)
-            if dropped is not None:
-                dropped.release()
-                assert dropped.body is not None
-                dropped.body.drop()
-            self._uploads[client.name] += 1
-            reservation = Reservation(self, client, body, self._uploads)
-            if body is not None:
-                self._receiving[reservation] = None
+            self._make_room(client)
+            reservation = Reservation(self, client, body)
+            self._inside[reservation] = None
             return reservation
 
     def start(self, client: Client) -> Reservation:
@@ -117,34 +107,34 @@ class Admission:
 
     def _is_full(self) -> bool:
         settings = self.settings
-        return (
-            self._requests.total() >= settings.max_requests
-            or self._seconds >= settings.max_queued_audio_s
-        )
+        return self.requests >= settings.max_requests or self.seconds >= settings.max_queued_audio_s
 
-    def _slow_body(self, client: Client) -> Reservation | None:
-        """The upload that has to end for another of this client; None if there is room. Raises ApiError if
-        there is none and no body is slow."""
-        settings, name = self.settings, client.name
-        text = None
-        if client.owner:
-            own = settings.api_keys.get(client.owner)
-            maximum = (own and own.max_requests) or settings.max_requests_per_key
-            if self._requests[name] + self._uploads[name] >= maximum:
-                text = f"this key has {maximum} requests in progress, its maximum"
-        elif name and self._uploads[name] >= MAX_UPLOADS_PER_ADDRESS:
+    def _make_room(self, client: Client) -> None:
+        """Where there is no place for another upload of this client, drop the slowest body, of equal ones the
+        oldest. Raises ApiError if all are fast."""
+        settings = self.settings
+        uploads = [each for each in self._inside if not each.started]
+        own = [each for each in self._inside if each.client.name == client.name]
+        own_uploads = [each for each in own if not each.started]
+        key = settings.api_keys.get(client.owner)
+        maximum = (key and key.max_requests) or settings.max_requests_per_key
+        if client.owner and len(own) >= maximum:
+            text = f"this key has {maximum} requests in progress, its maximum"
+            error, droppable = ApiError("rate_limited", text), own_uploads
+        elif client.address and len(own_uploads) >= MAX_UPLOADS_PER_ADDRESS:
             text = f"this address has {MAX_UPLOADS_PER_ADDRESS} uploads in progress, its maximum"
-        if text is not None:
-            slowest = _slowest(other for other in self._receiving if other.client.name == name)
-            if slowest is None:
-                raise ApiError("rate_limited", text)
-            return slowest
-        if self._uploads.total() < settings.max_uploads:
-            return None
-        slowest = _slowest(self._receiving)
-        if slowest is None:
-            raise _overloaded()
-        return slowest
+            error, droppable = ApiError("rate_limited", text), own_uploads
+        elif len(uploads) >= settings.max_uploads:
+            error, droppable = _overloaded(), uploads
+        else:
+            return
+        rates = {each: each.body.rate() for each in droppable if each.body is not None}
+        slowest = min(rates, key=rates.__getitem__, default=None)
+        if slowest is None or rates[slowest] >= SLOW_RATE:
+            raise error
+        slowest.release()
+        assert slowest.body is not None
+        slowest.body.drop()
 
 
 @dataclass(eq=False)
@@ -155,10 +145,9 @@ class Reservation:
     admission: Admission
     client: Client
     body: Body | None
-    _counter: Counter[str]  # the one of `admission` that it counts in
-    _seconds: float = field(default=0.0, init=False)
+    started: bool = field(default=False, init=False)
+    seconds: float = field(default=0.0, init=False)  # of its audio, not decoded yet
     _done_s: float = field(default=0.0, init=False)
-    _released: bool = field(default=False, init=False)
 
     def __enter__(self) -> Self:
         return self
@@ -169,49 +158,29 @@ class Reservation:
     def start(self) -> None:
         """The body is complete. Raises ApiError `overloaded` if other requests have filled the server, or
         another body has its place."""
-        admission = self.admission
-        with admission._lock:
-            if self._released or admission._is_full():
+        with self.admission._lock:
+            if self not in self.admission._inside or self.admission._is_full():
                 raise _overloaded()
-            self._uncount()
-            self._counter = admission._requests
-            self._counter[self.client.name] += 1
+            self.started = True
 
     def add_audio(self, seconds: float) -> None:
         """Count the request's audio. Raises ApiError `overloaded` if the queue would be too long."""
-        admission = self.admission
-        with admission._lock:
-            maximum = admission.settings.max_queued_audio_s
-            if admission._seconds and admission._seconds + seconds > maximum:
+        with self.admission._lock:
+            queued = self.admission.seconds
+            if queued and queued + seconds > self.admission.settings.max_queued_audio_s:
                 raise _overloaded()
-            admission._seconds += seconds
-            self._seconds += seconds
+            self.seconds += seconds
 
     def progressed(self, done_s: float) -> None:
         """The first `done_s` seconds of its audio are decoded."""
         with self.admission._lock:
-            if not self._released and done_s > self._done_s:
-                decoded = min(done_s - self._done_s, self._seconds)
-                self._seconds -= decoded
-                self.admission._seconds -= decoded
+            if done_s > self._done_s:
+                self.seconds = max(0.0, self.seconds - (done_s - self._done_s))
                 self._done_s = done_s
 
     def release(self) -> None:
-        admission = self.admission
-        with admission._lock:
-            if self._released:
-                return
-            self._released = True
-            admission._seconds -= self._seconds
-            self._uncount()
-            if not admission._requests:
-                admission._seconds = 0.0  # removes rounding errors
-
-    def _uncount(self) -> None:
-        self.admission._receiving.pop(self, None)
-        self._counter[self.client.name] -= 1
-        if not self._counter[self.client.name]:
-            del self._counter[self.client.name]  # clients without requests are forgotten
+        with self.admission._lock:
+            self.admission._inside.pop(self, None)
 
 
 @dataclass(frozen=True)
@@ -224,21 +193,21 @@ class Client:
 
     @property
     def name(self) -> str:
-        """The name under which it is counted; empty if it is unknown. Names of keys and addresses are never
-        counted together, because a server either has keys or not."""
+        """The name under which it is counted; empty if it is unknown. A server either has keys or not, so
+        names of keys and addresses are never counted together."""
         return self.owner or self.address
 
 
 class Pace:
     """ASGI middleware that limits bodies."""
 
-    def __init__(self, app: ASGIApp, clock: Clock = time.monotonic) -> None:
-        self.app, self.clock = app, clock
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        body = Body(receive, IDLE_S, MIN_RATE, self.clock)
+        body = Body(receive)
         scope.setdefault("state", {})["body"] = body
 
         async def send_and_note(message: Message) -> None:
@@ -253,9 +222,7 @@ class Body:
     """A request's body while it is received."""
 
     _receive: Receive
-    idle_s: float
-    min_rate: float
-    clock: Clock
+    clock: Callable[[], float] = time.monotonic
     _complete: bool = field(default=False, init=False)
     _bytes: int = field(default=0, init=False)
     _waited_s: float = field(default=0.0, init=False)
@@ -273,10 +240,10 @@ class Body:
             return await self._receive()
         if self._dropped:
             return self._late()
-        left_s = self.idle_s + self._bytes / self.min_rate - self._waited_s
+        left_s = IDLE_S + self._bytes / MIN_RATE - self._waited_s
         self._began_s = self.clock()
         try:
-            async with asyncio.timeout(min(self.idle_s, max(0.0, left_s))) as self._limit:
+            async with asyncio.timeout(min(IDLE_S, max(0.0, left_s))) as self._limit:
                 message = await self._receive()
         except TimeoutError:
             return self._late()
@@ -285,7 +252,7 @@ class Body:
             self._began_s = self._limit = None
         self._complete = message["type"] != "http.request" or not message.get("more_body", False)
         self._bytes += len(message.get("body", b""))
-        late = self._waited_s > self.idle_s + self._bytes / self.min_rate
+        late = self._waited_s > IDLE_S + self._bytes / MIN_RATE
         return self._late() if not self._complete and (late or self._dropped) else message
 
     def rate(self) -> float:
@@ -310,8 +277,8 @@ class Body:
             text = f"the body came too slowly, and another needed its place: {self._bytes} bytes so far"
             raise ApiError("request_timeout", text, retry_after=RETRY_S)
         text = (
-            f"the body came too slowly: {self._bytes} bytes, with {self.idle_s:g} s of silence or less "
-            f"than {self.min_rate:g} bytes per second"
+            f"the body came too slowly: {self._bytes} bytes, with {IDLE_S:g} s of silence or less "
+            f"than {MIN_RATE:g} bytes per second"
         )
         raise ApiError("request_timeout", text)
 
@@ -322,19 +289,9 @@ def network(host: str) -> str:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, IPV6_BITS), strict=False))
+    ipv4 = address if isinstance(address, ipaddress.IPv4Address) else address.ipv4_mapped
+    return str(ipv4 or ipaddress.ip_network((address, IPV6_BITS), strict=False))
 
 
 def _overloaded() -> ApiError:
     return ApiError("overloaded", "the queue is full")
-
-
-def _slowest(uploads: Iterable[Reservation]) -> Reservation | None:
-    """The upload with the slowest body, of equal ones the oldest; None if all bodies are fast."""
-    rates = [(upload.body.rate(), n, upload) for n, upload in enumerate(uploads) if upload.body]
-    rate, _, slowest = min(rates, default=(math.inf, 0, None))
-    return slowest if rate < SLOW_RATE else None

@@ -147,7 +147,7 @@ def test_the_counts_are_those_of_who_is_inside(steps) -> None:
         except ApiError:
             place.release()
         assert full.requests == len(inside) <= 3
-        assert not full._receiving
+        assert full.uploads == 0
     for place in inside.values():
         place.release()
         place.release()  # twice does nothing

@@ -10,13 +10,11 @@ import time
 import pytest
 
 from forescribe.api.access import limits
-from forescribe.api.access.limits import SILENT_S, Body, Pace
+from forescribe.api.access.limits import IDLE_S, SILENT_S, Body, Pace
 from forescribe.api.errors import ApiError
 from tests.api.conftest import sound, until
 from tests.api.http import raw
 from tests.api.uploads.test_uploads import FORM, MULTIPART, TRANSCRIBE, body, part
-
-IDLE_S, RATE = 30.0, 1024.0
 
 
 class Sender:
@@ -38,7 +36,7 @@ def read(client: Sender, think_s: float = 0.0) -> int:
     """All of its body, by a reader that takes so long over each piece; how many bytes there were."""
 
     async def whole() -> int:
-        received, size = Body(client.send, IDLE_S, RATE, client.clock).receive, 0
+        received, size = Body(client.send, client.clock).receive, 0
         while True:
             message = await received()
             size += len(message["body"])
@@ -89,7 +87,7 @@ def test_a_bodys_rate_is_known_after_some_seconds_and_zero_once_it_stalls() -> N
             rates.append(made.rate())
         return await sender.send()
 
-    made = Body(receive, IDLE_S, RATE, sender.clock)
+    made = Body(receive, sender.clock)
 
     async def some() -> None:
         for _ in range(6):
@@ -106,7 +104,7 @@ def test_a_body_that_is_dropped_ends_at_once_whether_it_waits_or_not() -> None:
         await asyncio.sleep(3600)
 
     async def dropped(wait: bool) -> ApiError:
-        made = Body(never, IDLE_S, RATE, Sender(0, 0).clock)
+        made = Body(never, Sender(0, 0).clock)
         if wait:
             asyncio.get_running_loop().call_later(0.02, made.drop)
         else:
@@ -180,7 +178,7 @@ def test_stalled_uploads_give_way_when_places_run_out(service, monkeypatch, limi
     assert time.monotonic() - began < IDLE_S / 2
     until(lambda: answers == [408])
     assert admission.uploads == 2 and admission.requests == 0
-    for upload in list(admission._receiving):
+    for upload in list(admission._inside):
         client.portal.call(upload.body.drop)
     for thread in stalled:
         thread.join()
