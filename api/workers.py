@@ -4,17 +4,15 @@
     run(settings)                           # returns at SIGINT or SIGTERM, once the work under way is done
 
 A supervisor binds the address and starts the processes (`api.server`), one for each device, with the
-socket: connections that wait to be accepted survive a worker. A process that has died is started again. Each
-worker is a whole service; the workers share the data folder and the database of jobs, as replicas do. Worker
-k also answers on the port k + 1 above, where each can be asked for its own metrics. Import is light, because
-the port is bound before what takes seconds to import: a port in use is reported at once.
+socket: connections that wait to be accepted survive a worker. Each worker is a whole service; the workers
+share the data folder and the database of jobs, as replicas do. Worker k also answers on the port k + 1 above,
+with its own metrics. Import is light: a port in use is reported before what takes seconds to import.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import socket
@@ -24,9 +22,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from multiprocessing import parent_process
 from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import ForescribeError, UsageError
 
@@ -50,8 +50,7 @@ def bound(settings: Settings, port: int | None = None) -> socket.socket:
     """Bind and listen on the address of the settings, or another port. Raises UsageError if it is not
     available."""
     port = settings.port if port is None else port
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((settings.host, port))
@@ -79,13 +78,12 @@ def run(settings: Settings, listening: socket.socket) -> None:
         return serve(settings, [listening])
     names, port = devices(settings), listening.getsockname()[1]
     with ExitStack() as sockets:
-        context = multiprocessing.get_context("spawn")
         makers = []
         for index, name in enumerate(names):
             one = {"device": name, "workers": 1} | ({"wyoming": None} if index else {})  # one port
-            given = settings.model_copy(update=one).model_dump()
             own = sockets.enter_context(bound(settings, port + 1 + index))
-            makers.append(partial(context.Process, target=work, args=(given, [listening, own])))
+            args = settings.model_copy(update=one), [listening, own]
+            makers.append(partial(SpawnProcess, target=work, args=args))
         supervisor = Supervisor(makers, settings.announce_s + settings.drain_s + 2 * GRACE_S)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: supervisor.stop())
@@ -95,35 +93,36 @@ def run(settings: Settings, listening: socket.socket) -> None:
         raise UsageError("a worker cannot start; its own message is above")
 
 
-def devices(settings: Settings, count: Callable[[str], int] | None = None) -> list[str]:
+def devices(settings: Settings) -> list[str]:
     """A device for each worker. Raises UsageError if there are too few."""
-    from forescribe.speculative.device import available, choose, device_count
+    from forescribe.speculative.device import choose, device_count
 
     device, workers = settings.device.lower(), settings.workers
     if settings.share_device:
         return [settings.device] * workers
     kind = choose(device).kind if device == "auto" else device
     if ":" in kind:
-        text = f"device {kind} is a single device: give only its kind for {workers} workers"
-        raise UsageError(text)
+        raise UsageError(
+            f"device {kind} is a single device: give only its kind for {workers} workers"
+        )
     if kind not in ("cuda", "hpu"):
-        text = f"{workers} workers on {kind} would share it, each with its own model: use one, or"
-        raise UsageError(f"{text} set share_device")
-    found = count(kind) if count else device_count(kind) if available(kind) else 0
-    if found < workers:
+        raise UsageError(
+            f"{workers} workers on {kind} would share it, each with its own model: use one, or set "
+            "share_device"
+        )
+    if (found := device_count(kind)) < workers:
         raise UsageError(f"{workers} workers, but {found} devices of kind {kind}")
     # Gaudi's runtime assigns each process the next free card.
     return [kind if kind == "hpu" else f"{kind}:{index}" for index in range(workers)]
 
 
-def work(given: dict[str, Any], sockets: list[socket.socket]) -> None:
+def work(settings: Settings, sockets: list[socket.socket]) -> None:
     """The main function of a worker's process."""
     threading.Thread(target=_follow_parent, daemon=True).start()
     from .server import serve
-    from .settings import Settings
 
     try:
-        serve(Settings(**given), sockets)
+        serve(settings, sockets)
     except ForescribeError as error:
         sys.stderr.write(f"worker: {error.message}\n")
         sys.exit(LASTING)
@@ -149,8 +148,8 @@ class Supervisor:
                 self.hopeless |= process.exitcode == LASTING
                 due = time.monotonic() - started_s[index] >= RESTART_S
                 if process.exitcode is not None and due and not (self.stopping or self.hopeless):
-                    facts = {"event": "worker died", "worker": index, "exit": process.exitcode}
-                    log.error(json.dumps(facts))
+                    died = {"event": "worker died", "worker": index, "exit": process.exitcode}
+                    log.error(json.dumps(died))
                     self.processes[index] = self.makers[index]()
                     self.processes[index].start()
                     started_s[index] = time.monotonic()
@@ -172,7 +171,7 @@ class Supervisor:
 
 def _follow_parent() -> None:
     """End this worker when its supervisor has died."""
-    parent = multiprocessing.parent_process()
+    parent = parent_process()
     assert parent is not None
     wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,7 +1,13 @@
 """Devices: cpu, cuda, hpu (Intel Gaudi) and mps. No other module of the core tells them apart.
 
-A `Device` gives the rest of the core its dtype, clock and round borders; captures are in `engine.captures`.
-Gaudi's packages are imported only when an hpu is requested or detected.
+A `Device` gives the rest of the core its dtype and round borders; captures are in `engine.captures`. Gaudi's
+packages are imported only when an hpu is requested or detected.
+
+torch's own copies of ordinary host memory wait until the device has finished everything before them: an
+admission would stop the device for the time that the host takes to prepare the next round. So on cuda copies
+go through pinned memory, on streams beside the rounds (`HostReader`, `upload`); elsewhere they are direct.
+`SideStream` does the same for encoders, which multiply large matrices while rounds wait for memory: on the
+stream of the rounds each would wait for the other.
 
 Of a CPU also the number of threads that tensor operators of the calling thread use (`at_most`).
 `torch.set_num_threads` changes it for MKL in all threads, and for all threads that run their first operator
@@ -16,14 +22,16 @@ import gc
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from .errors import DeviceError
 
@@ -31,6 +39,8 @@ KINDS = ("cuda", "hpu", "mps", "cpu")  # in order of preference
 QUANTIZATIONS = ("none", "int8")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _HABANA = "habana_frameworks"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -106,12 +116,22 @@ class Device:
         while the host decides. Rows that have ended meanwhile play a few empty rounds."""
         return self.kind in ("cuda", "hpu")
 
-    def guard(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def guard(self) -> Iterator[None]:
         """Makes this the thread's current device for a block: streams, events, captures and kernels that
         are not torch's own go to the current one, which is the first by default."""
         if self.index is None or self.kind not in ("cuda", "hpu"):
-            return nullcontext()
-        return _Current(self)
+            yield
+            return
+        # The backend's own context manager is missing in some versions of Gaudi's package.
+        before = self.backend.current_device()
+        if before != self.index:
+            self.backend.set_device(self.index)
+        try:
+            yield
+        finally:
+            if before != self.index:
+                self.backend.set_device(before)
 
     @property
     def backend(self) -> Any:
@@ -188,7 +208,9 @@ def available(kind: str) -> bool:
 
 
 def device_count(kind: str) -> int:
-    """The number of devices of an available kind; 1 for the CPU."""
+    """The number of devices of a kind; 1 for the CPU."""
+    if not available(kind):
+        return 0
     if kind == "cuda":
         return torch.cuda.device_count()
     if kind == "hpu":
@@ -236,21 +258,155 @@ def _free_host_memory(root: Path = Path("/")) -> int | None:
         return free
 
 
-class _Current:
-    """Makes a device the current one, and restores the previous one afterwards."""
+@dataclass(eq=False)
+class HostReader:
+    """Reads tensors of the device without waiting for work that was queued later.
 
-    def __init__(self, device: Device) -> None:
-        self._device, self._before = device, 0
+    On cuda it copies to pinned memory on a stream of its own. Elsewhere a read is direct. Two kinds of
+    reads that wait for different moments need two readers: a stream keeps their order.
+    """
 
-    def __enter__(self) -> None:
-        # The backend's own context manager is missing in some versions of Gaudi's package.
-        self._before = self._device.backend.current_device()
-        if self._before != self._device.index:
-            self._device.backend.set_device(self._device.index)
+    device: Device
+    _stream: Any = field(default=None, init=False)
 
-    def __exit__(self, *_: object) -> None:
-        if self._before != self._device.index:
-            self._device.backend.set_device(self._before)
+    def read(self, make: Callable[[], Tensor], after: Moment | None = None) -> HostCopy:
+        """Starts to copy the tensor that `make` returns, as it is at the moment `after` (None: now).
+        What `make` reads must not be written from that moment on until the copy has been read."""
+        if self.device.kind != "cuda":
+            return HostCopy(make(), None)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        moment = Moment(self.device) if after is None else after
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(moment.event)
+            tensor = make()
+            host = pinned(tensor)
+            host.copy_(tensor, non_blocking=True)
+            tensor.record_stream(self._stream)  # it may have been made on another one
+            done = torch.cuda.Event()
+            done.record()
+        return HostCopy(host, done)
+
+
+@dataclass(eq=False)
+class HostCopy:
+    """A tensor on its way to the host."""
+
+    made: Tensor
+    done: Any  # the event of its arrival; None: it is there
+
+    def tensor(self) -> Tensor:
+        """The tensor on the host; waits for the copy alone."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.made.cpu()
+
+
+class Moment:
+    """A point in time: in the device's work where it has events (cuda), on the host's clock elsewhere."""
+
+    def __init__(self, device: Device, clock_s: float = 0.0) -> None:
+        self.clock_s = clock_s
+        self.event: Any = None
+        if device.kind == "cuda":
+            with device.guard():
+                self.event = torch.cuda.Event(enable_timing=True)
+                self.event.record()
+
+    def seconds_to(self, later: Moment) -> float:
+        """Seconds between two moments that have passed."""
+        if self.event is None:
+            return later.clock_s - self.clock_s
+        return float(self.event.elapsed_time(later.event)) / 1000
+
+
+@dataclass(eq=False)
+class Stopwatch:
+    """Seconds by stage. On cuda it records events, which cost no sync until `seconds` is read."""
+
+    device: Device
+    _laps: list[tuple[str, Moment, Moment]] = field(
+        default_factory=list
+    )  # that may not have passed
+    _total: dict[str, float] = field(default_factory=dict)
+    _last: Moment | None = None
+
+    def start(self) -> None:
+        """Starts a lap; `mark` ends it and starts the next."""
+        self._last = Moment(self.device, time.perf_counter())
+
+    def mark(self, stage: str) -> None:
+        now, before = Moment(self.device, time.perf_counter()), self._last
+        assert before is not None
+        if now.event is None:
+            self._total[stage] = self._total.get(stage, 0.0) + before.seconds_to(now)
+        else:
+            self._laps.append((stage, before, now))
+        self._last = now
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each stage so far."""
+        if self._laps:
+            self.device.synchronize()
+            for stage, before, now in self._laps:
+                self._total[stage] = self._total.get(stage, 0.0) + before.seconds_to(now)
+            self._laps.clear()
+        return dict(self._total)
+
+
+def upload(values: Sequence[Any] | Tensor, dtype: torch.dtype, place: torch.device) -> Tensor:
+    """`values` as a tensor on the device. On cuda through pinned memory, which torch's allocator keeps until
+    the copy is done."""
+    host = values.to(dtype) if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
+    if place.type != "cuda":
+        return host.to(place)
+    return host.pin_memory().to(place, non_blocking=True)
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """Host memory for a copy of `tensor` that the device writes by itself."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+
+@dataclass(eq=False)
+class SideStream:
+    """Runs functions on a stream of its own, one after another, from one thread."""
+
+    device: Device
+    _stream: Any = field(default=None, init=False)
+
+    def run(self, work: Callable[[], T], meanwhile: Callable[[], bool] = lambda: False) -> T:
+        """Returns what `work` returns, when the device has computed it. Until then `meanwhile` is called as
+        long as it returns True: it may launch rounds. What `work` reads must be complete, or made by it."""
+        if self.device.kind != "cuda":
+            return work()
+        with self._current():
+            made = work()
+            done = torch.cuda.Event()
+            done.record()
+        while not done.query() and meanwhile():
+            pass
+        done.synchronize()
+        return made
+
+    def hand_over(self, tensor: Tensor) -> Tensor:
+        """A tensor that `run` has made, for the current stream: its memory is not used again for the side
+        stream before the current one has done what it does with the tensor."""
+        if self.device.kind == "cuda":
+            with self.device.guard():
+                tensor.record_stream(torch.cuda.current_stream())
+        return tensor
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        with self.device.guard():
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()
+                # The weights were written on the current stream.
+                self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                yield
 
 
 @contextmanager

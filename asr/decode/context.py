@@ -24,6 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from forescribe.speculative.device import SideStream, Stopwatch
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
 from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
@@ -32,7 +33,6 @@ from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.errors import release
 from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Finish, Request, Result, Stats
-from forescribe.speculative.transfers import SideStream, Stopwatch
 
 from ..model.vocabulary import alphabetic
 from ..model.whisper import DraftStates, EncoderStates, LogMel, Whisper

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..device import upload
 from ..protocols import Drafter, Model, Needs
 from ..requests import Request
 from ..rows import Rows
-from ..transfers import upload
 from ..types import Distribution, Draft, Scores, Verdict
 
 

@@ -15,14 +15,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..device import Device
+from ..device import Device, HostReader, upload
 from ..errors import CATCH_UP, PREFILL, PROMPT, RequestError
 from ..protocols import Processor, StackedModel
 from ..requests import Guarantee, Mode, Request, check_in_vocabulary
 from ..rounds.accept import RuleChoice
 from ..rounds.round import Parts, verify
 from ..rows import Rows, selected
-from ..transfers import HostReader, upload
 from .captures import Capture, Function, PrefillRunner
 from .runner import ShapeSet
 from .slots import Shared, SlotState, failed

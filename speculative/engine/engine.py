@@ -109,7 +109,6 @@ class Engine:
         self._stats = Stats()  # as last read
         self.broken: BrokenError | None = None
         """Why the device has failed; None while it answers."""
-        self._card = self.device.guard()
         self._static = self.device.static_shapes
         self._rounds_per_poll, self._late = self.device.rounds_per_poll, self.device.late_reads
 
@@ -259,7 +258,7 @@ class Engine:
         """Runs its block on the device. The last line of defence: what raises in it has failed for all
         requests in the slots. Does not raise."""
         try:
-            with self._card:
+            with self.device.guard():
                 yield
         except Exception as error:
             self.broken = self._fail_all(error)

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..device import HostCopy, HostReader, Moment
 from ..errors import RESULT, SCHEDULE, DecodingError
 from ..protocols import Poll, Schedule
 from ..requests import Finish, Partial, Ranked, Result, Source
 from ..rounds.accept import RuleChoice
-from ..transfers import HostCopy, HostReader, Moment
 from .slots import Shared, SlotState, failed
 
 COUNTS = 4

@@ -17,12 +17,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..device import Device
+from ..device import Device, HostCopy, Stopwatch, upload
 from ..errors import OF_THE_DRAFTER, DecodingError, RequestError, SpeculativeError, fault
 from ..protocols import Drafter, Model, Needs
 from ..requests import Finish, Mode, Request, Result, check_whole
 from ..rows import Counters, Rows
-from ..transfers import HostCopy, Stopwatch, upload
 
 ALIGNMENT = 8
 """Slots, and so the reaches of captured rounds, are multiples of it: fused attention kernels read masks in

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, device
-from forescribe.speculative.device import Device, available, choose
+from forescribe.speculative.device import Device, Stopwatch, available, choose
 from forescribe.speculative.engine.captures import capture_for
 from forescribe.speculative.errors import DeviceError
 from forescribe.speculative.requests import Result
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.transfers import Stopwatch
 from tests.speculative.graphs.workloads import Pretend
 
 # Choosing
@@ -131,7 +130,7 @@ def test_a_cpu_rounds_as_it_is_and_looks_every_time() -> None:
 
 def test_a_stopwatch_sums_laps_by_stage(monkeypatch) -> None:
     times = iter([0.0, 1.0, 3.0, 10.0, 14.0])
-    monkeypatch.setattr("forescribe.speculative.transfers.time.perf_counter", lambda: next(times))
+    monkeypatch.setattr("forescribe.speculative.device.time.perf_counter", lambda: next(times))
     watch = Stopwatch(choose("cpu"))
     watch.start()
     watch.mark("draft")

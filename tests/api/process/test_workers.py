@@ -116,13 +116,14 @@ def test_a_second_signal_ends_who_does_not_listen() -> None:
         ("cpu", 1, "share_device"),
     ],
 )
-def test_a_device_for_each_or_a_word(device, there, expected) -> None:
+def test_a_device_for_each_or_a_word(device, there, expected, monkeypatch) -> None:
+    monkeypatch.setattr("forescribe.speculative.device.device_count", lambda kind: there)
     settings = Settings(workers=2, device=device)
     if isinstance(expected, list):
-        assert devices(settings, lambda kind: there) == expected
+        assert devices(settings) == expected
         return
     with pytest.raises(UsageError, match=expected):
-        devices(settings, lambda kind: there)
+        devices(settings)
 
 
 def test_one_device_for_all_where_that_is_asked_for() -> None:

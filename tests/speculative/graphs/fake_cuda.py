@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from forescribe.speculative import Engine, transfers
+from forescribe.speculative import Engine, device
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine import engine
 from forescribe.speculative.engine.captures import CudaCapture
@@ -164,7 +164,7 @@ class FakeCuda(TorchDispatchMode):
         self.names = self._names()
         for name, value in self.names.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(transfers, "pinned", self._pin)
+        monkeypatch.setattr(device, "pinned", self._pin)
         monkeypatch.setattr(Tensor, "record_stream", self._record_stream)
         monkeypatch.setattr(engine, "capture_for", self._capture_for)
         monkeypatch.setattr(

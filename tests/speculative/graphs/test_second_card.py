@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from forescribe.speculative.device import Device
-from forescribe.speculative.transfers import Stopwatch
+from forescribe.speculative.device import Device, Stopwatch
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.test_catch_up import tokens
 from tests.speculative.graphs.workloads import tiny_engine, tiny_requests

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from forescribe.asr.decode.context import IsolatedEngine, NotFinite, encode_windows
 from forescribe.asr.model.whisper import EncoderStates
-from forescribe.speculative.device import Device
-from forescribe.speculative.transfers import SideStream
+from forescribe.speculative.device import Device, SideStream
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.recorder import Forbidden
 from tests.speculative.graphs.workloads import tiny_engine, tiny_requests
