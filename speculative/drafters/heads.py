@@ -10,16 +10,15 @@ Knows rows, taps and records of heads; nothing of targets' layers, of formats or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding as lookup
 
 from ..errors import LoadError
-from ..models.heads.records import Head, Output, Run
+from ..models.heads.records import Head, Run
 from ..models.slot_model import at_node, chain_mask
 from ..protocols import Model, Needs
 from ..requests import Request
@@ -47,8 +46,7 @@ class HeadDrafter:
             raise ValueError(f"confidence is {confidence}; it must be from 0 to 1")
         self.record, self.confidence = head, confidence
         self._state = torch.empty(0)  # [B, H] of each row's last position
-        self._shared: SharedLayers | None = None
-        self._scorer: Scorer | None = None
+        self._target: Any = None
         self._cache: SlotCache | None = None
 
     @property
@@ -61,8 +59,12 @@ class HeadDrafter:
         )
 
     def bind(self, target: Model) -> None:
-        self._shared = shared = SharedLayers.of(target, self.record.embedding)
-        self._scorer = Scorer(self.record.output, shared.head, target.vocab_size)
+        if not hasattr(target, "embed") or not hasattr(target, "head"):
+            raise LoadError(
+                f"{type(target).__name__} does not share its embeddings and output layer, which a head "
+                "needs: take an ordinary draft model"
+            )
+        self._target = target
 
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.DENSE if sampling else Distribution.ONE_HOT
@@ -72,11 +74,16 @@ class HeadDrafter:
 
     def _pick(self, picker: Picker, states: Tensor) -> Tensor:
         """The next draft `[B]`, of states `[B, 1, H]`."""
-        assert self._scorer is not None, "bind() comes before the first forward"
-        logits = self._scorer.rows(states)
-        if picker.reads_all:
-            return picker.pick(self._scorer.whole(logits))
-        return picker.pick(logits, self._scorer.ids)
+        output = self.record.output
+        normed, own = output.normed(states), output.head
+        if own is None:
+            return picker.pick(self._target.head(normed))
+        logits = own(normed).float()  # [B, 1, U]
+        if not picker.reads_all:
+            return picker.pick(logits, output.ids)
+        assert output.ids is not None, "rows of an output layer of its own have tokens"
+        whole = logits.new_full((*logits.shape[:-1], self._target.vocab_size), float("-inf"))
+        return picker.pick(whole.index_copy_(-1, output.ids, logits))
 
     def _allocated(self) -> SlotCache:
         if self._cache is None:
@@ -145,60 +152,12 @@ class HeadDrafter:
         return self.record.step(self._embed(tokens), feature, run)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        assert self._shared is not None, "bind() comes before the first forward"
-        return self._shared.embed(tokens).to(self._state.dtype)
+        own = self.record.embedding
+        embedded: Tensor = self._target.embed(tokens) if own is None else lookup(tokens, own)
+        return embedded.to(self._state.dtype)
 
 
 def _given(taps: Tensor | None, of: str) -> Tensor:
     if taps is None:
         raise ValueError(f"a head needs the target's states of {of}")
     return taps
-
-
-@dataclass(frozen=True, eq=False)
-class SharedLayers:
-    """The functions that a head calls besides its own layers."""
-
-    embed: Callable[[Tensor], Tensor]  # tokens [...] -> [..., E]
-    head: Callable[[Tensor], Tensor]  # normed states [..., H] -> logits [..., V] float32
-
-    @classmethod
-    def of(cls, target: Model, embedding: Tensor | None) -> SharedLayers:
-        """Of a target; `embedding [V, E]` is the head's own, where it has one. Raises LoadError for a target
-        that does not share its layers."""
-        embed, head = getattr(target, "embed", None), getattr(target, "head", None)
-        if embed is None or head is None:
-            raise LoadError(
-                f"{type(target).__name__} does not share its embeddings and output layer, which a head "
-                "needs: take an ordinary draft model"
-            )
-        if embedding is None:
-            return cls(embed, head)
-        return cls(lambda tokens: lookup(tokens, embedding), head)
-
-
-@dataclass(frozen=True, eq=False)
-class Scorer:
-    """Logits of a head's states. Row i of them is token `ids[i]`, or token i where the output layer is the
-    target's."""
-
-    output: Output
-    head: Callable[[Tensor], Tensor]  # the target's output layer
-    vocab: int  # the target's number of tokens
-
-    @property
-    def ids(self) -> Tensor | None:
-        """The tokens of `rows`; None where row i is token i."""
-        return self.output.ids if self.output.head is not None else None
-
-    def rows(self, states: Tensor) -> Tensor:
-        """Logits `[B, N, U]` float32 of the output layer's rows."""
-        normed, own = self.output.normed(states), self.output.head
-        return self.head(normed) if own is None else own(normed).float()
-
-    def whole(self, rows: Tensor) -> Tensor:
-        """The same in all tokens of the target `[B, N, V]`: -inf for those that the head does not propose."""
-        if self.ids is None:
-            return rows
-        made = rows.new_full((*rows.shape[:-1], self.vocab), float("-inf"))
-        return made.index_copy_(-1, self.ids, rows)

@@ -1,1 +1,1 @@
-"""Heads on a target's hidden states, as models: EAGLE-3, MTP and DFlash as published, and Whisper's block."""
+"""Heads on a target's hidden states, as models: EAGLE-3 and MTP as published."""

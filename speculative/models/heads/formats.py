@@ -30,13 +30,12 @@ from ..weights import Linear
 from .records import LAST, Head, LeanBody, ModuleBody, Output, Taps, TargetShape
 from .tensors import (
     PublishedTensors,
-    form_of,
     layer_config,
     read_config,
     read_tensors,
+    rotary_of,
     take_layer,
     take_output,
-    tapped_layers,
     window_of,
 )
 
@@ -84,15 +83,14 @@ def load_head(
     folder: Path, target: TargetShape, name: str, *, device: torch.device, dtype: torch.dtype
 ) -> Head:
     """The head in a folder, on a device. Raises LoadError, with what does not fit, by name."""
-    config = read_config(folder)
-    if not is_head(config):
+    if not holds_head(folder):
         raise LoadError(f"{name} is no head, but an ordinary model")
     tensors = {
         key: value.to(device, dtype if value.is_floating_point() else None)
         for key, value in read_tensors(folder).items()
     }
     with torch.device(device):
-        return eagle3_head(config, tensors, target, name)
+        return eagle3_head(read_config(folder), tensors, target, name)
 
 
 def load_mtp(folder: Path, target: Any, shape: TargetShape) -> Head:
@@ -123,38 +121,24 @@ def described(head: Head) -> str:
     return line
 
 
-def is_head(config: Mapping[str, Any]) -> bool:
-    """Whether a folder with this configuration holds a head. Raises LoadError for heads of other kinds."""
-    if is_eagle3(config):
-        return True
-    kind = config.get("speculators_model_type", config.get("model_type"))
-    if "dflash_config" in config or "speculators_model_type" in config:
-        found = (
-            f"speculators of type {kind!r}"
-            if "speculators_model_type" in config
-            else "DFlash heads"
-        )
-        raise LoadError(f"{found} are not supported; EAGLE-3 and MTP are")
-    if isinstance(kind, str) and kind in OTHERS:
-        raise LoadError(f"{OTHERS[kind]} are not supported; EAGLE-3 and MTP are")
-    return False
-
-
 def holds_head(folder: Path) -> bool:
-    """The same of a folder. Raises LoadError for a configuration that cannot be read."""
-    return is_head(read_config(folder))
-
-
-def is_eagle3(raw: Mapping[str, Any]) -> bool:
-    """Whether a configuration says that it is one."""
-    return raw.get("speculators_model_type") == "eagle3" or any(
-        "eagle3" in n.lower() or "eaglellama" in n.lower() for n in _architectures(raw)
-    )
-
-
-def _architectures(raw: Mapping[str, Any]) -> list[str]:
-    names = raw.get("architectures")
-    return [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
+    """Whether a folder holds a head, by its configuration. Raises LoadError for heads of other kinds, and for
+    a configuration that cannot be read."""
+    config = read_config(folder)
+    names = str(config.get("architectures")).lower()
+    speculators = config.get("speculators_model_type")
+    if speculators == "eagle3" or "eagle3" in names or "eaglellama" in names:
+        return True
+    kind = config.get("model_type")
+    if "speculators_model_type" in config:
+        found = f"speculators of type {speculators!r}"
+    elif "dflash_config" in config:
+        found = "DFlash heads"
+    elif isinstance(kind, str) and kind in OTHERS:
+        found = OTHERS[kind]
+    else:
+        return False
+    raise LoadError(f"{found} are not supported; EAGLE-3 and MTP are")
 
 
 def eagle3_head(
@@ -235,25 +219,38 @@ def _eagle3_taps(
     target: TargetShape,
     flags: Mapping[str, bool],
 ) -> Taps:
-    layers = settings.get("eagle_aux_hidden_state_layer_ids")
+    setting, name = "eagle_aux_hidden_state_layer_ids", tensors.name
+    layers = settings.get(setting)
     if layers is None:
         layers = [2, target.layers // 2, target.layers - 3]
-    layers = tapped_layers(layers, "eagle_aux_hidden_state_layer_ids", target, tensors.name)
+    if not isinstance(layers, list) or not layers or any(type(i) is not int for i in layers):
+        raise LoadError(f"{name}: {setting} is {layers!r}, no list of layers")
+    for layer in layers:
+        if not 0 <= layer < target.layers:
+            raise LoadError(
+                f"{name} reads layer {layer}, and {target.name} has {target.layers} layers"
+            )
+    if len(set(layers)) < len(layers):
+        raise LoadError(f"{name}: {setting} names a layer twice: {layers}")
     count, source = len(layers), target.width
     norms: tuple[Tensor, ...] = ()
     if flags["norm_before_fc"] and flags["fc_norm"]:
-        raise LoadError(f"{tensors.name}: norm_before_fc and fc_norm exclude each other")
+        raise LoadError(f"{name}: norm_before_fc and fc_norm exclude each other")
     if flags["norm_before_fc"]:
         norms = (tensors.take("input_norm.weight", count * source),)
     if flags["fc_norm"]:
         norms = tuple(tensors.take(f"fc_norm.{i}.weight", source) for i in range(count))
     project = tensors.linear("fc", config.hidden_size, count * source)
-    return Taps(layers, float(config.rms_norm_eps), norms, project)
+    return Taps(tuple(layers), float(config.rms_norm_eps), norms, project)
 
 
 def _eagle3_body(found: PublishedTensors, first: str, config: Any) -> LeanBody:
     """The layers. The first reads embedding and feature side by side, and its norms are the head's."""
-    width, count, form = config.hidden_size, config.num_hidden_layers, form_of(config, found.name)
+    width, count, rotary = (
+        config.hidden_size,
+        config.num_hidden_layers,
+        rotary_of(config, found.name),
+    )
     if first == "midlayer." and count != 1:
         raise LoadError(f"{found.name} has one midlayer, and its configuration {count} layers")
     made = []
@@ -265,13 +262,12 @@ def _eagle3_body(found: PublishedTensors, first: str, config: Any) -> LeanBody:
                 found,
                 prefix,
                 config,
-                form,
                 inputs=width if index else 2 * width,
                 input_norm=norm,
                 window=window_of(config, index),
             )
         )
-    return LeanBody(tuple(made), form)
+    return LeanBody(tuple(made), config, rotary)
 
 
 def _embedding(found: PublishedTensors, config: Any, target: TargetShape) -> Tensor | None:
@@ -295,37 +291,32 @@ def mtp_head(
     configuration. Raises LoadError, with what does not fit, by name."""
     prefix = mtp_prefix(target)
     own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    if not mtp_layers(raw) or not own:
+    count = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers", 0))
+    if type(count) is not int or count < 1 or not own:
         raise LoadError(
             f"{name} has no MTP layer: no num_nextn_predict_layers in its configuration, or no tensors "
             f"{prefix}*"
         )
     found = PublishedTensors(own, name)
     config = layer_config(raw, name)
-    width, form = config.hidden_size, form_of(config, name)
+    width, eps, rotary = config.hidden_size, float(config.rms_norm_eps), rotary_of(config, name)
     # Copies of the target's embeddings and output layer, which are shared here.
     for shared in ("embed_tokens.weight", "shared_head.head.weight"):
         found.take_if(shared, target.vocab, width)
     input_norm = found.take("input_layernorm.weight", width)
-    layer = take_layer(found, "", config, form, inputs=width, input_norm=input_norm, window=None)
+    layer = take_layer(found, "", config, inputs=width, input_norm=input_norm, window=None)
     head = Head(
         family="MTP",
-        taps=Taps((LAST,), form.eps),
+        taps=Taps((LAST,), eps),
         embed_norm=found.take("enorm.weight", width),
         feature_norm=found.take("hnorm.weight", width),
-        body=LeanBody((layer,), form),
-        output=Output(found.take("shared_head.norm.weight", width), form.eps),
+        body=LeanBody((layer,), config, rotary),
+        output=Output(found.take("shared_head.norm.weight", width), eps),
         join=found.linear("eh_proj", width, 2 * width),
         feeds_normed=True,
     )
     found.finish()
     return head
-
-
-def mtp_layers(raw: Mapping[str, Any]) -> int:
-    """How many MTP layers a target's configuration promises."""
-    found = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers", 0))
-    return found if type(found) is int and found > 0 else 0
 
 
 def mtp_prefix(target: TargetShape) -> str:

@@ -1,10 +1,9 @@
 """The records of a head: what the loaders of EAGLE-3 and MTP make, and what drafters and trainers run.
 
-A head reads, at position t, the state of token t and the embedding of token t + 1, and predicts token t
-+ 2. Its layers are functions over plain
-tensors, or a layer of the target's own class; both keep keys and values in a cache of transformers'
-interface, as the adapters of targets do: slots of rows in decoding, growing ones in training. Knows tensors;
-nothing of files, rows or drafts.
+A head reads, at position t, the state of token t and the embedding of token t + 1, and predicts token t + 2.
+Its layers are functions over plain tensors, or a layer of the target's own class; both keep keys and values
+in a cache of transformers' interface, as the adapters of targets do: slots of rows in decoding, growing ones
+in training. Knows tensors; nothing of files, rows or drafts.
 
 Letters besides those of `speculative.types`: H width of the head, n taps, U tokens that the head proposes, d
 size of an attention head, I width of a layer's input, R slots that are read.
@@ -13,13 +12,12 @@ size of an attention head, I width of a layer's input, R slots that are read.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from ...errors import LoadError
 from ..plain import activation
 from ..slot_model import LayerShape, window_mask
 from ..weights import Linear
@@ -40,7 +38,7 @@ class Head:
     taps: Taps
     embed_norm: Tensor  # [E], E the width of embeddings
     feature_norm: Tensor  # [H]
-    body: Body
+    body: LeanBody | ModuleBody
     output: Output
     join: Linear | None = None  # [H, E + H]
     residual_normed: bool = False  # norm_before_residual
@@ -86,13 +84,6 @@ class Taps:
     eps: float
     norms: tuple[Tensor, ...] = ()  # [D] each, or one of [n D]
     project: Linear | None = None  # [H, n D]
-    after: Tensor | None = None  # [H], a norm of the projected feature
-
-    def __post_init__(self) -> None:
-        if not self.layers:
-            raise LoadError("the head reads no hidden states")
-        if self.project is None and len(self.layers) > 1:
-            raise LoadError("several taps need a projection")
 
     def feature(self, taps: Tensor) -> Tensor:
         """The features `[..., H]` of taps `[..., n, D]`."""
@@ -106,9 +97,7 @@ class Taps:
             x = taps.flatten(-2)
             if self.norms:
                 x = rms_norm(x, x.shape[-1:], self.norms[0], self.eps)
-        if self.project is not None:
-            x = self.project(x)
-        return x if self.after is None else rms_norm(x, x.shape[-1:], self.after, self.eps)
+        return x if self.project is None else self.project(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,87 +125,63 @@ class Run:
     cache: Any
 
 
-class Body(Protocol):
-    """The layers of a head."""
+@dataclass(frozen=True, eq=False)
+class LeanBody:
+    """Layers as functions over plain tensors. `config` is transformers', and `rotary` gives its angles."""
+
+    layers: tuple[LeanLayer, ...]
+    config: Any
+    rotary: Any
 
     @property
     def shapes(self) -> list[LayerShape]:
         """The keys and values of each layer."""
+        size = self.config.head_dim
+        return [LayerShape(self.config.num_key_value_heads, size, size)] * len(self.layers)
 
     def __call__(self, inputs: Tensor, residual: Tensor, run: Run) -> Tensor:
         """States `[B, N, H]` of `inputs [B, N, I]`; the first layer adds to `residual [B, N, H]`."""
-
-
-@dataclass(frozen=True, eq=False)
-class LeanBody:
-    """Layers as functions over plain tensors."""
-
-    layers: tuple[LeanLayer, ...]
-    form: LeanForm
-
-    @property
-    def shapes(self) -> list[LayerShape]:
-        size = self.form.head_size
-        return [LayerShape(self.form.kv_heads, size, size) for _ in self.layers]
-
-    def __call__(self, inputs: Tensor, residual: Tensor, run: Run) -> Tensor:
-        positions, mask = run.positions, run.mask
-        angles = self.angles(positions, inputs.dtype)
+        cos, sin = (each[:, None] for each in self.rotary(inputs, position_ids=run.positions))
         x, states = inputs, residual
         for index, layer in enumerate(self.layers):
             if layer.input_norm is not None:
                 x = self._norm(x, layer.input_norm)
-            keys, values = self.keys_values(layer, x, angles)
-            keys, values = run.cache.update(keys, values, index)
-            reads = mask if layer.window is None else window_mask(mask, positions, layer.window)
-            x = states = self._layer(layer, x, states, angles, reads, keys, values)
+            x = states = self._layer(index, layer, x, states, (cos, sin), run)
         return states
-
-    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine `[B, 1, N, d]` of `positions [B, N]`."""
-        half = positions[:, None, :, None].float() * self.form.inv_freq
-        angle = torch.cat([half, half], -1)
-        scale = self.form.rotary_scale
-        return (angle.cos() * scale).to(dtype), (angle.sin() * scale).to(dtype)
-
-    def keys_values(
-        self, layer: LeanLayer, x: Tensor, angles: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Keys, rotated, and values `[B, kv_heads, N, d]` of `x [B, N, I]`."""
-        form = self.form
-        both = layer.key_value(x).unflatten(-1, (2, form.kv_heads, form.head_size))
-        keys, values = both.permute(2, 0, 3, 1, 4)
-        if layer.key_norm is not None:
-            keys = self._norm(keys, layer.key_norm)
-        return _rotated(keys, angles), values
 
     def _layer(
         self,
+        index: int,
         layer: LeanLayer,
         x: Tensor,
         residual: Tensor,
         angles: tuple[Tensor, Tensor],
-        mask: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        run: Run,
     ) -> Tensor:
-        form = self.form
-        queries = layer.query(x).unflatten(-1, (form.heads, form.head_size)).transpose(1, 2)
+        config, size = self.config, self.config.head_dim
+        queries = layer.query(x).unflatten(-1, (-1, size)).transpose(1, 2)
+        keys, values = layer.key_value(x).unflatten(-1, (2, -1, size)).permute(2, 0, 3, 1, 4)
         if layer.query_norm is not None:
             queries = self._norm(queries, layer.query_norm)
+        if layer.key_norm is not None:
+            keys = self._norm(keys, layer.key_norm)
+        keys, values = run.cache.update(_rotated(keys, angles), values, index)
+        mask = run.mask
+        if layer.window is not None:
+            mask = window_mask(mask, run.positions, layer.window)
         read = scaled_dot_product_attention(
             _rotated(queries, angles),
             keys,
             values,
             attn_mask=mask,
-            enable_gqa=form.heads != form.kv_heads,
+            enable_gqa=config.num_attention_heads != config.num_key_value_heads,
         )
         states = residual + layer.out(read.transpose(1, 2).flatten(2))
         gate, up = layer.gate_up(self._norm(states, layer.post_norm)).chunk(2, -1)
-        return states + layer.down(activation(form.activation)(gate) * up)
+        return states + layer.down(activation(config.hidden_act)(gate) * up)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, x.shape[-1:], weight, self.form.eps)
+        return rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,24 +201,8 @@ class LeanLayer:
 
 
 @dataclass(frozen=True, eq=False)
-class LeanForm:
-    """What the layers of a body have in common."""
-
-    heads: int
-    kv_heads: int
-    head_size: int
-    eps: float
-    activation: str  # transformers' name of it
-    inv_freq: Tensor  # [d / 2] float32
-    rotary_scale: float = 1.0
-
-
-@dataclass(frozen=True, eq=False)
 class ModuleBody:
-    """One decoder layer of transformers, of the target's own class: whatever attention and experts it has.
-
-    `rotary` gives its angles.
-    """
+    """The same of one decoder layer of the target's own class, whatever attention and experts it has."""
 
     layer: Any
     rotary: Any

@@ -21,7 +21,7 @@ from ...errors import LoadError, load_cause, one_line
 from ..checkpoint import CONFIG, damaged
 from ..quantized import stored_weights
 from ..weights import FIXED_ROTATIONS, Linear
-from .records import LeanForm, LeanLayer, Output, TargetShape
+from .records import LeanLayer, Output, TargetShape
 
 SIZES = (
     "hidden_size",
@@ -123,42 +123,18 @@ def layer_config(raw: Mapping[str, Any], name: str) -> Any:
     return config
 
 
-def form_of(config: Any, name: str) -> LeanForm:
-    """What the layers of a configuration have in common. Raises LoadError for rotary positions that depend
-    on the length of a text."""
+def rotary_of(config: Any, name: str) -> Any:
+    """What gives the angles of positions, as transformers does. Raises LoadError for those that depend on the
+    length of a text, or that turn a part of each head."""
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    rope = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type", "default")
+    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if kind not in FIXED_ROTATIONS:
         raise LoadError(f"{name}: rotary positions of type {kind!r} are not supported")
     rotary = LlamaRotaryEmbedding(config)
-    inv_freq = rotary.inv_freq.float()
-    if 2 * len(inv_freq) != config.head_dim:
+    if 2 * len(rotary.inv_freq) != config.head_dim:
         raise LoadError(f"{name}: rotary positions for a part of each head are not supported")
-    return LeanForm(
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_size=config.head_dim,
-        eps=float(config.rms_norm_eps),
-        activation=str(config.hidden_act),
-        inv_freq=inv_freq,
-        rotary_scale=float(rotary.attention_scaling),
-    )
-
-
-def tapped_layers(found: Any, setting: str, target: TargetShape, name: str) -> tuple[int, ...]:
-    """The layers of a setting. Raises LoadError for what is no list of different layers of the target."""
-    if not isinstance(found, list) or not found or any(type(i) is not int for i in found):
-        raise LoadError(f"{name}: {setting} is {found!r}, no list of layers")
-    for layer in found:
-        if not 0 <= layer < target.layers:
-            raise LoadError(
-                f"{name} reads layer {layer}, and {target.name} has {target.layers} layers"
-            )
-    if len(set(found)) < len(found):
-        raise LoadError(f"{name}: {setting} names a layer twice: {found}")
-    return tuple(found)
+    return rotary
 
 
 def window_of(config: Any, index: int) -> int | None:
@@ -176,15 +152,14 @@ def take_layer(
     tensors: PublishedTensors,
     prefix: str,
     config: Any,
-    form: LeanForm,
     *,
     inputs: int,
     input_norm: Tensor | None,
     window: int | None,
 ) -> LeanLayer:
     """One layer of Llama's or Qwen 3's names; its projections read `inputs` numbers."""
-    width, inner = config.hidden_size, config.intermediate_size
-    rows, kv_rows = form.heads * form.head_size, form.kv_heads * form.head_size
+    width, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
+    rows, kv_rows = config.num_attention_heads * size, config.num_key_value_heads * size
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     return LeanLayer(
         input_norm=input_norm,
@@ -192,8 +167,8 @@ def take_layer(
         key_value=tensors.joined(
             (f"{attention}k_proj", f"{attention}v_proj"), (kv_rows, kv_rows), inputs
         ),
-        query_norm=tensors.take_if(f"{attention}q_norm.weight", form.head_size),
-        key_norm=tensors.take_if(f"{attention}k_norm.weight", form.head_size),
+        query_norm=tensors.take_if(f"{attention}q_norm.weight", size),
+        key_norm=tensors.take_if(f"{attention}k_norm.weight", size),
         out=tensors.linear(f"{attention}o_proj", width, rows),
         post_norm=tensors.take(f"{prefix}post_attention_layernorm.weight", width),
         gate_up=tensors.joined((f"{mlp}gate_proj", f"{mlp}up_proj"), (inner, inner), width),

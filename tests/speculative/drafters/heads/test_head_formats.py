@@ -41,6 +41,8 @@ def _flat(value: Any) -> Any:
         return value.dtype, value.shape, value.tolist()
     if isinstance(value, tuple | list):
         return [_flat(v) for v in value]
+    if isinstance(value, torch.nn.Module):
+        return _flat(list(value.buffers()))
     if hasattr(value, "__dataclass_fields__"):
         return {name: _flat(getattr(value, name)) for name in value.__dataclass_fields__}
     return value

@@ -16,7 +16,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from forescribe.speculative import Engine, Request
-from forescribe.speculative.drafters.heads import HeadDrafter, SharedLayers
+from forescribe.speculative.drafters.heads import HeadDrafter
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
@@ -24,7 +24,6 @@ from forescribe.speculative.models.heads.records import (
     LAST,
     Head,
     LeanBody,
-    LeanForm,
     LeanLayer,
     Output,
     Taps,
@@ -160,7 +159,7 @@ def test_a_head_of_the_targets_own_layers_is_accepted_throughout(schedule: Any) 
 
 def test_a_target_that_shares_nothing_is_refused() -> None:
     with pytest.raises(LoadError, match="TinyModel does not share its embeddings"):
-        SharedLayers.of(TinyModel(), None)
+        drafter("eagle3").bind(TinyModel())
 
 
 @each_kind
@@ -275,13 +274,12 @@ def _own_layers(model: Any) -> Head:
                 window=config.sliding_window,
             )
         )
-    form = LeanForm(2, 1, 8, config.rms_norm_eps, "silu", model.model.rotary_emb.inv_freq)
     return Head(
         family="its own",
         taps=Taps((LAST,), config.rms_norm_eps),
         embed_norm=torch.ones(width),
         feature_norm=torch.ones(width),
-        body=LeanBody(tuple(layers), form),
+        body=LeanBody(tuple(layers), config, model.model.rotary_emb),
         output=Output(model.model.norm.weight.detach(), config.rms_norm_eps),
         join=Linear(torch.cat([torch.eye(width), torch.zeros(width, width)], 1)),
     )
