@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,8 @@ from forescribe.asr.formats.files import put
 from forescribe.speculative.drafters.model_drafter import TOKENS_FILE, DraftTokens
 
 from .labels import CutHead, LabelRow, LabelStore, repeated_share, split
-from .pruning import check_layers
-from .report import Prices, evaluations_of, figures_of, markdown, measured_prices
-from .speech import Hook, Pair, Skipped
+from .report import Prices, figures_of, markdown, measured_prices
+from .speech import Hook, Pair, Skipped, check_layers
 from .training import DraftTraining, Progress
 
 NAME = ".distill"
@@ -254,7 +253,10 @@ class Distillation:
         prices: Prices,
         skipped: Sequence[Skipped],
     ) -> dict[str, Any]:
-        evaluations = evaluations_of(progress.evaluations)
+        evaluations = [
+            {name: round(value, 4) for name, value in asdict(each).items()}
+            for each in progress.evaluations
+        ]
         return {
             "settings": dict(self.work.settings),
             "finished": progress.finished,

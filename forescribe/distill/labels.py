@@ -21,6 +21,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from forescribe.asr.errors import UsageError, output_errors
 from forescribe.asr.formats.files import put
@@ -78,8 +79,15 @@ class SparseDistribution:
             torch.where(there, places, 0), torch.where(there, self.logs, LOWEST_LOG)
         )
 
-    def part(self, positions: Tensor | slice) -> SparseDistribution:
+    def part(self, positions: Tensor) -> SparseDistribution:
         return SparseDistribution(self.ids[positions], self.logs[positions])
+
+    def split(self, lengths: list[int]) -> Iterator[SparseDistribution]:
+        """One after another, so many positions each."""
+        return map(SparseDistribution, self.ids.split(lengths), self.logs.split(lengths))
+
+    def to(self, device: torch.device) -> SparseDistribution:
+        return SparseDistribution(self.ids.to(device), self.logs.to(device))
 
     @property
     def choice(self) -> Tensor:
@@ -181,15 +189,14 @@ def _read(path: Path) -> Iterator[LabelRow]:
         about = json.loads((file.metadata() or {})["rows"])
         if not about:
             return
-        tokens = file.get_tensor("tokens").tolist()
+        sources, lengths, begins = (list(each) for each in zip(*about, strict=True))
+        texts = file.get_tensor("tokens").split(lengths)
         wanted = SparseDistribution(file.get_tensor("ids").long(), file.get_tensor("logs").float())
-    start = place = 0
-    for number, (source, length, begin) in enumerate(about):
-        stop, until = start + length, place + length - begin
+    answered = [length - begin for length, begin in zip(lengths, begins, strict=True)]
+    rows = zip(sources, texts, begins, wanted.split(answered), strict=True)
+    for number, (source, text, begin, part) in enumerate(rows):
         states = partial(_states, path, number)
-        part = wanted.part(slice(place, until))
-        yield LabelRow(source, tuple(tokens[start:stop]), begin, part, states)
-        start, place = stop, until
+        yield LabelRow(source, tuple(text.tolist()), begin, part, states)
 
 
 def _states(path: Path, number: int) -> States:
@@ -246,16 +253,12 @@ class LabelBatch:
 
     @classmethod
     def of(cls, rows: Sequence[LabelRow]) -> LabelBatch:
-        longest = max(len(row.tokens) for row in rows)
-        tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
-        for number, row in enumerate(rows):
-            tokens[number, : len(row.tokens)] = torch.tensor(row.tokens)
         wanted = SparseDistribution(
             torch.cat([row.wanted.ids for row in rows]),
             torch.cat([row.wanted.logs for row in rows]),
         )
         return cls(
-            tokens,
+            pad_sequence([torch.tensor(row.tokens) for row in rows], batch_first=True),
             torch.cat([torch.full((row.answered,), i) for i, row in enumerate(rows)]),
             torch.cat([torch.arange(row.begin - 1, len(row.tokens) - 1) for row in rows]),
             wanted,
@@ -271,9 +274,8 @@ class LabelBatch:
 
     def to(self, device: torch.device) -> LabelBatch:
         """The same on a device."""
-        wanted = SparseDistribution(self.wanted.ids.to(device), self.wanted.logs.to(device))
-        tokens, row, place = (each.to(device) for each in (self.tokens, self.row, self.place))
-        return LabelBatch(tokens, row, place, wanted, self.states.to(device))
+        parts = (self.tokens, self.row, self.place, self.wanted, self.states)
+        return LabelBatch(*(part.to(device) for part in parts))
 
 
 class BatchSource:

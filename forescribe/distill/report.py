@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forescribe.speculative.drafters.model_drafter import DraftTokens
-from forescribe.speculative.engine.schedule import expected_tokens
+from forescribe.speculative.engine.schedule import Fixed, expected_tokens
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Stats
@@ -153,19 +153,11 @@ class EngineRun:
         }
 
 
-@dataclass
-class Metered:
-    """A fixed draft length, like `Fixed`, that notes the seconds of each round."""
+@dataclass(frozen=True)
+class Metered(Fixed):
+    """Notes the seconds of each round."""
 
-    gamma: int
     seconds: list[float] = field(default_factory=list)
-
-    @property
-    def buckets(self) -> tuple[int, ...]:
-        return (self.gamma,)
-
-    def choose(self, *, sampling: bool) -> int:
-        return self.gamma
 
     def learn(self, poll: Poll) -> None:
         self.seconds.append(poll.seconds / poll.rounds)
@@ -207,10 +199,6 @@ def figures_of(
         name: run_rows(pair, draft, rows, GAMMA, batch, listed).record(plain)
         for name, draft in drafts.items()
     }
-
-
-def evaluations_of(evaluations: Sequence[Evaluation]) -> list[dict[str, float]]:
-    return [{name: round(value, 4) for name, value in asdict(e).items()} for e in evaluations]
 
 
 def markdown(report: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from forescribe.asr.errors import UsageError
-from forescribe.distill.pruning import angular_distances, kept_layers, pruned_whisper
+from forescribe.distill.speech import block_angles, check_layers, kept_layers, pruned_whisper
 
 
 def whisper() -> Any:
@@ -57,24 +57,20 @@ def test_distances_are_the_angles_of_the_layers_between(angles: list[float]) -> 
             x = layer(hidden_states=x)
 
     place = torch.arange(9)
-    found = angular_distances(layers, [(forward, torch.zeros_like(place), place)])
-    for first in range(len(angles)):
-        for behind in range(first + 1, len(angles) + 1):
-            turned = sum(angles[first:behind]) / math.pi
-            assert float(found[first, behind]) == pytest.approx(turned, abs=1e-3)
+    for block in range(1, len(angles) + 1):
+        found = block_angles(layers, block, [(forward, torch.zeros_like(place), place)])
+        for first in range(len(angles) + 1 - block):
+            turned = sum(angles[first : first + block]) / math.pi
+            assert float(found[first]) == pytest.approx(turned, abs=1e-3)
 
 
 def test_the_block_that_turns_least_is_left_out() -> None:
-    angles = torch.zeros(5, 5)
-    for block, row in {1: (0.3, 0.1, 0.0, 0.2), 2: (0.4, 0.1, 0.2), 3: (0.5, 0.3)}.items():
-        for first, angle in enumerate(row):
-            angles[first, first + block] = angle
-    assert kept_layers(angles, 2) == [0, 3]
-    assert kept_layers(angles, 3) == [0, 1, 3]
-    assert kept_layers(angles, 1) == [0]
+    assert kept_layers(torch.tensor([0.4, 0.1, 0.2]), 2) == [0, 3]
+    assert kept_layers(torch.tensor([0.3, 0.1, 0.0, 0.2]), 1) == [0, 1, 3]
+    assert kept_layers(torch.tensor([0.3, 0.3]), 3) == [0]  # the later of equals
     for layers in (0, 4, 9):
         with pytest.raises(UsageError, match=r"from 1 to 3 of the model's 4"):
-            kept_layers(angles, layers)
+            check_layers(layers, 4)
 
 
 def test_with_all_layers_a_whisper_decoder_is_itself_without_its_encoder() -> None:
