@@ -72,7 +72,8 @@ class Admission:
     @property
     def uploads(self) -> int:
         """Requests whose bodies are still being received."""
-        return len(self._inside) - self.requests
+        with self._lock:
+            return len(self._inside) - self.requests
 
     @property
     def seconds(self) -> float:
@@ -113,22 +114,24 @@ class Admission:
         """Where there is no place for another upload of this client, drop the slowest body, of equal ones the
         oldest. Raises ApiError if all are fast."""
         settings = self.settings
-        uploads = [each for each in self._inside if not each.started]
         own = [each for each in self._inside if each.client.name == client.name]
-        own_uploads = [each for each in own if not each.started]
         key = settings.api_keys.get(client.owner)
         maximum = (key and key.max_requests) or settings.max_requests_per_key
         if client.owner and len(own) >= maximum:
             text = f"this key has {maximum} requests in progress, its maximum"
-            error, droppable = ApiError("rate_limited", text), own_uploads
-        elif client.address and len(own_uploads) >= MAX_UPLOADS_PER_ADDRESS:
+            error, droppable = ApiError("rate_limited", text), own
+        elif client.address and sum(not each.started for each in own) >= MAX_UPLOADS_PER_ADDRESS:
             text = f"this address has {MAX_UPLOADS_PER_ADDRESS} uploads in progress, its maximum"
-            error, droppable = ApiError("rate_limited", text), own_uploads
-        elif len(uploads) >= settings.max_uploads:
-            error, droppable = _overloaded(), uploads
+            error, droppable = ApiError("rate_limited", text), own
+        elif self.uploads >= settings.max_uploads:
+            error, droppable = _overloaded(), list(self._inside)
         else:
             return
-        rates = {each: each.body.rate() for each in droppable if each.body is not None}
+        rates = {
+            each: each.body.rate()
+            for each in droppable
+            if each.body is not None and not each.started
+        }
         slowest = min(rates, key=rates.__getitem__, default=None)
         if slowest is None or rates[slowest] >= SLOW_RATE:
             raise error
