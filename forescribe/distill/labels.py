@@ -274,8 +274,8 @@ class LabelBatch:
 
     def to(self, device: torch.device) -> LabelBatch:
         """The same on a device."""
-        parts = (self.tokens, self.row, self.place, self.wanted, self.states)
-        return LabelBatch(*(part.to(device) for part in parts))
+        tokens, row, place = (each.to(device) for each in (self.tokens, self.row, self.place))
+        return LabelBatch(tokens, row, place, self.wanted.to(device), self.states.to(device))
 
 
 class BatchSource:
