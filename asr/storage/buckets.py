@@ -121,12 +121,6 @@ class BucketStore(Store):
                 yield bytes(piece)
 
     @contextmanager
-    def _request(self, kind: str, key: str) -> Iterator[None]:
-        self._count(kind)
-        with self._errors(key):
-            yield
-
-    @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
         try:
             yield

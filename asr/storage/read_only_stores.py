@@ -86,12 +86,6 @@ class HubStore(Store):
         return Entry(name, int(info["size"]), tag)
 
     @contextmanager
-    def _request(self, kind: str, key: str) -> Iterator[None]:
-        self._count(kind)
-        with self._errors(key):
-            yield
-
-    @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -143,9 +137,8 @@ class WebStore(Store):
     def reading(self, key: str, start: int = 0, etag: str | None = None) -> Iterator[OpenObject]:
         location = self.place(key)
         headers = {"Range": f"bytes={start}-"} if start else {}
-        self._count("get")
         with (
-            self._errors(location),
+            self._request("get", key),
             self.connection.stream("GET", location.url, headers=headers) as answer,
         ):
             if answer.status_code not in (200, 206):
@@ -157,9 +150,10 @@ class WebStore(Store):
             yield OpenObject(entry, answer.iter_bytes(WEB_PIECE), start if partial else 0)
 
     @contextmanager
-    def _errors(self, location: Location) -> Iterator[None]:
+    def _errors(self, key: str) -> Iterator[None]:
         import httpx
 
+        location = self.place(key)
         try:
             yield
         except LocatedError:

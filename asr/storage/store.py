@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -172,9 +172,19 @@ class Store:
         """The location of an object, for messages."""
         return self.location / key if key else self.location
 
+    @contextmanager
+    def _request(self, kind: str, key: str) -> Iterator[None]:
+        """Counts a request for an object, and raises what its service raises as errors of this package."""
+        self._count(kind)
+        with self._errors(key):
+            yield
+
     def _count(self, kind: str) -> None:
         with self._counting:
             self.requests[kind] += 1
+
+    def _errors(self, key: str) -> AbstractContextManager[None]:
+        raise NotImplementedError
 
     def _read_only(self) -> UnsupportedError:
         return UnsupportedError(
