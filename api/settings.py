@@ -10,6 +10,7 @@ elsewhere is checked against the database (`api.jobs.service`). Import is light.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -32,6 +33,8 @@ from forescribe.asr.errors import UsageError
 
 from .access.keys import Count, Rights, Seconds
 from .http.origins import checked_hosts, checked_origins
+
+log = logging.getLogger(__name__)
 
 PREFIX = "FORESCRIBE_"
 OTHER_PREFIXES = (
@@ -181,6 +184,16 @@ class Settings(BaseSettings):
         for text in texts:
             ipaddress.ip_network(text)
         return texts
+
+    @field_validator("language")
+    @classmethod
+    def _language(cls, names: str | None) -> str | None:
+        from forescribe.asr.model.languages import read_languages
+
+        spoken = read_languages(names)
+        for note in spoken.notes:
+            log.warning("%s", note)
+        return spoken.text
 
     @field_validator("wyoming")
     @classmethod

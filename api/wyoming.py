@@ -153,11 +153,10 @@ class Connection:
         if (given.width, given.channels) != (2, 1) or given.rate not in range(4_000, 192_001):
             raise ApiError("invalid_value", "audio: send 16-bit mono of 4 to 192 kHz")
         asked = self._asked
-        language = (asked.language or "").replace("_", "-").partition("-")[0] or None  # en-US
         named = [*(asked.transcript_names or []), *(asked.transcript_terms or [])]
         chosen = forms.TranscriptionForm(
             model=self.settings.model_name,
-            language=language,
+            language=asked.language or None,
             keywords=tuple(named[: forms.MAX_LISTED]),
         )
         options = LiveOptions(forms.transcription(chosen, self.serving, self.settings))

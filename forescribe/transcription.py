@@ -140,7 +140,7 @@ def transcribe(
         sample_rate: rate of samples, in Hz; files say their own.
         model: preset (`forescribe models` lists them), Hugging Face id or local folder; None is "large".
         draft: draft model, named likewise; None is the model's own, "none" drafts by lookup only.
-        language: code or English name of the spoken language; None detects it.
+        language: the spoken language, a code (`pt`, `pt-BR`) or a name; None detects it.
         task: "transcribe", or "translate" into English.
         initial_prompt: text with names and spellings to expect.
         hint: text that is probably spoken, such as a script: drafts are copied from it in place of a draft

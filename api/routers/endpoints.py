@@ -56,8 +56,8 @@ async def predict(
         parameters, warnings = huggingface_contract.parameters(fields.pop("parameters", None))
         if fields:
             raise ApiError("invalid_value", f"unknown field {next(iter(fields))[:100]!r}")
-        if parameters.language not in (None, "auto"):
-            serving.language(parameters.language)
+        if parameters.language is not None:
+            serving.check_language(parameters.language)
         diarizing = settings.diarizer != NO_DIARIZER
         options = parameters.options(diarizing=diarizing)
         if diarizing:

@@ -33,7 +33,7 @@ from starlette.types import Receive, Scope, Send
 from forescribe.asr.formats import files
 from forescribe.asr.formats.transcript import Transcript, coverage_to_dict, notice_to_dict
 from forescribe.asr.formats.transcript_parts import Json, Segment, Word
-from forescribe.asr.model.tokens import LANGUAGES
+from forescribe.asr.model.languages import LANGUAGES
 
 from ..errors import ApiError
 from .serving import TranscriptionStream

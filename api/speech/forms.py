@@ -149,7 +149,7 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
     if language is not None and language.strip().lower() == "auto":
         language = None
     if language is not None:
-        language = serving.language(language, "languages" if form.languages else "language")
+        serving.check_language(language, "languages" if form.languages else "language")
     # Long audio is always cut, so `auto` equals the default.
     strategy, windows = form.chunking_strategy, WindowOptions()
     if isinstance(strategy, VadConfig):

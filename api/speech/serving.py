@@ -229,18 +229,14 @@ class Serving(Lifecycle):
         tokens = self.check().tokens
         return tokens is None or tokens.translates
 
-    def language(self, name: str, param: str = "language") -> str:
-        """The code of a language, or of several, separated by commas. Raises ApiError `invalid_value`, which
-        names the field `param`, for one that the model does not know."""
-        from forescribe.asr.model.tokens import known_languages, language_codes
+    def check_language(self, names: str, param: str = "language") -> None:
+        """Raises ApiError `invalid_value`, which names the field `param`, for one of several languages,
+        separated by commas, that the model does not know."""
+        from forescribe.asr.model.languages import read_languages
 
-        codes, tokens = language_codes(name), self.check().tokens
-        if tokens is None:
-            for unknown in sorted(set(codes) - known_languages()):
-                raise ApiError("invalid_value", f"unknown language {unknown!r}", param=param)
-            return ",".join(codes)
+        tokens = self.check().tokens
         try:
-            return ",".join(map(tokens.language, codes))
+            (read_languages if tokens is None else tokens.spoken)(names)
         except UsageError as error:
             raise ApiError.of(error, param=param) from error
 

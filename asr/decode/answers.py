@@ -21,7 +21,7 @@ from forescribe.speculative.requests import Finish, Request, Result
 
 from ..errors import UsageError
 from ..formats.transcript_parts import SAMPLE_RATE, Segment, State, seconds
-from ..model.tokens import CANNOT_TRANSLATE, language_codes
+from ..model.languages import Spoken
 from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Run, Window, total, within
 from ..words.assembly import MARKS, split_words
@@ -85,32 +85,35 @@ answer and its state."""
 class BoundOptions:
     """Options that were checked against a model.
 
-    `language` is a code, None to detect it, among the codes `among` if there are any; `previous` holds the
-    tokens of the initial prompt, and `hint` those of the text that drafts are copied from.
+    `spoken` are the languages, of several the one that is heard; `previous` holds the tokens of the initial
+    prompt, and `hint` those of the text that drafts are copied from.
     """
 
     options: Options
-    language: str | None
+    spoken: Spoken
     previous: tuple[int, ...]
     hint: tuple[int, ...] = ()
-    among: tuple[str, ...] = ()
+
+    @property
+    def language(self) -> str | None:
+        """The code; None to detect it."""
+        return self.spoken.one
 
 
 def bind(options: Options, context: DecodingContext) -> BoundOptions:
     """Check options against a model. Raises UsageError for those that it cannot serve."""
     special = context.whisper.tokens
-    codes = tuple(map(special.language, language_codes(options.language)))
-    language, among = (codes[0], ()) if len(codes) == 1 else (None, codes)
+    spoken = special.spoken(options.language)
     previous = prompt_tokens(context.whisper, options.initial_prompt)
     if options.task == "translate" and not special.translates:
-        raise UsageError(CANNOT_TRANSLATE)
+        raise UsageError(f"translate: {special.only}")
     limit = context.engine.max_gamma
     if options.gamma is not None and options.gamma > limit:
         raise UsageError(
             f"gamma {options.gamma} is more than the {limit} that the transcriber was created with"
         )
     hint = hint_tokens(context.whisper, options.hint)
-    return BoundOptions(options, language, previous, hint, among)
+    return BoundOptions(options, spoken, previous, hint)
 
 
 def window_request(

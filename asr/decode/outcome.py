@@ -108,6 +108,7 @@ def _transcript(
             segments.append(replace(segment, id=len(segments)))
     language, probability = bound.language or recording.language, recording.language_probability
     warnings = [*recording.audio.warnings, *_warnings(context.whisper, recording, done, language)]
+    warnings += (Notice("language", note) for note in bound.spoken.notes)
     detected = probability if bound.language is None else None
     if segments and detected is not None and detected < DOUBTFUL:
         text = (

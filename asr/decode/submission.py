@@ -147,7 +147,7 @@ class Submission:
     def detects_language(self, window: Window) -> Among:
         """Among which languages that of a window is to be detected when it is encoded."""
         known = self.bound.language is not None or window.language is not None
-        return None if known else self.bound.among
+        return None if known else self.bound.spoken.codes
 
     def encoded(self, pending: PendingWindow, encoded: EncodedWindow | Exception) -> Following:
         """A window has been encoded: its request, unless an exception has ended it. Raises as `report`

@@ -37,9 +37,9 @@ from ..audio.reading import open_audio, read_audio
 from ..errors import UsageError
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import SAMPLE_RATE, Json, Segment, Word, seconds
+from ..model.languages import read_languages
 from ..model.loading import load
-from ..model.presets import resolve
-from ..model.tokens import language_codes, only_language
+from ..model.presets import check_request, resolve
 from ..model.whisper import Whisper
 from ..segment.vad import Detector
 from ..segment.windows import MAX_SAMPLES
@@ -119,14 +119,15 @@ class Transcriber:
         chooses the draft. Raises ModelError for weights that are missing or that the engine cannot run,
         DeviceError for a missing device, UsageError for a language that the model does not know.
         """
-        pair = resolve(model, "none" if gamma == 0 else draft, only_language(language))
+        known = read_languages(language).one
+        pair = resolve(model, "none" if gamma == 0 else draft, known)
+        check_request(pair.target, language, "transcribe")
         place, forward = choose(device, dtype, quantize), ModelEngine.of(engine)
         drafts = draft_device(place, draft_dtype, forward)
         whisper = load(
             pair, place, network=network, engine=forward, draft_device=drafts, modules=modules
         )
-        for code in language_codes(language):
-            whisper.tokens.language(code)
+        whisper.tokens.spoken(language)
         return cls(whisper, batch=batch, gamma=gamma)
 
     @property

@@ -29,7 +29,7 @@ from forescribe.speculative.native.adapters import NativeEncoder
 
 from ..errors import ModelError
 from .checkpoint import Checkpoint, read_extractor, read_tokenizer, shared_encoder
-from .presets import Pair, locate, made_for
+from .presets import Pair, locate, made_for, only_answer
 from .tokens import SpecialTokens, TokenSettings, complete, same_tokenizer
 from .vocabulary import WhisperVocabulary, token_map
 from .whisper import DraftModel, Extractor, Whisper, target_decoder
@@ -179,7 +179,7 @@ def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
     except (ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"--model {pair.target} is not a Whisper model: {error}") from error
     options.eos_token_id, options.decoder_start_token_id = tokens.end, tokens.start
-    return replace(tokens, made_for=made_for(pair.target))
+    return replace(tokens, made_for=made_for(pair.target), only=only_answer(pair.target))
 
 
 def _check_alignment_heads(target: Any, pair: Pair) -> None:

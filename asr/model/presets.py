@@ -24,9 +24,10 @@ from forescribe.speculative.models import hub
 from forescribe.speculative.models.checkpoint import missing
 from forescribe.speculative.models.hub import HubError, Role, find, folder_or_hub_id, local
 
-from ..errors import ModelError
+from ..errors import ModelError, UsageError
 from .conversion import ctranslate2, openai_pt
 from .conversion.converting import user_cache
+from .languages import LANGUAGES, read_languages
 
 ENGLISH = frozenset({"en"})
 FRENCH, JAPANESE = frozenset({"fr"}), frozenset({"ja"})
@@ -329,6 +330,25 @@ def made_for(target: str | Path) -> frozenset[str] | None:
     if isinstance(target, Path) and target.parent == hub.FOLDER:
         return MADE_FOR.get(target.name)
     return MADE_FOR.get(target) if isinstance(target, str) else None
+
+
+def only_answer(target: str | Path) -> str:
+    """What to tell who asks a target of one language for another one, or for a translation."""
+    presets = (p.name for p in PRESETS.values() if _folder_or_id(p.target) == target)
+    name = next(presets, target.name if isinstance(target, Path) else target)
+    (code,) = made_for(target) or ENGLISH
+    plain = name.removeprefix("distil-").removesuffix(".en")
+    instead = plain if plain != name and plain in PRESETS else DEFAULT
+    return f"{name} knows {LANGUAGES[code].title()} only; use {instead}"
+
+
+def check_request(target: str | Path, language: str | None, task: str) -> None:
+    """Raises UsageError for a language or a task that a target was not made for, by what is known of it
+    before it is loaded."""
+    known = made_for(target)
+    read_languages(language, known or LANGUAGES, only_answer(target))
+    if known is not None and task == "translate":
+        raise UsageError(f"--task translate: {only_answer(target)}")
 
 
 def cached() -> list[Cached]:

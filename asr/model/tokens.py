@@ -18,8 +18,8 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import UsageError
 from ..formats.transcript_parts import SAMPLE_RATE
+from .languages import LANGUAGES, ONLY, Spoken, read_languages
 
 _LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
 
@@ -30,51 +30,10 @@ SAMPLES_PER_STEP = SAMPLE_RATE // 50
 """A timestamp token counts steps of 20 ms."""
 
 
-CANNOT_TRANSLATE = (
-    "this model was made for one language and cannot translate; use a multilingual one"
-)
-
-AUTO = "auto"
-"""In place of a language: detect it."""
+ENGLISH = ("en",)
 
 ENGLISH_ONLY = 51864
 """Tokens of the models that were trained for English alone; those for all languages have more."""
-
-_LISTED = """
-en=english zh=chinese de=german es=spanish ru=russian ko=korean fr=french ja=japanese pt=portuguese
-tr=turkish pl=polish ca=catalan nl=dutch ar=arabic sv=swedish it=italian id=indonesian hi=hindi fi=finnish
-vi=vietnamese he=hebrew uk=ukrainian el=greek ms=malay cs=czech ro=romanian da=danish hu=hungarian ta=tamil
-no=norwegian th=thai ur=urdu hr=croatian bg=bulgarian lt=lithuanian la=latin mi=maori ml=malayalam cy=welsh
-sk=slovak te=telugu fa=persian lv=latvian bn=bengali sr=serbian az=azerbaijani sl=slovenian kn=kannada
-et=estonian mk=macedonian br=breton eu=basque is=icelandic hy=armenian ne=nepali mn=mongolian bs=bosnian
-kk=kazakh sq=albanian sw=swahili gl=galician mr=marathi pa=punjabi si=sinhala km=khmer sn=shona yo=yoruba
-so=somali af=afrikaans oc=occitan ka=georgian be=belarusian tg=tajik sd=sindhi gu=gujarati am=amharic
-yi=yiddish lo=lao uz=uzbek fo=faroese ht=haitian_creole ps=pashto tk=turkmen nn=nynorsk mt=maltese
-sa=sanskrit lb=luxembourgish my=myanmar bo=tibetan tl=tagalog mg=malagasy as=assamese tt=tatar haw=hawaiian
-ln=lingala ha=hausa ba=bashkir jw=javanese su=sundanese yue=cantonese
-"""
-
-LANGUAGES: Mapping[str, str] = {
-    code: name.replace("_", " ")
-    for code, _, name in (entry.partition("=") for entry in _LISTED.split())
-}
-"""English names in lower case by code, in the order of the tokens, as in openai's tokenizer."""
-
-CODES: Mapping[str, str] = {name: code for code, name in LANGUAGES.items()} | {
-    "burmese": "my",
-    "valencian": "ca",
-    "flemish": "nl",
-    "haitian": "ht",
-    "letzeburgesch": "lb",
-    "pushto": "ps",
-    "panjabi": "pa",
-    "moldavian": "ro",
-    "moldovan": "ro",
-    "sinhalese": "si",
-    "castilian": "es",
-    "mandarin": "zh",
-}
-"""Codes by name; some languages have several."""
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 END = "<|endoftext|>"
@@ -119,55 +78,6 @@ def complete(generation_config: Any, tokenizer: Any, vocab_size: int) -> None:
             setattr(generation_config, name, value)
 
 
-def language_code(name: str) -> str:
-    """The ISO 639-1 code of an English language name in any case; other names in lower case."""
-    lower = name.strip().lower()
-    return CODES.get(lower, lower)
-
-
-def language_codes(names: str | None) -> tuple[str, ...]:
-    """The codes of languages separated by commas, each once; none for None and `AUTO`, which detect the
-    language among all. Of several, the language is detected among these. Raises UsageError for commas
-    alone, and for `AUTO` beside others."""
-    named = filter(str.strip, (names or AUTO).split(","))
-    codes = tuple(dict.fromkeys(map(language_code, named)))
-    if not codes or (AUTO in codes and len(codes) > 1):
-        raise UsageError(f"languages {names!r}: give codes or names, or auto alone")
-    return () if codes == (AUTO,) else codes
-
-
-def only_language(names: str | None) -> str | None:
-    """The code of a single language; None where it is to be detected."""
-    codes = language_codes(names)
-    return codes[0] if len(codes) == 1 else None
-
-
-def known_languages() -> frozenset[str]:
-    """The codes of all languages that Whisper has tokens for."""
-    return frozenset(LANGUAGES)
-
-
-def checked_language(name: str, known: frozenset[str]) -> str:
-    """The code of a language, by code or English name. Raises UsageError for none of the known ones."""
-    code = language_code(name)
-    if code not in known:
-        raise UsageError(
-            f"unknown language {name!r} for this model; known: auto, {', '.join(sorted(known))}"
-        )
-    return code
-
-
-def check_request(language: str | None, task: str, made_for: frozenset[str] | None) -> None:
-    """Raises UsageError for a language or a task that a model was not made for, by what is known of it
-    before it is loaded (`presets.made_for`)."""
-    if made_for is None:
-        return
-    for code in language_codes(language):
-        checked_language(code, made_for)
-    if task == "translate":
-        raise UsageError(CANNOT_TRANSLATE)
-
-
 @dataclass(frozen=True)
 class TokenSettings:
     """What a model's configurations say of its tokens, beside its tokenizer."""
@@ -208,6 +118,7 @@ class SpecialTokens:
     previous: int | None  # begins previous text; None where the tokenizer has no such token
     other_ends: tuple[int, ...] = ()  # further tokens that end a text
     made_for: frozenset[str] | None = None
+    only: str = ONLY  # the answer to a request for another language where it knows one alone
 
     @classmethod
     def of(cls, generation_config: Any, tokenizer: Any) -> SpecialTokens:
@@ -299,12 +210,10 @@ class SpecialTokens:
         """Whether the model can translate into English."""
         return self.multilingual and self.made_for is None
 
-    def language(self, name: str) -> str:
-        """The code of a language given as a code or an English name, in any case.
-
-        Raises UsageError for a language that the model does not know.
-        """
-        return checked_language(name, self.made_for or frozenset(self.languages or {"en": 0}))
+    def spoken(self, names: str | None) -> Spoken:
+        """The codes of languages as a user names them, see `read_languages`. Raises UsageError for one that
+        the model does not know."""
+        return read_languages(names, self.made_for or self.languages or ENGLISH, self.only)
 
     def prompt(
         self,

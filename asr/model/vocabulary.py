@@ -30,7 +30,8 @@ from typing import Any
 
 from forescribe.speculative.models.vocabularies import NONE, TokenMap
 
-from .tokens import LANGUAGES, TokenSettings
+from .languages import ALIKE, LANGUAGES
+from .tokens import TokenSettings
 
 ALIASES: Mapping[str, str] = {"<|nocaptions|>": "<|nospeech|>", "<|jv|>": "<|jw|>"}
 """Other names of one token: of openai's first release, and a language with two codes."""
@@ -43,16 +44,6 @@ STEP_S = 0.02
 
 _CONTROLS = frozenset({"<|startoflm|>", "<|startofprev|>", "<|nospeech|>"})
 """Whisper's own tokens beside those above."""
-
-RELATED: Mapping[str, tuple[str, ...]] = {
-    "<|yue|>": ("<|zh|>",),
-    "<|nn|>": ("<|no|>",),
-    "<|no|>": ("<|nn|>",),
-    "<|nb|>": ("<|no|>", "<|nn|>"),
-    "<|gsw|>": ("<|de|>",),
-    "<|lb|>": ("<|de|>",),
-}
-"""Languages by which a draft may read one that it lacks: one that is written alike."""
 
 LEAST_SHARED = 0.5
 """The share of the smaller text vocabulary that both must have. `.en` models and the others share 58 % of
@@ -260,8 +251,8 @@ class _StandIns:
 
     def _language(self, token: Token) -> int:
         if not self._draft.english_only:
-            for name in RELATED.get(token.name or "", ()):
-                found = self._draft.id_of(Kind.LANGUAGE, name)
+            for code in ALIKE.get((token.name or "")[2:-2], ()):
+                found = self._draft.id_of(Kind.LANGUAGE, f"<|{code}|>")
                 if found is not None:
                     return found
         return self._start

@@ -6,6 +6,7 @@ Knows the options and the exit code; the comparison is in `asr.audit`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import typer
@@ -13,7 +14,7 @@ import typer
 from forescribe.asr.errors import UsageError
 
 from .option_records import arg, like, takes
-from .options import DecodingOptions, ModelOptions, PerformanceOptions, RunOptions
+from .options import DecodingOptions, ModelOptions, PerformanceOptions, RunOptions, codes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +48,14 @@ def audit(**values: Any) -> None:
     how much more the target prefers one of the two tokens, in logits. With --quantize int8 the tokens that
     differ from the same model's in float32 are counted too; they do not change the exit code."""
     options = AuditOptions(**values)
+    options = replace(options, language=codes_of(options.language, partial(typer.echo, err=True)))
     from forescribe.asr.audit import Report
     from forescribe.asr.audit import audit as compare
     from forescribe.asr.batch.inputs import any_readable, check_readable
     from forescribe.asr.decode.options import Options
+    from forescribe.asr.model.languages import read_languages
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
-    from forescribe.asr.model.tokens import only_language
     from forescribe.asr.storage.locations import Source
     from forescribe.speculative.device import choose
     from forescribe.speculative.model_engines import ModelEngine, draft_device
@@ -63,7 +65,7 @@ def audit(**values: Any) -> None:
         task=options.task,  # type: ignore[arg-type]  # checked by Options
         vad=options.vad is not False,
     )
-    pair = resolve(options.model, options.draft, only_language(options.language))
+    pair = resolve(options.model, options.draft, read_languages(options.language).one)
     sources = check_readable(map(Source, options.audio))
     if any_readable(sources):
         device = choose(options.device, options.dtype, options.quantize)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from forescribe.asr.batch.interrupts import INTERRUPTED, Stop
 from forescribe.asr.errors import UsageError
 
 from .option_records import MODEL, OUTPUT, PERFORMANCE, REQUIRED, TRAINING, arg, like, opt, takes
-from .options import DecodingOptions, ModelOptions, PerformanceOptions, RunOptions
+from .options import DecodingOptions, ModelOptions, PerformanceOptions, RunOptions, codes_of
 
 if TYPE_CHECKING:
     from ..distill.distillation import WorkFolder
@@ -118,6 +119,7 @@ def distill(**values: Any) -> None:
     The target labels the recordings, and the draft learns to predict it; references are not needed. What is
     recognised stays the target's. Repeat the command to go on after Ctrl-C, a crash or a kill."""
     options = DistillOptions(**values)
+    options = replace(options, language=codes_of(options.language, partial(typer.echo, err=True)))
     work = options.work()
     work.check()  # before a model is loaded
     from rich.console import Console
@@ -125,8 +127,8 @@ def distill(**values: Any) -> None:
     from forescribe.asr.batch.inputs import any_readable, check_readable, discover
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.transcriber import Transcriber
+    from forescribe.asr.model.languages import read_languages
     from forescribe.asr.model.presets import locate, resolve
-    from forescribe.asr.model.tokens import only_language
 
     from ..distill.distillation import Distillation
     from ..distill.speech import Pair, Skipped, label_recordings
@@ -137,7 +139,7 @@ def distill(**values: Any) -> None:
         shown = "; ".join(str(source.error) for source in sources[:3])
         raise UsageError(f"none of these recordings can be read: {shown}")
     draft = "none" if options.layers is not None else options.draft
-    known = resolve(options.model, draft, only_language(options.language))
+    known = resolve(options.model, draft, read_languages(options.language).one)
     if known.draft is None and options.layers is None:
         raise UsageError(
             "this model has no draft to begin with: name one with --draft, or take layers of the model "

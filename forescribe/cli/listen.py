@@ -21,7 +21,15 @@ from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError, visible
 
 from .option_records import DECODING, INPUT, OUTPUT, arg, like, opt, takes
-from .options import AUTO, DecodingOptions, LoadOptions, RunOptions, SpeakerChoice, SpeakerOptions
+from .options import (
+    AUTO,
+    DecodingOptions,
+    LoadOptions,
+    RunOptions,
+    SpeakerChoice,
+    SpeakerOptions,
+    codes_of,
+)
 from .transcribe_options import STDOUT, TranscribeOptions
 
 if TYPE_CHECKING:
@@ -272,6 +280,7 @@ def listen(**values: Any) -> None:
     from .console import Console
 
     console = Console(quiet=options.quiet, verbose=False, json=False)
+    options = replace(options, language=codes_of(options.language, console.notice))
     outputs = _outputs(options, console)
     arrival = _arrival(options)
     with Stop(ENDING) as stop:
@@ -359,14 +368,13 @@ def _outputs(options: ListenOptions, console: Console) -> Outputs | None:
 
 def _engine(options: ListenOptions, console: Console, diarizer: Diarizer | None) -> LiveEngine:
     from forescribe.asr.decode.transcriber import Transcriber
-    from forescribe.asr.model.presets import made_for, resolve
-    from forescribe.asr.model.tokens import check_request
+    from forescribe.asr.model.presets import check_request, resolve
     from forescribe.speculative.native.library import advice
 
     from .live_session import LiveEngine
 
     pair = resolve(options.model, options.draft)
-    check_request(options.language, options.task, made_for(pair.target))
+    check_request(pair.target, options.language, options.task)
     transcriber = Transcriber.load(
         **options.load_arguments(),
         model=options.model,

@@ -125,7 +125,7 @@ class DecodingOptions:
     language: str | None = opt(
         DECODING,
         "--language --lang -l LANG",
-        "Spoken language: code or English name; of several, as de,en, the one that is heard.",
+        "Spoken language: a code or a name; of several, as de,en, the one that is heard.",
         shown="auto",
     )
     task: str = opt(
@@ -252,6 +252,16 @@ class LoadOptions(ModelOptions, PerformanceOptions):
             "engine": self.engine,
             "gamma": self.drafts,
         }
+
+
+def codes_of(languages: str | None, tell: Callable[[str], None]) -> str | None:
+    """The codes of the languages that a user names, told what is left out of them. Raises UsageError."""
+    from forescribe.asr.model.languages import read_languages
+
+    spoken = read_languages(languages)
+    for note in spoken.notes:
+        tell(note)
+    return spoken.text
 
 
 MIX, SPLIT = "mix", "split"

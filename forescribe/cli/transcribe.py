@@ -20,6 +20,7 @@ from forescribe.asr.errors import visible
 
 from .console import file_names
 from .option_records import takes
+from .options import codes_of
 from .transcribe_options import TranscribeOptions
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def transcribe(**values: Any) -> None:
     console = Console(
         quiet=options.quiet or options.json, verbose=options.verbose, json=options.json
     )
+    options = replace(options, language=codes_of(options.language, console.notice))
     stores = Stores()
     recordings = discover(options.audio, recursive=options.recursive, stores=stores)
     sources = check_readable(recordings, decode=not options.dry_run)
@@ -144,12 +146,11 @@ def _batch(
     from forescribe.asr.batch.inputs import any_readable
     from forescribe.asr.batch.ledger import settings_hash, weights_hash
     from forescribe.asr.batch.spool import Fetching
-    from forescribe.asr.model.presets import locate, made_for, resolve
-    from forescribe.asr.model.tokens import check_request
+    from forescribe.asr.model.presets import check_request, locate, resolve
     from forescribe.speculative.models.hub import find
 
     target = resolve(options.model, options.draft).target
-    check_request(options.language, options.task, made_for(target))
+    check_request(target, options.language, options.task)
     with stop.interruptible():
         settings, speakers = "", options.speakers
         if any_readable(sources):  # else neither weights nor a model are looked for

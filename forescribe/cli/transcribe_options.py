@@ -372,7 +372,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     def result_settings(self) -> dict[str, Any]:
         """The options that decide a result's words, for its fingerprint; defaults are left out."""
         values = {field.name: getattr(self, field.name) for field in fields(self)} | {
-            "language": self.language and self.language.lower(),
             "vad": self.vad is not False,
             "word_timestamps": self.wants_words,
         }

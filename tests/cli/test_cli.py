@@ -165,13 +165,10 @@ def test_a_mistyped_command_is_told_the_one_that_was_meant(forescribe, here, typ
         (["-f", "srt,HTML"], "--report FILE.html"),
         (["-f", "jsn"], "did you mean 'json'?"),
         (["--modle", "tiny.en"], "--model"),
-        (
-            ["--model", "tiny.en", "-l", "de"],
-            "unknown language 'de' for this model; known: auto, en",
-        ),
-        (["--model", "tiny.en", "-l", "German"], "known: auto, en"),
-        (["--model", "tiny.en", "--task", "translate"], "cannot translate"),
-        (["--model", "small.en", "-l", "de", "--local-files-only"], "known: auto, en"),
+        (["--model", "tiny.en", "-l", "de-DE"], "tiny.en knows English only; use tiny"),
+        (["--model", "tiny.en", "--task", "translate"], "tiny.en knows English only; use tiny"),
+        (["--model", "small.en", "-l", "de", "--local-files-only"], "English only; use small"),
+        (["-l", "germn"], "unknown language 'germn': did you mean de (German)?"),
     ],
 )
 def test_what_is_not_possible_names_what_is(forescribe, here, options, message) -> None:
@@ -357,7 +354,7 @@ def test_help_answers_in_half_a_second() -> None:
 
 
 USAGE = {
-    "--language klingon": "unknown language 'klingon' for this model; known: auto, de, en, fr",
+    "--language klingon": "this model does not know Klingon ('klingon')",
     "--device tpu": "unknown device 'tpu'; known: auto, cuda",
     "--device cpu:5": "no device cpu:5",
     "--dtype int8": "unknown dtype 'int8'; known: auto, float32",

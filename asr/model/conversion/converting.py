@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from forescribe.speculative.errors import one_line
 
 from ...errors import CapacityError, ModelError, out_of_memory
-from ..tokens import ENGLISH_ONLY, LANGUAGES
+from ..languages import LANGUAGES
+from ..tokens import ENGLISH_ONLY
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -47,6 +47,12 @@ def test_of_several_languages_the_one_that_is_heard_is_taken(service, field) -> 
     assert refused.status_code == 400 and "unknown language" in refused.text
 
 
+def test_what_is_left_out_of_a_language_is_told_in_the_answer(service) -> None:
+    body = post(service(), language="de_AT", response_format="verbose_json").json()
+    assert body["language"] == "german"
+    assert [w["code"] for w in body["warnings"] if "de_AT" in w["message"]] == ["language"]
+
+
 def test_verbose_json_has_every_key_of_every_segment(service) -> None:
     body = post(service(), sound(40, 2), response_format="verbose_json").json()
     conforms(body, "CreateTranscriptionResponseVerboseJson")

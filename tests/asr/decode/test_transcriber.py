@@ -297,6 +297,14 @@ def test_of_several_languages_the_one_that_is_heard_is_taken(shared, recordings,
         shared.transcribe(recordings[:1], Options(language="fr,xx"))
 
 
+def test_what_is_left_out_of_a_language_is_a_warning(shared, recordings) -> None:
+    (outcome,) = shared.transcribe(recordings[:1], Options(language="de-AT"))
+    assert outcome.transcript is not None and outcome.transcript.language == "de"
+    assert [w.message for w in outcome.transcript.warnings if w.code == "language"] == [
+        "language de-AT: taken as de (German); models know no regions"
+    ]
+
+
 def test_a_draft_is_off_in_languages_that_it_was_not_made_for(whisper, recordings) -> None:
     english = replace(whisper, pair=replace(whisper.pair, draft_languages=frozenset({"en"})))
     one = transcriber(english)
@@ -306,7 +314,7 @@ def test_a_draft_is_off_in_languages_that_it_was_not_made_for(whisper, recording
         assert bool(outcome.transcript.stats["drafted"]) is drafts
 
 
-@pytest.mark.parametrize("language", [None, "auto", "en", "English", "EN"])
+@pytest.mark.parametrize("language", [None, "auto", "en", "English", "EN", "en-US"])
 def test_the_draft_is_chosen_by_the_language_however_it_is_written(monkeypatch, language) -> None:
     chosen: list[Pair] = []
 
@@ -354,14 +362,14 @@ def test_options_that_the_model_cannot_serve_are_refused_at_once(whisper, shared
     made = replace(whisper.tokens, made_for=frozenset({"en"}))  # as of distilled models
     distilled = transcriber(replace(whisper, tokens=made))
     for one, options, message in (
-        (shared, Options(language="klingon"), "unknown language 'klingon'.*de, en, fr"),
+        (shared, Options(language="klingon"), "does not know Klingon"),
         (shared, Options(gamma=9), "gamma 9 is more than the 3"),
         (shared, Options(initial_prompt="a <|endoftext|> b"), "special token"),
-        (english, Options(language="de"), "known: auto, en$"),
-        (english, Options(task="translate"), "made for one language"),
+        (english, Options(language="de"), "knows English only; use large$"),
+        (english, Options(task="translate"), "translate: .* knows English only; use large$"),
         (english, Options(initial_prompt="names"), "no prompt"),
-        (distilled, Options(language="de"), "known: auto, en$"),
-        (distilled, Options(task="translate"), "made for one language"),
+        (distilled, Options(language="de"), "knows English only; use large$"),
+        (distilled, Options(task="translate"), "translate: .* knows English only; use large$"),
     ):
         with pytest.raises(UsageError, match=message):
             one.transcribe(["never opened"], options)  # not even iterated

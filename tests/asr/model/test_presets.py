@@ -16,13 +16,14 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from forescribe.asr.errors import ModelError
+from forescribe.asr.errors import ModelError, UsageError
 from forescribe.asr.model.presets import (
     BUNDLED,
     MADE_FOR,
     PRESETS,
     Pair,
     cached,
+    check_request,
     locate,
     made_for,
     resolve,
@@ -367,3 +368,26 @@ def test_cached_tells_target_and_draft_apart_without_a_network() -> None:
 )
 def test_what_a_model_was_made_for_is_known_before_it_is_loaded(model, languages) -> None:
     assert made_for(resolve(model, None).target) == languages
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("tiny.en", "tiny.en knows English only; use tiny"),
+        ("demo", "tiny.en knows English only; use tiny"),
+        ("openai/whisper-base.en", "base.en knows English only; use base"),
+        ("distil-large-v3", "distil-large-v3 knows English only; use large-v3"),
+        ("distil-small.en", "distil-small.en knows English only; use small"),
+        (
+            "kotoba-tech/kotoba-whisper-v2.0",
+            "kotoba-tech/kotoba-whisper-v2.0 knows Japanese only; use large",
+        ),
+    ],
+)
+def test_a_model_of_one_language_names_itself_and_one_for_all(model, told) -> None:
+    target = resolve(model, None).target
+    for language, task in (("de", "transcribe"), (None, "translate")):
+        with pytest.raises(UsageError) as refused:
+            check_request(target, language, task)
+        assert refused.value.message.endswith(told)
+    check_request(resolve("large", None).target, "de", "translate")

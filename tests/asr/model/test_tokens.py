@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.model.tokens import TASKS, SpecialTokens, language_code
+from forescribe.asr.model.tokens import TASKS, SpecialTokens
 from tests.asr.model import folders
 
 TOKENIZER = folders.tokenizer()
@@ -52,22 +52,13 @@ def test_a_multilingual_prompt_names_language_and_task(task) -> None:
     assert names(prompt) == ["<|startoftranscript|>", "<|de|>", f"<|{task}|>"]
 
 
-@pytest.mark.parametrize("name", ["de", "DE", "german", "German", " GERMAN "])
-def test_a_language_is_known_by_code_and_by_name_in_any_case(name) -> None:
-    assert MULTILINGUAL.language(name) == language_code(name) == "de"
-
-
-def test_an_unknown_language_lists_the_known() -> None:
-    with pytest.raises(UsageError, match="'klingon'.*auto, de, en, fr"):
-        MULTILINGUAL.language("klingon")
-    with pytest.raises(UsageError, match="'spanish'"):  # Whisper's, but not this model's
-        MULTILINGUAL.language("spanish")
-
-
-def test_an_english_only_model_knows_english_alone() -> None:
-    assert ENGLISH.language("English") == "en"
-    with pytest.raises(UsageError, match="known: auto, en$"):
-        ENGLISH.language("de")
+def test_a_model_knows_the_languages_of_its_tokens() -> None:
+    assert MULTILINGUAL.spoken("fr-CA, GERMAN").codes == ("fr", "de")
+    with pytest.raises(UsageError, match="does not know Spanish"):  # which others know
+        MULTILINGUAL.spoken("spanish")
+    assert ENGLISH.spoken("English").one == "en"
+    with pytest.raises(UsageError, match="knows English only"):
+        ENGLISH.spoken("de")
 
 
 def test_stamps_count_twenty_milliseconds() -> None:
