@@ -166,6 +166,6 @@ def _meant(name: str, known: Collection[str]) -> str | None:
         meant = langcodes.get(f"und-{name}").maximize().language
     if meant not in known:
         spelt = {LANGUAGES.get(code, code): code for code in known} | {code: code for code in known}
-        close = get_close_matches(name.lower()[:50], spelt, n=1)
+        close = get_close_matches(name.lower()[:50], spelt, n=1, cutoff=0.7)
         meant = spelt[close[0]] if close else None
     return meant and f": did you mean {meant} ({LANGUAGES.get(meant, meant).title()})?"

@@ -77,7 +77,7 @@ def test_several_are_read_one_by_one_and_told_once() -> None:
     ("name", "told"),
     [
         ("germn", "unknown language 'germn': did you mean de (German)?"),
-        ("portugese brasil", "did you mean pt (Portuguese)?"),
+        ("portugeesse", "did you mean pt (Portuguese)?"),
         ("jp", "unknown language 'jp': did you mean ja (Japanese)?"),
         ("ua", "did you mean uk (Ukrainian)?"),
         ("jap", "did you mean ja (Japanese)?"),
