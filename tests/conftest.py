@@ -147,6 +147,16 @@ NIGHTLY = ("benchmarks", "deploy", "training")
 """Folders of tests whose subject does not ship or changes rarely: all of them are `nightly`."""
 
 
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    """Say why nothing has run, as in `pytest tests/training`."""
+    named = {part for argument in config.args for part in Path(argument).parts}
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and named.intersection(NIGHTLY):
+        text = "these tests are `nightly`: run them with -m nightly, or all by scripts/nightly"
+        terminalreporter.write_line(text)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the nightly folders. Skip what needs the native kernels, with the reason, where they
     cannot be used."""

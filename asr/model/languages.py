@@ -53,6 +53,9 @@ ALIKE: Mapping[str, tuple[str, ...]] = {
 }
 """Languages by which one can be read that a model or a draft lacks: they are written alike."""
 
+SPACELESS = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+"""Languages without spaces between words."""
+
 FAR = 14
 """The distance, of those in Unicode's table, up to which one language stands for another: Moroccan Arabic and
 Arabic have 14. From 20 on they are those that its speakers learn besides, such as English for Irish."""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..formats.transcript_parts import SAMPLE_RATE, TokenSource, Word
+from ..model.languages import SPACELESS
 from ..model.tokens import WhisperTokens
 from ..segment.windows import runs_of
 
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .timing import TokenTimes
-
-SPACELESS = {"zh", "ja", "th", "lo", "my", "yue"}
-"""Languages without spaces between words."""
 
 OPENING = frozenset("\"'“‘¡¿([{-–—")
 UNSPOKEN = OPENING | frozenset("”’.。,，!！?？:：;；)]}、…")

@@ -14,16 +14,15 @@ import typer
 from forescribe.asr.errors import UsageError
 
 from .option_records import arg, like, takes
-from .options import DecodingOptions, ModelOptions, PerformanceOptions, RunOptions, codes_of
+from .options import DecodingOptions, JsonOptions, ModelOptions, PerformanceOptions, codes_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditOptions(ModelOptions, DecodingOptions, PerformanceOptions):
+class AuditOptions(ModelOptions, DecodingOptions, PerformanceOptions, JsonOptions):
     """The parsed command line. Raises UsageError for a gamma without drafts."""
 
     audio: list[str] = arg("AUDIO...", "Recordings or videos; - reads stdin.")
     gamma: str = like(PerformanceOptions, "gamma", default="5")
-    json: bool = like(RunOptions, "json")
 
     def __post_init__(self) -> None:
         _ = self.drafts

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from rich.cells import cell_len
@@ -26,6 +27,7 @@ from rich.text import Text
 from forescribe.asr.batch.interrupts import INTERRUPTED
 from forescribe.asr.errors import one_line, visible
 from forescribe.asr.formats.transcript_parts import seconds
+from forescribe.asr.model.languages import SPACELESS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,18 +46,17 @@ EVERY_S = 0.2
 
 
 class Console:
-    """The messages of one command. `quiet` shows errors only; `json` writes records to stdout."""
+    """The messages of one command. `quiet` shows errors only; `records` are written to stdout; `stats` tells
+    of drafts and engines."""
 
-    def __init__(self, *, quiet: bool, verbose: bool, json: bool) -> None:
+    def __init__(self, *, quiet: bool, verbose: bool, records: bool, stats: bool = False) -> None:
         self.rich = Rich(stderr=True, highlight=False, soft_wrap=True)
-        self.quiet, self.verbose, self.json = quiet, verbose, json
+        self.quiet, self.verbose, self.records, self.stats = quiet, verbose, records, stats
         self.started = time.perf_counter()
-        self.audio_s = 0.0
-        self.wordless = 0  # samples
+        self.totals = Totals()
         self.failed: list[str] = []
         self.cancelled = 0
         self.advised: set[str] = set()
-        self.engines: set[str] = set()  # that have decoded
 
     def status(self, text: str) -> None:
         """Show a line on a terminal only, for a user who waits."""
@@ -81,7 +82,7 @@ class Console:
         self, results: Sequence[RecordingResult], total: int, reports: Reports | None = None
     ) -> None:
         """Show what an earlier run has done, of `total` recordings, and add it to the reports."""
-        if self.json:
+        if self.records:
             for result in results:
                 self._write(result)
         if results and not self.quiet:
@@ -111,7 +112,7 @@ class Console:
         if reports:
             why = record.status if error is None else error.message
             reports.add(record.path, why if transcript is None or error else transcript)
-        if self.json:
+        if self.records:
             self._write(result)
         if record.status == "cancelled":
             self.cancelled += 1
@@ -123,10 +124,7 @@ class Console:
             self.problem(error)
         if transcript is None or error is not None:
             return
-        self.audio_s += transcript.duration
-        engine = transcript.settings.get("engine")
-        self.engines |= {engine} if isinstance(engine, str) else set()
-        self.wordless += transcript.coverage.wordless_samples or 0
+        self.totals.add(transcript)
         if self.quiet:
             return
         line = f"{escape(record.path)}: {_speed(transcript)}"
@@ -143,24 +141,18 @@ class Console:
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
 
-    def summary(self, stats: Stats | None) -> None:
-        """Show the last lines: amount, speed, acceptance of drafts, the engine, and all failures by name."""
+    def summary(self, stats: Stats | None, *, vad: bool = False) -> None:
+        """Show the last lines: what was heard and how fast, and all failures by name. `vad`: silence was left
+        out."""
         if self.quiet:
             return
-        if self.audio_s:  # without a transcript there is no speed
-            wall = time.perf_counter() - self.started
-            speed = f"{self.audio_s / wall:.1f}x real time"
-            line = f"{self.audio_s:.1f} s of audio in {wall:.1f} s ({speed})"
-            if stats is not None and stats.drafted:
-                line += (
-                    f", {stats.acceptance_rate:.1%} of drafts accepted, "
-                    f"{stats.mean_acceptance_length:.2f} tokens per round"
-                )
-            if self.engines:
-                line += f"; engine {', '.join(sorted(self.engines))}"
-            self.rich.print(f"[bold]{line}[/]")
-        if self.wordless:
-            self.rich.print(f"[yellow]{seconds(self.wordless):.1f} s of voice without words[/]")
+        totals, wall = self.totals, time.perf_counter() - self.started
+        if totals.audio:  # without a transcript there is no speed
+            self.rich.print(f"[bold]{totals.line(wall, vad=vad)}[/]")
+            if self.stats:
+                self.rich.print(_figures(stats, totals.engines))
+        if totals.wordless:
+            self.rich.print(f"[yellow]{seconds(totals.wordless):.1f} s of voice without words[/]")
         if self.cancelled:
             self.rich.print(f"[yellow]{self.cancelled} cancelled;[/] the same command goes on")
         if self.failed:
@@ -170,6 +162,48 @@ class Console:
     def exit_code(self, *, interrupted: bool) -> int:
         """0 if all went well, 1 if a recording failed, 130 after an interruption."""
         return INTERRUPTED if interrupted else int(bool(self.failed))
+
+
+@dataclass
+class Totals:
+    """What the transcripts of a run hold together, in samples and numbers."""
+
+    audio: int = 0
+    silent: int = 0
+    wordless: int = 0
+    words: int = 0
+    characters: int = 0  # of languages without spaces
+    recordings: int = 0
+    speakers: int = 0  # of the last one
+    engines: set[str] = field(default_factory=set)
+
+    def add(self, transcript: Transcript) -> None:
+        self.recordings += 1
+        self.audio += transcript.sample_count
+        self.silent += transcript.coverage.silent_samples
+        self.wordless += transcript.coverage.wordless_samples or 0
+        self.speakers = len(transcript.speakers)
+        if transcript.language in SPACELESS:
+            self.characters += sum(map(str.isalnum, transcript.text))
+        else:
+            self.words += len(transcript.text.split())
+        engine = transcript.settings.get("engine")
+        self.engines |= {engine} if isinstance(engine, str) else set()
+
+    def line(self, wall_s: float, *, vad: bool) -> str:
+        """Amount, speed and what was left out; recordings of their own have speakers of their own."""
+        audio_s, silent_s = seconds(self.audio), seconds(self.silent)
+        heard = [
+            _counted(self.words, "word"),
+            _counted(self.characters, "character"),
+            _counted(self.speakers if self.recordings == 1 else 0, "speaker"),
+        ]
+        line = f"{audio_s:.1f} s of audio in {wall_s:.1f} s ({audio_s / wall_s:.1f}x real time)"
+        if any(heard):
+            line += f": {', '.join(filter(None, heard))}"
+        if vad and silent_s >= 1:
+            line += f"; {silent_s:.0f} s skipped as silence, --no-vad decodes it"
+        return line
 
 
 class Screen:
@@ -213,8 +247,6 @@ class Screen:
         self.seen[str(progress.source)] = (progress.done_s, progress.total_s or progress.done_s)
         done = sum(d for d, _ in self.seen.values())
         note = f"{done / max(self.clock() - self.started, 1e-9):.1f}x real time"
-        if progress.stats.drafted:
-            note += f", {progress.stats.acceptance_rate:.0%} of drafts accepted"
         total = sum(t for _, t in self.seen.values())
         self.bar.update(self.task, completed=done, total=total, note=note)
         self.bar.line = ""
@@ -304,10 +336,24 @@ def _speed(transcript: Transcript) -> str:
     for turn in transcript.turns:
         spoken[turn.speaker] = spoken.get(turn.speaker, 0.0) + turn.end - turn.start
     if spoken:
-        people = f"{len(spoken)} speaker{'s' * (len(spoken) > 1)}"
+        people = _counted(len(spoken), "speaker")
         each = ", ".join(f"{name} {length:.1f} s" for name, length in spoken.items())
         return f"{text}, {people}: {each}"
     return text if transcript.segments else f"{text}, no speech"
+
+
+def _counted(number: int, thing: str) -> str:
+    """A number of things in words, empty for none."""
+    return f"{number:,} {thing}{'s' * (number > 1)}" if number else ""
+
+
+def _figures(stats: Stats | None, engines: set[str]) -> str:
+    """What drafts brought, and what computed."""
+    drafts = "no drafts"
+    if stats is not None and stats.drafted:
+        length = stats.mean_acceptance_length
+        drafts = f"{stats.acceptance_rate:.1%} of drafts accepted, {length:.2f} tokens per round"
+    return "; ".join((drafts, *([f"engine {', '.join(sorted(engines))}"] if engines else [])))
 
 
 class _Bar(Progress):

@@ -106,7 +106,8 @@ def diarize(**values: Any) -> None:
 
     from .console import Console
 
-    console = Console(quiet=options.quiet or options.json, verbose=False, json=options.json)
+    quiet = options.quiet or options.records
+    console = Console(quiet=quiet, verbose=False, records=options.records)
     stores = Stores()
     sources = check_readable(discover(options.audio, recursive=options.recursive, stores=stores))
     if options.words is not None and len(sources) != 1:

@@ -16,7 +16,7 @@ import typer
 from forescribe.asr.errors import UsageError
 
 from .option_records import DECODING, DIAGNOSTICS, INPUT, MODEL, OUTPUT, arg, like, opt, takes
-from .options import LoadOptions, RunOptions
+from .options import JsonOptions, LoadOptions, RunOptions
 
 if TYPE_CHECKING:
     from forescribe.speculative.requests import Stats
@@ -41,7 +41,8 @@ class GenerateOptions(LoadOptions):
     stop: list[str] | None = opt(
         OUTPUT, "--stop TEXT", "End a text before this string; may be given several times."
     )
-    json: bool = like(RunOptions, "json")
+    json: bool = like(JsonOptions, "json")
+    quiet: bool = like(RunOptions, "quiet", "Print texts and errors only: no notes.")
     # Model
     model: str | None = like(
         LoadOptions, "model", "Preset, Hugging Face id or local folder.", shown="demo-text"
@@ -157,7 +158,7 @@ def generate(**values: Any) -> None:
     texts = [_read(prompt) for prompt in options.prompts]
     sampling = options.sampling()
     generator = _load(options, batch=min(options.batch_size, len(texts)))
-    if isinstance(generator.draft, HeadDraft):
+    if isinstance(generator.draft, HeadDraft) and not options.quiet:
         typer.echo(f"draft {generator.draft}", err=True)
     # All prompts are encoded before the first text is printed, as encoding may fail.
     prompts = [
@@ -193,7 +194,7 @@ def _load(options: GenerateOptions, batch: int) -> TextGenerator:
         **options.load_arguments(),
     )
     hint = advice(generator.target.engine, asked=options.engine, device=generator.device.kind)
-    if hint is not None and not options.json:
+    if hint is not None and not (options.quiet or options.json):
         typer.echo(f"note: {hint}", err=True)
     return generator
 

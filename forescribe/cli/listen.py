@@ -279,7 +279,7 @@ def listen(**values: Any) -> None:
         return
     from .console import Console
 
-    console = Console(quiet=options.quiet, verbose=False, json=False)
+    console = Console(quiet=options.quiet, verbose=False, records=False)
     options = replace(options, language=codes_of(options.language, console.notice))
     outputs = _outputs(options, console)
     arrival = _arrival(options)

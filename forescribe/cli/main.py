@@ -28,8 +28,8 @@ from .diarize import diarize
 from .distill import distill
 from .generate import generate
 from .listen import listen
-from .option_records import GONE, SectionedCommand, arg, like, takes
-from .options import RunOptions
+from .option_records import GONE, SectionedCommand, arg, takes
+from .options import JsonOptions
 from .service import key, serve, worker
 from .speakers import speakers
 from .transcribe import transcribe
@@ -67,7 +67,7 @@ def root(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelsOptions:
+class ModelsOptions(JsonOptions):
     """The parsed command line."""
 
     name: str | None = arg(
@@ -75,7 +75,6 @@ class ModelsOptions:
         "A name as for --model: what it loads, where that is, and what it would download.",
         None,
     )
-    json: bool = like(RunOptions, "json")
 
 
 @takes(ModelsOptions)

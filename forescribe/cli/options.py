@@ -81,10 +81,10 @@ class RunOptions:
         "Show errors only: no progress, no changing text, no summary.",
         False,
     )
-    json: bool = opt(
+    records: bool = opt(
         DIAGNOSTICS,
-        "--json/--no-json",
-        "Print JSON to stdout: one record per recording or prompt; implies --quiet.",
+        "--records/--no-records",
+        "Print a line of JSON about each recording to stdout, as in manifest.jsonl; implies --quiet.",
         False,
     )
 
@@ -92,6 +92,13 @@ class RunOptions:
     def spool_limit(self) -> int | None:
         """The size of the spool in bytes; None for the default. Raises UsageError."""
         return parse_bytes("--spool-bytes", self.spool_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOptions:
+    """Results for programs."""
+
+    json: bool = opt(DIAGNOSTICS, "--json/--no-json", "Print the results as JSON.", False)
 
 
 @dataclass(frozen=True, kw_only=True)

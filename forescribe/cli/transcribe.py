@@ -55,7 +55,10 @@ def transcribe(**values: Any) -> None:
     from .console import Console
 
     console = Console(
-        quiet=options.quiet or options.json, verbose=options.verbose, json=options.json
+        quiet=options.quiet or options.records,
+        verbose=options.verbose,
+        records=options.records,
+        stats=options.stats,
     )
     options = replace(options, language=codes_of(options.language, console.notice))
     stores = Stores()
@@ -78,7 +81,7 @@ def transcribe(**values: Any) -> None:
     with Stop() as stop:
         batch = _batch(options, sources, outputs, stores, stop, console)
         if options.dry_run:
-            raise typer.Exit(list_batch(batch, as_json=options.json))
+            raise typer.Exit(list_batch(batch, as_json=options.records))
         console.skipped(list(batch.skipped()), len(sources), reports)
         if batch.todo:
             transcriber: BatchTranscriber | None = None
@@ -98,7 +101,7 @@ def transcribe(**values: Any) -> None:
                         console.result(result, reports)
             except KeyboardInterrupt:
                 interrupted = True
-            console.summary(None if transcriber is None else transcriber.stats())
+            console.summary(None if transcriber is None else transcriber.stats(), vad=options.cuts)
         for page in reports.close() if reports else ():
             console.status(f"report: {page}")
     raise typer.Exit(console.exit_code(interrupted=interrupted))

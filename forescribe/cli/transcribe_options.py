@@ -5,6 +5,7 @@ Knows which combinations are impossible, and which options can change a result; 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ CLUSTER_DEVICES = (AUTO, "cuda", "hpu", "cpu")
 NOT_IN_RESULTS = frozenset(
     "audio recursive spool spool_bytes output_dir output_format overwrite dry_run fail_fast model draft "
     "gamma batch_size reference_text device threads readers engine draft_dtype cluster workers "
-    "report local_files_only verbose quiet json".split()
+    "report local_files_only verbose quiet records stats".split()
 ) | {
     # The fingerprint holds these in the form of `SpeakerOptions.settings`.
     "diarize",
@@ -65,7 +66,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     output_format: str = opt(
         OUTPUT,
         "--output-format -f FORMATS",
-        "Any of txt,srt,vtt,tsv,json,rttm, or all.",
+        "Any of txt,srt,vtt,tsv,json,rttm, separated by commas, or all.",
         "all",
     )
     timestamps: bool = opt(
@@ -199,6 +200,12 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         "List recordings and their results without transcribing.",
         False,
     )
+    stats: bool = opt(
+        DIAGNOSTICS,
+        "--stats/--no-stats",
+        "Say in the last line what drafts brought, and what computed.",
+        False,
+    )
     fail_fast: bool = opt(
         DIAGNOSTICS, "--fail-fast/--no-fail-fast", "Stop at the first failure.", False
     )
@@ -232,6 +239,12 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
                 f"-o {shown_url(self.output_dir)}: what is in memory ends with this command; name a folder, "
                 "s3://, gs:// or az://"
             )
+        astray = next(filter(self._is_format, self.audio), None)
+        if astray is not None and self.output_format != "all":
+            raise UsageError(
+                f"{astray} is a format, and no recording: formats are separated by commas, "
+                f"-f {self.output_format.strip(', ')},{astray.strip(',')}"
+            )
         page = next(filter(PAGES.__contains__, self._formats), None)
         if page is not None:
             raise UsageError(
@@ -241,10 +254,10 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         listing = next(filter(OF_SPEAKERS.__contains__, self._formats), None)
         if listing is not None and not self.speakers.requested:
             raise UsageError(f"-f {listing} lists speakers: add --diarize")
-        if self.json and self.output_dir == STDOUT:
-            raise UsageError("--json and `-o -` both write to stdout; choose one of them")
-        if self.verbose and (self.quiet or self.json):
-            raise UsageError("--verbose and --quiet (or --json) exclude each other")
+        if self.records and self.output_dir == STDOUT:
+            raise UsageError("--records and `-o -` both write to stdout; choose one of them")
+        if self.verbose and (self.quiet or self.records):
+            raise UsageError("--verbose and --quiet (or --records) exclude each other")
 
     def _check_decoding(self) -> None:
         if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):
@@ -285,6 +298,12 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
                 f"--device {self.device}: on a cluster Ray chooses the devices; use "
                 f"{', '.join(CLUSTER_DEVICES)}"
             )
+
+    def _is_format(self, name: str) -> bool:
+        """Whether an argument that is no file is the name of a format, as in `-f srt txt`."""
+        from forescribe.asr.formats.files import FORMATS
+
+        return name.strip(",").lower() in {*FORMATS, "all"} and not os.path.lexists(name)
 
     @property
     def _formats(self) -> list[str]:
@@ -343,6 +362,11 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         if self.report is not None and self.word_timestamps is None:
             return True
         return self.word_timestamps
+
+    @property
+    def cuts(self) -> bool:
+        """Whether silence is left out."""
+        return self.vad is not False and self.long_form == "windows"
 
     def load_arguments(self) -> dict[str, Any]:
         """The arguments of `Transcriber.load`, besides the batch and whether it may download."""

@@ -194,7 +194,7 @@ def test_stdin_is_a_recording(forescribe, pair, here) -> None:
 
 
 def test_json_records_parse_and_stand_alone(forescribe, pair, here) -> None:
-    done = forescribe("a.wav", "none.wav", *pair, "--json", "-f", "txt")
+    done = forescribe("a.wav", "none.wav", *pair, "--records", "-f", "txt")
     records = {r["path"]: r for r in map(json.loads, done.out.splitlines())}
     assert done.status == 1
     assert records["a.wav"]["outputs"] == ["a.txt"] and records["a.wav"]["audio_s"] == 2.0
@@ -232,7 +232,9 @@ def test_a_single_recording_is_done_once_too(forescribe, pair, here) -> None:
     again = forescribe("a.wav", *pair, "-f", "txt", "--gamma", "3", "--batch_size", "2")
     assert again == Run(0, "", "a.wav: already done, --overwrite to redo\n")
     assert forescribe("a.wav", *pair, "-f", "txt", "-q") == Run(0, "", "")
-    (record,) = map(json.loads, forescribe("a.wav", *pair, "-f", "txt", "--json").out.splitlines())
+    (record,) = map(
+        json.loads, forescribe("a.wav", *pair, "-f", "txt", "--records").out.splitlines()
+    )
     assert (record["status"], record["outputs"]) == ("skipped", ["a.txt"])
     assert (here / "a.txt").stat().st_mtime_ns == written
     for other in (
@@ -262,13 +264,13 @@ def test_a_dry_run_lists_and_does_nothing(forescribe, pair, calls, here) -> None
         "calls/b.wav -> out/b .txt .srt",
         "calls/x/a.wav -> out/x/a .txt .srt",
     ]
-    done = forescribe("calls/a.wav", *pair, "-o", "out", "-f", "txt", "--dry-run", "--json")
+    done = forescribe("calls/a.wav", *pair, "-o", "out", "-f", "txt", "--dry-run", "--records")
     assert json.loads(done.out) == {
         "path": "calls/a.wav", "status": "skipped", "outputs": ["out/a.txt"]
     }  # fmt: skip
     (here / "none").mkdir()
     before[here / "none"] = (here / "none").stat().st_mtime_ns
-    done = forescribe("calls", "none", *pair, "-o", "new", "--dry-run", "--json")
+    done = forescribe("calls", "none", *pair, "-o", "new", "--dry-run", "--records")
     found = {r["path"]: r["status"] for r in map(json.loads, done.out.splitlines())}
     assert found == {"calls/a.wav": "pending", "calls/b.wav": "pending", "none": "failed"}
     done = forescribe("calls/b.wav", "gone.wav", *pair, "-o", "new", "-f", "txt", "--dry-run")
@@ -295,7 +297,7 @@ def test_out_of_memory_is_survived_with_half_the_batch(forescribe, pair, here, m
     done = forescribe("a.wav", "b.wav", *pair, "-f", "txt")
     assert done.status == 0 and "5.0 s of audio" in done.err
     assert "note out of memory with 8 windows at a time: going on with 4" in done.err
-    done = forescribe("a.wav", *pair, "-f", "txt", "--batch-size", "32", "--json", "--overwrite")
+    done = forescribe("a.wav", *pair, "-f", "txt", "--batch-size", "32", "--records", "--overwrite")
     assert done.status == 1 and json.loads(done.out)["code"] == "overloaded"
 
 
@@ -359,9 +361,11 @@ USAGE = {
     "--device cpu:5": "no device cpu:5",
     "--dtype int8": "unknown dtype 'int8'; known: auto, float32",
     "--task sing": "unknown task 'sing'; known: transcribe, translate",
+    "-f srt txt": "txt is a format, and no recording: formats are separated by commas, -f srt,txt",
+    "--json": "--json is gone: -f json writes transcripts",
     "-f doc": "unknown output format 'doc'; known: txt",
     "-o -": "stdout takes one format",
-    "-o - -f txt --json": "both write to stdout",
+    "-o - -f txt --records": "both write to stdout",
     "-o a.wav/x": "cannot write to the output folder 'a.wav/x'",
     "--model nothing": "neither a local folder, nor a hub id",
     "--draft nothing": "neither a local folder, nor a hub id",
@@ -482,7 +486,7 @@ def test_nothing_to_audit_needs_no_weights(forescribe, here) -> None:
 
 def test_one_that_can_be_read_is_enough_for_a_model(forescribe, pair, here) -> None:
     codes = damaged(here)
-    done = forescribe(*codes, "a.wav", *pair, "-f", "txt", "--json")
+    done = forescribe(*codes, "a.wav", *pair, "-f", "txt", "--records")
     records = {r["path"]: r["code"] for r in map(json.loads, done.out.splitlines())}
     assert done.status == 1 and records == {**codes, "a.wav": None}
     assert (here / "a.txt").exists()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,9 @@ from forescribe.asr.batch.outputs import RecordingResult
 from forescribe.asr.decode.options import Partial, Progress
 from forescribe.asr.errors import AudioError, ForescribeError
 from forescribe.asr.formats.transcript import Transcript
-from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span
+from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span, Turn
 from forescribe.asr.storage.locations import Source
-from forescribe.cli.console import EVERY_S, Console, Screen, tail
+from forescribe.cli.console import EVERY_S, Console, Screen, Totals, tail
 from forescribe.speculative.requests import Stats
 
 A = Source("a.wav")
@@ -52,8 +54,9 @@ def done(
     )
 
 
-def console(quiet: bool = False, verbose: bool = False, json: bool = False) -> Console:
-    return Console(quiet=quiet, verbose=verbose, json=json)
+def console(**options: bool) -> Console:
+    chosen = {"quiet": False, "verbose": False, "records": False, **options}
+    return Console(**chosen)
 
 
 def on_terminal(made: Console) -> io.StringIO:
@@ -93,24 +96,42 @@ def test_names_with_brackets_are_no_markup(capsys) -> None:
     assert "[bold]x.wav: 2.0 s" in err and "failed [red]y: broken" in err
 
 
-def test_the_summary_names_every_failure_again(capsys) -> None:
+def test_the_last_line_tells_what_was_heard_and_then_every_failure(capsys) -> None:
     made = console()
     tell(made, done(), FAILED, done())
     made.summary(STATS)
     *_, totals, failures = capsys.readouterr().err.splitlines()
-    assert totals.startswith("4.0 s of audio in ")
-    assert "50.0% of drafts accepted, 1.50 tokens per round" in totals
+    assert re.fullmatch(r"4\.0 s of audio in \d+\.\d s \(.*x real time\): 4 words", totals)
     assert failures == "1 failed: b.mp3: missing_file"
 
 
-def test_the_summary_names_the_engine(capsys) -> None:
-    made = console()
-    tell(made, done(engine="native"), done(engine="native"))
+def told(transcript: Transcript, **options: bool) -> str:
+    totals = Totals()
+    totals.add(transcript)
+    return totals.line(1.0, **{"vad": True, **options})
+
+
+def test_the_last_line_names_speakers_and_silence() -> None:
+    made = done().transcript
+    assert made is not None
+    half = Coverage(
+        (Span(0, 416_000, "silent", "no voice activity"), Span(416_000, 832_000, "decoded"))
+    )
+    turns = (Turn(0, 8_000, "A"), Turn(8_000, 16_000, "B"))
+    long = replace(made, sample_count=832_000, coverage=half, turns=turns)
+    line = "52.0 s of audio in 1.0 s (52.0x real time): 2 words, 2 speakers"
+    assert told(long) == f"{line}; 26 s skipped as silence, --no-vad decodes it"
+    assert told(long, vad=False) == line
+    chinese = replace(made, language="zh", segments=(replace(SEGMENT, text="你好，世界"),))
+    assert told(chinese).endswith(": 4 characters")
+
+
+def test_drafts_and_engines_are_told_on_request(capsys) -> None:
+    made = console(stats=True)
+    tell(made, done(engine="native"), done(engine="lean"))  # two workers of a cluster
     made.summary(STATS)
-    assert capsys.readouterr().err.rstrip().endswith("1.50 tokens per round; engine native")
-    tell(made, done(engine="lean"))  # another worker of a cluster
-    made.summary(STATS)
-    assert capsys.readouterr().err.rstrip().endswith("; engine lean, native")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "50.0% of drafts accepted, 1.50 tokens per round; engine lean, native"
 
 
 def test_quiet_says_nothing_but_errors(capsys) -> None:
@@ -129,8 +150,8 @@ def records(capsys: pytest.CaptureFixture[str]) -> list[dict]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_json_is_one_record_per_recording(capsys) -> None:
-    made = console(quiet=True, json=True)
+def test_records_are_one_line_per_recording(capsys) -> None:
+    made = console(quiet=True, records=True)
     tell(made, done("a.wav", Notice("short_audio", "short")), FAILED)
     good, bad = records(capsys)
     assert good["status"] == "succeeded" and good["code"] is good["message"] is None
@@ -154,7 +175,7 @@ def test_a_bar_counts_seconds_of_audio() -> None:
         assert hook is not None
         hook(progress(30.0))
         hook(progress(60.0))
-    assert "60/60 s" in screen.getvalue() and "50% of drafts accepted" in screen.getvalue()
+    assert "60/60 s" in screen.getvalue() and "x real time" in screen.getvalue()
 
 
 def test_verbose_writes_segments_as_they_come(capsys) -> None:
@@ -243,7 +264,7 @@ def test_what_is_done_already_is_one_line(capsys) -> None:
 
 
 def test_what_is_done_already_has_a_record_for_scripts(capsys) -> None:
-    console(quiet=True, json=True).skipped(skipped("a.wav", "b.wav"), 2)
+    console(quiet=True, records=True).skipped(skipped("a.wav", "b.wav"), 2)
     one, two = records(capsys)
     assert (one["path"], one["status"], one["outputs"]) == ("a.wav", "skipped", ["out/a.txt"])
     assert two["path"] == "b.wav"

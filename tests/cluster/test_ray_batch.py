@@ -63,7 +63,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(folder: Path, out: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "forescribe", "transcribe", str(folder), "-o", str(out)] + [
-        "--model", "tiny.en", "--json", *more
+        "--model", "tiny.en", "--records", *more
     ]  # fmt: skip
 
 

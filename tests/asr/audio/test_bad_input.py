@@ -151,7 +151,7 @@ def stem_of(name: str) -> str:
 
 
 def test_what_can_be_read_is_done_with_a_warning(pair, here, monkeypatch, capfd) -> None:
-    assert run(monkeypatch, *WARNED, *pair, "--json", "-f", "txt", "-o", "out") == 0
+    assert run(monkeypatch, *WARNED, *pair, "--records", "-f", "txt", "-o", "out") == 0
     out, _ = capfd.readouterr()
     records = {r["path"]: r for r in map(json.loads, out.splitlines())}
     assert {name: r["status"] for name, r in records.items()} == dict.fromkeys(WARNED, "succeeded")
