@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -157,6 +158,12 @@ class Preset:
     drafts: tuple[Draft, ...] = ()
     note: str = ""
 
+    @property
+    def licence(self) -> str:
+        """What the publisher's card says."""
+        apache = self.target.startswith("openai/") and not self.target.endswith("-turbo")
+        return "apache-2.0" if apache else "mit"
+
     def drafts_for(self, language: str | None) -> tuple[Draft, ...]:
         """The draft for a language, if there is one; for languages that are yet to be detected (None) the
         first draft, and the one for all languages if that is another."""
@@ -197,11 +204,13 @@ class Pair:
 @dataclass(frozen=True)
 class Cached:
     """Whether a preset's weights are on this machine; `draft`: all that are loaded if no language is named,
-    None where it has none."""
+    None where it has none. `folders` are those that are here."""
 
     preset: Preset
+    pair: Pair
     target: bool
     draft: bool | None
+    folders: tuple[Path, ...]
 
 
 _TINY = (Draft("openai/whisper-tiny"),)
@@ -353,12 +362,19 @@ def check_request(target: str | Path, language: str | None, task: str) -> None:
 
 def cached() -> list[Cached]:
     """All presets with what of them is on this machine; never touches the network."""
-    found = []
+    made = []
     for preset in PRESETS.values():
-        target = find(_folder_or_id(preset.target)) is not None
-        drafts = [find(_folder_or_id(d.name)) is not None for d in preset.drafts_for(None)]
-        found.append(Cached(preset, target, all(drafts) if drafts else None))
-    return found
+        pair = resolve(preset.name, None)
+        target, *drafts = map(find, (pair.target, *pair.drafts))
+        folders = tuple(folder for folder in (target, *drafts) if folder is not None)
+        drafted = None not in drafts if drafts else None
+        made.append(Cached(preset, pair, target is not None, drafted, folders))
+    return made
+
+
+def here() -> list[str]:
+    """The names of the presets that are on this machine."""
+    return [entry.preset.name for entry in cached() if entry.target]
 
 
 def _named_draft(name: str) -> tuple[str | Path, frozenset[str] | None]:
@@ -375,15 +391,28 @@ def _named_draft(name: str) -> tuple[str | Path, frozenset[str] | None]:
 def _preset_of(name: str) -> Preset | None:
     """The preset of this name, or the first with this target; a folder is never a preset.
 
-    Other programs name targets by the part after `whisper-`: `large-v3-turbo`.
+    Other programs name targets by the part after `whisper-`, and people write names without their signs:
+    `large-v3-turbo`, `whisper-small`, `largev3`, `Large_V3`.
     """
     name = ALIASES.get(name, name)
     if name in PRESETS:
         return PRESETS[name]
-    if os.path.isdir(local(name)):
+    if os.path.lexists(local(name)):
         return None
-    targets = (name, f"openai/whisper-{name}")
-    return next((p for p in PRESETS.values() if p.target in targets), None)
+    targets = (name, f"openai/{name}", f"openai/whisper-{name}")
+    exact = next((p for p in PRESETS.values() if p.target in targets), None)
+    if exact is not None or "/" in name:
+        return exact
+    plain = _plain(name)
+    written = (
+        p for p in PRESETS.values() if plain in (_plain(p.name), _plain(Path(p.target).name))
+    )
+    return next(written, None)
+
+
+def _plain(name: str) -> str:
+    """A name without case, signs, and the word that all have."""
+    return re.sub(r"[-_ ]", "", name.lower()).removeprefix("whisper")
 
 
 def _folder_or_id(name: str) -> str | Path:

@@ -58,6 +58,11 @@ class Console:
         self.cancelled = 0
         self.advised: set[str] = set()
 
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the work began, models loaded."""
+        return time.perf_counter() - self.started
+
     def status(self, text: str) -> None:
         """Show a line on a terminal only, for a user who waits."""
         if self.rich.is_terminal and not self.quiet:
@@ -146,9 +151,9 @@ class Console:
         out."""
         if self.quiet:
             return
-        totals, wall = self.totals, time.perf_counter() - self.started
+        totals = self.totals
         if totals.audio:  # without a transcript there is no speed
-            self.rich.print(f"[bold]{totals.line(wall, vad=vad)}[/]")
+            self.rich.print(f"[bold]{totals.line(self.wall_s, vad=vad)}[/]")
             if self.stats:
                 self.rich.print(_figures(stats, totals.engines))
         if totals.wordless:
@@ -176,6 +181,7 @@ class Totals:
     recordings: int = 0
     speakers: int = 0  # of the last one
     engines: set[str] = field(default_factory=set)
+    devices: set[str] = field(default_factory=set)
 
     def add(self, transcript: Transcript) -> None:
         self.recordings += 1
@@ -187,8 +193,9 @@ class Totals:
             self.characters += sum(map(str.isalnum, transcript.text))
         else:
             self.words += len(transcript.text.split())
-        engine = transcript.settings.get("engine")
-        self.engines |= {engine} if isinstance(engine, str) else set()
+        for name, seen in (("engine", self.engines), ("device", self.devices)):
+            if name in transcript.settings:
+                seen.add(str(transcript.settings[name]))
 
     def line(self, wall_s: float, *, vad: bool) -> str:
         """Amount, speed and what was left out; recordings of their own have speakers of their own."""

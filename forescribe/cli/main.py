@@ -1,21 +1,17 @@
-"""The `forescribe` command: all commands in one app, the console entry, and `forescribe models`.
+"""The `forescribe` command: all commands in one app, and the console entry.
 
-Knows which commands there are, how errors become messages and exit codes, and how lists of models are
-printed; presets are in `asr.model.presets`. Heavy imports stay
-inside the commands.
+Knows which commands there are, and how errors become messages and exit codes. Heavy imports stay inside the
+commands.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer.main import get_command
@@ -28,8 +24,8 @@ from .diarize import diarize
 from .distill import distill
 from .generate import generate
 from .listen import listen
-from .option_records import GONE, SectionedCommand, arg, takes
-from .options import JsonOptions
+from .models import models
+from .option_records import GONE, SectionedCommand
 from .service import key, serve, worker
 from .speakers import speakers
 from .transcribe import transcribe
@@ -64,30 +60,6 @@ def root(
 
         typer.echo(f"forescribe {installed('forescribe')}")
         raise typer.Exit
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelsOptions(JsonOptions):
-    """The parsed command line."""
-
-    name: str | None = arg(
-        "[NAME]",
-        "A name as for --model: what it loads, where that is, and what it would download.",
-        None,
-    )
-
-
-@takes(ModelsOptions)
-def models(**values: Any) -> None:
-    """List the model presets.
-
-    Of each: name, state (ready, target only, or - if it is not downloaded), target and drafts. With NAME:
-    what that would load, where it is, and what it would download. Nothing is downloaded."""
-    options = ModelsOptions(**values)
-    if options.name is not None:
-        _print(_loaded_by(options.name), _one_model, as_json=options.json)
-        return
-    _print(_all_models(), _lists, as_json=options.json)
 
 
 app.command(cls=SectionedCommand)(transcribe)
@@ -164,92 +136,6 @@ def limit_spinning() -> None:
     """
     if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
-
-
-def _print(content: dict[str, Any], lines: Any, *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(content, ensure_ascii=False))
-        return
-    for line in lines(content):
-        typer.echo(line)
-
-
-def _all_models() -> dict[str, Any]:
-    from forescribe.asr.model.presets import cached
-
-    presets = []
-    for entry in cached():
-        preset = entry.preset
-        state = "target only" if entry.draft is False else "ready"
-        presets.append(
-            {
-                "name": preset.name,
-                "state": state if entry.target else None,
-                "target": preset.target,
-                "drafts": [draft.name for draft in preset.drafts],
-                "note": preset.note,
-            }
-        )
-    return {"presets": presets}
-
-
-def _lists(content: dict[str, Any]) -> Iterator[str]:
-    for preset in content["presets"]:
-        drafts = ", ".join(preset["drafts"]) or "-"
-        yield f"{preset['name']:18} {preset['state'] or '-':12} {preset['target']:38} {drafts}"
-        yield f"{'':18} {'':12} {preset['note']}"
-
-
-def _loaded_by(name: str) -> dict[str, Any]:
-    from forescribe.asr.model.presets import resolve
-
-    pair = resolve(name, None)
-    parts = [("target", pair.target), *(("draft", draft) for draft in pair.drafts)]
-    return {"name": name, "loads": [_part(role, str(source)) for role, source in parts]}
-
-
-def _part(role: str, source: str) -> dict[str, Any]:
-    """What is known of a model: where it is, or what would be downloaded."""
-    from forescribe.asr.model.presets import WHISPER
-    from forescribe.speculative.models.hub import HubError, find, would_download
-
-    known: dict[str, Any] = {"role": role, "name": source}
-    here = Path(source) if Path(source).is_file() else find(source, WHISPER.missing)
-    if here is not None:
-        files = [here] if here.is_file() else [path for path in here.rglob("*") if path.is_file()]
-        size = sum(path.stat().st_size for path in files)
-        return known | {"on_this_machine": True, "path": str(here), "size_bytes": size}
-    known["on_this_machine"] = False
-    try:
-        download = would_download(source, WHISPER)
-    except HubError as error:
-        return known | {"problem": str(error)}
-    size = sum(download.files.values())
-    return known | {"download": download.files, "size_bytes": size, "licence": download.licence}
-
-
-def _one_model(content: dict[str, Any]) -> Iterator[str]:
-    for part in content["loads"]:
-        head = f"{part['role']:7} {part['name']}"
-        if part["on_this_machine"]:
-            yield f"{head}: on this machine, {_size(part['size_bytes'])}"
-            yield f"{'':8}{part['path']}"
-        elif "problem" in part:
-            yield f"{head}: not on this machine; {part['problem']}"
-        else:
-            yield f"{head}: would download {_size(part['size_bytes'])}"
-            for file, size in part["download"].items():
-                yield f"{'':8}{_size(size):>9}  {file}"
-        if part.get("licence"):
-            yield f"{'':8}licence: {part['licence']}"
-
-
-def _size(size: int) -> str:
-    """A number of bytes in decimal units, as hubs give them."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.{1 if size < 10 * factor else 0}f} {unit}"
-    return f"{size} B"
 
 
 if __name__ == "__main__":

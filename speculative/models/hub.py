@@ -15,6 +15,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -133,9 +134,11 @@ def folder_or_hub_id(
             f"config.json and model.safetensors that transformers saves{forms}"
         )
     if "/" not in name:
+        known = list(presets)
+        near = get_close_matches(name.lower(), known, n=1)
+        told = f"; did you mean {near[0]}?" if near else f": {', '.join(known)}"
         raise HubError(
-            f"--{role} {name} is neither a local folder, nor a hub id (owner/name), "
-            f"nor a preset: {', '.join(presets)}"
+            f"--{role} {name} is neither a local folder, nor a hub id (owner/name), nor a preset{told}"
         )
     return name
 
@@ -168,10 +171,13 @@ class Download:
 def would_download(name: str, family: Family) -> Download:
     """What `locate` would download of a repository. Raises HubError where the hub cannot be asked."""
     from huggingface_hub import HfApi
-    from huggingface_hub.utils._paths import filter_repo_objects
+    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.utils import filter_repo_objects
 
     try:
         info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
+    except OfflineModeIsEnabled as error:
+        raise HubError("downloads are switched off by HF_HUB_OFFLINE") from error
     except Exception as error:  # offline, unknown, private: each transport has its own class
         raise HubError(
             f"the hub does not say what {name} would download ({one_line(error)})"
@@ -237,16 +243,15 @@ def _continue(name: str, patterns: Iterable[str]) -> None:
     of the hub's client for a repository that is closed to this user."""
     from huggingface_hub import HfApi, constants, hf_hub_url
     from huggingface_hub.errors import RepositoryNotFoundError
-    from huggingface_hub.file_download import http_get, repo_folder_name
-    from huggingface_hub.utils._headers import build_hf_headers
-    from huggingface_hub.utils._paths import filter_repo_objects
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers, filter_repo_objects
 
     try:
         info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
     except Exception:  # the download itself, which follows, tells the reason
         return
     files = {s.rfilename: (s.size, s.lfs.sha256) for s in info.siblings or () if s.lfs and s.size}
-    blobs = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"), "blobs")
+    blobs = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "blobs")
     for path in filter_repo_objects(files, allow_patterns=list(patterns)):
         size, sha256 = files[path]
         whole, part = blobs / sha256, blobs / f"{sha256}.part.incomplete"

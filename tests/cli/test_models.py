@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forescribe.asr.errors import ModelError
-from forescribe.asr.model.presets import WHISPER, resolve
+from forescribe.asr.model.presets import PRESETS, WHISPER, resolve
 from forescribe.cli.main import app
+from forescribe.cli.models import remember
 from forescribe.speculative.models.hub import HubError, would_download
 from tests.asr.model import folders
 
@@ -46,10 +48,74 @@ def listed(*arguments: str) -> dict:
     return json.loads(result.stdout)
 
 
-def test_the_presets_are_printed(machine) -> None:
-    text = CliRunner().invoke(app, ["models"]).stdout
-    assert "large-v3" in text and "ready        tiny.en" in text
-    assert {preset["name"] for preset in listed()["presets"]} >= {"large", "tiny.en"}
+def lines(*arguments: str) -> list[str]:
+    result = CliRunner().invoke(app, ["models", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def test_the_presets_are_printed_in_eighty_columns(machine, original) -> None:
+    cache = machine / ".cache" / "huggingface" / "hub" / "models--me--my-whisper"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("abc")
+    shutil.copytree(original, cache / "snapshots" / "abc")
+    presets = {preset["name"]: preset for preset in listed()["presets"]}
+    assert presets["large"]["state"] is presets["large"]["size_bytes"] is None
+    assert presets["tiny.en"]["state"] == "ready" and presets["tiny.en"]["licence"] == "mit"
+    assert presets["tiny.en"]["size_bytes"] > 40e6
+    assert [other["name"] for other in listed()["others"]] == ["me/my-whisper"]
+    told = lines()
+    assert max(map(len, told)) <= 80 and len(told) > 2 * len(PRESETS)
+    (row,) = [line.split() for line in told if line.startswith("tiny.en ")]
+    assert row == ["tiny.en", "45", "MB", "-", "-", "mit"]
+    assert any(line.startswith("me/my-whisper") for line in told)
+
+
+def test_memory_and_speed_are_those_of_the_last_run_here(machine) -> None:
+    target = resolve("tiny.en", None).target
+    remember(target, 29.0, 1.0, on_cpu=True)  # too short to say something
+    assert {preset["speed"] for preset in listed()["presets"]} == {None}
+    for wall_s in (2.0, 4.0):
+        remember(target, 60.0, wall_s, on_cpu=True)
+    remember("openai/whisper-tiny", 60.0, 1.0, on_cpu=False)
+    presets = {preset["name"]: preset for preset in listed()["presets"]}
+    assert presets["tiny.en"]["speed"] == 15.0 and presets["tiny.en"]["memory_bytes"] > 1e6
+    assert presets["tiny"]["speed"] == 60.0 and presets["tiny"]["memory_bytes"] is None
+    assert any("15.0x" in line for line in lines())
+    (machine / ".cache" / "forescribe" / "runs.json").write_text("[]")
+    assert {preset["speed"] for preset in listed()["presets"]} == {None}
+
+
+def test_offline_the_list_says_what_is_usable(machine, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert lines()[-1] == "offline (HF_HUB_OFFLINE): usable are tiny.en"
+    assert lines("base")[1].strip() == "downloads are switched off by HF_HUB_OFFLINE"
+
+
+@pytest.mark.parametrize(
+    ("typed", "target"),
+    [
+        ("largev3", "openai/whisper-large-v3"),
+        ("Large_V3", "openai/whisper-large-v3"),
+        ("whisper-small", "openai/whisper-small"),
+        ("whisper-large", "openai/whisper-large"),  # as on the hub
+        ("openai/whisper-base", "openai/whisper-base"),
+        ("large-v3-turbo", "openai/whisper-large-v3-turbo"),
+        ("turbo", "openai/whisper-large-v3-turbo"),
+    ],
+)
+def test_a_preset_is_found_as_people_write_it(machine, typed, target) -> None:
+    assert resolve(typed, None).target == resolve(None, typed).draft == target
+    assert resolve(typed, None).draft == resolve(target, None).draft
+    (machine / typed).mkdir(parents=True)
+    if typed not in PRESETS:
+        assert resolve(typed, None).target == Path(typed)
+
+
+@pytest.mark.parametrize(("typed", "near"), [("largv3", "large-v3"), ("smal", "small")])
+def test_a_name_that_is_none_gets_the_nearest(typed, near) -> None:
+    with pytest.raises(ModelError, match=f"nor a preset; did you mean {near}\\?$"):
+        resolve(typed, None)
 
 
 def test_files_of_openai_whisper_are_found_by_their_name(machine) -> None:
@@ -92,5 +158,6 @@ def test_without_a_network_a_name_says_so(machine, monkeypatch) -> None:
     with pytest.raises(HubError, match=r"does not say what a/b would download \(no route\)"):
         would_download("a/b", WHISPER)
     result = CliRunner().invoke(app, ["models", "base"])
-    assert "openai/whisper-base: not on this machine; the hub does not say" in result.stdout
+    assert "openai/whisper-base: not on this machine" in result.stdout
+    assert "the hub does not say" in result.stdout and "on this machine: tiny.en" in result.stdout
     assert result.exit_code == 0
