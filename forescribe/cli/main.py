@@ -40,12 +40,14 @@ CONTEXT = {
 }
 """What all commands share, in typer's words."""
 
+GLOBAL = ("-h", "--help", "--version", "--install-completion", "--show-completion")
+"""Options that stand before a command."""
+
 app = typer.Typer(
     name="forescribe",
     help="Transcribe speech with Whisper. A draft model makes it faster and leaves the words unchanged. "
     "`forescribe AUDIO...` is short for `forescribe transcribe AUDIO...`.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     context_settings=CONTEXT,
 )
@@ -113,7 +115,7 @@ def with_command(arguments: list[str]) -> list[str]:
     Raises UsageError for what looks like a command and is no file."""
     group = get_command(app)
     commands = group.list_commands(None)  # type: ignore[attr-defined]  # a group
-    if not arguments or arguments[0] in {*commands, "-h", "--help", "--version"}:
+    if not arguments or arguments[0].partition("=")[0] in {*commands, *GLOBAL}:
         return arguments
     if os.sep in arguments[0] or os.path.lexists(arguments[0]):
         return ["transcribe", *arguments]

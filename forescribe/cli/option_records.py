@@ -205,6 +205,8 @@ class SectionedCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse flags that are gone or of other programs, see `checked`. Raises UsageError."""
+        if ctx.resilient_parsing:  # a shell completes what is half typed
+            return super().parse_args(ctx, args)
         valued: set[str] = set()
         switches: dict[str, str | None] = {}
         for option in self.get_params(ctx):

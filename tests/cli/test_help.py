@@ -74,7 +74,7 @@ def test_options_are_frozen_and_checked_when_made() -> None:
         {"gamma": "99"},
         {"num_speakers": 2},
         {"output_format": "rttm"},
-        {"json": True, "output_dir": "-"},
+        {"records": True, "output_dir": "-"},
         {"verbose": True, "quiet": True},
         {"diarize": True, "word_timestamps": False},
         {"long_form": "sequential", "vad": True},
