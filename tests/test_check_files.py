@@ -43,6 +43,14 @@ def test_a_fault_is_found(check_files: ModuleType, name: str, data: bytes, fault
     assert any(re.search(fault, found) for found in check_files.faults(name, data))
 
 
+def test_a_symbolic_link_is_a_fault(
+    check_files: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link.json").symlink_to("nowhere.json")
+    assert check_files.main([str(tmp_path / "link.json")]) == 1
+    assert "a symbolic link" in capsys.readouterr().out
+
+
 def test_the_repository_passes(
     check_files: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
@@ -85,7 +86,13 @@ def main() -> None:
     """
     limit_spinning()
     with reported():
-        app(args=with_command(sys.argv[1:]), prog_name="forescribe")
+        command()(args=with_command(sys.argv[1:]), prog_name="forescribe")
+
+
+@cache
+def command() -> Any:
+    """The group of all commands; making it takes as long as reading a command line."""
+    return get_command(app)
 
 
 @contextmanager
@@ -113,8 +120,7 @@ def reported() -> Iterator[None]:
 def with_command(arguments: list[str]) -> list[str]:
     """The arguments with `transcribe` in front, unless they begin with a command or a global option.
     Raises UsageError for what looks like a command and is no file."""
-    group = get_command(app)
-    commands = group.list_commands(None)  # type: ignore[attr-defined]  # a group
+    commands = command().list_commands(None)
     if not arguments or arguments[0].partition("=")[0] in {*commands, *GLOBAL}:
         return arguments
     if os.sep in arguments[0] or os.path.lexists(arguments[0]):

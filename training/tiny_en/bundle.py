@@ -52,7 +52,7 @@ def write(source: Path, out: Path, *, target: Path | None = None) -> None:
         text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
         (scratch / TOKENIZER).write_text(text + "\n", "utf-8")
     else:
-        (scratch / TOKENIZER).symlink_to(Path("..") / target.name / TOKENIZER)
+        shutil.copyfile(target / TOKENIZER, scratch / TOKENIZER)
         if (source / TOKENS_FILE).is_file():
             listed = json.loads((source / TOKENS_FILE).read_text("utf-8"))
             listed = {name: listed[name] for name in ("vocab_size", "source")} | {
