@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["transcribe"]
 
 OPTIONS = frozenset(
-    "model draft local_files_only language task initial_prompt reference_text timestamps word_timestamps vad "
+    "model draft local_files_only language task initial_prompt reference_text timestamps words vad "
     "long_form condition_on_previous_text guards compression_ratio_threshold logprob_threshold "
     "no_speech_threshold temperature_increment_on_fallback diarize diarizer num_speakers min_speakers "
     "max_speakers channels gamma batch_size device dtype quantize draft_dtype engine threads "
@@ -58,9 +58,11 @@ def transcribe(
 
     unknown = options.keys() - OPTIONS
     if unknown:
-        raise UsageError(
-            f"{', '.join(sorted(unknown))}: no option of an operator; known: {', '.join(sorted(OPTIONS))}"
-        )
+        from .transcription import RENAMED
+
+        told = ", ".join(name + RENAMED.get(name, "") for name in sorted(unknown))
+        raise UsageError(f"{told}: no option of an operator; known: {', '.join(sorted(OPTIONS))}")
+    options = {"word_timestamps" if name == "words" else name: v for name, v in options.items()}
     order = work_order(TranscribeOptions(audio=[], cluster="auto", **options), [])
     if num_gpus is None and resources is None and options.get("device", "auto") != "cpu":
         num_gpus = 1 if ray.cluster_resources().get("GPU", 0) >= 1 else None

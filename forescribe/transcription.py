@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+RENAMED = {"word_timestamps": "; it is called words"}
+"""What to add to the refusal of an option that had another name."""
+
 
 class SpeechSegment(NamedTuple):
     """In seconds."""
@@ -85,7 +88,7 @@ def transcribe(
     task: Task = ...,
     initial_prompt: str | None = ...,
     hint: str | None = ...,
-    word_timestamps: bool = ...,
+    words: bool = ...,
     diarize: bool = ...,
     num_speakers: int | None = ...,
     device: str | None = ...,
@@ -103,7 +106,7 @@ def transcribe(
     task: Task = ...,
     initial_prompt: str | None = ...,
     hint: str | None = ...,
-    word_timestamps: bool = ...,
+    words: bool = ...,
     diarize: bool = ...,
     num_speakers: int | None = ...,
     device: str | None = ...,
@@ -120,12 +123,13 @@ def transcribe(
     task: Task = "transcribe",
     initial_prompt: str | None = None,
     hint: str | None = None,
-    word_timestamps: bool = False,
+    words: bool = False,
     diarize: bool = False,
     num_speakers: int | None = None,
     device: str | None = None,
     local_files_only: bool = False,
     on_progress: Hook | None = None,
+    **others: Any,
 ) -> Transcript | list[Transcript]:
     """Transcribe a recording, or a list of recordings in one batch, with the defaults of
     `forescribe transcribe`.
@@ -145,7 +149,7 @@ def transcribe(
         initial_prompt: text with names and spellings to expect.
         hint: text that is probably spoken, such as a script: drafts are copied from it in place of a draft
             model, which saves time and changes no word.
-        word_timestamps: give every segment its words with their times.
+        words: give every segment its words with their times.
         diarize: label segments and words with speakers; includes word times.
         num_speakers: exact number of speakers, if known; needs `diarize`.
         device: "cuda", "cuda:1", "hpu", "mps" or "cpu"; None chooses one.
@@ -167,6 +171,8 @@ def transcribe(
 
     All but DeviceError (a `forescribe.speculative.errors.SpeculativeError`) are `ForescribeError`.
     """
+    for name in others:
+        raise TypeError(f"transcribe() has no option {name}{RENAMED.get(name, '')}")
     if num_speakers is not None and not diarize:
         raise UsageError("num_speakers needs diarize=True")
     many = isinstance(audio, list) and not _is_samples(audio)
@@ -178,7 +184,7 @@ def transcribe(
         task=task,
         initial_prompt=initial_prompt,
         hint=hint,
-        words=word_timestamps,
+        words=words,
         guards=Guards(),
     )
     transcriber = Transcriber.load(

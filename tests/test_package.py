@@ -82,11 +82,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_a_recording_becomes_a_transcript(model: str, recording: Path) -> None:
-    transcript = forescribe.transcribe(recording, model, device="cpu", word_timestamps=True)
+    transcript = forescribe.transcribe(recording, model, device="cpu", words=True)
     assert isinstance(transcript, forescribe.Transcript)
     assert transcript.duration == 2.0
     assert all(segment.words is not None for segment in transcript.segments)
     assert transcript.settings["guards"] is not None
+
+
+def test_an_option_that_was_renamed_names_the_new_one() -> None:
+    for name, told in {"word_timestamps": "; it is called words", "beam_size": ""}.items():
+        with pytest.raises(TypeError, match=rf"transcribe\(\) has no option {name}{told}$"):
+            forescribe.transcribe("never-opened.wav", **{name: True})
 
 
 def test_speakers_are_labelled_on_request(model: str, recording: Path) -> None:

@@ -74,7 +74,7 @@ class Transcript:
 
     @property
     def words(self) -> tuple[Word, ...]:
-        """The timed words of all segments, in order. Empty unless asked for: with `word_timestamps=True` or
+        """The timed words of all segments, in order. Empty unless asked for: with `words=True` or
         `diarize=True` of `forescribe.transcribe`, or `Options(words=True)`."""
         return tuple(word for segment in self.segments for word in segment.words or ())
 
