@@ -105,7 +105,7 @@ def test_speakers_are_labelled_on_request(model: str, recording: Path) -> None:
 def test_errors_are_raised(model: str) -> None:
     with pytest.raises(AudioError, match="no such file"):
         forescribe.transcribe("nowhere.wav", model, device="cpu")
-    with pytest.raises(UsageError, match="unknown language"):
+    with pytest.raises(UsageError, match="does not know Klingon"):
         forescribe.transcribe("nowhere.wav", model, device="cpu", language="klingon")
     with pytest.raises(UsageError, match="num_speakers needs diarize"):
         forescribe.transcribe("nowhere.wav", model, num_speakers=2)

@@ -42,7 +42,6 @@ _BESIDE = (SETTINGS, "special_tokens_map.json", "added_tokens.json")
 _STAMP = re.compile(r"<\|(\d+\.\d+)\|>")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 _PLAIN = {  # what transformers makes of a vocabulary, whatever its file says
-    "type": ("BPE",),
     "dropout": (None,),
     "continuing_subword_prefix": ("", None),
     "end_of_word_suffix": ("", None),
@@ -258,17 +257,16 @@ class WhisperTokens:
             return None
         from tokenizers import Tokenizer
 
-        text = (folder / TOKENIZER).read_text(encoding="utf-8")
-        stated, settings = json.loads(text), _object(folder / SETTINGS)
-        ids = {token["content"]: token["id"] for token in stated["added_tokens"]}
-        special = {token["content"] for token in stated["added_tokens"] if token["special"]}
-        if not _plain(stated, settings) or not _known(folder, settings, ids, special):
+        backend = Tokenizer.from_str((folder / TOKENIZER).read_text(encoding="utf-8"))
+        settings, added = _object(folder / SETTINGS), backend.get_added_tokens_decoder()
+        ids = {token.content: token_id for token_id, token in added.items()}
+        special = {token.content for token in added.values() if token.special}
+        if not _plain(backend, settings) or not _known(folder, settings, ids, special):
             return None
         end = _content(settings.get("eos_token", END))
         unknown = _content(settings.get("unk_token", END))
         if not special >= {end, unknown}:
             return None
-        backend = Tokenizer.from_str(text)
         backend.no_padding()
         backend.no_truncation()
         return cls(backend, ids[end], ids[unknown])
@@ -327,17 +325,17 @@ def same_tokenizer(folder: Path, other: Path) -> bool:
     return (folder / TOKENIZER).is_file()
 
 
-def _plain(stated: dict[str, Any], settings: dict[str, Any]) -> bool:
+def _plain(backend: Any, settings: dict[str, Any]) -> bool:
     """Whether these files describe GPT-2's way of cutting bytes into tokens, and nothing else."""
-    model, before = stated["model"], stated["pre_tokenizer"] or {}
+    model, before = backend.model, backend.pre_tokenizer
     return (
-        all(model.get(key, values[0]) in values for key, values in _PLAIN.items())
-        and stated["normalizer"] is None
-        and before.get("type") == "ByteLevel"
-        and before.get("use_regex", True)
-        and not before.get("add_prefix_space", True)
+        [type(part).__name__ for part in (model, before, backend.decoder)]
+        == ["BPE", "ByteLevel", "ByteLevel"]
+        and all(getattr(model, key) in values for key, values in _PLAIN.items())
+        and backend.normalizer is None
+        and before.use_regex
+        and not before.add_prefix_space
         and not settings.get("add_prefix_space", False)
-        and (stated["decoder"] or {}).get("type") == "ByteLevel"
         and settings.get("tokenizer_class") in ("WhisperTokenizer", "WhisperTokenizerFast")
     )
 

@@ -575,7 +575,7 @@ def test_ctrl_c_before_anything_has_begun_is_one_line(forescribe, monkeypatch) -
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command_line, "get_command", interrupted)
+    monkeypatch.setattr(command_line, "command", interrupted)
     assert forescribe("a.wav") == Run(130, "", "forescribe: interrupted\n")
 
 

@@ -90,7 +90,7 @@ def test_helpers_wait_briefly_where_nobody_says_otherwise(monkeypatch, given, ar
         monkeypatch.setenv(name, value)
     seen = []
     run = lambda *_, **__: seen.append(os.environ.get("GOMP_SPINCOUNT"))  # noqa: E731
-    monkeypatch.setattr(type(main.app), "__call__", run)
+    monkeypatch.setattr(type(main.command()), "__call__", run)
     monkeypatch.setattr(sys, "argv", ["forescribe", *arguments])
     main.main()
     assert seen == [spins]
