@@ -143,6 +143,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: a quarter of the time tests wait, for processes, threads and clocks."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 NIGHTLY = ("benchmarks", "deploy", "training")
 """Folders of tests whose subject does not ship or changes rarely: all of them are `nightly`."""
 
