@@ -52,13 +52,8 @@ def test_no_word_of_a_reader_is_lost(read) -> None:
         assert outcome.transcript.warnings == ()
 
 
-@pytest.mark.parametrize(
-    "late",
-    [
-        pytest.param(False, id="no timestamp", marks=pytest.mark.nightly),
-        pytest.param(True, id="the last timestamp"),
-    ],
-)
+@pytest.mark.nightly  # test_rests closes answers of the bundled model
+@pytest.mark.parametrize("late", [False, True], ids=["no timestamp", "the last timestamp"])
 def test_an_answer_of_its_first_segments_goes_on_behind_its_last_word(
     base, read, monkeypatch, late
 ) -> None:
@@ -79,6 +74,7 @@ def test_an_answer_of_its_first_segments_goes_on_behind_its_last_word(
     assert errors({"lj-1": outcome}).deletions <= 3 and errors({"lj-1": outcome}).insertions <= 3
 
 
+@pytest.mark.nightly
 def test_a_segment_that_an_answer_leaves_out_is_written_by_the_next_part(base, monkeypatch) -> None:
     """As whisper-base leaves out a turn of another speaker, and begins the next segment before it."""
     special, dropped = base.whisper.tokens, []
