@@ -453,8 +453,9 @@ def _pcm(frame: AudioFrame) -> Pcm | None:
     try:
         if not _within_limits(channels, rate):
             return None
+        raw: NDArray[Any]
         if frame.format.name == "s64":  # PyAV has no array for it
-            raw = np.frombuffer(frame.planes[0], np.int64)[: frame.samples * channels]
+            raw = np.frombuffer(bytes(frame.planes[0]), np.int64)[: frame.samples * channels]
         else:
             raw = frame.to_ndarray()
         samples = raw.T if frame.format.is_planar else raw.reshape(-1, channels)
