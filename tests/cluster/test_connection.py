@@ -10,7 +10,7 @@ import types
 import pytest
 
 from forescribe.asr.errors import CapacityError, UsageError
-from forescribe.cluster.connection import STARTS, check_address, connected, explained
+from forescribe.cluster.connection import STARTS, check_address, connected
 
 
 class FakeRay(types.ModuleType):
@@ -141,11 +141,6 @@ def test_what_listens_and_is_no_cluster(ray) -> None:
             pass
 
 
-@pytest.mark.parametrize("address", ["auto", "ray://head:10001", "10.0.0.1:6379", "ray://[::1]:1"])
-def test_addresses(address: str) -> None:
-    check_address(address)
-
-
 @pytest.mark.parametrize(
     "address", ["head", "ray://head", "http://head:8265", "ray://", "s3://a:1/b", "\x1b[31m:x", ""]
 )
@@ -182,22 +177,3 @@ def test_on_loopback_it_is_allowed(address: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     check_address(address)
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "said"),
-    [
-        (
-            "Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.12.1",
-            UsageError,
-            r"other versions of Ray or Python .* Ray: 2.50.0 Python: 3.12.1",
-        ),
-        ("Unauthenticated: wrong token", UsageError, "ray get-auth-token"),
-        ("ray client connection timeout", CapacityError, "no cluster answers"),
-    ],
-)
-def test_explanations(text: str, kind: type[Exception], said: str) -> None:
-    error = explained(RuntimeError(text), "ray://head:10001")
-    assert type(error) is kind
-    with pytest.raises(kind, match=said):
-        raise error

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forescribe.asr.batch import interrupts
-
 BUSY = """
 import hashlib, sys
 from forescribe.asr.batch.interrupts import Stop
@@ -76,16 +74,3 @@ def test_a_signal_during_the_imports_is_answered_in_one_line(tmp_path: Path) -> 
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "forescribe: interrupted\n")
-
-
-def test_what_ends_right_after_a_signal_has_said_so(monkeypatch) -> None:
-    written = []
-
-    def late(text: bytes) -> None:
-        time.sleep(0.2)
-        written.append(text)
-
-    monkeypatch.setattr(interrupts, "_write", late)
-    with interrupts.Stop() as stop:
-        signal.raise_signal(signal.SIGINT)
-    assert stop.requested and written == [interrupts.ENDING]

@@ -15,7 +15,6 @@ from transformers import (
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
 )
-from transformers.utils import logging
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import CapacityError, ModelError
@@ -24,12 +23,10 @@ from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.whisper import EncoderStates, Whisper
 from forescribe.asr.words.timing import alignment_heads
 from forescribe.speculative.device import Device, choose
-from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.plain import PlainWhisper
 from forescribe.speculative.models.weights import encoder_of
 from forescribe.speculative.native import adapters
-from forescribe.speculative.native.library import missing
 from tests.asr.model import folders
 
 CPU = choose("cpu")
@@ -101,12 +98,6 @@ def test_weights_rounded_to_bfloat16_compute_in_float32(target) -> None:
     assert any(not torch.equal(w, exact[n]) for n, w in rounded.target.state_dict().items())
     for name, weight in rounded.target.state_dict().items():
         assert torch.equal(weight, exact[name].to(torch.bfloat16).float()), name
-
-
-def test_loading_leaves_transformers_messages_as_they_were(target) -> None:
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    load(Pair(target), CPU)
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
 def test_languages_are_heard_as_transformers_hears_them(target) -> None:
@@ -474,17 +465,6 @@ def test_a_draft_of_shorter_windows_or_texts_is_refused(target, tmp_path) -> Non
     assert "1500 and 750 encoder states" in refusal(Pair(target, short))
     few = folders.write(tmp_path / "few", layers=1, max_target_positions=32)
     assert "40 and 32 positions" in refusal(Pair(target, few))
-
-
-def test_the_lean_engine_is_taken_unless_the_modules_are_asked_for(target) -> None:
-    native = missing() is None
-    assert load(Pair(target), CPU).engine == ("native" if native else "lean")
-    for engine in ("native", "lean", "modules") if native else ("lean", "modules"):
-        transcriber = Transcriber.load(str(target), gamma=0, device="cpu", engine=engine)
-        assert transcriber.settings(Options())["engine"] == engine
-        assert transcriber.context.engine.target.engine == engine
-    with pytest.raises(LoadError, match="no engine 'fast'; known: auto, native, lean, modules"):
-        Transcriber.load(str(target), engine="fast")
 
 
 @pytest.fixture

@@ -169,11 +169,6 @@ def test_a_full_window_ends_in_the_middle_of_its_longest_late_pause() -> None:
     assert near(first.end, 12 + 1.8 + 10 + 0.4) and second.speech
 
 
-def test_without_a_late_pause_an_early_one_is_better_than_a_cut_word() -> None:
-    windows = windows_of((12, 1.0), (0.8, 0.0), (25, 1.0))
-    assert near(windows[0].end, 12.4)
-
-
 def test_speech_without_a_pause_is_cut_where_it_is_least_probable() -> None:
     windows = windows_of((26, 0.95), (0.064, 0.6), (20, 0.95))
     assert near(windows[0].end, 26.03) and all(window.speech for window in windows)
@@ -192,12 +187,6 @@ def test_hours_of_silence_are_one_window_without_samples() -> None:
     silence = Track(np.zeros(count, np.float32))
     (window,) = cut((minute for _ in range(180)), silence)
     assert (window.start, window.end, window.speech) == (0, 3 * 3600 * RATE, False)
-
-
-def test_a_probability_that_is_no_number_counts_as_speech() -> None:
-    assert all(
-        w.speech for w in cut([counting(100 * FRAME)], Track(np.full(100, np.nan, np.float32)))
-    )
 
 
 def test_memory_stays_bounded_over_an_endless_recording() -> None:
@@ -241,15 +230,6 @@ def test_windows_say_where_a_voice_was_heard() -> None:
     frames = [round(s * RATE / FRAME) for s in (5, 3, 1, 2)]  # each stretch is rounded for itself
     edges = [FRAME * sum(frames[:n]) for n in range(1, 5)]
     assert runs == [(edges[0], edges[1]), (edges[2], edges[3])]
-
-
-def test_the_rest_of_a_window_keeps_its_samples_and_voice() -> None:
-    window = Window(3, 100, 200, True, counting(100), ((110, 150), (160, 190)))
-    rest = window.rest(140, "de", (7, 8))
-    assert (rest.index, rest.start, rest.end, rest.part, rest.language) == (3, 140, 200, 1, "de")
-    assert rest.before == (7, 8)
-    assert rest.samples.tolist() == list(range(40, 100))
-    assert rest.voiced == ((140, 150), (160, 190))
 
 
 @pytest.mark.parametrize("size", [1, 511, 512, 40_000, BATCH_FRAMES * FRAME + 7])

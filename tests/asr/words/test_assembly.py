@@ -86,23 +86,6 @@ def test_a_pause_pushes_the_words_on_both_sides_out_of_itself():
     assert found == [(" one", 0, 25), (" two", 25, 52), (" three", 68, 85), (" four", 85, 110)]
 
 
-def test_what_is_quiet_behind_the_window_moves_no_word():
-    """A window may have been encoded beyond its end."""
-    end = LENGTH // STEP
-    borders = [end - 60, end - 35, end - 5]
-    pauses = [Pause((end + 2) * STEP, (end + 20) * STEP), Pause((end - 5) * STEP, (end + 9) * STEP)]
-    found = timed(" one two", borders, pauses)
-    assert found == [(" one", end - 60, end - 35), (" two", end - 35, end - 5)]
-
-
-def test_a_word_at_the_border_of_a_sentence_loses_a_pause_that_nobody_saw():
-    found = timed(" One two three. Four five", [0, 150, 170, 290, 310, 330])
-    longest = 2 * 20
-    assert found[0] == (" One", 150 - longest, 150)
-    assert found[2] == (" three.", 170, 170 + longest)
-    assert found[4] == (" five", 310, 330)
-
-
 def test_every_word_lasts_at_least_a_step_of_the_encoder():
     """The path may put several tokens on one frame, also on the last one."""
     borders = [10, 10, 10, 40, 1500, 1500]

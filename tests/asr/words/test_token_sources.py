@@ -9,7 +9,6 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.decode.outcome import source_stats
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import TOKEN_SOURCES
@@ -23,34 +22,6 @@ from forescribe.speculative.requests import Source
 from tests.asr.model import folders
 
 A, C, B, P = Source.ACCEPTED, Source.CORRECTION, Source.BONUS, Source.PLAIN
-
-rounds = st.lists(st.tuples(st.integers(0, 6), st.sampled_from([C, B, P])), max_size=20)
-
-
-def test_rounds_are_told_from_sources_alone():
-    # Three drafts accepted and a bonus; one and a refusal; none at all; a round without drafts; the end.
-    told = source_stats([[A, A, A, B, A, C, C, P], [A, A]])
-    assert told["written"] == {
-        "accepted": 6,
-        "correction": 2,
-        "bonus": 1,
-        "plain": 1,
-        "guessed": 0,
-    }
-    assert told["judged_at_depth"] == [4, 3, 1]
-    assert told["accepted_at_depth"] == [3, 2, 1]
-
-
-@given(rounds)
-def test_every_accepted_draft_is_counted_at_one_depth(made):
-    sources = [s for length, extra in made for s in ([A] * (0 if extra is P else length) + [extra])]
-    told = source_stats([sources])
-    judged, accepted = told["judged_at_depth"], told["accepted_at_depth"]
-    assert sum(accepted) == told["written"]["accepted"]
-    assert sum(judged) - sum(accepted) == told["written"]["correction"]
-    assert sum(told["written"].values()) == len(sources)
-    # Nothing is judged whose forerunner was not accepted.
-    assert all(deep <= above for deep, above in zip(judged[1:], accepted, strict=False))
 
 
 @given(st.text("ab ,.-", max_size=20).map(lambda text: f" a{text}"), st.data())

@@ -20,9 +20,6 @@ from forescribe.diarize.engines.clustering import (
 
 WIDE, NARROW = 64, 48
 LENGTH = 1.5
-EVIDENCE = 0.4
-LINK = 8.0
-"""Nats between adjacent pieces of one local speaker."""
 
 MOST = 100
 SETTINGS = ClusterSettings()
@@ -96,15 +93,6 @@ def valid(found: Clusters, count: int) -> bool:
 
 
 # The PLDA
-
-
-def test_a_plda_turns_vectors_as_its_file_says_whatever_their_scale(plda: Plda) -> None:
-    rows = np.random.default_rng(1).standard_normal((5, WIDE)).astype(np.float32)
-    with np.errstate(all="raise"):
-        found = plda(rows)
-    assert found.shape == (5, NARROW)
-    assert np.allclose(np.linalg.norm(found + 0.5, axis=1), np.sqrt(NARROW))
-    assert np.allclose(found, plda(rows * 100), atol=1e-5)
 
 
 # Speakers and their number
@@ -181,23 +169,6 @@ def line(*places: float) -> np.ndarray:
     return rows
 
 
-def merged(vectors: np.ndarray, links: np.ndarray, plda: Plda) -> bool:
-    """Whether two vectors of one second each are one cluster."""
-    weights = EVIDENCE * plda.precision(np.ones(2))
-    apart = np.zeros((2, 2), bool)
-    labels = agglomerate(vectors, weights, plda.psi, links, apart)
-    return bool(labels[0] == labels[1])
-
-
-def test_links_pull_together_what_vectors_leave_apart_and_push_apart_what_is_alike(
-    plda: Plda,
-) -> None:
-    link = np.array([[0.0, 1.0], [1.0, 0.0]])
-    far, near = line(6, -6), line(1, 1)
-    assert not merged(far, 0 * link, plda) and merged(far, LINK * link, plda)
-    assert merged(near, 0 * link, plda) and not merged(near, -LINK * link, plda)
-
-
 @pytest.mark.parametrize("most", [1, 2, 3, 9])
 def test_who_speaks_at_once_is_never_merged_not_even_with_equal_vectors(
     plda: Plda, most: int
@@ -207,42 +178,6 @@ def test_who_speaks_at_once_is_never_merged_not_even_with_equal_vectors(
     weights = plda.precision(np.ones(5))
     labels = agglomerate(vectors, weights, plda.psi, np.zeros((5, 5)), apart, 1, most)
     assert labels[0] != labels[1] and labels.max() + 1 == max(2, min(most, 3))
-
-
-def test_a_sound_that_is_played_again_and_again_is_no_speaker_of_its_own(
-    plda: Plda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = talk(plda, 1, 20)
-    said = given.pieces.vectors
-    away = np.random.default_rng(1).standard_normal(NARROW)
-    sound = said.mean(0) + away * 11 / np.linalg.norm(away)
-    pieces = unlinked(np.concatenate([said, np.tile(sound, (20, 1))]))
-    joining = replace(SETTINGS, alike=2.0)  # by evidence alone
-    monkeypatch.setattr(clustering, "SETTINGS", joining)
-    assert len(cluster(pieces, plda, 1, MOST).means) == 1
-    monkeypatch.setattr(clustering, "SETTINGS", replace(joining, repeated=2.0))
-    assert same(cluster(pieces, plda, 1, MOST).labels, np.arange(40) < 20)
-
-
-def test_a_change_within_a_run_needs_more_evidence_than_one_between_runs(plda: Plda) -> None:
-    """A short piece of A in the middle sounds a little more like B."""
-    vectors = np.concatenate([line(*[6] * 8), line(-1.2), line(*[6] * 8), line(*[-6] * 8)])
-    vectors[np.arange(25) != 8] += np.random.default_rng(0).standard_normal((24, NARROW))
-    seconds = np.full(25, 1.5)
-    seconds[8] = 0.4
-    between = unlinked(vectors, seconds)
-    assert cluster(between, plda, 1, MOST).labels[8] == cluster(between, plda, 1, MOST).labels[-1]
-    for gap, follows in ((0.0, True), (0.1, True), (2.0, False)):
-        gaps = between.gaps.copy()
-        gaps[7:9] = gap
-        found = cluster(replace(between, gaps=gaps), plda, 1, MOST).labels
-        assert (found[8] == found[7]) == follows, gap
-    gaps = between.gaps.copy()
-    gaps[7:9] = 0.0
-    surely = between.vectors.copy()
-    surely[8] = -20
-    found = cluster(replace(between, vectors=surely, gaps=gaps), plda, 1, MOST).labels
-    assert found[8] != found[7] and found[9] == found[7]
 
 
 # Agglomeration against the definition

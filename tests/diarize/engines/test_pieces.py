@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,10 +47,6 @@ def sound(frames: int, *loud: tuple[int, int], noise: float = NOISE) -> np.ndarr
     return (tone + noise * rng.standard_normal(frames * HOP)).astype(np.float32)
 
 
-def places(activity: Activity) -> list[tuple[int, int]]:
-    return [(piece.start, piece.end) for piece in activity.pieces]
-
-
 def slots(activity: Activity) -> list[int]:
     """The slot of each piece."""
     return [activity.runs[piece.run].slot for piece in activity.pieces]
@@ -71,26 +66,6 @@ def by_slot(activity: Activity) -> tuple[Turns, Turns]:
     return of(activity, *slots(activity))
 
 
-@pytest.mark.parametrize(("pause", "pieces"), [(5, 1), (7, 1), (8, 2), (40, 2)])
-def test_a_piece_ends_at_a_pause_of_80_ms_and_not_at_one_of_50(pause: int, pieces: int) -> None:
-    samples = sound(400, (100, 180), (180 + pause, 300))
-    activity = find_pieces(samples, heard(400, (100, 300, [0])))
-    assert activity.runs == (Run(0, 100, 300),)
-    expected = [(100, 300)] if pieces == 1 else [(100, 180), (180 + pause, 300)]
-    assert places(activity) == expected
-
-
-@pytest.mark.parametrize("length", [199, 200, 201, 450, 2000])
-def test_a_piece_is_at_most_two_seconds_long(length: int) -> None:
-    samples = sound(length + 300, (100, 100 + length))
-    activity = find_pieces(samples, heard(length + 300, (100, 100 + length, [2])))
-    lengths = [end - start for start, end in places(activity)]
-    assert max(lengths) <= 200 and max(lengths) - min(lengths) <= 1
-    assert len(lengths) == -(-length // 200) and sum(lengths) == length
-    assert max(piece.seconds for piece in activity.pieces) <= 2.0
-    assert slots(activity) == [2] * len(lengths)
-
-
 def test_two_at_once_overlap_but_in_the_exclusive_turns_the_more_probable_slot_speaks() -> None:
     given_ = heard(600, (100, 200, [0]), (200, 300, [0, 1]), (300, 400, [1]))
     given_[200:300] = 0
@@ -106,21 +81,6 @@ def test_two_at_once_overlap_but_in_the_exclusive_turns_the_more_probable_slot_s
         (250, 300, "0"),
         (300, 400, "1"),
     ]
-
-
-@pytest.mark.parametrize(("pause", "turns"), [(20, 1), (30, 1), (31, 2)])
-def test_pauses_of_one_speaker_are_bridged_up_to_300_ms(pause: int, turns: int) -> None:
-    samples = sound(600, (100, 200), (200 + pause, 400))
-    activity = find_pieces(samples, heard(600, (100, 400, [0])))
-    for found in by_slot(activity):
-        expected = [(100, 200, "0"), (200 + pause, 400, "0")] if turns == 2 else [(100, 400, "0")]
-        assert frames(found) == expected
-
-
-def test_a_turn_begins_and_ends_with_the_sound_that_the_segmentation_found_late() -> None:
-    samples = sound(500, (100, 300))
-    regular, _ = by_slot(find_pieces(samples, heard(500, (80, 320, [0]))))
-    assert frames(regular) == [(100, 300, "0")]
 
 
 def test_digital_silence_has_no_speech_whatever_the_segmentation_hears() -> None:

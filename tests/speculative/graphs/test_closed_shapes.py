@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from forescribe.speculative import Request
-from forescribe.speculative.engine.runner import ShapeSet, closed
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.requests import Mode, Sampling
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
@@ -40,16 +39,6 @@ def test_requests_of_two_modes_meet_in_one_that_was_compiled_before(
     assert engine.captured == captured and not engine.faults
 
 
-def test_what_is_captured_later_is_in_the_set_too(cuda: FakeCuda) -> None:
-    engine, work = tiny_engine(CUDA, 3, modes=APART), mixed_requests(12, seed=1)
-    expected = texts(tiny_engine(None, 3).run(work))
-    with running(cuda, engine):
-        assert texts(engine.run(work)) == expected
-    shapes = engine._runner._shapes
-    assert all(shape in shapes for shape in engine.captured) and not engine.faults
-    assert {Mode(True, True, True, True)} < {shape.mode for shape in engine.captured}
-
-
 def test_a_row_whose_drafter_failed_runs_shapes_of_the_set(cuda: FakeCuda) -> None:
     engine = tiny_engine(CUDA, 3)
     work = [Request((1 + n, 2), max_new_tokens=20, tag=n) for n in range(4)]
@@ -72,27 +61,3 @@ def test_a_mode_that_no_mode_covers_is_refused() -> None:
     with pytest.raises(RequestError, match="no mode of this engine covers"):
         engine.submit(Request((1,), temperature=0.5))
     engine.submit(Request((1,), sampling=Sampling(top_k=2)))  # bounds at temperature 0: greedy
-
-
-@pytest.mark.parametrize(
-    ("modes", "added"),
-    [
-        ((Mode(), SAMPLED), ()),
-        ((Mode(),), ()),
-        ((Mode(), SAMPLED, RANKED), (Mode(sampling=True, ranked=True),)),
-        ((Mode(), SAMPLED, Mode(True, True, True, True)), ()),
-        (APART, (Mode(True, True, True, True),)),
-        ((SAMPLED, Mode()), ()),
-    ],
-)
-def test_at_most_one_mode_is_added(modes: tuple[Mode, ...], added: tuple[Mode, ...]) -> None:
-    assert closed(modes) == (*modes, *added)
-
-
-def test_the_shape_set_knows_its_members() -> None:
-    shapes = ShapeSet.of(CUDA, 5, 304, (3,), (Mode(), SAMPLED))
-    every = list(shapes.common(shapes.modes))
-    assert all(shape in shapes for shape in every) and len(every) == 4 * 2 * 3
-    assert shapes.pick(3, 0, Mode(), 5) in shapes  # of a row whose drafter has failed
-    assert shapes.pick(3, 2, Mode(), 5) not in shapes
-    assert shapes.pick(3, 3, RANKED, 5) not in shapes
