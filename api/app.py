@@ -30,7 +30,7 @@ from .http.openapi import describe
 from .http.origins import EXPOSED, HostNames, OriginGuard
 from .process import Engine, Failure, Watchdog, exit_failed, exit_hung, log_unexpected
 from .realtime.streams import Streams
-from .routers import audio, endpoints, gone, operations, page, realtime, text
+from .routers import asr_webservice, audio, endpoints, gone, operations, page, realtime, text
 from .routers.operations import Readiness
 from .settings import Settings
 from .speech.serving import Serving
@@ -123,7 +123,7 @@ def _include_routes(app: FastAPI, settings: Settings, batches: Batches | None) -
     app.include_router(page.docs_router, dependencies=[Depends(browser_caller)])
     private = APIRouter(dependencies=[Depends(caller)])  # so no route here can omit the key
     if not settings.front_end:
-        for module in (audio, endpoints, realtime):
+        for module in (audio, endpoints, asr_webservice, realtime):
             private.include_router(module.router)
     for router in (operations.models_router, text.router, operations.metrics_router):
         private.include_router(router)

@@ -45,6 +45,7 @@ from .speech.answers import body_of
 from .speech.diarization import letter, relabelled
 from .speech.forms import TranscriptionForm, check_model
 from .telemetry import place
+from .wording import told
 
 ENDPOINT = "/v1/audio/transcriptions"
 
@@ -347,8 +348,8 @@ class Batches:
         try:
             form = TranscriptionForm.model_validate(fields)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise _refused(f"{str(first['loc'][0])[:100]}: {first['msg']}") from error
+            field, message = told(error.errors(), TranscriptionForm.model_fields)
+            raise _refused(f"{field[:100]}: {message}") from error
         check_model(form.model, settings)
         forms.transcription(form, serving, settings)
         return check(JobForm(**form.model_dump()), serving, settings)

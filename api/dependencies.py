@@ -30,10 +30,13 @@ from .access.limits import Client, Reservation, network
 from .errors import ApiError
 from .http.bodies import receive_form
 from .settings import Settings, loopback
+from .speech.diarization import numbered
 from .speech.serving import Serving, TranscriptionStream
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options, Part, Tap
+    from forescribe.asr.formats.transcript import Transcript
+    from forescribe.diarize.diarizer import Bounds
 
 ANONYMOUS = ""
 """The caller's name if no keys are configured."""
@@ -118,6 +121,7 @@ class AdmittedUpload:
 
     fields: tuple[tuple[str, str], ...]
     file: BinaryIO
+    name: str | None  # the client's name for it
     reservation: Reservation
     serving: Serving
     held: ExitStack
@@ -142,21 +146,39 @@ class AdmittedUpload:
 
 @asynccontextmanager
 async def admitted(
-    request: Request, settings: Settings, serving: Serving, client: Client
+    request: Request, settings: Settings, serving: Serving, client: Client, field: str = "file"
 ) -> AsyncIterator[AdmittedUpload]:
-    """The request's upload. Raises ApiError before the body is read if no work is admitted."""
+    """The request's upload, its file from `field`. Raises ApiError before the body is read if no work is
+    admitted."""
     serving.check()
     with ExitStack() as held:
         reservation = reserve(request, client)
         held.callback(reservation.release)
         serving.idle.want()  # it is loaded while the body arrives
         began_ns = time.time_ns()
-        async with receive_form(request, settings) as form:
-            file, received_ns = form.required_file(), time.time_ns()
+        async with receive_form(request, settings, field) as form:
+            file, received_ns = form.required_file(field), time.time_ns()
             serving.tracing.record("receive", began_ns, received_ns)
             serving.metrics.took("upload", (received_ns - began_ns) / 1e9)
             reservation.start()
-            yield AdmittedUpload(form.fields, file, reservation, serving, held)
+            yield AdmittedUpload(form.fields, file, form.name, reservation, serving, held)
+
+
+async def transcribed(
+    request: Request, upload: AdmittedUpload, options: Options, bounds: Bounds | None
+) -> tuple[Transcript, Transcript | None]:
+    """The transcript of an upload, and where there are `bounds` for the number of speakers the same with
+    SPEAKER_00 and so on. Raises ApiError, ClientDisconnect."""
+    if bounds is None:
+        stream = await upload.follow(options)
+        await all_parts(request, stream)
+        return stream.transcript, None
+    diarization = await upload.serving.speakers.start(bounds=bounds)
+    upload.held.callback(diarization.close)
+    stream = await upload.follow(options, diarization.add_samples)
+    await all_parts(request, stream)
+    assigning = diarization.assign(stream.transcript, numbered)
+    return stream.transcript, await while_connected(request, assigning)
 
 
 async def all_parts(request: Request, stream: TranscriptionStream) -> list[Part]:

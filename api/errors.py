@@ -68,8 +68,8 @@ STATUS: Mapping[str, int] = MappingProxyType(
 )
 """OpenAI's SDKs retry 408, 409, 429 and 5xx automatically, so errors that would recur use other statuses."""
 
-HUGGINGFACE_PATHS = ("/", "/predict")
-"""Paths whose errors are `{"detail": ...}`, as clients of `api.routers.endpoints` expect."""
+DETAIL_PATHS = ("/", "/predict", "/asr", "/detect-language")
+"""Paths whose errors are `{"detail": ...}`, as clients of those contracts expect."""
 
 MAX_MESSAGE = 1000
 """Characters."""
@@ -153,7 +153,7 @@ class ApiError(Exception):
 
 def refusal(path: str, error: ApiError) -> Response:
     """The error's answer in the format of this path."""
-    if path in HUGGINGFACE_PATHS:
+    if path in DETAIL_PATHS:
         return JSONResponse({"detail": error.message}, error.status, error.headers())
     return error.response()
 

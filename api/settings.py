@@ -33,6 +33,7 @@ from forescribe.asr.errors import UsageError
 
 from .access.keys import Count, Rights, Seconds
 from .http.origins import checked_hosts, checked_origins
+from .wording import message
 
 log = logging.getLogger(__name__)
 
@@ -395,8 +396,7 @@ def _line(error: Any) -> str:
         if name in GONE:
             return f"{place} is gone: {GONE[name]}"
         return f"{place} is not a setting{_nearest(name, Settings.model_fields)}"
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{place}: {message}" if place else message
+    return f"{place}: {message(error)}" if place else message(error)
 
 
 def _check_location(url: str) -> None:

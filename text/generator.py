@@ -175,7 +175,8 @@ class TextGenerator:
         ids, positions = _ids(prompt, self.vocabulary), self.target.positions
         unknown = next((i for i in ids if not 0 <= i < self.target.vocab_size), None)
         if unknown is not None:
-            raise RequestError(f"token {unknown} is none of {self.vocabulary.name}'s")
+            size = self.target.vocab_size
+            raise RequestError(f"token {unknown} is none of the model's: they are 0 to {size - 1}")
         if not ids:
             raise RequestError("the prompt is empty")
         if len(ids) >= self.context:

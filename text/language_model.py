@@ -166,7 +166,7 @@ def load(
     return LanguageModel(
         str(name),
         model,
-        Vocabulary(tokenizer, str(name)),
+        Vocabulary(tokenizer),
         _ends(model, tokenizer, f"--{role} {name}"),
         engine,
         device.stored,

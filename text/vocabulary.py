@@ -31,10 +31,10 @@ _LETTERS = _byte_letters()
 
 
 class Vocabulary:
-    """The tokens of one model; `name` is the model's, for messages."""
+    """The tokens of one model."""
 
-    def __init__(self, tokenizer: Any, name: str) -> None:
-        self.tokenizer, self.name = tokenizer, name
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
         self._data: dict[int, bytes] = {}
 
     @cached_property
@@ -57,9 +57,7 @@ class Vocabulary:
         ids = tuple(self.tokenizer(text)["input_ids"])
         if not ids:
             if self.tokenizer.bos_token_id is None:
-                raise RequestError(
-                    f"the prompt is empty, and {self.name} has no token to begin with"
-                )
+                raise RequestError("the prompt is empty, and the model has no token to begin with")
             return (int(self.tokenizer.bos_token_id),)
         return ids
 
@@ -77,8 +75,7 @@ class Vocabulary:
         Raises RequestError where there is no template, or where it refuses the conversation."""
         if not self.converses:
             raise RequestError(
-                f"{self.name} has no chat template: it was not made for conversations; give it a "
-                "plain prompt"
+                "the model has no chat template: it was not made for conversations; give it a plain prompt"
             )
         try:
             text = self.tokenizer.apply_chat_template(
@@ -86,7 +83,7 @@ class Vocabulary:
             )
         except Exception as error:  # templates and jinja raise exceptions of any class
             line = " ".join(str(error).split())
-            raise RequestError(f"{self.name}'s chat template refuses this: {line}") from error
+            raise RequestError(f"the model's chat template refuses this: {line}") from error
         return self.bare(text)
 
     def decode(self, ids: Sequence[int]) -> str:

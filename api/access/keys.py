@@ -32,6 +32,8 @@ from pydantic import (
     model_validator,
 )
 
+from ..wording import told
+
 PREFIX = "fs-"
 """Lets people and scanners recognise a leaked key."""
 
@@ -130,4 +132,6 @@ def _rights(name: str, given: Rights | str) -> Rights:
     try:
         return Rights.model_validate(given)
     except ValidationError as error:
-        raise ValueError(f"key {name!r}: {error.errors()[0]['msg']}") from error
+        place, message = told(error.errors(), Rights.model_fields)
+        wrong = f"{place}: {message}" if place else message
+        raise ValueError(f"key {name!r}: {wrong}") from error

@@ -155,15 +155,17 @@ class Form:
     file: BinaryIO | None = None
     name: str | None = None
 
-    def required_file(self) -> BinaryIO:
-        """The file. Raises ApiError `missing_file`."""
+    def required_file(self, field: str = "file") -> BinaryIO:
+        """The file. Raises ApiError `missing_file`, which names its field."""
         if self.file is None:
-            raise ApiError("missing_file", "the form has no file", param="file")
+            raise ApiError("missing_file", f"the form has no file {field!r}", param=field)
         return self.file
 
 
 @asynccontextmanager
-async def receive_form(request: Request, settings: Settings) -> AsyncIterator[Form]:
+async def receive_form(
+    request: Request, settings: Settings, file_field: str = "file"
+) -> AsyncIterator[Form]:
     """Receive the request's form; its file is closed at the end of the block. Raises ApiError:
     `unsupported_media_type`, `file_too_large`, `storage_full`, `invalid_value`."""
     if media_type(request) != "multipart/form-data":
@@ -175,6 +177,7 @@ async def receive_form(request: Request, settings: Settings) -> AsyncIterator[Fo
         max_fields=FIELDS,
         max_part_size=FIELD_BYTES,
     )
+    parser.file_field = file_field
     try:
         data = await parser.parse()
     except MultiPartException as error:
@@ -184,7 +187,7 @@ async def receive_form(request: Request, settings: Settings) -> AsyncIterator[Fo
             raise ApiError("storage_full", "the server has no room for the upload") from error
         raise
     try:
-        yield _checked(data)
+        yield _checked(data, file_field)
     finally:
         await data.close()
 
@@ -249,9 +252,10 @@ async def in_thread(block: AbstractContextManager[T]) -> AsyncIterator[T]:
 
 
 class _FormParser(MultiPartParser):
-    """Limits all fields together, where the library limits each one, and requires UTF-8. A part called `file`
-    is a file even without a file name, as sent by `curl -F file=<a.wav`."""
+    """Limits all fields together, where the library limits each one, and requires UTF-8. The part called
+    `file_field` is a file even without a file name, as sent by `curl -F file=<a.wav`."""
 
+    file_field = "file"
     fields_size = 0
     complete = False
 
@@ -274,7 +278,7 @@ class _FormParser(MultiPartParser):
         _, options = parse_options_header(disposition)
         extended = _EXTENDED.search(disposition)
         named = b"filename" in options
-        if not named and (extended or options.get(b"name") == b"file"):
+        if not named and (extended or options.get(b"name") == self.file_field.encode()):
             part.content_disposition = disposition + b'; filename=""'
         super().on_headers_finished()
         part.field_name = _decoded(options[b"name"], "the name of a field")
@@ -309,13 +313,13 @@ def _decoded(data: bytes | bytearray, what: str) -> str:
         raise MultiPartException(f"{what} is not UTF-8") from error
 
 
-def _checked(data: FormData) -> Form:
+def _checked(data: FormData, file_field: str) -> Form:
     """Raises ApiError `invalid_value` for a file in another field."""
     fields, file, file_name = list[tuple[str, str]](), None, None
     for name, value in data.multi_items():
         if isinstance(value, str):
             fields.append((name, value))
-        elif name != "file":
+        elif name != file_field:
             text = f"{name!r} is not a file field of this form"
             raise ApiError("invalid_value", text, param=name)
         else:

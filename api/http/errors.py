@@ -3,7 +3,7 @@
     install(app)
     app.add_middleware(RequestId, metrics=metrics)
 
-All answers have one format (`api.errors`), except those of the two routes with the Hugging Face contract.
+All answers have one format (`api.errors`), except those of the routes with contracts of others.
 
 A request id is the client's own if it is a plain word, or else a new one; it is on every answer.
 """
@@ -28,6 +28,7 @@ from forescribe.asr.errors import ForescribeError
 
 from ..errors import ApiError, refusal
 from ..telemetry import CURRENT, UNLOGGED, Metrics, place_of, report
+from ..wording import message, place
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -153,8 +154,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     """Answer 400, not FastAPI's 422, with the first invalid field."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    param = str(first["loc"][-1])
-    return _answer(request, ApiError("invalid_value", f"{param}: {first['msg']}", param=param))
+    param = place(first["loc"][1:])  # behind `query`, `path` or `header`
+    return _answer(request, ApiError("invalid_value", f"{param}: {message(first)}", param=param))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

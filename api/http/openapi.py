@@ -81,12 +81,15 @@ JOBS = {
 METHODS = ("get", "put", "post", "delete", "patch", "head", "options")
 
 
-def form_body(form: type[BaseModel], *, file_required: bool = True) -> dict[str, Any]:
-    """The body of a route that takes a form with a file, which FastAPI cannot derive."""
-    schema = form.model_json_schema()
-    schema["properties"]["file"] = {"type": "string", "format": "binary"}
+def form_body(
+    form: type[BaseModel] | None, *, file: str = "file", file_required: bool = True
+) -> dict[str, Any]:
+    """The body of a route that takes a form with a file, which FastAPI cannot derive. `form` is None where
+    there is nothing else in it."""
+    schema = {"type": "object", "properties": {}} if form is None else form.model_json_schema()
+    schema["properties"][file] = {"type": "string", "format": "binary"}
     if file_required:
-        schema["required"] = ["file", *schema["required"]]
+        schema["required"] = [file, *schema.get("required", ())]
     return _body("multipart/form-data", schema)
 
 

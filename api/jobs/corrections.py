@@ -25,6 +25,7 @@ from forescribe.asr.formats.transcript_parts import Segment, Word, samples_at
 
 from ..errors import ApiError
 from ..http.bodies import label
+from ..wording import told
 from .store import Store
 from .tables import Job
 from .walk import JobFiles
@@ -47,9 +48,6 @@ Text = Annotated[str, Field(strict=True, max_length=MAX_SEGMENT)]
 Name = Annotated[str, Field(strict=True, max_length=MAX_NAME, pattern=r"\S")]
 NewWord = tuple[Text, Seconds, Seconds]
 """Text with its leading space, start, end."""
-
-_BRANCHES = ("constrained-int", "NewSegment", "tuple[")
-"""What pydantic calls the alternatives of a segment and of a word in the place of an error."""
 
 
 class NewSegment(BaseModel):
@@ -81,14 +79,8 @@ class Corrections(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            errors = error.errors(include_url=False, include_input=False)
-            first, at = errors[0], errors[0]["loc"]
-            if at and at[0] == "segments":  # what is wrong in an object, not that it is no number
-                same = [e for e in errors if e["loc"][:2] == at[:2]]
-                first = max(same, key=lambda e: len(e["loc"]))
-            parts = (str(part) for part in first["loc"])
-            place = ".".join(part for part in parts if not part.startswith(_BRANCHES))
-            raise _invalid(place or "body", first["msg"]) from None
+            place, message = told(error.errors(), cls.model_fields)
+            raise _invalid(place or "body", message) from None
 
     def apply(self, transcript: Transcript) -> Transcript:
         """The transcript with the corrections. Raises ApiError `invalid_value` if they do not fit it."""

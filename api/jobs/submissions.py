@@ -14,8 +14,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, Literal
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 from pydantic import Field
@@ -192,8 +192,6 @@ class JobForm(TranscriptionForm):
     timed, and `diarized_json` means `diarize`.
     """
 
-    model: str = ""  # the loaded one
-    task: Literal["transcribe", "translate"] = "transcribe"
     diarize: bool = False
     num_speakers: int | None = Field(None, ge=1, le=100)
     webhook_url: str | None = Field(None, max_length=MAX_URL)
@@ -236,8 +234,6 @@ def check(form: JobForm, serving: Serving, settings: Settings) -> JobForm:
     elif form.webhook_secret is not None:
         raise invalid("webhook_secret", "needs webhook_url")
     options = transcription(form, serving, settings)
-    if form.task == "translate" and not serving.multilingual:
-        raise invalid("task", "an English-only model cannot translate")
     resolved = {
         "model": form.model or settings.model_name,
         "language": options.language or "auto",
@@ -256,7 +252,7 @@ def transcription(form: JobForm, serving: Serving, settings: Settings) -> Option
             "timestamp_granularities": None,
         }
     )
-    return replace(forms.transcription(as_transcription, serving, settings), task=form.task)
+    return forms.transcription(as_transcription, serving, settings)
 
 
 def shown(form: JobForm) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import ApiError
 from ..settings import Settings
+from ..wording import told
 from .session import SessionConfig
 
 PREFIX = "ek_"
@@ -56,9 +57,8 @@ class SecretForm(BaseModel):
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            first = error.errors()[0]
-            param = ".".join(map(str, first["loc"]))
-            raise ApiError("invalid_value", f"{param}: {first['msg']}", param=param) from error
+            param, message = told(error.errors(), cls.model_fields)
+            raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
 
 
 class ClientSecrets:

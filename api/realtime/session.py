@@ -23,6 +23,7 @@ from ..speech import forms
 from ..speech.diarization import check_pairs
 from ..speech.forms import MAX_KNOWN, MAX_LISTED, MAX_PROMPT, Entry, TranscriptionForm, check_model
 from ..speech.serving import Serving
+from ..wording import told
 
 if TYPE_CHECKING:
     from forescribe.asr.live.events import LiveOptions
@@ -40,9 +41,6 @@ KNOWN = ("known_speaker_names", "known_speaker_references")
 LOGPROBS = "item.input_audio_transcription.logprobs"
 HYPOTHESES = "forescribe.hypothesis"
 """Not OpenAI's: an event with the whole text so far after each decode."""
-
-TAGS = frozenset({"audio/pcm", "audio/pcmu", "audio/pcma", "server_vad", "semantic_vad"})
-"""Values of `type`, which pydantic names as a part of a place."""
 
 
 class Frozen(BaseModel):
@@ -194,9 +192,8 @@ class SessionConfig(Frozen):
         try:
             new = type(self).model_validate(state)
         except ValidationError as error:
-            first = error.errors()[0]
-            param = ".".join([PARAM, *(str(part) for part in first["loc"] if part not in TAGS)])
-            message = first["msg"].removeprefix("Value error, ")
+            place, message = told(error.errors())
+            param = f"{PARAM}.{place}"
             raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
         if started:
             for name, before, after in (

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from forescribe.asr.decode.options import Options
+from forescribe.asr.formats.transcript_parts import Notice
 
 from ..dependencies import (
     AdmittedUpload,
@@ -45,12 +46,14 @@ async def transcriptions(
     request: Request, settings: SettingsDep, serving: ServingDep, client: ClientDep
 ) -> Response:
     async with admitted(request, settings, serving, client) as upload:
-        form = parse(TranscriptionForm, upload.fields)
+        fields, unused = forms.set_aside(upload.fields)
+        form = parse(TranscriptionForm, fields)
         check_model(form.model, settings)
         options = forms.transcription(form, serving, settings)
         if form.diarized:
-            return await _diarized(request, upload, form, options)
+            return await _diarized(request, upload, form, options, unused)
         stream = await upload.follow(options)
+        stream.notices = unused
     logprobs = "logprobs" in form.include
     if form.stream:
         return EventStream(events(stream, logprobs=logprobs), stream.cancel)
@@ -59,12 +62,16 @@ async def transcriptions(
         form.response_format,
         stream.transcript,
         tokens=[token for part in parts for token in part.tokens] if logprobs else None,
-        granularities=form.timestamp_granularities,
+        granularities=forms.granularities(form),
     )
 
 
 async def _diarized(
-    request: Request, upload: AdmittedUpload, form: TranscriptionForm, options: Options
+    request: Request,
+    upload: AdmittedUpload,
+    form: TranscriptionForm,
+    options: Options,
+    unused: tuple[Notice, ...],
 ) -> Response:
     """`diarized_json`: the samples go to the transcriber and to the diarizer. The reservation is released
     when both are done."""
@@ -73,6 +80,7 @@ async def _diarized(
     diarization = await speakers.start(known)
     held.callback(diarization.close)
     stream = await upload.follow(options, diarization.add_samples)
+    stream.notices = unused
     held.callback(stream.cancel)
     if form.stream:
         body = events(stream, logprobs=False, assign=diarization.assign)
@@ -88,8 +96,11 @@ async def translations(
     request: Request, settings: SettingsDep, serving: ServingDep, client: ClientDep
 ) -> Response:
     async with admitted(request, settings, serving, client) as upload:
-        form = parse(TranslationForm, upload.fields)
+        fields, unused = forms.set_aside(upload.fields)
+        form = parse(TranslationForm, fields)
         check_model(form.model, settings)
         stream = await upload.follow(forms.translation(form, serving))
+        stream.notices = unused
     await all_parts(request, stream)
-    return answer(form.response_format, stream.transcript)
+    granularities = forms.granularities(form)
+    return answer(form.response_format, stream.transcript, granularities=granularities)

@@ -20,6 +20,7 @@ from ..http.openapi import form_body, json_body
 from ..jobs.submissions import IdempotencyKey, fingerprint
 from ..settings import Settings
 from ..speech.forms import parse
+from ..wording import field_of, told
 from .jobs import JobsDep, idempotency_key, place_of
 
 MAX_LABEL_LENGTH = 255
@@ -103,9 +104,8 @@ async def create(
     try:
         form = BatchForm.model_validate(await json_object(request))
     except ValidationError as error:
-        first = error.errors()[0]
-        param = str(first["loc"][0])[:100]
-        raise ApiError("invalid_value", f"{param}: {first['msg']}", param=param) from error
+        place, message = told(error.errors(), BatchForm.model_fields)
+        raise ApiError("invalid_value", f"{place}: {message}", param=field_of(place)) from error
     jobs.serving.check()
     await asyncio.to_thread(jobs.submissions.check_capacity, caller, keyed=bool(caller))
     mark = None

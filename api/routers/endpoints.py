@@ -11,14 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from ..dependencies import (
-    ClientDep,
-    ServingDep,
-    SettingsDep,
-    admitted,
-    all_parts,
-    while_connected,
-)
+from ..dependencies import ClientDep, ServingDep, SettingsDep, admitted, transcribed
 from ..errors import ApiError
 from ..settings import NO_DIARIZER
 from ..speech import huggingface_contract
@@ -60,16 +53,8 @@ async def predict(
             serving.check_language(parameters.language)
         diarizing = settings.diarizer != NO_DIARIZER
         options = parameters.options(diarizing=diarizing)
-        if diarizing:
-            diarization = await serving.speakers.start(bounds=parameters.bounds())
-            upload.held.callback(diarization.close)
-            stream = await upload.follow(options, diarization.add_samples)
-            await all_parts(request, stream)
-            assigning = diarization.assign(stream.transcript, huggingface_contract.speaker)
-            spoken = await while_connected(request, assigning)
-        else:
-            stream, spoken = await upload.follow(options), None
-            await all_parts(request, stream)
+        bounds = parameters.bounds() if diarizing else None
+        transcript, spoken = await transcribed(request, upload, options, bounds)
     drafting = serving.check().drafting
     warnings += parameters.warnings(drafting=drafting, diarizing=diarizing)
-    return JSONResponse(huggingface_contract.answer(stream.transcript, spoken, warnings))
+    return JSONResponse(huggingface_contract.answer(transcript, spoken, warnings))

@@ -45,16 +45,16 @@ TextServingDep = Annotated[TextServing, Depends(part("text_serving", TextServing
 async def completions(
     request: Request, text_serving: TextServingDep, serving: ServingDep, client: ClientDep
 ) -> Response:
-    form, texts = await _begin(request, text_serving, serving, client, CompletionForm)
-    return await _answer(request, serving, form, texts)
+    form, model, texts = await _begin(request, text_serving, serving, client, CompletionForm)
+    return await _answer(request, serving, form, model, texts)
 
 
 @router.post("/chat/completions", openapi_extra=json_body(ChatForm))
 async def chat(
     request: Request, text_serving: TextServingDep, serving: ServingDep, client: ClientDep
 ) -> Response:
-    form, texts = await _begin(request, text_serving, serving, client, ChatForm)
-    return await _answer(request, serving, form, texts)
+    form, model, texts = await _begin(request, text_serving, serving, client, ChatForm)
+    return await _answer(request, serving, form, model, texts)
 
 
 async def _begin(
@@ -63,8 +63,8 @@ async def _begin(
     serving: ServingDep,
     client: Client,
     kind: type[FormT],
-) -> tuple[FormT, TextRequest]:
-    """Parse the form and queue its texts. Raises ApiError, and then nothing is queued."""
+) -> tuple[FormT, str, TextRequest]:
+    """Parse the form, name the model, and queue the texts. Raises ApiError, and then nothing is queued."""
     generator = text_serving.check()
     if serving.leaving:
         raise ApiError("not_ready", f"the server is {serving.state}")
@@ -72,18 +72,18 @@ async def _begin(
     try:
         form = await parse(request, kind)
         reservation.start()
-        text_serving.check_model(form.model)
+        model = text_serving.named(form.model)
         texts = await asyncio.to_thread(texts_of, form, generator.encode)
-        return form, text_serving.write(texts, reservation.release)
+        return form, model, text_serving.write(texts, reservation.release)
     except BaseException:
         reservation.release()
         raise
 
 
 async def _answer(
-    request: Request, serving: ServingDep, form: TextForm, texts: TextRequest
+    request: Request, serving: ServingDep, form: TextForm, model: str, texts: TextRequest
 ) -> Response:
-    shape, read = shape_of(form), prompt_tokens(form, texts.texts)
+    shape, read = shape_of(form, model), prompt_tokens(form, texts.texts)
     began_ns = time.time_ns()
 
     def end() -> None:

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from forescribe.asr.decode.options import Part, Token
 
 
+UNUSED = "unused_fields"
+"""The code of the warning that names fields of the request which have no effect."""
+
 UNKNOWN = "unknown"
 """The language of a recording without speech, and the speaker of a segment without one: the contract requires
 a string."""
@@ -87,10 +90,14 @@ def answer(
     tokens: Sequence[Token] | None = None,
     granularities: Iterable[str] | None = None,
 ) -> Response:
-    """The answer in any of the contract's formats; see `body_of`."""
+    """The answer in any of the contract's formats; see `body_of`. Plain text has no place for a warning about
+    the request, so it is in a header."""
     body = body_of(form, transcript, tokens=tokens, granularities=granularities)
     if isinstance(body, str):
-        return PlainTextResponse(body, media_type=FILES[form][1] if form in FILES else None)
+        unused = [notice for notice in transcript.warnings if notice.code == UNUSED]
+        headers = {"Warning": f'299 forescribe "{unused[0].message}"'} if unused else None
+        media_type = FILES[form][1] if form in FILES else None
+        return PlainTextResponse(body, headers=headers, media_type=media_type)
     return JSONResponse(body)
 
 

@@ -260,6 +260,11 @@ def letter(number: int) -> str:
     return ascii_uppercase[position] + (str(round_) if round_ else "")
 
 
+def numbered(number: int) -> str:
+    """SPEAKER_00, ..., as pyannote's users know them."""
+    return f"SPEAKER_{number:02}"
+
+
 def _decoded(reference: str) -> bytes:
     """The bytes of a data URL. Raises ApiError if it is not one, or not base64."""
     head, comma, body = reference.partition(",")

@@ -32,7 +32,7 @@ from forescribe.asr.formats.transcript_parts import Json
 
 from ..errors import ApiError
 from . import huggingface_contract
-from .diarization import Speakers
+from .diarization import Speakers, numbered
 
 if TYPE_CHECKING:
     from forescribe.diarize.diarizer import Diarizer
@@ -91,9 +91,7 @@ class EndpointHandler:
             assert outcome.transcript is not None
             if diarization is None:
                 return outcome.transcript, None
-            return outcome.transcript, diarization.assign_blocking(
-                outcome.transcript, huggingface_contract.speaker
-            )
+            return outcome.transcript, diarization.assign_blocking(outcome.transcript, numbered)
 
     def close(self) -> None:
         """End the thread and the decoders. Endpoints never call it."""

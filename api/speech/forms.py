@@ -6,25 +6,29 @@
     chunking_strategy[type]=server_vad  likewise {"type": "server_vad"} and auto
 
 Every spelling that clients use is read. An unknown field is an error, and what this server cannot do is
-refused by name: no option is accepted and then ignored. Does not know HTTP; asks the serving for the model's
-languages.
+refused by name. Fields of faster-whisper's servers are read where they mean something here; the answer names
+the others in a warning. Does not know HTTP; asks the serving for the model's languages.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forescribe.asr.decode.options import Guards, Options
+from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.segment.windows import WindowOptions
 
 from ..errors import ApiError
 from ..http.bodies import loads, text
 from ..settings import Settings
-from .answers import UNKNOWN
+from ..wording import field_of, told
+from .answers import UNKNOWN, UNUSED
 from .serving import Serving
 
 Value = str | list[str] | dict[str, Any]
@@ -47,6 +51,44 @@ MAX_SPEAKER_NAME = 255
 
 HYSTERESIS = 0.15
 """How far below the onset threshold speech ends (silero-vad's default)."""
+
+_NO, _ONE = ("false", "0"), ("1", "1.0")
+
+FASTER_WHISPER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "condition_on_previous_text": _NO,
+        "beam_size": _ONE,
+        "best_of": _ONE,
+        "length_penalty": _ONE,
+        "repetition_penalty": _ONE,
+        "no_repeat_ngram_size": ("0",),
+        "without_timestamps": _NO,
+        "multilingual": _NO,
+        "log_progress": _NO,
+        **dict.fromkeys(
+            (
+                "append_punctuations",
+                "batch_size",
+                "chunk_length",
+                "clip_timestamps",
+                "hallucination_silence_threshold",
+                "language_detection_segments",
+                "language_detection_threshold",
+                "max_initial_timestamp",
+                "max_new_tokens",
+                "patience",
+                "prefix",
+                "prepend_punctuations",
+                "prompt_reset_on_temperature",
+                "suppress_blank",
+                "suppress_tokens",
+                "vad_parameters",
+            ),
+            (),
+        ),
+    }
+)
+"""Its options that have no effect here, with the values for which that makes no difference."""
 
 Entry = Annotated[str, Field(max_length=MAX_NAME)]
 
@@ -78,22 +120,53 @@ class VadConfig(BaseModel):
     threshold: float = Field(0.5, gt=0, le=1)
 
 
-class TranscriptionForm(BaseModel):
-    """`/v1/audio/transcriptions`, without the file. `hint` is not OpenAI's: text that is probably spoken,
-    which drafts are copied from and no word depends on."""
+class AudioForm(BaseModel):
+    """What transcriptions and translations share. From `initial_prompt` on the names are faster-whisper's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str
+    model: str | None = None  # the loaded one
+    prompt: str | None = Field(default=None, max_length=MAX_PROMPT)
+    response_format: Format = "json"
+    temperature: float = Field(default=0.0, ge=0, le=1)
+    initial_prompt: str | None = Field(default=None, max_length=MAX_PROMPT)
+    hotwords: str | None = Field(default=None, max_length=MAX_PROMPT)
+    vad_filter: bool = True
+    word_timestamps: bool = False
+    compression_ratio_threshold: float = Field(default=2.4, gt=0)
+    log_prob_threshold: float = Field(default=-1.0, le=0)
+    no_speech_threshold: float = Field(default=0.6, ge=0, le=1)
+
+    @property
+    def guards(self) -> Guards:
+        """Temperature 0 is raised automatically for doubtful windows, as the contract says; any other
+        temperature is the only one that is tried."""
+        return Guards(
+            self.compression_ratio_threshold,
+            self.log_prob_threshold,
+            self.no_speech_threshold,
+            (self.temperature,) if self.temperature else Guards.temperatures,
+        )
+
+    def prompted(self, *more: str) -> str | None:
+        """The text before every window."""
+        return (
+            ", ".join(filter(None, (self.prompt, self.initial_prompt, *more, self.hotwords)))
+            or None
+        )
+
+
+class TranscriptionForm(AudioForm):
+    """`/v1/audio/transcriptions`, without the file. `hint` is not OpenAI's: text that is probably spoken,
+    which drafts are copied from and no word depends on."""
+
+    task: Literal["transcribe", "translate"] = "transcribe"  # faster-whisper's
     language: str | None = None
     languages: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=MAX_LISTED)] | None = (
         None
     )
     keywords: Annotated[tuple[Entry, ...], Field(max_length=MAX_LISTED)] = ()
-    prompt: str | None = Field(default=None, max_length=MAX_PROMPT)
     hint: str | None = Field(default=None, max_length=MAX_HINT)
-    response_format: Format = "json"
-    temperature: float = Field(default=0.0, ge=0, le=1)
     include: tuple[Literal["logprobs"], ...] = ()
     timestamp_granularities: tuple[Literal["word", "segment"], ...] | None = None
     stream: bool = False
@@ -106,15 +179,10 @@ class TranscriptionForm(BaseModel):
         return self.response_format == "diarized_json"
 
 
-class TranslationForm(BaseModel):
+class TranslationForm(AudioForm):
     """`/v1/audio/translations`, without the file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str
-    prompt: str | None = Field(default=None, max_length=MAX_PROMPT)
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
-    temperature: float = Field(default=0.0, ge=0, le=1)
 
 
 def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
@@ -123,17 +191,31 @@ def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        errors = error.errors()
-        param = errors[0]["loc"][0]
-        # What is wrong in an object comes after that it is not "auto".
-        told = max((e for e in errors if e["loc"][0] == param), key=lambda e: len(e["loc"]))
-        place = ".".join(map(str, (param, *told["loc"][2:])))
-        message = "is missing" if told["type"] == "missing" else told["msg"]
-        raise ApiError("invalid_value", f"{place}: {message}", param=str(param)) from error
+        place, message = told(error.errors())
+        raise ApiError("invalid_value", f"{place}: {message}", param=field_of(place)) from error
 
 
-def check_model(name: str, settings: Settings) -> str:
-    """The name, if it is one of the speech model's. Raises ApiError `model_not_found`."""
+def set_aside(
+    fields: Iterable[tuple[str, str]],
+) -> tuple[list[tuple[str, str]], tuple[Notice, ...]]:
+    """The fields without those of faster-whisper that have no effect here, and the warning that names them,
+    if there is any."""
+    kept, unused = list[tuple[str, str]](), dict[str, None]()
+    for name, value in fields:
+        plain = name.partition("[")[0]
+        if plain not in FASTER_WHISPER:
+            kept.append((name, value))
+        elif value.strip().lower() not in ("", *FASTER_WHISPER[plain]):
+            unused[plain] = None
+    text = f"these fields have no effect on this server: {', '.join(unused)}"
+    return kept, (Notice(UNUSED, text),) if unused else ()
+
+
+def check_model(name: str | None, settings: Settings) -> str:
+    """The name, if it is one of the speech model's; None is the loaded one. Raises ApiError
+    `model_not_found`."""
+    if name is None:
+        return settings.model_name
     if name not in (settings.model_name, *settings.aliases, settings.model):
         text = f"there is no model {name!r}; there is {settings.model_name!r}"
         raise ApiError("model_not_found", text, param="model")
@@ -143,7 +225,7 @@ def check_model(name: str, settings: Settings) -> str:
 def transcription(form: TranscriptionForm, serving: Serving, settings: Settings) -> Options:
     """The options of a transcription. Raises ApiError `invalid_value` with the field that cannot be
     served."""
-    _check(form)
+    _check(form, serving)
     # One language, or several among which it is detected; None for all.
     language = form.language or ",".join(form.languages or ()) or settings.language
     if language is not None and language.strip().lower() == "auto":
@@ -156,25 +238,34 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
         windows = _windows(strategy)
     return Options(
         language=language,
-        initial_prompt=", ".join(filter(None, (form.prompt, *form.keywords))) or None,
+        task=form.task,
+        initial_prompt=form.prompted(*form.keywords),
         hint=form.hint,
+        vad=form.vad_filter,
         windows=windows,
-        words=form.diarized or "word" in (form.timestamp_granularities or ()),
-        guards=guards(form.temperature),
+        words=form.diarized or "word" in granularities(form),
+        guards=form.guards,
     )
+
+
+def granularities(form: AudioForm) -> set[str]:
+    """What a `verbose_json` is to have: segments, words, or both."""
+    asked = form.timestamp_granularities if isinstance(form, TranscriptionForm) else None
+    words = form.word_timestamps and form.response_format == "verbose_json"
+    return {*(asked or ("segment",)), *(("word",) if words else ())}
 
 
 def translation(form: TranslationForm, serving: Serving) -> Options:
     """The options of a translation. Raises ApiError `invalid_value` if the model cannot translate."""
     if not serving.multilingual:
         raise invalid("model", "an English-only model cannot translate")
-    return Options(task="translate", initial_prompt=form.prompt, guards=guards(form.temperature))
-
-
-def guards(temperature: float) -> Guards:
-    """Temperature 0 is raised automatically for doubtful windows, as the contract says; any other
-    temperature is the only one that is tried."""
-    return Guards(temperatures=(temperature,)) if temperature else Guards()
+    return Options(
+        task="translate",
+        initial_prompt=form.prompted(),
+        vad=form.vad_filter,
+        words="word" in granularities(form),
+        guards=form.guards,
+    )
 
 
 def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -> dict[str, Value]:
@@ -187,7 +278,9 @@ def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -
         match = _NAME.fullmatch(field)
         name, key = match.groups() if match else (field, None)
         if name not in known:
-            message = f"unknown field {name[:100]!r}; known: file, {', '.join(known)}"
+            close = get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: file, {', '.join(known)}"
+            message = f"unknown field {name[:100]!r}; {hint}"
             raise ApiError("invalid_value", message, param=name[:100])
         text(value, name)
         if value.strip() in ("", "null"):
@@ -235,13 +328,15 @@ def _object(name: str, value: str) -> Value:
     return members
 
 
-def _check(form: TranscriptionForm) -> None:
+def _check(form: TranscriptionForm, serving: Serving) -> None:
     """Refuse combinations that the contract excludes."""
     if form.diarized:
         check_speaker_names(form.known_speaker_names)
     elif form.known_speaker_names or form.known_speaker_references:
         param = "known_speaker_" + ("names" if form.known_speaker_names else "references")
         raise invalid(param, "needs response_format=diarized_json")
+    if form.task == "translate" and not serving.multilingual:
+        raise invalid("task", "an English-only model cannot translate")
     if form.timestamp_granularities and form.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "needs response_format=verbose_json")
     if form.include and form.response_format != "json":

@@ -20,6 +20,7 @@ from forescribe.asr.formats.transcript_parts import Json
 
 from ..errors import ApiError
 from ..http.bodies import loads
+from ..wording import told
 
 if TYPE_CHECKING:
     from forescribe.diarize.diarizer import Bounds
@@ -76,8 +77,7 @@ def parameters(given: str | Mapping[str, Any] | None) -> tuple[Parameters, list[
     try:
         checked = Parameters.model_validate(dict(given))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ApiError("invalid_value", f"{first['loc'][0]}: {first['msg']}") from error
+        raise ApiError("invalid_value", ": ".join(told(error.errors()))) from error
     return checked, [f"{name}: unknown parameter, ignored" for name in unknown]
 
 
@@ -109,8 +109,3 @@ def turns(transcript: Transcript) -> list[dict[str, Json]]:
             }
         )
     return entries
-
-
-def speaker(number: int) -> str:
-    """The contract's label of the n-th speaker."""
-    return f"SPEAKER_{number:02}"

@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from types import MappingProxyType
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from forescribe.asr.decode.submission import Submission
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.formats.transcript import Transcript
+    from forescribe.asr.formats.transcript_parts import Notice
     from forescribe.asr.live.events import LiveOptions, Tell
     from forescribe.asr.live.stream import LiveStream
     from forescribe.asr.model.tokens import SpecialTokens
@@ -365,6 +366,8 @@ class TranscriptionStream:
         done: Callable[[], None],
     ) -> None:
         self.outcome: Outcome | None = None
+        self.notices: tuple[Notice, ...] = ()
+        """Warnings about the request, which the transcript gets besides its own."""
         self._observation, self._progressed, self._done = observation, progressed, done
         self._parts: Mailbox[Part | None] = Mailbox(timeout_s)  # at most a recording's windows
         self.queued: tuple[Session, Submission] | None = None
@@ -404,7 +407,8 @@ class TranscriptionStream:
     def transcript(self) -> Transcript:
         """The transcript, once `next` has said that it is there."""
         assert self.outcome is not None and self.outcome.transcript is not None
-        return self.outcome.transcript
+        transcript = self.outcome.transcript
+        return replace(transcript, warnings=(*transcript.warnings, *self.notices))
 
     def cancel(self) -> None:
         """Free its slots before the engine's next round."""

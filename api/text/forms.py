@@ -1,9 +1,9 @@
 """Bodies and answers of `/v1/completions` and `/v1/chat/completions`: OpenAI's fields, checked, and formats.
 
-OpenAI's options that this service does not have (tools, biases, best_of) are refused by name: no option is
-accepted and then ignored. `top_k`, `min_p`, `repetition_penalty` and `gamma` are extensions; SDKs send them
-as `extra_body`. Answers are whole or in chunks, pure functions of completions. Does not know how texts are
-generated.
+OpenAI's options that this service does not have (tools, biases, best_of) are refused by name, unless they
+ask for nothing, as the defaults of wrappers do: `IDLE`. `top_k`, `min_p`, `repetition_penalty` and `gamma`
+are extensions; SDKs send them as `extra_body`. Answers are whole or in chunks, pure functions of completions.
+Does not know how texts are generated.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import Request
@@ -20,6 +21,7 @@ from forescribe.speculative.errors import RequestError
 
 from ..errors import ApiError
 from ..http.bodies import json_object
+from ..wording import field_of, told
 
 if TYPE_CHECKING:
     from forescribe.text.streaming import Completion, Options, Token
@@ -33,6 +35,22 @@ MAX_BODY = 8 << 20
 
 MAX_TEXTS = 128
 """Texts in one request."""
+
+IDLE: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "tools": ([],),
+        "functions": ([],),
+        "tool_choice": ("none", "auto"),
+        "function_call": ("none", "auto"),
+        "parallel_tool_calls": (False, True),
+        "logit_bias": ({},),
+        "store": (False,),
+        "suffix": ("",),
+        "modalities": (["text"],),
+        "service_tier": ("auto", "default"),
+    }
+)
+"""Fields that are not here, with the values by which they ask for nothing."""
 
 Json = dict[str, Any]
 
@@ -60,7 +78,7 @@ class TextForm(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
-    model: str
+    model: str | None = None  # the loaded one
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     n: int = Field(1, ge=1, le=MAX_TEXTS)
@@ -70,7 +88,11 @@ class TextForm(BaseModel):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    user: str | None = None  # accepted and not used
+    # Labels for OpenAI's own records, of which there are none here: accepted and not used.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
     # Extensions.
     top_k: int = Field(0, ge=0, lt=2**31)
     min_p: float = Field(0.0, ge=0, le=1)
@@ -161,7 +183,19 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | tuple[ContentPart, ...]
-    name: str | None = None
+    name: str | None = None  # accepted and not used: chat templates have no place for it
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nothing(cls, given: Any) -> Any:
+        """An answer of an SDK that is sent again has its empty fields, and may have no content."""
+        if not isinstance(given, Mapping):
+            return given
+        asked = {k: v for k, v in given.items() if v is not None}
+        if asked.get("role") == "assistant":
+            calls = [k for k in ("tool_calls", "annotations") if asked.get(k) == []]
+            return {"content": "", **{k: v for k, v in asked.items() if k not in calls}}
+        return asked
 
     def plain(self) -> dict[str, str]:
         """The message for chat templates, which have neither parts nor the role `developer`."""
@@ -215,11 +249,17 @@ async def parse(request: Request, kind: type[FormT]) -> FormT:
 
 def checked(body: Mapping[str, Any], kind: type[FormT]) -> FormT:
     """Raises ApiError `invalid_value` with the name of the field."""
-    values = {k: v for k, v in body.items() if v is not None}  # null counts as absent
+    # null counts as absent
+    values = {k: v for k, v in body.items() if v is not None and not _idle(k, v)}
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         raise _refused(error.errors(), kind) from error
+
+
+def _idle(name: str, value: object) -> bool:
+    """Whether the field asks for nothing; 0 is no false."""
+    return any(value == one and type(value) is type(one) for one in IDLE.get(name, ()))
 
 
 def texts_of(form: TextForm, encode: Callable[[Prompt], tuple[int, ...]]) -> list[Text]:
@@ -241,10 +281,10 @@ def prompt_tokens(form: TextForm, texts: Sequence[Text]) -> int:
     return sum(len(prompt) for prompt, _ in texts) // form.n
 
 
-def shape_of(form: TextForm) -> Shape:
-    """The format of the answer to a form, created now."""
+def shape_of(form: TextForm, model: str) -> Shape:
+    """The format of the answer to a form, created now. `model` is the name that it tells."""
     kind = ChatShape if isinstance(form, ChatForm) else TextShape
-    return kind(form.model, int(time.time()), logprobs=form.ranks, usage=form.usage_streamed)
+    return kind(model, int(time.time()), logprobs=form.ranks, usage=form.usage_streamed)
 
 
 class Shape:
@@ -386,16 +426,11 @@ def usage_of(completions: Iterable[Completion], prompt_tokens: int) -> Json:
 
 
 def _refused(errors: Sequence[Any], kind: type[BaseModel]) -> ApiError:
-    first = errors[0]
-    param = str(first["loc"][0]) if first["loc"] else "top_logprobs"
-    if first["type"] == "missing" and len(first["loc"]) == 1:
-        text = f"{param} is missing"
-    elif first["type"] == "extra_forbidden":
-        name = ".".join(str(part) for part in first["loc"])
-        text = f"{name} is not supported; supported: {', '.join(sorted(kind.model_fields))}"
-    else:
-        text = f"{param}: {first['msg'].removeprefix('Value error, ')}"
-    return ApiError("invalid_value", text, param=param)
+    place, message = told(errors, kind.model_fields)
+    param = field_of(place) or "top_logprobs"
+    if param in IDLE:
+        message = "is not here: this server writes text, and calls, biases and stores nothing"
+    return ApiError("invalid_value", f"{place or param}: {message}", param=param)
 
 
 def _seed_of(seed: int, index: int) -> int:

@@ -128,12 +128,15 @@ class TextServing(Engine):
             raise ApiError("not_ready", f"the text model is {self.state}")
         return self.generator
 
-    def check_model(self, model: str) -> None:
-        """Raises ApiError `model_not_found` if the name is not the model's."""
+    def named(self, model: str | None) -> str:
+        """The model's name as the client has it; None is the loaded one. Raises ApiError `model_not_found`
+        for another's."""
         name = self.settings.text_name
-        if model not in (name, self.settings.text_model):
+        assert name is not None, "checked before"
+        if model not in (None, name, self.settings.text_model):
             text = f"there is no text model {model!r}; there is {name!r}"
             raise ApiError("model_not_found", text, param="model")
+        return model or name
 
     def write(
         self,

@@ -193,13 +193,13 @@ def _check(rights: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
     from forescribe.api.access.keys import Rights
+    from forescribe.api.wording import told
 
     try:
         Rights.model_validate(rights)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = first["loc"][0] if first["loc"] else "rights"
-        raise UsageError(f"{place}: {first['msg']}") from error
+        place, message = told(error.errors())
+        raise UsageError(f"{place or 'rights'}: {message}") from error
 
 
 def _day(text: str) -> date:

@@ -128,10 +128,10 @@ def test_a_conversation_and_its_stream_say_the_same(client, model) -> None:
 @pytest.mark.parametrize(
     ("changed", "param", "said"),
     [
-        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
-        ({"temperature": 3}, "temperature", "less than or equal to 2"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
-        ({"stop": [""]}, "stop", "at least 1"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens: must be at least 1"),
+        ({"temperature": 3}, "temperature", "temperature: must be at most 2"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "logit_bias: is not here"),
+        ({"stop": [""]}, "stop", "stop[0]: must not be empty"),
         ({"prompt": [99999]}, "prompt", "token 99999 is none of"),
         ({"prompt": "a" * 500}, "prompt", "it must fit 96"),
         ({"n": 100, "prompt": ["a", "b"]}, "n", "more than 128 texts"),
@@ -144,6 +144,71 @@ def test_what_cannot_be_served_is_a_bad_request_that_names_it(client, model, cha
         client.completions.create(**known, extra_body=extra)
     assert (caught.value.code, caught.value.param) == ("invalid_value", param)
     assert said in caught.value.message
+    assert str(model.parent) not in caught.value.message
+
+
+NOTHING = {
+    "tools": [],
+    "functions": [],
+    "tool_choice": "none",
+    "function_call": "none",
+    "parallel_tool_calls": True,
+    "logit_bias": {},
+    "store": False,
+    "metadata": {"run": "7"},
+    "modalities": ["text"],
+    "service_tier": "auto",
+    "user": "u-1",
+    "safety_identifier": "u-1",
+    "prompt_cache_key": "k",
+    "response_format": {"type": "text"},
+    "stream_options": None,
+}
+"""What wrappers of SDKs send without being asked to."""
+
+
+def test_what_asks_for_nothing_changes_nothing(client, model) -> None:
+    said = client.chat.completions.create(
+        model=str(model), messages=[{"role": "user", "content": "tea?"}], **ASKED
+    )
+    answer = {**said.choices[0].message.model_dump(), "content": None, "annotations": []}
+    asked = [
+        {"role": "user", "content": "tea?", "name": "Laura"},
+        {**answer, "tool_calls": []},
+        {"role": "user", "content": "tea?"},
+    ]
+    plain = [{"role": m["role"], "content": m["content"] or ""} for m in asked]
+    first, second = (
+        client.post(
+            "/chat/completions",
+            cast_to=object,
+            body={"messages": messages, **ASKED, **more},
+        )
+        for messages, more in ((asked, NOTHING), (plain, {"model": str(model)}))
+    )
+    assert first["choices"] == second["choices"] and first["choices"][0]["message"]["content"]
+    assert first["model"] == model.name
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tool_choice": "required"},
+        {"logit_bias": {"5": 1}},
+        {"parallel_tool_calls": 1},
+        {"store": True},
+        {"modalities": ["text", "audio"]},
+        {"response_format": {"type": "json_object"}},
+        {"messages": [{"role": "user", "content": None}]},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
+    ],
+)
+def test_what_asks_for_something_that_is_not_here_is_refused(client, asks) -> None:
+    body = {"messages": [{"role": "user", "content": "tea?"}], **asks}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.post("/chat/completions", cast_to=object, body=body)
+    assert caught.value.param == next(iter(asks))
 
 
 @pytest.mark.parametrize(("given", "context"), [(None, 8192), (5000, 5000)])

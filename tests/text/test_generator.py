@@ -217,7 +217,7 @@ def test_stops_cut_at_the_stop_that_is_complete_first(pieces, stops):
 @settings(max_examples=50)
 @given(st.text(max_size=30), st.text(alphabet="her a tö", max_size=12))
 def test_text_is_told_in_whole_characters(text, prompt):
-    vocabulary = Vocabulary(tokenizer(), "tiny")
+    vocabulary = Vocabulary(tokenizer())
     made, said = Detokenizer(vocabulary, vocabulary.bare(prompt)), ""
     for token in vocabulary.bare(text):
         said += made.push(token)
@@ -227,7 +227,7 @@ def test_text_is_told_in_whole_characters(text, prompt):
 
 
 def test_what_is_no_text_is_let_go_at_last():
-    vocabulary = Vocabulary(tokenizer(), "tiny")
+    vocabulary = Vocabulary(tokenizer())
     half = vocabulary.bare("ö")[0]
     made = Detokenizer(vocabulary, ())
     said = [made.push(half) for _ in range(2 * HELD)]
@@ -244,7 +244,7 @@ def test_conversations_take_the_models_own_form(generator, folder):
     with pytest.raises(RequestError, match="chat template refuses this: no tool"):
         generator.encode([{"role": "tool", "content": "7"}])
     plain = write(folder / "no-template", tokens=tokenizer(chat=False))
-    with pytest.raises(RequestError, match="no-template has no chat template"):
+    with pytest.raises(RequestError, match="the model has no chat template"):
         TextGenerator.load(plain, device="cpu").encode(messages)
 
 

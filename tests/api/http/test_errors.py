@@ -8,6 +8,7 @@ import pytest
 
 from forescribe.api.errors import STATUS, ApiError
 from forescribe.asr.errors import AudioError, CapacityError, Code, ModelError, OutputError
+from tests.api.conftest import sound
 from tests.api.contract import conforms
 
 
@@ -59,3 +60,33 @@ def test_who_need_not_come_again_is_not_told_to() -> None:
 def test_a_fault_of_ours_names_no_path(error) -> None:
     made = ApiError.of(error)
     assert made.status >= 500 and "secret" not in str(made.body())
+
+
+WRONG = [
+    ("/v1/audio/transcriptions", {"language": "xx"}),
+    ("/v1/audio/transcriptions", {"language": "klingon,en"}),
+    ("/v1/audio/transcriptions", {"model": "other"}),
+    ("/v1/audio/transcriptions", {"prompt": "a " * 40_000}),
+    ("/v1/audio/transcriptions", {"response_format": "diarized_json", "include": "logprobs"}),
+    ("/v1/audio/translations", {"model": "large"}),
+    ("/predict", {"parameters": '{"language": "xx"}'}),
+    ("/predict", {"parameters": '{"min_speakers": 3, "max_speakers": 1}'}),
+    ("/v1/jobs", {"language": "xx"}),
+    ("/v1/jobs", {"webhook_url": "ftp://x", "upload_id": "upload_x"}),
+    ("/v1/files", {"purpose": "other"}),
+]
+
+
+def test_no_refusal_names_a_folder_of_the_server(service, tmp_path) -> None:
+    """The model is one of its folders, so are the jobs."""
+    client = service(model=str(tmp_path / "weights"), data_dir=tmp_path / "data")
+    said = [
+        client.post(path, files={"file": ("a.wav", audio)}, data=fields)
+        for path, fields in WRONG
+        for audio in (sound(1), b"RIFF, no more")
+    ]
+    said += [client.get(f"/v1/{name}/x") for name in ("jobs", "files", "batches", "uploads")]
+    said.append(client.get("/v1/realtime"))
+    for answer in said:
+        assert answer.status_code >= 400, (answer.url, answer.request.headers, answer.text)
+        assert str(tmp_path.parent.parent) not in answer.text

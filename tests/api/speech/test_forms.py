@@ -54,7 +54,6 @@ def test_every_spelling_of_an_object_means_the_same(fields) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ([], "model"),
         ([MODEL, MODEL], "model"),
         ([MODEL, ("temperature", "1.5")], "temperature"),
         ([MODEL, ("temperature", "nan")], "temperature"),
@@ -77,7 +76,7 @@ def test_every_spelling_of_an_object_means_the_same(fields) -> None:
         ),
         ([MODEL, ("model[name]", "x")], "model"),
         ([MODEL, ("known_speaker_names", '["a", "b", "c", "d", "e"]')], "known_speaker_names"),
-        ([MODEL, ("beam_size", "5")], "beam_size"),
+        ([MODEL, ("beams", "5")], "beams"),
         ([MODEL, ("[]", "5")], "[]"),
         ([MODEL, ("prompt", "a" * 100_001)], "prompt"),
         ([MODEL, ("keywords", json.dumps(["a"] * 1001))], "keywords"),
@@ -92,7 +91,13 @@ def test_what_is_wrong_is_named_as_the_client_knows_it(fields, param) -> None:
 
 def test_what_is_wrong_in_an_object_is_named() -> None:
     vad = '{"type": "server_vad", "threshold": 2}'
-    assert "chunking_strategy.threshold: Input" in str(refused(MODEL, ("chunking_strategy", vad)))
+    assert "chunking_strategy.threshold: must be at most 1" in str(
+        refused(MODEL, ("chunking_strategy", vad))
+    )
+
+
+def test_the_nearest_field_is_named() -> None:
+    assert "did you mean language?" in str(refused(("langauge", "en")))
 
 
 @pytest.mark.parametrize("name", ["language", "stream", "timestamp_granularities[]", "include"])

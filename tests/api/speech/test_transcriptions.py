@@ -170,11 +170,51 @@ def test_keywords_and_a_prompt_are_what_was_said_before(service, transcriber) ->
     submit = transcriber.engine.submit
     transcriber.engine.submit = lambda request: (seen.append(request), submit(request))[1]
     try:
-        post(client, prompt="ab", keywords='["cd", "ef"]')
+        post(client, prompt="ab", keywords='["cd", "ef"]', hotwords="gh")
     finally:
         del transcriber.engine.submit
-    previous = transcriber.whisper.tokenizer.encode(" ab, cd, ef", add_special_tokens=False)
+    previous = transcriber.whisper.tokenizer.encode(" ab, cd, ef, gh", add_special_tokens=False)
     assert seen[0].prompt[1 : 1 + len(previous)] == tuple(previous)
+
+
+FASTER_WHISPER = {
+    "model": None,
+    "vad_filter": "true",
+    "hotwords": "Zoë, Hetzner",
+    "word_timestamps": "true",
+    "condition_on_previous_text": "true",
+    "batch_size": "16",
+    "beam_size": "5",
+    "best_of": "1",
+    "vad_parameters[threshold]": "0.3",
+}
+"""What clients of its servers send."""
+
+
+def test_fields_of_faster_whisper_count_where_they_mean_something(service) -> None:
+    client = service()
+    body = post(client, response_format="verbose_json", **FASTER_WHISPER).json()
+    assert body["words"] and body["segments"]
+    (warning,) = [w for w in body["warnings"] if w["code"] == "unused_fields"]
+    assert warning["message"].endswith(
+        ": condition_on_previous_text, batch_size, beam_size, vad_parameters"
+    )
+    subtitles = post(client, response_format="srt", **FASTER_WHISPER)
+    assert "-->" in subtitles.text and "beam_size" in subtitles.headers["warning"]
+    assert "warning" not in post(client, response_format="srt", beam_size="1").headers
+    streamed = events(post(client, stream="true", batch_size="8").text)
+    assert [w["code"] for w in streamed[-1]["warnings"]] == ["unused_fields"]
+    translated = post(client, path=TRANSLATE, response_format="verbose_json", **FASTER_WHISPER)
+    assert translated.json()["words"]
+
+
+def test_without_the_filter_silence_is_decoded_too(service) -> None:
+    skipped, decoded = (
+        post(service(), silence(3), response_format="verbose_json", vad_filter=given).json()
+        for given in ("true", "false")
+    )
+    states = [{span["state"] for span in body["coverage"]["spans"]} for body in (skipped, decoded)]
+    assert states[0] != states[1] and states[0] == {"silence"}
 
 
 def test_a_temperature_is_the_only_one_that_is_tried(service) -> None:
@@ -194,7 +234,6 @@ def test_a_translation_is_english_whatever_was_said(service) -> None:
 @pytest.mark.parametrize(
     ("fields", "status", "code", "param"),
     [
-        ({"model": None}, 400, "invalid_value", "model"),
         ({"model": "large-v9"}, 404, "model_not_found", "model"),
         ({"language": "tlh"}, 400, "invalid_value", "language"),
         ({"languages": '["de"]'}, 400, "invalid_value", "languages"),
@@ -205,7 +244,7 @@ def test_a_translation_is_english_whatever_was_said(service) -> None:
         ({"include": "logprobs", "response_format": "text"}, 400, "invalid_value", "include"),
         ({"timestamp_granularities": "word"}, 400, "invalid_value", "timestamp_granularities"),
         ({"known_speaker_names": "me"}, 400, "invalid_value", "known_speaker_names"),
-        ({"beam_size": "5"}, 400, "invalid_value", "beam_size"),
+        ({"beams": "5"}, 400, "invalid_value", "beams"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(service, fields, status, code, param) -> None:
