@@ -210,6 +210,8 @@ def _config(settings: Settings, app: FastAPI) -> uvicorn.Config:
         ws_ping_interval=PING_S,
         ws_ping_timeout=PONG_S,
         server_header=False,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
         timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import ssl
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -109,6 +110,8 @@ class Settings(BaseSettings):
     # Address
     host: str = "127.0.0.1"  # address to listen on
     port: int = Field(8000, ge=0, le=65535)  # 0 selects a free port
+    ssl_certfile: Path | None = None  # certificate for https, in PEM
+    ssl_keyfile: Path | None = None  # its key; unset: in the same file
     wyoming: str | None = (
         None  # [address:]port for Home Assistant, without keys: trusted networks only
     )
@@ -227,6 +230,23 @@ class Settings(BaseSettings):
                 "with `forescribe key NAME`, or set open_to_all"
             )
 
+    def _check_certificate(self) -> None:
+        if self.ssl_certfile is None:
+            if self.ssl_keyfile is not None:
+                raise ValueError(
+                    "ssl_keyfile is the key of a certificate: name it with ssl_certfile"
+                )
+            return
+        for name, file in (("ssl_certfile", self.ssl_certfile), ("ssl_keyfile", self.ssl_keyfile)):
+            if file is not None and not os.access(file, os.R_OK):
+                raise ValueError(f"{name} {file}: {_unreadable(file)}")
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                self.ssl_certfile, self.ssl_keyfile, password=_no_password
+            )
+        except (ssl.SSLError, ValueError) as error:
+            raise ValueError(f"ssl_certfile {self.ssl_certfile}: {_not_served(error)}") from error
+
     def _check_machines(self) -> None:
         if self.front_end and self.wyoming is not None:
             raise ValueError("front_end loads no model, and wyoming needs one: remove one of them")
@@ -268,6 +288,7 @@ class Settings(BaseSettings):
     def _check_together(self) -> Self:
         self._check_origins()
         self._check_open()
+        self._check_certificate()
         self._check_machines()
         self._check_idle()
         return self
@@ -361,6 +382,23 @@ def loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _unreadable(file: Path) -> str:
+    return "cannot be read" if file.exists() else "no such file"
+
+
+def _no_password() -> str:
+    """For an encrypted key; without it OpenSSL would ask on the terminal."""
+    raise ValueError("its key is encrypted: give one without a password")
+
+
+def _not_served(error: ssl.SSLError | ValueError) -> str:
+    if not isinstance(error, ssl.SSLError):
+        return str(error)
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "ssl_keyfile is the key of another certificate"
+    return "no certificate with its key in PEM (BEGIN CERTIFICATE, BEGIN PRIVATE KEY)"
 
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:

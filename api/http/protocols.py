@@ -10,7 +10,8 @@ Of sockets:
 - At the end of the process uvicorn closes sockets at once. Here the application hears of it, as a disconnect
   with code 1012, ends its work and closes them itself.
 - A client that reads nothing keeps a connection alive for as long as it likes, because what was written has
-  to go out first. Here the connection is aborted `LINGER_S` after the application has left it.
+  to go out first, and the close waits for that. Here the close is written behind it at once, for when it reads
+  on, and the connection is aborted `LINGER_S` after the application has left it.
 - A client whose messages are not read at present is not late with its answers to pings: they are behind the
   messages.
 - Its log lines have addresses of clients and paths with queries, which no log here has.
@@ -23,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from typing import TYPE_CHECKING
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -30,11 +32,14 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from ..errors import ApiError
 
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
+
 HEAD_S = 20.0
 """Seconds from the start of a connection, or the end of the previous answer, to the end of a request's head.
 Between two requests uvicorn's own limit is shorter."""
 
-LINGER_S = 5.0
+LINGER_S = 30.0
 
 PING_S, PONG_S = 20.0, 40.0
 """Between pings, and for the answer: a client that is gone is noticed after a minute."""
@@ -109,6 +114,11 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)  # type: ignore[arg-type]
         self.logger = self.conn.logger = log
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if message["type"] == "websocket.close":
+            self.writable.set()
+        await super().send(message)
 
     async def run_asgi(self) -> None:
         try:

@@ -83,7 +83,7 @@ METER_S = 10.0
 """Of audio, which is counted together, and after which the key is looked at again."""
 
 CLOSE_S = 5.0
-"""For the last messages and the close."""
+"""For the last messages before the close."""
 
 T = TypeVar("T")
 
@@ -316,11 +316,13 @@ class Connection:
             with suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_S):
                     await self._all_told(sender)
-        with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
-            async with asyncio.timeout(CLOSE_S):
-                if end.code != 1013:
+        if end.code != 1013:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
                     await _first(self.outbox.empty(), sender)
-                await self.websocket.close(end.code)
+        sender.cancel()  # what it has not written is dropped: the close is the next that the client reads
+        with suppress(WebSocketDisconnect, RuntimeError):
+            await self.websocket.close(end.code)
 
     async def _all_told(self, sender: asyncio.Task[None]) -> None:
         """Return once all items have their text, or the client has left."""

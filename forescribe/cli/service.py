@@ -56,6 +56,12 @@ class ServeOptions(ServiceOptions):
     quantize: str | None = like(LoadOptions, "quantize")
     draft_dtype: str | None = like(LoadOptions, "draft_dtype", default=None)
     engine: str | None = like(LoadOptions, "engine", default=None)
+    ssl_certfile: Path | None = opt(
+        SERVICE, "--ssl-certfile FILE", "Certificate in PEM, for https and wss."
+    )
+    ssl_keyfile: Path | None = opt(
+        SERVICE, "--ssl-keyfile FILE", "Its key, if it is not in the same file."
+    )
     wyoming: str | None = opt(
         SERVICE,
         "--wyoming [ADDRESS:]PORT",
@@ -93,7 +99,8 @@ def serve(**values: Any) -> None:
     with bound(settings) as listening:
         address, port = listening.getsockname()[:2]
         host = f"[{address}]" if ":" in address else address
-        typer.echo(f"forescribe: http://{host}:{port}", err=True)
+        scheme = "http" if settings.ssl_certfile is None else "https"
+        typer.echo(f"forescribe: {scheme}://{host}:{port}", err=True)
         run(settings, listening)
 
 

@@ -66,7 +66,7 @@ WRONG = [
     ("/v1/audio/transcriptions", {"language": "xx"}),
     ("/v1/audio/transcriptions", {"language": "klingon,en"}),
     ("/v1/audio/transcriptions", {"model": "other"}),
-    ("/v1/audio/transcriptions", {"prompt": "a " * 40_000}),
+    ("/v1/audio/transcriptions", {"prompt": "a" * 100_001}),
     ("/v1/audio/transcriptions", {"response_format": "diarized_json", "include": "logprobs"}),
     ("/v1/audio/translations", {"model": "large"}),
     ("/predict", {"parameters": '{"language": "xx"}'}),
@@ -88,5 +88,5 @@ def test_no_refusal_names_a_folder_of_the_server(service, tmp_path) -> None:
     said += [client.get(f"/v1/{name}/x") for name in ("jobs", "files", "batches", "uploads")]
     said.append(client.get("/v1/realtime"))
     for answer in said:
-        assert answer.status_code >= 400, (answer.url, answer.request.headers, answer.text)
+        assert answer.status_code >= 400, f"{answer.url}: {answer.text}"
         assert str(tmp_path.parent.parent) not in answer.text

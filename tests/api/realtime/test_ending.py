@@ -149,10 +149,9 @@ def test_a_fault_of_ours_ends_the_session_and_says_no_more(live, monkeypatch, he
     nothing_left(serving, app)
 
 
-def test_a_slow_reader_is_cut_off(live, monkeypatch) -> None:
+def test_a_slow_reader_is_cut_off_and_told_so_when_it_reads_on(live, monkeypatch) -> None:
     monkeypatch.setattr(connection, "MAX_UNSENT", 1 << 14)
     monkeypatch.setattr(connection, "CLOSE_S", 0.2)
-    monkeypatch.setattr(protocols, "LINGER_S", 0.2)
     said: list[dict[str, Any]] = []
     monkeypatch.setattr(connection, "report", lambda event, **facts: said.append(facts))
     serving, app, address = live(ws=Small)
@@ -167,7 +166,23 @@ def test_a_slow_reader_is_cut_off(live, monkeypatch) -> None:
             nothing_left(serving, app)
         finally:
             client.recv_flow_control.release()
-    assert said[-1]["close"] == 1013
+        types, code = rest(client)
+    assert said[-1]["close"] == code == 1013 and set(types) == {"error"}
+
+
+def test_a_client_that_never_reads_is_gone_in_the_end(live, monkeypatch) -> None:
+    monkeypatch.setattr(connection, "MAX_UNSENT", 1 << 14)
+    monkeypatch.setattr(protocols, "LINGER_S", 0.2)
+    serving, app, address = live(ws=Small)
+    own = socket.create_connection(("127.0.0.1", int(address.split(":")[2].split("/")[0])))
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with talking(address, sock=own, close_timeout=0) as client:
+        client.recv_flow_control.acquire()
+        with suppress(ConnectionClosed, OSError):  # at last the other end is closed
+            while True:
+                say(client, "no such event")
+        client.recv_flow_control.release()
+    nothing_left(serving, app)
 
 
 def test_a_client_that_is_faster_than_the_model_waits(live, held, monkeypatch) -> None:
