@@ -10,8 +10,8 @@ Of sockets:
 - At the end of the process uvicorn closes sockets at once. Here the application hears of it, as a disconnect
   with code 1012, ends its work and closes them itself.
 - A client that reads nothing keeps a connection alive for as long as it likes, because what was written has
-  to go out first, and the close waits for that. Here the close is written behind it at once, for when it reads
-  on, and the connection is aborted `LINGER_S` after the application has left it.
+  to go out first, and the close waits for that. Here the close is written behind it at once, for when the
+  client reads on, and the connection is aborted `LINGER_S` after the application has left it.
 - A client whose messages are not read at present is not late with its answers to pings: they are behind the
   messages.
 - Its log lines have addresses of clients and paths with queries, which no log here has.

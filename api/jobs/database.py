@@ -14,7 +14,7 @@ overlaps with the next turn. Knows connections, transactions and their faults; d
 
 from __future__ import annotations
 
-import sqlite3
+import fcntl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -55,9 +55,6 @@ hours. The query of the URL takes precedence."""
 _AWAY = frozenset({"25006", "57P01", "57P02", "57P03", "53300"})
 """PostgreSQL's codes: read only, shutting down, crashed, starting, too many connections."""
 
-SWITCH_S = 5.0
-"""Of several processes that open a new database at once."""
-
 _FULL = ("SQLITE_FULL", "53100")
 _UNWRITABLE = ("SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_CANTOPEN")
 
@@ -79,7 +76,8 @@ class Database:
             engine = sa.create_engine(_address(url), pool_pre_ping=True)
             if engine.dialect.name == "sqlite":
                 event.listen(engine, "connect", _configure_sqlite)
-            _create_tables(engine)
+            with _turn_to_open(engine.url):
+                _create_tables(engine)
             return cls(engine)
         except (sa.exc.SQLAlchemyError, ImportError, OSError) as error:
             cause = getattr(error, "orig", None) or error
@@ -219,6 +217,18 @@ def database_disk_errors() -> Iterator[None]:
         raise OutputError(text, code=code) from error
 
 
+@contextmanager
+def _turn_to_open(url: sa.URL) -> Iterator[None]:
+    """Of several processes that open a new file of SQLite, one makes it and the others wait: switching it to
+    its write-ahead log does not wait by itself, and fails while another process does so."""
+    if url.get_backend_name() != "sqlite" or not url.database:
+        yield
+        return
+    with open(f"{url.database}-opening", "ab") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
+
+
 def _create_tables(engine: sa.Engine) -> None:
     """Create missing tables, and add the columns that a database of an earlier version lacks. Several
     processes may do so at once."""
@@ -279,20 +289,7 @@ def _configure_sqlite(connection: Any, record: object) -> None:
     """Write-ahead log, and deleted rows are overwritten. Writers wait for each other."""
     connection.isolation_level = "IMMEDIATE"
     connection.execute("PRAGMA busy_timeout=30000")
-    _write_ahead(connection)
+    connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute("PRAGMA foreign_keys=ON")
-
-
-def _write_ahead(connection: Any) -> None:
-    """Switching a new database to its write-ahead log does not wait for another process that does so."""
-    deadline = time.monotonic() + SWITCH_S
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
