@@ -45,7 +45,7 @@ export class Realtime {
     while (!signal.aborted) {
       try {
         await persistently(() => this.#asked(), { signal, ontrouble });
-        this.session = new Session(this.#config(), (event) => this.#heard(event));
+        this.session = new Session(this.#config(this.voices), (event) => this.#heard(event));
         const { code, reason } = await this.session.ended;
         if (signal.aborted || this.finishing) return this.stop.abort();
         for (const item of this.items) if (item.open) this.#change(item, { tail: "", open: false });
@@ -70,14 +70,16 @@ export class Realtime {
     await ask("v1/realtime/client_secrets", { method: "POST", headers, body, signal });
   }
 
-  #config() {
+  // `voices` are the speakers of the session before.
+  #config(voices) {
     const input = { format: { type: "audio/pcm", rate: RATE }, turn_detection: { type: "server_vad" } };
-    input.transcription = { ...(this.language && { language: this.language }), ...(this.diarize && { diarize: true }) };
+    input.transcription = { ...(this.language && { language: this.language }), ...(this.diarize && { diarize: true, voices }) };
     return { type: "transcription", include: ["forescribe.hypothesis"], audio: { input } };
   }
 
   #heard(event) {
     const { type, item_id: id } = event;
+    this.voices = event.voices ?? this.voices;
     if (type === "session.updated") {
       this.told.state("live", "");
       return this.#send();

@@ -1,19 +1,14 @@
 """Client secrets: keys for minutes, which a server gives to the browsers of its users.
 
-    value, expires_at = ClientSecrets(signing_key).new("team", config, seconds=600, now=now)
+    value, expires_at = ClientSecrets.of(settings).new("team", config, seconds=600, now=now)
     owner, config = secrets.read(value, now)        # of whom, and the configuration of its sessions
 
-A secret states its owner, its end and the configuration. It is signed with a key made of the settings, so
-nothing has to be stored, and every worker and replica with the same API keys reads it. It opens sessions
+A secret states its owner, its end and the configuration, sealed (`api.realtime.seals`). It opens sessions
 until its end, as long as the key of its owner is valid, and nothing else. Does not know HTTP.
 """
 
 from __future__ import annotations
 
-import base64
-import hmac
-import json
-import zlib
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..errors import ApiError
 from ..settings import Settings
 from ..wording import told
+from .seals import Seal
 from .session import SessionConfig
 
 PREFIX = "ek_"
@@ -30,9 +26,6 @@ DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 
 MAX_LENGTH = 8192
 """Characters: a browser sends the value in a header."""
-
-MAX_PLAIN = 1 << 20
-"""Bytes that a value is unpacked to."""
 
 
 class SecretLifetime(BaseModel):
@@ -62,18 +55,15 @@ class SecretForm(BaseModel):
 
 
 class ClientSecrets:
-    """`key` signs. The processes that share it accept each other's secrets."""
+    """The processes that share the key of `seal` accept each other's secrets."""
 
-    def __init__(self, key: bytes) -> None:
-        self._key = key
+    def __init__(self, seal: Seal) -> None:
+        self._seal = seal
 
     @classmethod
     def of(cls, settings: Settings) -> ClientSecrets:
-        """Signed with what only the operator has: the hashes of all keys, and the address of the database
-        with its password. Without API keys a secret keeps nobody out, and any key will do."""
-        hashes = sorted(each for rights in settings.api_keys.values() for each in rights.hashes)
-        known = json.dumps([hashes, settings.database_url]).encode()
-        return cls(hmac.digest(known, b"client secrets", "sha256"))
+        """Without API keys a secret keeps nobody out, and any key will do."""
+        return cls(Seal.of(settings, b"client secrets"))
 
     def new(
         self, owner: str, config: SessionConfig, *, seconds: int, now: float
@@ -82,10 +72,11 @@ class ClientSecrets:
         for a configuration that does not fit into one."""
         expires_at = int(now) + seconds
         state = config.model_dump(mode="json", exclude_none=True)
-        plain = json.dumps([owner, expires_at, state]).encode()
-        packed = zlib.compress(plain, 9)
-        value = PREFIX + _text(self._signature(packed) + packed)
-        if len(value) > MAX_LENGTH or len(plain) > MAX_PLAIN:
+        try:
+            value = PREFIX + self._seal.close([owner, expires_at, state])
+        except ValueError:
+            value = ""
+        if not 0 < len(value) <= MAX_LENGTH:
             raise ApiError(
                 "invalid_value",
                 "session: does not fit into a client secret; let the browser send prompt, keywords and "
@@ -100,23 +91,9 @@ class ClientSecrets:
         if len(value) > MAX_LENGTH:
             raise refused
         try:
-            text = value.removeprefix(PREFIX)
-            data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+            owner, expires_at, state = self._seal.open(value.removeprefix(PREFIX))
         except ValueError:
             raise refused from None
-        size = len(self._signature(b""))
-        signature, packed = data[:size], data[size:]
-        if not hmac.compare_digest(signature, self._signature(packed)) or _text(data) != text:
-            raise refused
-        owner, expires_at, state = json.loads(zlib.decompress(packed))  # it is our own
         if now >= expires_at:
             raise refused
         return owner, SessionConfig.model_validate(state)
-
-    def _signature(self, packed: bytes) -> bytes:
-        return hmac.digest(self._key, packed, "sha256")
-
-
-def _text(data: bytes) -> str:
-    """In characters that a header's token may have."""
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

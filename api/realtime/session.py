@@ -38,6 +38,11 @@ DIARIZE = f"{PARAM}.{TRANSCRIPTION}.diarize"
 KNOWN = ("known_speaker_names", "known_speaker_references")
 """The fields of people who are recognised."""
 
+VOICES = f"{PARAM}.{TRANSCRIPTION}.voices"
+
+MAX_VOICES = 1 << 18
+"""Characters: of a hundred speakers."""
+
 LOGPROBS = "item.input_audio_transcription.logprobs"
 HYPOTHESES = "forescribe.hypothesis"
 """Not OpenAI's: an event with the whole text so far after each decode."""
@@ -63,7 +68,8 @@ class G711(Frozen):
 
 class Transcription(Frozen):
     """How the audio is transcribed. `model` is any name of the loaded model. Not OpenAI's: `diarize` asks for
-    the speakers of segments, known ones by the names and references of an upload."""
+    the speakers of segments, known ones by the names and references of an upload, and those of an earlier
+    session by the `voices` that its items have told."""
 
     model: str
     language: str | None = None
@@ -76,6 +82,7 @@ class Transcription(Frozen):
     diarize: bool = False
     known_speaker_names: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
     known_speaker_references: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
+    voices: str | None = Field(None, max_length=MAX_VOICES)
 
     @field_validator("keywords", *KNOWN, mode="before")
     @classmethod
@@ -185,6 +192,11 @@ class SessionConfig(Frozen):
         wanted = self.input.transcription
         return wanted.known_speaker_names, wanted.known_speaker_references
 
+    @property
+    def voices(self) -> str | None:
+        """The sealed speakers of an earlier session."""
+        return self.input.transcription.voices
+
     def updated(self, given: Mapping[str, Any], *, started: bool = False) -> Self:
         """With what a client has given. Format, model and speakers cannot change once audio has come
         (`started`). Raises ApiError `invalid_value` with the place."""
@@ -205,6 +217,7 @@ class SessionConfig(Frozen):
                 ),
                 ("transcription.diarize", self.diarize, new.diarize),
                 (f"transcription.{KNOWN[0]}", self.known, new.known),
+                ("transcription.voices", self.voices, new.voices),
             ):
                 if before != after:
                     param = f"{PARAM}.audio.input.{name}"
@@ -217,11 +230,13 @@ class SessionConfig(Frozen):
         from forescribe.asr.live.events import LiveOptions, TurnDetection
 
         wanted, detection = self.input.transcription, self.input.turn_detection
-        fields = wanted.model_dump(exclude={"delay", "diarize", *KNOWN})
+        fields = wanted.model_dump(exclude={"delay", "diarize", "voices", *KNOWN})
         try:
             check_model(wanted.model, settings)
             if any(self.known) and not self.diarize:
                 raise forms.invalid(KNOWN[0], "needs diarize")
+            if self.voices is not None and not self.diarize:
+                raise forms.invalid("voices", "needs diarize")
             forms.check_speaker_names(wanted.known_speaker_names)
             check_pairs(*self.known)
             options = forms.transcription(TranscriptionForm(**fields), serving, settings)
@@ -244,8 +259,8 @@ class SessionConfig(Frozen):
         return LiveOptions(options, delay=wanted.delay, turns=turns, speech=wanted.diarize)
 
     def to_dict(self) -> dict[str, Any]:
-        """As events show it; references, which are long and personal, are left out."""
-        hidden = {"audio": {"input": {"transcription": {KNOWN[1]}}}}
+        """As events show it; references and voices, which are long and personal, are left out."""
+        hidden = {"audio": {"input": {"transcription": {KNOWN[1], "voices"}}}}
         state = self.model_dump(mode="json", exclude_none=True, exclude=hidden)
         state["include"] = state["include"] or None
         shown = {"noise_reduction": None, "turn_detection": None, **state["audio"]["input"]}

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from forescribe.diarize.engines.embedded import EmbeddedDiarizer
     from forescribe.diarize.engines.online import OnlineSpeakers
     from forescribe.diarize.known_speakers import KnownSpeaker
-    from forescribe.diarize.live_speakers import LiveSpeakers
+    from forescribe.diarize.live_speakers import KeptVoices, LiveSpeakers
 
 log = logging.getLogger("forescribe.api")
 
@@ -97,12 +97,18 @@ class Speakers:
             self._diarizer = self._online = None
 
     def live(
-        self, tell: Tell, device: str, names: Sequence[str] = (), references: Sequence[str] = ()
+        self,
+        tell: Tell,
+        device: str,
+        names: Sequence[str] = (),
+        references: Sequence[str] = (),
+        kept: KeptVoices | None = None,
     ) -> LiveSpeakers:
         """The speakers of a live stream, labelled A, B, ..., or by their names where `references` are data
-        URLs of their voices. Streams share a thread, and do not wait for `diarize`, which may take minutes.
-        The engine is loaded there, and waited for only where voices are enrolled. Raises ApiError if that is
-        known to fail, and for a reference that names the field."""
+        URLs of their voices; `kept` are those of a stream before it. Streams share a thread, and do not wait
+        for `diarize`, which may take minutes. The engine is loaded there, and waited for only where voices
+        are given. Raises ApiError if that is known to fail, and for a reference or voices that cannot be
+        used, with the field."""
         from forescribe.diarize.engines import registry
         from forescribe.diarize.live_speakers import LiveSpeakers
         from forescribe.speculative.device import keep_to_one_core
@@ -122,15 +128,21 @@ class Speakers:
                 raise error
             online, worker = self._online, self._worker
         known: list[KnownSpeaker] = []
-        if names or references:
-            with refused():
-                engine = online.result()
-            known = _in_own_thread(lambda: self._enrolled(engine, names, references))
 
         def load() -> OnlineSpeakers:
             from forescribe.diarize.engines.online import OnlineSpeakers
 
-            return OnlineSpeakers(online.result(), letter, known)
+            return OnlineSpeakers(online.result(), letter, known, kept=kept)
+
+        if names or references or kept is not None:
+            with refused():
+                engine = online.result()
+            known = _in_own_thread(lambda: self._enrolled(engine, names, references))
+            try:
+                load()
+            except ValueError as error:
+                text = "voices: they are of another model than this server's; leave them out"
+                raise ApiError("invalid_value", text, param="voices") from error
 
         return LiveSpeakers(load, tell, worker)
 
