@@ -86,7 +86,9 @@ def form_body(
 ) -> dict[str, Any]:
     """The body of a route that takes a form with a file, which FastAPI cannot derive. `form` is None where
     there is nothing else in it."""
-    schema = {"type": "object", "properties": {}} if form is None else form.model_json_schema()
+    schema: dict[str, Any] = {"type": "object", "properties": {}}
+    if form is not None:
+        schema = form.model_json_schema()
     schema["properties"][file] = {"type": "string", "format": "binary"}
     if file_required:
         schema["required"] = [file, *schema.get("required", ())]
