@@ -138,7 +138,7 @@ def _understood(name: str) -> Language | None:
         tag = langcodes.get(name)
         if tag.is_valid() and tag.language is not None:
             return tag
-    except langcodes.LanguageTagError:
+    except ValueError:  # no tag
         pass
     try:
         return langcodes.find(name.replace("_", " "))
@@ -153,7 +153,7 @@ def _nearest(language: Language, known: Collection[str]) -> tuple[str | None, in
     code = language.language or ""
     if code in known:
         return code, 0
-    taken, near = closest_match(code, known, max_distance=FAR)
+    taken, near = closest_match(code, [*known], max_distance=FAR)
     if taken in known:
         return taken, near
     return next(filter(known.__contains__, ALIKE.get(code, ())), None), FAR

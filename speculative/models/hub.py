@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
@@ -172,7 +173,6 @@ def would_download(name: str, family: Family) -> Download:
     """What `locate` would download of a repository. Raises HubError where the hub cannot be asked."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import OfflineModeIsEnabled
-    from huggingface_hub.utils import filter_repo_objects
 
     try:
         info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
@@ -186,8 +186,7 @@ def would_download(name: str, family: Family) -> Download:
     wanted: dict[str, int] = {}
     # As `_download`: the next ones only where no weights have come.
     for patterns in family.patterns:
-        names = filter_repo_objects(sizes, allow_patterns=list(patterns))
-        wanted |= {name: sizes[name] for name in names}
+        wanted |= {name: sizes[name] for name in _matching(sizes, patterns)}
         if any(name.endswith((".safetensors", ".bin")) for name in wanted):
             break
     card = info.card_data
@@ -241,10 +240,9 @@ def _continue(name: str, patterns: Iterable[str]) -> None:
     off: huggingface_hub begins them anew (its issue 4196). What comes is checked by its SHA-256, which is the
     name of a large file in the cache. Raises HubError for a download that breaks off, RepositoryNotFoundError
     of the hub's client for a repository that is closed to this user."""
-    from huggingface_hub import HfApi, constants, hf_hub_url
+    from huggingface_hub import HfApi, constants, get_token, hf_hub_url
     from huggingface_hub.errors import RepositoryNotFoundError
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers, filter_repo_objects
 
     try:
         info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
@@ -252,7 +250,8 @@ def _continue(name: str, patterns: Iterable[str]) -> None:
         return
     files = {s.rfilename: (s.size, s.lfs.sha256) for s in info.siblings or () if s.lfs and s.size}
     blobs = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "blobs")
-    for path in filter_repo_objects(files, allow_patterns=list(patterns)):
+    token = get_token()
+    for path in _matching(files, patterns):
         size, sha256 = files[path]
         whole, part = blobs / sha256, blobs / f"{sha256}.part.incomplete"
         if not LARGE <= size <= constants.MAX_HTTP_DOWNLOAD_SIZE or whole.exists():
@@ -269,7 +268,7 @@ def _continue(name: str, patterns: Iterable[str]) -> None:
                     hf_hub_url(name, path, revision=info.sha),
                     kept,
                     resume_size=kept.seek(0, os.SEEK_END),
-                    headers=build_hf_headers(),
+                    headers={"authorization": f"Bearer {token}"} if token else {},
                     expected_size=size,
                     displayed_filename=path,
                 )
@@ -288,6 +287,11 @@ def _continue(name: str, patterns: Iterable[str]) -> None:
                     f"{name}: {path} arrived damaged and was deleted; run the same command again"
                 )
             part.replace(whole)
+
+
+def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """The names that fit one of several patterns, as the hub's client reads them."""
+    return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
 def _absent(name: str, family: Family, role: Role, why: str) -> str:

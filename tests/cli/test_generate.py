@@ -46,6 +46,14 @@ def test_one_prompt_is_streamed_and_several_are_printed_in_their_order(pair) -> 
     assert both == f"{first['text']}\n\n{second['text']}\n"
 
 
+def test_quiet_leaves_the_text_alone(pair, monkeypatch) -> None:
+    library = "forescribe.speculative.native.library.advice"
+    monkeypatch.setattr(library, lambda *_, **__: "kernels would be faster")
+    told, quiet = generate("the other", *pair), generate("the other", *pair, "-q")
+    assert told.stderr == "note: kernels would be faster\n" and quiet.stderr == ""
+    assert quiet.stdout == told.stdout
+
+
 def test_compare_tells_speed_and_equality(pair) -> None:
     made = generate("the other", "a", *pair, "--gamma", "3", "--compare")
     assert made.exit_code == 0
