@@ -82,14 +82,16 @@ def discover(
 
     A name is a file, a folder (with `recursive` all folders below it), a pattern with `*`, `?`,
     `[]` or `**`, a list (`.jsonl`, a JSON object per line with `audio_filepath`), or "-". A folder
-    without recordings becomes a source with an error; the same file named twice, a pattern that
-    matches nothing and a list that cannot be read raise UsageError.
+    without recordings becomes a source with an error; the same file named twice, an empty name, a
+    pattern that matches nothing and a list that cannot be read raise UsageError.
 
     With `stores`, names may be URLs, in lists too: objects, folders of objects and patterns. Without,
     they are names of files that do not exist."""
     named: set[str] = set()
     sources: dict[str, Source] = {}
     for name in names:
+        if not name:
+            raise UsageError("one of the recordings has an empty name: is a variable empty?")
         if stores is not None and is_url(name):
             meant = _remote(name, stores, recursive, named)
         elif _is_plain(name):

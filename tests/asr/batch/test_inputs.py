@@ -59,6 +59,11 @@ def test_a_recording_named_twice_is_refused(first, second) -> None:
         discover([first, second])
 
 
+def test_an_empty_name_is_refused_and_not_the_folder_here() -> None:
+    with pytest.raises(UsageError, match="has an empty name"):
+        discover(["a.mp3", ""])
+
+
 def test_a_recording_by_its_absolute_path_is_the_same_recording() -> None:
     with pytest.raises(UsageError, match="twice"):
         discover(["a.mp3", str(Path.cwd() / "a.mp3")])
