@@ -24,7 +24,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from forescribe.asr.decode.options import Options
 from forescribe.asr.formats import files
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
-from forescribe.asr.model.tokens import LANGUAGES, Task
+from forescribe.asr.model.languages import LANGUAGES
+from forescribe.asr.model.tokens import Task
 from forescribe.diarize.diarizer import Bounds
 
 from ..dependencies import (
