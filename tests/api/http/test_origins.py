@@ -14,6 +14,7 @@ from starlette.websockets import WebSocket
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
+from forescribe.api.errors import DETAIL_PATHS
 from forescribe.api.http.origins import Host, same_origin
 from forescribe.api.settings import Settings, load
 from forescribe.asr.errors import UsageError
@@ -66,7 +67,7 @@ def test_no_route_answers_to_a_name_that_is_not_this_servers(keyless) -> None:
                 assert answer.status_code in (200, 503), path
                 continue
             assert answer.status_code == 403, (verb, path)
-            if path not in ("/", "/predict"):
+            if path not in DETAIL_PATHS:
                 conforms(answer.json(), "ErrorResponse")
                 assert answer.json()["error"]["code"] == "forbidden"
                 assert "allowed_hosts" in answer.json()["error"]["message"]
