@@ -52,7 +52,9 @@ WITH_FACTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
         "too_long": lambda facts: f"must have at most {facts['max_length']} entries",
         "too_short": lambda facts: _at_least(facts["min_length"], "entries"),
         "string_too_long": lambda facts: f"must have at most {facts['max_length']} characters",
-        "string_pattern_mismatch": lambda facts: "must not be blank",  # \\S, the only one
+        "string_pattern_mismatch": lambda facts: (
+            "must not be blank"
+        ),  # the only pattern that there is
         "string_too_short": lambda facts: _at_least(facts["min_length"], "characters"),
     }
 )

@@ -43,9 +43,7 @@ from ..speech import forms
 from ..speech.serving import TranscriptionStream
 
 FIELD = "audio_file"
-
-MAX_RAW = (1 << 32) - 4096
-"""Bytes: what the header of a wav file can say."""
+MAX_RAW = (1 << 32) - 4096  # bytes: what the header of a wav file can say
 
 router = APIRouter(tags=["endpoints"])
 
