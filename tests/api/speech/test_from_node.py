@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -22,7 +23,11 @@ from tests.docs.pages import blocks
 ROOT = Path(__file__).parents[3]
 PAGE = "docs/from-openai.md"
 
-pytestmark = [pytest.mark.nightly, pytest.mark.network]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.network,
+    pytest.mark.skipif(shutil.which("npm") is None, reason="there is no Node on this machine"),
+]
 
 
 @pytest.fixture(scope="module")
