@@ -71,6 +71,8 @@ PRIVATE = (
     ("POST", "/v1/chat/completions"),
     ("POST", "/"),
     ("POST", "/predict"),
+    ("POST", "/asr"),
+    ("POST", "/detect-language"),
 )
 PUBLIC = (("GET", "/"), ("GET", "/health"), ("GET", "/ready"))
 
