@@ -316,8 +316,10 @@ class NoSpeech:
 def _mask(ids: Iterable[int], vocab_size: int, device: torch.device | str) -> Tensor:
     """A mask `[V]` bool, true at `ids`, created once on the device; ids outside the vocabulary have nothing
     to suppress."""
-    listed = torch.tensor(list(ids), dtype=torch.long)
-    return torch.isin(torch.arange(vocab_size), listed).to(device)
+    mask = torch.zeros(vocab_size, dtype=torch.bool)
+    listed = [token for token in ids if 0 <= token < vocab_size]
+    mask[torch.tensor(listed, dtype=torch.long)] = True
+    return mask.to(device)
 
 
 def _id(generation_config: GenerationConfig, name: str) -> int:
