@@ -218,7 +218,8 @@ class Poll:
     """Totals over all rows of the rounds since the host's last poll.
 
     `reading_s` is the time in which the drafter read `read` prompts before these rounds, its own encoder
-    included; it is not in `seconds`. `admitted` requests have begun.
+    included; it is not in `seconds`. `admitted` requests have begun. `width` is how many tokens drafts had,
+    the mean over rounds: they may end early; None: gamma.
     """
 
     gamma: int
@@ -231,6 +232,7 @@ class Poll:
     admitted: int = 0
     read: int = 0
     reading_s: float = 0.0
+    width: float | None = None
 
 
 class Schedule(Protocol):

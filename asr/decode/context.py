@@ -17,6 +17,7 @@ Knows how its parts fit together; nothing of recordings, or of what requests are
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,13 +30,20 @@ from forescribe.speculative.drafters.model_drafter import ModelDrafter, confiden
 from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
 from forescribe.speculative.engine.engine import Engine
-from forescribe.speculative.engine.schedule import schedule_for
+from forescribe.speculative.engine.schedule import Goodput, schedule_for
 from forescribe.speculative.errors import release
 from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Finish, Request, Result, Stats
 
 from ..model.vocabulary import alphabetic
-from ..model.whisper import DraftStates, EncoderStates, LogMel, Whisper
+from ..model.whisper import (
+    POSITIONS_PER_S,
+    DraftStates,
+    EncoderStates,
+    LogMel,
+    Whisper,
+    end_of,
+)
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import Samples, Window
 from .recording import apply_each
@@ -43,6 +51,9 @@ from .rules import NoSpeech, whisper_rules
 
 ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
 """Marks at the end of a sentence, of Chinese and Japanese too."""
+
+TOKENS_PER_S = 3.5
+"""Tokens that people's voices write, about."""
 
 SCRIPT_SLOTS = 16384
 """Tokens of a text that drafts are copied from: about an hour and a half of speech."""
@@ -118,6 +129,23 @@ class DecodingContext:
     def forward(self) -> str:
         """What runs the forwards of the target's decoder: a name of `ModelEngine`."""
         return str(getattr(self.engine.target, "engine", self.whisper.engine))
+
+    def expect(self, features: Sequence[Tensor], spent_s: float) -> None:
+        """Tells an adaptive draft length, before any draft, what hearing the windows of `features` with an
+        encoder of the draft's own will cost: by the time that the target's took for them."""
+        schedule, count = self.engine.schedule, len(features[0])
+        if not (isinstance(schedule, Goodput) and self.whisper.device.synchronous):
+            return
+        shares = sum(self.whisper.hearing(row) for row in zip(*features, strict=True))
+        if shares:
+            tokens = TOKENS_PER_S * sum(map(end_of, features[0])) / POSITIONS_PER_S
+            schedule.expect(count, shares * spent_s / count, tokens, spent_s)
+
+    @property
+    def drafting(self) -> str | None:
+        """What an adaptive draft length has decided so far; None where it is fixed."""
+        schedule = self.engine.schedule
+        return schedule.decision if isinstance(schedule, Goodput) else None
 
     def stats(self) -> Stats:
         """The engine's statistics so far, with the seconds before the engine: `audio` (decoding audio and
@@ -238,7 +266,9 @@ def _encoded_together(
             features = tuple(map(torch.stack, zip(*own, strict=True)))
         else:
             features = context.features([window.samples for window, _ in batch])
+        began = time.perf_counter()
         states = whisper.encode(*features)
+        context.expect(features, time.perf_counter() - began)
         return features[0], states, _finite(states)
 
     def read() -> list[EncodedWindow | Exception]:

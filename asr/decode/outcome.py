@@ -124,7 +124,7 @@ def _transcript(
         language_probability=probability,
         warnings=tuple(warnings),
         settings=settings_of(context, bound.options),
-        stats=stats(done, wall),
+        stats=stats(done, wall) | {"drafting": context.drafting},
     )
 
 

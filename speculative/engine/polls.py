@@ -38,6 +38,7 @@ class Period:
     read: int = 0  # prompts that the drafter read before them
     reading: Moment | None = None  # when it began to
     rounds: int = 0
+    widths: int = 0  # of the drafts of these rounds; until its end, of those before them
     disturbed: bool = False  # by a fault or a mixed round: its time is not that of its gamma
     # Set at its end:
     ended: Moment | None = None
@@ -85,7 +86,7 @@ class Periods:
         if now.gamma and read is not None and (slots.unread_prompts or slots.unread_tokens):
             now.read, now.reading = len(slots.unread_prompts), Moment(device, self._clock())
             read()
-        now.began = Moment(device, self._clock())
+        now.began, now.widths = Moment(device, self._clock()), self._shared.counts.widths
 
     def end(self) -> None:
         """Ends the period with a snapshot, in the order of the device's work."""
@@ -105,6 +106,7 @@ class Periods:
         now.occupied, now.grown = shared.slots.occupied, shared.slots.grown
         now.disturbed |= shared.faults.count != self._faults
         self._faults = shared.faults.count
+        now.widths = shared.counts.widths - now.widths
         self._ended.append(now)
         self.now = Period(now.gamma)
 
@@ -148,6 +150,7 @@ class Periods:
             admitted=self.admitted,
             read=period.read,
             reading_s=0.0 if period.reading is None else period.reading.seconds_to(began),
+            width=period.widths / period.rounds,
         )
         self.admitted = 0
         try:

@@ -199,6 +199,7 @@ class RoundRunner:
         if shared.device.kind == "hpu":
             shared.device.mark_step()
         counts.rounds += 1
+        counts.widths += width
         counts.target_forwards += 1
         if width and shared.drafter is not None:
             counts.draft_forwards += shared.drafter.forwards(width)

@@ -111,6 +111,7 @@ class HostCounts:
     """Counts that the host keeps itself."""
 
     rounds: int = 0
+    widths: int = 0  # drafted tokens of the widest row, over all rounds
     target_forwards: int = 0
     draft_forwards: int = 0
 

@@ -12,7 +12,13 @@ from torch import Tensor
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.whisper import DraftStates, Whisper
+from forescribe.asr.model.whisper import (
+    HEARD_BEHIND,
+    POSITIONS_PER_S,
+    DraftStates,
+    LogMel,
+    Whisper,
+)
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
 from forescribe.speculative.models.weights import encoder_of
@@ -71,13 +77,19 @@ def test_plain_rounds_need_no_states_of_the_draft(whisper, monkeypatch, gamma, w
     assert not whisper.shared_encoder
     one = Transcriber(whisper, batch=2, gamma=None, detector=EnergyDetector())
     monkeypatch.setattr(one.engine.schedule, "choose", lambda *, sampling: gamma)
-    encoded, real = [], type(whisper)._encoded
+    encoded = []
 
-    def counted(self, model, features):
-        encoded.extend(encoder_of(model) for _ in features)
-        return real(self, model, features)
+    def count(name, model):
+        real, counted = getattr(Whisper, name), encoder_of(model)
 
-    monkeypatch.setattr(type(whisper), "_encoded", counted)
+        def counts(self, given, features):
+            encoded.extend(counted for _ in features if encoder_of(given) is counted)
+            return real(self, given, features)
+
+        monkeypatch.setattr(Whisper, name, counts)
+
+    count("_encoded", whisper.target)
+    count("_heard", whisper.drafts[0].model)
     rng = np.random.default_rng(0)
     sources = [
         (0.1 * rng.standard_normal(16_000 * n).astype(np.float32), 16_000) for n in (2, 3, 4)
@@ -88,3 +100,38 @@ def test_plain_rounds_need_no_states_of_the_draft(whisper, monkeypatch, gamma, w
     drafts = encoded.count(encoder_of(whisper.drafts[0].model))
     targets = encoded.count(encoder_of(whisper.target))
     assert targets >= 3 and drafts == (targets if windows else 0)
+
+
+def sound(seconds: float) -> np.ndarray:
+    return 0.1 * np.random.default_rng(1).standard_normal(round(16_000 * seconds)).astype(
+        np.float32
+    )
+
+
+@pytest.mark.native
+@torch.inference_mode()
+def test_a_draft_hears_a_window_to_its_end_and_little_of_the_silence_behind(whisper) -> None:
+    native = whisper.native_encoders[encoder_of(whisper.drafts[0].model)]
+    short, whole = LogMel(whisper.extractors[0])([sound(5), sound(30)])
+    of_short, of_whole = (each.draft for each in whisper.encode(torch.stack([short, whole])))
+    heard = round(5 * POSITIONS_PER_S) + HEARD_BEHIND
+    assert len(of_short) == len(of_whole) == native.positions
+    assert (of_short[heard + 2 :] == of_short[-1]).all() and len(of_short.unique(dim=0)) > heard - 2
+    assert torch.equal(of_whole, native.states(whole))
+    assert whisper.hearing([short]) < 0.3 * whisper.hearing([whole])
+
+
+def test_what_a_draft_will_cost_is_known_before_it_hears_anything(whisper) -> None:
+    one = Transcriber(whisper, batch=2, gamma=None, detector=EnergyDetector())
+    schedule, told = one.engine.schedule, []
+    schedule.expect = lambda *numbers: told.append((numbers, schedule.judged))
+    (outcome,) = one.transcribe([(sound(20), 16_000)], Options(language="de"))
+    assert outcome.transcript is not None
+    (requests, reading_s, tokens, spent_s), judged = told[0]
+    assert (
+        requests == 1
+        and 0 < reading_s < spent_s
+        and tokens == pytest.approx(70, abs=3)
+        and judged == 0
+    )
+    assert one.engine.schedule.decision.split(":")[0] in outcome.transcript.stats["drafting"]

@@ -158,7 +158,9 @@ def test_a_period_reports_its_rounds_once():
         run(made, 3, (6 * n + 6, 3 * n + 3, 3 * n + 3))
         clock[0] += 1.5
         end(made)
-    assert schedule.polls == [Poll(2, 3, 3, 6, 3, 1.5, sampling) for sampling in (False, True)]
+    assert schedule.polls == [
+        Poll(2, 3, 3, 6, 3, 1.5, sampling, width=0.0) for sampling in (False, True)
+    ]
 
 
 def test_what_the_drafter_reads_is_timed_apart_from_the_rounds():

@@ -137,14 +137,41 @@ def test_where_drafts_end_early_rounds_without_drafts_say_nothing_and_widths_are
     assert spent <= 150 / 0.97 and schedule.choose(sampling=False) == 0
 
 
-@pytest.mark.parametrize(("reading", "drafts"), [(0.0, True), (2.0, True), (12.0, False)])
-def test_what_reading_a_prompt_costs_counts(reading, drafts):
+def test_longer_drafts_than_at_first_do_not_make_plain_rounds_look_dear():
+    """Drafts of one token at first and of eight later; plain rounds take 1, and stay the better ones."""
+    schedule, chosen = Goodput((0, 4, 8), early=True), []
+    for number in range(400):
+        gamma = schedule.choose(sampling=False)
+        width = min(gamma, 1 if number < 20 else 8 - number % 3)
+        chosen.append(gamma)
+        poll = Poll(gamma, 1, 8, 8 * bool(gamma), round(3.2 * bool(gamma)), 1 + 0.2 * width)
+        schedule.learn(replace(poll, width=float(width)))
+    assert schedule.cost[0] == pytest.approx(1.0, rel=0.05)
+    assert chosen.count(0) > 300
+
+
+@pytest.mark.parametrize(
+    ("reading", "known", "drafts"),
+    [
+        (0.0, False, True),
+        (2.0, False, True),
+        (12.0, False, False),
+        (0.3, True, True),
+        (2.0, True, True),
+        (12.0, True, False),
+        (40.0, True, False),
+    ],
+)
+def test_what_reading_a_prompt_costs_counts(reading, known, drafts):
     """Eight rows, requests of 50 tokens. Of 50 plain rounds drafts save the time of 20, or 2.5 for each
-    of eight requests: a prompt that takes as long as 2 rounds is worth that, one of 12 is not."""
+    of eight requests: a prompt that takes as long as 2 rounds is worth that, one of 12 is not. Where it is
+    `known` beforehand no trial costs more than it may bring, from the first round on."""
     schedule, alpha, world = Goodput(), 0.8, costs(0.15, 0.1)
     written, unread, spent, plain = [6.0 * row for row in range(8)], 8, 0.0, 0.0
-    admitted = 8
+    admitted, worst = 8, 1.0
     for number in range(3000):
+        if known and admitted:
+            schedule.expect(admitted, reading * admitted, 50 * admitted, 0.0)
         gamma = schedule.choose(sampling=False)
         read, unread = (unread, 0) if gamma else (0, unread)
         tokens = expected_tokens(alpha, gamma)
@@ -155,10 +182,13 @@ def test_what_reading_a_prompt_costs_counts(reading, drafts):
         admitted = sum(w >= 50 for w in written)
         written = [0.0 if w >= 50 else w for w in written]
         unread = min(8, unread + admitted)
-        if number >= 100:  # the first rounds measure
+        if known or number >= 100:  # the first rounds measure
             spent, plain = spent + world[gamma] + reading * read, plain + tokens * world[0]
+            worst = min(worst, plain / spent)
     assert bool(schedule.best()) is drafts
     assert spent <= plain / 0.98
+    if known and reading > 1:
+        assert worst >= 0.97
 
 
 def test_polls_without_rows_or_time_do_no_lasting_harm():
