@@ -54,7 +54,7 @@ PROBE_EVERY = 100
 BACKOFF = 2
 """Factor of that pause after a probe that changed nothing, so a useless draft costs less and less."""
 
-CHEAP, SHARE = 0.1, 0.015
+CHEAP, SHARE = 0.1, 0.0075
 """Drafts that have to read prompts first are tried at once where that takes less than `CHEAP` of a request's
 plain rounds, else when it takes at most `SHARE` of the time spent so far. Tried at once whatever it cost,
 tiny.en for base, with an encoder of its own, took auto to 0.89 of plain decoding (12 s, batch 8)."""
@@ -146,7 +146,7 @@ class Goodput:
         self.reading_s = 0.0  # of one prompt
         self.probe_s = 0.0  # what the last drafts after plain rounds cost beside their round
         self.requests = self.tokens = 0  # begun, and written by all of them
-        self.rows = 1.0  # in the last rounds
+        self.rows, self.row_rounds = 1.0, 0  # in the last rounds; in all of them
         self.width: dict[
             int, float
         ] = {}  # tokens that a draft of each bucket has, where they end early
@@ -172,12 +172,10 @@ class Goodput:
         """What has been decided, and why, in a line."""
         best, each = self.best(), self.reading_s or self.expected_reading_s
         chosen = f"drafts of {best}" if best else "no drafts" if self.judged else "drafts not tried"
-        if not (self.measured[0] and each and self._written()):
+        if not (self.row_rounds and each):
             return chosen
-        plain_ms, each_ms = 1000 * self._written() * self.cost[0] / self.rows, 1000 * each
-        return (
-            f"{chosen}: {each_ms:.0f} ms to read a request, {plain_ms:.0f} ms to decode it plainly"
-        )
+        plain = self._written() * self.cost[0] * self.rounds / self.row_rounds
+        return f"{chosen}: {1000 * each:.0f} ms to read a request, {1000 * plain:.0f} ms to decode it plainly"
 
     def choose(self, *, sampling: bool) -> int:
         if sampling:
@@ -265,6 +263,7 @@ class Goodput:
     def _note_work(self, poll: Poll) -> None:
         self.requests += poll.admitted
         self.tokens += poll.row_rounds + poll.accepted
+        self.row_rounds += poll.row_rounds
         if poll.row_rounds:  # else all rows had ended within their guesses
             self.rows = poll.row_rounds / poll.rounds
         probe = poll.gamma and not self.last
