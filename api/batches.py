@@ -31,6 +31,8 @@ import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.exc import IntegrityError
 
+from forescribe.diarize.turns import letter
+
 from .errors import STATUS, ApiError
 from .http.bodies import loads
 from .jobs.blobs import BlobDraft
@@ -42,7 +44,7 @@ from .jobs.submissions import IdempotencyKey, JobForm, check, shown
 from .jobs.tables import BATCHES, FILES, JOBS, Job, NewJob
 from .speech import forms
 from .speech.answers import body_of
-from .speech.diarization import letter, relabelled
+from .speech.diarization import relabelled
 from .speech.forms import TranscriptionForm, check_model
 from .telemetry import place
 from .wording import told

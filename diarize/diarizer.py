@@ -19,7 +19,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript import turn_to_dict
 from forescribe.asr.formats.transcript_parts import Json, Notice
 
-from .turns import ANONYMOUS, Turns
+from .turns import Turns, anonymous
 
 Samples = NDArray[np.float32]
 """[T] mono at 16 kHz, nominally from -1 to 1."""
@@ -160,7 +160,7 @@ class Diarization:
     ) -> Diarization:
         """Create it from turns with any names, which may extend past the end."""
         regular, exclusive = regular.clipped(sample_count), exclusive.clipped(sample_count)
-        names = {speaker: f"{ANONYMOUS}{n:02d}" for n, speaker in enumerate(regular.speakers)}
+        names = {speaker: anonymous(n) for n, speaker in enumerate(regular.speakers)}
         known = [Voice(names[v.speaker], v.vector, v.samples) for v in voices if v.speaker in names]
         return cls(
             regular.renamed(names),

@@ -9,15 +9,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise, starmap
 from operator import attrgetter
+from string import ascii_uppercase
 
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript_parts import Turn, samples_at
 
-ANONYMOUS = "SPEAKER_"
-"""Prefix of the label of a speaker without a name; a number follows."""
-
 UNKNOWN = "unknown"
 """The speaker of a turn of which it is doubtful whose it is."""
+
+
+def letter(number: int) -> str:
+    """A to Z, then A1, B1, ..."""
+    round_, position = divmod(number, len(ascii_uppercase))
+    return ascii_uppercase[position] + (str(round_) if round_ else "")
+
+
+def anonymous(number: int) -> str:
+    """The label of the n-th speaker without a name, in results of every format."""
+    return f"Speaker {letter(number)}"
 
 
 @dataclass(frozen=True)

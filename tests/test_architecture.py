@@ -31,6 +31,7 @@ HEAVY = {
     "torchaudio",
     "transformers",
     "numba",
+    "docx",
     "librosa",
     "scipy",
     "av",

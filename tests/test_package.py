@@ -194,7 +194,7 @@ def test_a_language_comes_with_its_probability(model: str, spoken) -> None:
 def test_speakers_are_found_without_words() -> None:
     audio = soundfile.read(SAMPLES / "conversation.flac", stop=20 * RATE)
     found = forescribe.find_speakers(audio, "embedded", num_speakers=2)
-    assert found.speakers == ("SPEAKER_00", "SPEAKER_01")
+    assert found.speakers == ("Speaker A", "Speaker B")
 
 
 def test_speech_is_found_between_silences(spoken) -> None:

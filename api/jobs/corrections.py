@@ -2,7 +2,7 @@
 
     {"segments": [0, {"start": 2.5, "end": 4.0, "text": " Good day.", "speaker": "A",
                       "words": [7, [" day.", 3.1, 4.0]]}, 2],
-     "names": {"SPEAKER_00": "Anna"}, "merged": {"SPEAKER_02": "SPEAKER_00"}, "note": "Corrected at 0:02"}
+     "names": {"Speaker A": "Anna"}, "merged": {"Speaker C": "Speaker A"}, "note": "Corrected at 0:02"}
 
 An integer is a segment of the result, or a word of it, as it is: what nobody has changed keeps its times,
 probabilities and tokens, and takes a few bytes. The result itself stays as it was decoded. Each saved version

@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     from .object_blobs import ObjectBlobs
 
 
+MAX_LABEL_LENGTH = 255
+
+PAGE = 100
+"""Jobs that are read at a time."""
+
 DRAFT_S = 3600.0
 """A draft of a blob that was not written to for so long has lost its writer."""
 
@@ -64,6 +69,12 @@ PATIENCE_S = 30.0
 """Of requests to object storage: clients wait for some of them, and jobs wait on after them anyway."""
 
 ID = re.compile(r"job_[0-9a-f]{32}")
+
+
+def split_name(label: str) -> tuple[str, str]:
+    """The name of a recording, and the ending of its file, which may be empty: "memo", ".flac"."""
+    ending = re.search(r"(?<=.)\.[A-Za-z0-9]{1,5}$", label)
+    return (label[: ending.start()], ending[0]) if ending else (label, "")
 
 
 class Jobs:
@@ -241,6 +252,23 @@ class Operations:
         except FileNotFoundError:
             pass  # deleted meanwhile
         raise _no_audio()
+
+    def rename(self, id: str, owner: str, name: str) -> Job:
+        """Another name for the recording. Its ending stays, which says what is in the file."""
+        _, ending = split_name(self.get(id, owner).label or "")
+        if not name.casefold().endswith(ending.casefold()):
+            name = name[: MAX_LABEL_LENGTH - len(ending)] + ending
+        with self.store.transaction() as tx:
+            self.store.jobs.rename(tx, id, name)
+        return self.get(id, owner)
+
+    def results(self, owner: str) -> Iterator[Job]:
+        """The jobs that have succeeded, the latest first."""
+        place, more = None, True
+        while more:
+            page, more = self.store.jobs.page(owner, PAGE, place, "succeeded")
+            yield from page
+            place = (page[-1].created_at, page[-1].id) if page else None
 
     def cancel(self, id: str, owner: str) -> Job:
         """End a job, whatever its work still does; a job that has ended stays as it is."""

@@ -370,6 +370,9 @@ class JobTable:
         """Replace the options for the next run."""
         self._update(tx, id, options=json.dumps(dict(options)))
 
+    def rename(self, tx: Tx, id: str, label: str) -> None:
+        self._update(tx, id, label=label)
+
     def _enter(self, tx: Tx, id: str, state: State, **values: Any) -> Job:
         """Set the state and log the transition."""
         self._update(tx, id, state=state, **values)

@@ -1,16 +1,17 @@
 // The page: the server's recordings, their list, and the open one.
 import { connection, persistently } from "./connection.js";
-import { calmly, h } from "./dom.js";
+import { h } from "./dom.js";
 import { ask, askJson, key, Refusal, setKey } from "./http.js";
 import { Live } from "./live.js";
 import { List, busy, nameOf } from "./list.js";
-import { closing } from "./menu.js";
+import { menu } from "./menu.js";
 import { Notices } from "./notices.js";
-import { Open } from "./open.js";
+import { FILES, Open } from "./open.js";
 import { Outbox } from "./outbox.js";
 import { Recordings } from "./recordings.js";
 import { ServerJobs } from "./server.js";
 import { Settings } from "./settings.js";
+import { KINDS, save } from "./viewer.js";
 
 const element = (id) => document.getElementById(id);
 const notices = new Notices(element("notices"));
@@ -38,7 +39,25 @@ const act = {
   async retry(job) {
     await told(job, async () => recordings.put(await store.retry(job.id)));
   },
+  async rename(job) {
+    const name = prompt("Name of this recording", nameOf(job))?.trim();
+    if (!name || name === nameOf(job)) return;
+    await told(job, async () => {
+      const named = await store.rename(job.id, name);
+      recordings.put(named);
+      open?.call(named);
+    });
+  },
 };
+
+// The transcripts of all recordings, in a zip.
+const all = menu("Download all", FILES.map((format) => [KINDS[format], async () => {
+  try {
+    save(await store.archive(format), "recordings.zip");
+  } catch (error) {
+    fail(error);
+  }
+}]));
 
 const list = new List(element("list"), element("none"), act);
 const outbox = new Outbox(store, {
@@ -66,7 +85,7 @@ async function begin() {
     tellReady(signal);
     recordings?.close();
     recordings = new Recordings(store, { onchange: refreshed, onerror: (error) => error.needsKey && fail(error) });
-    settings.limit(model.speakers);
+    settings.limit(model);
     notices.drop("key");
     element("files").disabled = false;
     await recordings.refresh();
@@ -127,8 +146,8 @@ function fail(error, job = null) {
   if (error.needsKey) {
     recordings?.close(); // no requests until there is another key
     notices.tell("key", key() ? "The server does not know this key." : "This server requires an API key.");
-    element("access").open = true;
-    element("key").focus();
+    element("access").hidden = false;
+    element("keyform").togglePopover({ force: true, source: element("access") });
   } else if (!job) notices.tell("server", error.message);
   // The name of the form field is of no use to the user.
   else notices.tell(subjectOf(job), `${nameOf(job)}: ${error.message.replace(/^file: /, "")}`);
@@ -178,6 +197,7 @@ function intake() {
 function show() {
   list.show(outbox.waiting.concat(recordings?.jobs || []), open?.job.id);
   element("older").hidden = !recordings?.more;
+  all.hidden = !recordings?.jobs.some(({ state }) => state === "succeeded");
   if (!connection.up) tellWaiting();
 }
 
@@ -215,12 +235,11 @@ async function route(again = false) {
   try {
     const job = await persistently(() => store.get(id), { signal });
     if (asked() !== id || open) return; // the user has navigated in the meantime
-    document.title = `${nameOf(job)} · forescribe`;
     open = new Open(element("content"), store, job, { heard: (news) => recordings.heard(news), act });
     show();
     if (!same) {
       open.title.focus({ preventScroll: true });
-      scrollTo({ top: 0, behavior: calmly() });
+      scrollTo(0, 0);
     }
     await open.run();
   } catch (error) {
@@ -259,13 +278,13 @@ element("keyform").addEventListener("submit", (event) => {
   event.preventDefault();
   setKey(element("key").value.trim());
   element("key").value = "";
-  element("access").open = false;
-  element("access").querySelector("summary").focus();
+  element("keyform").hidePopover();
   begin();
 });
 element("older").addEventListener("click", () => recordings.older());
 addEventListener("hashchange", () => route());
-closing(element("access"));
+element("access").hidden = !key();
+element("heading").append(all);
 intake();
 new Live({ take, settings: () => settings.get(), notices });
 home();

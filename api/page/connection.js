@@ -2,10 +2,16 @@
 
 const WAITS_MS = [500, 1000, 2000, 4000, 8000, 15000];
 
+const pauses = new Set(); // each is called to end it
+
 export const connection = {
   up: true,
   listeners: [], // called with whether it answers
-  now: () => {}, // ends all pauses
+
+  // Ends all pauses.
+  now() {
+    for (const end of [...pauses]) end();
+  },
 
   // A request had an answer, or none.
   heard(up) {
@@ -15,11 +21,6 @@ export const connection = {
   },
 };
 
-let pauses = new Set();
-connection.now = () => {
-  for (const end of pauses) end();
-  pauses = new Set();
-};
 addEventListener("online", connection.now);
 document.addEventListener("visibilitychange", () => document.hidden || connection.up || connection.now());
 

@@ -10,8 +10,8 @@ const QUIET_S = 5; // until the page asks whether the microphone is muted
 const element = (id) => document.getElementById(id);
 
 export class Live {
-  // `take(files)` receives the recording, `settings()` has the `language` that is spoken, or "", and whether to
-  // find speakers.
+  // `take(files)` receives the recording, `settings()` has the `language` that is spoken, or "", whether to
+  // tell speakers apart, and the names to expect.
   constructor({ take, settings, notices }) {
     Object.assign(this, { take, settings, notices, root: element("live"), button: element("record") });
     this.microphone = this.words = this.panel = null;
@@ -91,7 +91,8 @@ const STATES = {
   off: (reason) => `No words while you speak: ${reason} The recording goes on, and its transcript is made after it.`,
 };
 
-const turn = ({ speaker, text }) => h("span", { class: "turn" }, h("b", {}, `${speaker}: `), text.trim());
+const called = (label) => (label === "unknown" ? "Unknown speaker" : label.replace(/^[A-Z]\d*$/, "Speaker $&"));
+const turn = ({ speaker, text }) => h("span", { class: "turn" }, h("b", {}, `${called(speaker)}: `), text.trim());
 
 // What is seen of a recording.
 class Panel {
@@ -136,7 +137,7 @@ class Panel {
 
   // Screen readers read what was released, and not the tail, which changes.
   begun(item) {
-    const made = { words: h("span"), tail: h("span", { class: "tail", "aria-live": "off" }) };
+    const made = { words: h("span"), tail: h("span", { class: "tail quiet", "aria-live": "off" }) };
     made.root = h("p", { dir: "auto" }, made.words, made.tail);
     this.shown.set(item, made);
     if (this.said.textContent === HINT) this.said.textContent = "";

@@ -4,8 +4,11 @@ import { Refusal } from "./http.js";
 import { busy, filled, nameOf, progressOf } from "./list.js";
 import { Viewer } from "./viewer.js";
 
+export const FILES = ["docx", "md", "txt", "srt", "vtt", "json", "rttm"];
+
 export class Open {
-  // `heard(job)` hears what becomes of it; `act` as in the list, and `act.retry(job)`.
+  // `heard(job)` hears what becomes of it; `act` as in the list, `act.retry(job)` and
+  // `act.rename(job)`.
   constructor(root, store, job, { heard, act }) {
     Object.assign(this, { store, job, heard, act });
     this.stop = new AbortController();
@@ -19,6 +22,7 @@ export class Open {
     this.text = h("p", { class: "running-text", dir: "auto" });
     this.body = h("div", { class: "body" }, this.said, this.bar, this.text);
     const back = h("a", { class: "back", href: "#" }, "All recordings");
+    document.title = `${nameOf(job)} · forescribe`;
     root.replaceChildren(back, h("div", { class: "head-row" }, this.title, this.actions), this.body);
     this.#tell();
   }
@@ -37,6 +41,15 @@ export class Open {
       this.#fail(error.message);
       if (error.needsKey || !(error instanceof Refusal)) throw error;
     }
+  }
+
+  // It has another name.
+  call(job) {
+    if (job.id !== this.job.id) return;
+    this.job = { ...this.job, label: job.label };
+    this.title.textContent = nameOf(job);
+    document.title = `${nameOf(job)} · forescribe`;
+    if (this.shown) this.shown.title = nameOf(job);
   }
 
   close() {
@@ -76,7 +89,7 @@ export class Open {
     this.told = job.state;
     const retry = ["failed", "cancelled"].includes(job.state) ? button("Retry", () => act.retry(this.job), { class: "main" }) : [];
     const end = busy(job) ? button("Cancel", () => act.cancel(this.job)) : button("Delete", () => act.remove(this.job), { class: "danger" });
-    this.actions.replaceChildren(...[retry, end].flat());
+    this.actions.replaceChildren(...[retry, button("Rename", () => act.rename(this.job)), end].flat());
     if (job.state === "failed") this.#fail(job.error?.message || "The server gave no reason.");
   }
 
@@ -87,7 +100,7 @@ export class Open {
     const keeper = store.keeper(job, signal);
     const kept = await keeper.load();
     if (signal.aborted) return;
-    const formats = ["txt", "srt", "vtt", "json", ...(data.segments.some((segment) => segment.speaker) ? ["rttm"] : [])];
+    const formats = FILES.filter((format) => format !== "rttm" || data.segments.some((segment) => segment.speaker));
     const files = formats.map((format) => [format, () => store.file(job, format)]);
     const downloads = [...files, ["recording", () => store.recording(job)]];
     this.shown = new Viewer(data, { title: nameOf(job), keeper, kept, note: "Fetching the recording", downloads });

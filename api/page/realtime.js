@@ -14,8 +14,8 @@ export class Realtime {
   // `told` hears `begun(item)`, `changed(item)`, and `state("live" | "waiting" | "off", reason)`. An item has `text`,
   // which was released, its `tail`, which may change, and `failure`; `said` has its speakers in turn, once it is
   // complete.
-  constructor({ language, diarize }, told) {
-    Object.assign(this, { language, diarize, told, items: [], waiting: [], session: null });
+  constructor({ language, diarize, names }, told) {
+    Object.assign(this, { language, diarize, names, told, items: [], waiting: [], session: null });
     this.stop = new AbortController();
     this.#run();
   }
@@ -73,7 +73,8 @@ export class Realtime {
   // `voices` are the speakers of the session before.
   #config(voices) {
     const input = { format: { type: "audio/pcm", rate: RATE }, turn_detection: { type: "server_vad" } };
-    input.transcription = { ...(this.language && { language: this.language }), ...(this.diarize && { diarize: true, voices }) };
+    const { language, diarize, names: prompt } = this;
+    input.transcription = Object.fromEntries(Object.entries({ language, diarize, prompt, voices: diarize && voices }).filter(([, value]) => value));
     return { type: "transcription", include: ["forescribe.hypothesis"], audio: { input } };
   }
 

@@ -3,6 +3,10 @@ import { passing, pause, persistently } from "./connection.js";
 import { ask, askBlob, askJson, bodyOf, events, key } from "./http.js";
 import { upload } from "./uploads.js";
 
+const at = (id) => `v1/jobs/${encodeURIComponent(id)}`;
+const audioAt = (id) => `${at(id)}/audio`;
+const resultAt = (id, format) => `${at(id)}/result?response_format=${format}`;
+
 const PAGE = 100;
 const AGAIN_MS = [250, 500, 1000, 2000, 4000, 8000];
 const WHOLE_BYTES = 200e6; // a recording that needs a key is fetched whole before it can be played
@@ -25,10 +29,9 @@ export class ServerJobs {
     body.append("upload_id", id);
     if (options.language) body.append("language", options.language);
     body.append("task", options.task);
-    if (options.diarize) {
-      body.append("diarize", "true");
-      if (options.speakers) body.append("num_speakers", options.speakers);
-    }
+    if (options.names) body.append("prompt", options.names);
+    if (options.diarize) body.append("diarize", "true");
+    if (options.speakers) body.append("num_speakers", options.speakers);
     // If the answer is lost the request is repeated; the idempotency key prevents a second job.
     const headers = { "Idempotency-Key": `page-${id}` };
     try {
@@ -77,12 +80,22 @@ export class ServerJobs {
 
   // `json` is the file that the command writes, with all details; OpenAI's `json` has the fewest.
   file(job, format) {
-    return askBlob(resultAt(job.id, { json: "transcript", txt: "text" }[format] || format));
+    return askBlob(resultAt(job.id, format === "json" ? "transcript" : format));
   }
 
   // The uploaded recording: a URL if the browser can fetch it without a key.
-  async recording(job) {
-    return key() ? askBlob(audioAt(job.id)) : audioAt(job.id);
+  recording(job) {
+    return fetched(audioAt(job.id));
+  }
+
+  // All transcripts as files of one format, in a zip.
+  archive(format) {
+    return fetched(`v1/jobs/archive?response_format=${format}`);
+  }
+
+  rename(id, label) {
+    const headers = { "Content-Type": "application/json" };
+    return askJson(at(id), { method: "PATCH", headers, body: JSON.stringify({ label }) });
   }
 
   // {src, note, drop}: without a key the player streams it; a player cannot send a key.
@@ -129,7 +142,7 @@ export class ServerJobs {
 // Keeps the corrections of a job on the server (see saving.js).
 class ServerKeeper {
   constructor(id, signal) {
-    Object.assign(this, { path: correctionsAt(id), signal, etag: "" });
+    Object.assign(this, { path: `${at(id)}/corrections`, signal, etag: "" });
   }
 
   async load() {
@@ -162,18 +175,6 @@ function equal(one, other) {
   return ["segments", "names"].every((part) => JSON.stringify(one[part]) === JSON.stringify(other[part]));
 }
 
-function at(id) {
-  return `v1/jobs/${encodeURIComponent(id)}`;
-}
-
-function correctionsAt(id) {
-  return `${at(id)}/corrections`;
-}
-
-function audioAt(id) {
-  return `${at(id)}/audio`;
-}
-
-function resultAt(id, format) {
-  return `${at(id)}/result?response_format=${format}`;
+async function fetched(path) {
+  return key() ? askBlob(path) : path;
 }

@@ -6,6 +6,10 @@ const CODES =
   "jw ka kk km kn ko la lb ln lo lt lv mg mi mk ml mn mr ms mt my ne nl nn no oc pa pl ps pt ro ru sa sd si sk sl sn so sq sr " +
   "su sv sw ta te tg th tk tl tr tt uk ur uz vi yi yo yue zh";
 
+const FIELDS = ["language", "task", "speakers", "names"];
+const MOST_SPEAKERS = 12;
+const NOBODY = "0"; // speakers are not told apart
+
 const element = (id) => document.getElementById(id);
 
 export class Settings {
@@ -15,43 +19,41 @@ export class Settings {
     const languages = CODES.split(" ").map((code) => [code, names.of(code === "jw" ? "jv" : code)]);
     languages.sort(([, a], [, b]) => a.localeCompare(b));
     element("language").append(new Option("detect", ""), ...languages.map(([code, name]) => new Option(name, code)));
-    this.kept = this.#restore();
+    const numbers = Array.from({ length: MOST_SPEAKERS }, (_, n) => new Option(n ? `${n + 1} people` : "1 person", n + 1));
+    element("speakers").append(new Option("told apart", ""), ...numbers, new Option("not told apart", NOBODY));
+    this.#restore();
     element("settings").addEventListener("input", () => this.#keep());
   }
 
-  // Whether the server can find `speakers`, which it then does unless the user has switched it off.
-  limit(speakers) {
-    const diarize = element("diarize");
-    diarize.disabled = !speakers;
-    if (!speakers || !this.kept) diarize.checked = speakers;
-    diarize.closest("label").title = speakers ? "" : "This server does not identify speakers.";
+  // What the server has: its model, and whether that tells speakers apart.
+  limit({ id, speakers }) {
+    element("model").textContent = id;
+    element("speakers").closest("label").hidden = !speakers;
   }
 
+  // `speakers` is their number, or "".
   get() {
-    return {
-      language: element("language").value,
-      task: element("task").value,
-      diarize: element("diarize").checked,
-      speakers: element("speakers").value,
-    };
+    const { language, task, speakers, names } = this.#values();
+    const diarize = !element("speakers").closest("label").hidden && speakers !== NOBODY;
+    return { language, task, diarize, speakers: diarize ? speakers : "", names: names.trim() };
   }
 
-  // Whether anything was kept.
+  #values() {
+    return Object.fromEntries(FIELDS.map((name) => [name, element(name).value]));
+  }
+
   #restore() {
     try {
-      const { diarize, ...values } = JSON.parse(localStorage.getItem(SHELF));
-      for (const [name, value] of Object.entries(values)) element(name).value = value;
-      element("diarize").checked = diarize;
-      return true;
+      const kept = JSON.parse(localStorage.getItem(SHELF));
+      for (const name of FIELDS) element(name).value = kept[name] ?? "";
     } catch {
-      return false; // nothing kept, or nothing that we wrote
+      // nothing kept, or nothing that we wrote
     }
   }
 
   #keep() {
-    this.kept = true;
     try {
-      localStorage.setItem(SHELF, JSON.stringify(this.get()));
+      localStorage.setItem(SHELF, JSON.stringify(this.#values()));
     } catch {
       // it holds for this page
     }

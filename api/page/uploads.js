@@ -24,7 +24,7 @@ async function fill(id, file, again, watch) {
   let offset = null; // only the server knows
   while (offset === null || offset < file.size) {
     offset = await again(async () => {
-      const from = offset ?? (await head(id, "Upload-Offset"));
+      const from = offset ?? arrived(await ask(at(id), { method: "HEAD", headers: TUS }));
       offset = null;
       watch.onprogress(file.size ? from / file.size : 1);
       return from < file.size ? append(id, file, from, watch) : from;
@@ -40,17 +40,15 @@ async function create(file) {
   return answer.headers.get("Location").split("/").at(-1);
 }
 
-async function head(id, name) {
-  const answer = await ask(at(id), { method: "HEAD", headers: TUS });
-  return Number(answer.headers.get(name));
+function arrived(answer) {
+  return Number(answer.headers.get("Upload-Offset"));
 }
 
 async function append(id, file, offset, { signal }) {
   const headers = { ...TUS, "Upload-Offset": String(offset), "Content-Type": "application/offset+octet-stream" };
   await check(file, file.size, offset);
   try {
-    const answer = await ask(at(id), { method: "PATCH", body: file.slice(offset, offset + PIECE), headers, signal });
-    return Number(answer.headers.get("Upload-Offset"));
+    return arrived(await ask(at(id), { method: "PATCH", body: file.slice(offset, offset + PIECE), headers, signal }));
   } catch (error) {
     if (error.code === "conflict") error.code = "locked"; // it is elsewhere: asked, then gone on with
     throw error;

@@ -16,25 +16,31 @@ from __future__ import annotations
 import asyncio
 import json
 import mimetypes
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Literal, Protocol
+from itertools import chain, count
+from typing import IO, Annotated, Any, Literal, Protocol, cast
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from forescribe.asr.errors import OutputError
 from forescribe.asr.formats import files
-from forescribe.asr.formats.files import rttm
 from forescribe.asr.formats.subtitles import LineRules
+from forescribe.asr.formats.transcript import Transcript
 
 from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, part, reserve
 from ..errors import ApiError
 from ..http.bodies import (
+    HEADERS,
     Form,
     file_response,
     in_thread,
     json_object,
+    label,
     receive_form,
     small_field,
     whole,
@@ -42,7 +48,7 @@ from ..http.bodies import (
 from ..http.openapi import form_body, json_body
 from ..jobs.corrections import MAX_BYTES, CorrectedJobs, Corrections, Version
 from ..jobs.database import Place
-from ..jobs.service import Jobs, Operations
+from ..jobs.service import MAX_LABEL_LENGTH, Jobs, Operations, split_name
 from ..jobs.store import Store
 from ..jobs.submissions import RETRY_S, JobForm, Recording, check
 from ..jobs.tables import ENDED, Job, LogEntry, State
@@ -53,14 +59,22 @@ POLL_S = 0.25
 """Seconds between reads of the log. Other processes write to it too, so there is no notification."""
 
 MAX_KEY_LENGTH = 255
-MAX_LABEL_LENGTH = 255
 MAX_SPEAKERS = 100
 
 Limit = Annotated[int | None, Query(ge=1, le=1000)]
 
-ResultFormat = Literal[
-    "json", "text", "srt", "vtt", "tsv", "verbose_json", "diarized_json", "rttm", "transcript"
-]
+FileFormat = Literal["txt", "srt", "vtt", "tsv", "json", "rttm", "md", "docx"]
+"""What the command writes."""
+
+ResultFormat = Literal[FileFormat, "text", "verbose_json", "diarized_json", "transcript"]
+"""`json` is OpenAI's; `transcript` is the command's."""
+
+DOCUMENTS = {
+    **dict.fromkeys(("txt", "tsv", "rttm"), "text/plain"),
+    "md": "text/markdown",
+    "docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+}
+"""Formats that are files and nothing else here, with their media types."""
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -135,9 +149,27 @@ async def listed(
     return {"object": "list", "data": [job.view() for job in page], "has_more": more}
 
 
+@router.get("/archive")
+async def archive(jobs: JobsDep, caller: Caller, response_format: FileFormat = "txt") -> Response:
+    """All results as files in one zip, the latest first, as they have been corrected."""
+    headers = {**HEADERS, "Content-Disposition": 'attachment; filename="recordings.zip"'}
+    zipped = _zipped(jobs, caller, response_format)
+    return StreamingResponse(zipped, media_type="application/zip", headers=headers)
+
+
 @router.get("/{id}")
 async def one(id: str, jobs: JobsDep, caller: Caller) -> Response:
     return _view(await asyncio.to_thread(jobs.operations.get, id, caller))
+
+
+@router.patch("/{id}")
+async def rename(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
+    """Another name for the recording, `label`, in the query, a form or JSON; the ending of its file stays."""
+    given = await small_field(request, "label")
+    name = label(given, MAX_LABEL_LENGTH) if isinstance(given, str) else None
+    if name is None:
+        raise ApiError("invalid_value", "label: give a name", param="label")
+    return _view(await asyncio.to_thread(jobs.operations.rename, id, caller, name))
 
 
 @router.get("/{id}/events")
@@ -170,16 +202,16 @@ async def result(
         text = f"response_format {response_format}: only srt and vtt have lines and names of speakers to set"
         raise ApiError("invalid_value", text, param="response_format")
     source: CorrectedJobs | Operations = jobs.corrected if corrected else jobs.operations
+    job = await asyncio.to_thread(jobs.operations.get, id, caller)
     transcript = await asyncio.to_thread(source.transcript, id, caller)
     if response_format in ("diarized_json", "rttm") and not transcript.diarized:
         text = f"{response_format}: the job has no speakers; POST /v1/jobs/{{id}}/diarize adds them"
         raise ApiError("conflict", text, param="response_format")
     if response_format == "transcript":
         return JSONResponse(transcript.to_dict())
-    if response_format == "tsv":
-        return PlainTextResponse(files.tsv(transcript))
-    if response_format == "rttm":
-        return PlainTextResponse(rttm(transcript))
+    if response_format in DOCUMENTS:
+        content = await asyncio.to_thread(_rendered, response_format, transcript, job)
+        return Response(content, media_type=DOCUMENTS[response_format])
     if response_format in FILES:
         (shaped,) = files.formats(response_format, rules)
         told = transcript
@@ -265,6 +297,61 @@ async def delete(id: str, jobs: JobsDep, caller: Caller) -> Response:
     """Cancel the job if necessary, and erase its audio, text and rows."""
     await asyncio.to_thread(jobs.operations.delete, id, caller)
     return Response(status_code=204)
+
+
+class _Written:
+    """A file for `zipfile` that holds what has not been sent."""
+
+    def __init__(self) -> None:
+        self.held = bytearray()
+
+    def write(self, data: bytes) -> int:
+        self.held += data
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def take(self) -> bytes:
+        data = bytes(self.held)
+        self.held.clear()
+        return data
+
+
+def _zipped(jobs: Jobs, owner: str, name: FileFormat) -> Iterator[bytes]:
+    """A zip of the results as it is made. One that cannot be had is a text with the reason, so that nobody
+    misses it later."""
+    written, taken = _Written(), set[str]()
+    with ZipFile(cast(IO[bytes], written), "w", ZIP_DEFLATED) as zipped:
+        for job in jobs.operations.results(owner):
+            stem, ending = _file_stem(job), str(name)
+            try:
+                transcript = jobs.corrected.transcript(job.id, owner)
+                if name == "rttm" and not transcript.diarized:
+                    continue
+                content = _rendered(name, transcript, job)
+            except (ApiError, OutputError) as error:
+                if isinstance(error, ApiError) and error.code in ("job_not_found", "not_found"):
+                    continue  # erased meanwhile
+                content, ending = f"{error}\n".encode(), "missing.txt"
+            numbers = chain((stem,), (f"{stem} ({n})" for n in count(2)))
+            free = next(one for one in numbers if one.casefold() not in taken)
+            taken.add(free.casefold())
+            made = time.localtime(job.created_at)[:6]
+            zipped.writestr(ZipInfo(f"{free}.{ending}", made), content, ZIP_DEFLATED)
+            yield written.take()
+    yield written.take()
+
+
+def _rendered(name: str, transcript: Transcript, job: Job) -> bytes:
+    return files.rendered(
+        files.FORMATS[name], transcript, split_name(job.label or files.RECORDING)[0]
+    )
+
+
+def _file_stem(job: Job) -> str:
+    """The name of a recording without what file systems do not allow."""
+    stem, _ = split_name(job.label or files.RECORDING)
+    return re.sub(r'[<>:"/\\|?*]', "_", stem)[:120].strip(" .") or files.RECORDING
 
 
 def _line_rules(

@@ -64,7 +64,7 @@ SPECULATION = (
 )
 """The statistics of a transcript that `verbose_json` contains."""
 
-FILES: Mapping[str, tuple[files.Render, str]] = MappingProxyType(
+FILES: Mapping[str, tuple[Callable[[Transcript], str], str]] = MappingProxyType(
     {"srt": (files.srt, "text/plain"), "vtt": (files.vtt, "text/vtt")}
 )
 """Subtitles with their media types. SubRip has no registered one; clients of OpenAI's API take any."""

@@ -20,7 +20,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
-from string import ascii_uppercase
 from typing import TYPE_CHECKING, TypeVar
 
 from forescribe.asr.audio import fork_server
@@ -28,6 +27,7 @@ from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
+from forescribe.diarize.turns import letter
 
 from ..errors import ApiError
 
@@ -264,12 +264,6 @@ def relabelled(transcript: Transcript, taken: Sequence[str], label: Label) -> Tr
         for s in transcript.segments
     )
     return replace(transcript, segments=tuple(segments))
-
-
-def letter(number: int) -> str:
-    """A to Z, then A1, B1, ..."""
-    round_, position = divmod(number, len(ascii_uppercase))
-    return ascii_uppercase[position] + (str(round_) if round_ else "")
 
 
 def numbered(number: int) -> str:

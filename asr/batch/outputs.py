@@ -130,8 +130,7 @@ class Outputs:
         chosen = formats(self.formats, self.rules)
         texts = [rendered(f, transcript, self.stems[source]) for f in chosen]
         for name, text in zip(self.names(source), texts, strict=True):
-            # One odd character, as a lone surrogate, must not cost the transcript.
-            self.ledger.destination.put(name, text.encode("utf-8", errors="replace"))
+            self.ledger.destination.put(name, text)
 
     def settle(self, source: str) -> None:
         """Give a recording another name if another process has taken its own since the run began."""

@@ -1,7 +1,7 @@
-r"""Output formats by name, and transcripts as files: txt, srt, vtt, tsv, json, rttm.
+r"""Output formats by name, and transcripts as files: txt, srt, vtt, tsv, json, rttm, md, docx.
 
-A format is a pure function from a transcript to text, so writing another one never needs decoding again; its
-lines end with "\n". RTTM says who speaks when, for diarization scoring tools:
+A format is a pure function from a transcript to text, or to the bytes of a docx, so writing another one never
+needs decoding again; its lines end with "\n". RTTM says who speaks when, for diarization scoring tools:
 
     SPEAKER <recording> 1 <start> <duration> <NA> <NA> <speaker> <NA> <NA>
 
@@ -28,7 +28,8 @@ from typing import Any
 
 from ..errors import ForescribeError, OutputError, UsageError, output_errors
 from ..storage.locations import is_url
-from .subtitles import PLAIN, Cue, LineRules, cues, label, milliseconds, one_line
+from .documents import docx, md
+from .subtitles import PLAIN, UNNAMED, Cue, LineRules, cues, label, milliseconds, one_line
 from .transcript_parts import Contents, Segment, Turn
 
 TEMPORARY = ".forescribe-{}.tmp"
@@ -38,8 +39,12 @@ RECORDING = "recording"
 """The setting of a transcript that holds the name of its recording, and the name without that
 setting."""
 
+TITLED = frozenset({"md", "docx"})
+"""Formats with a title, the name of the file. They and those of speakers are written when named, but not by
+"all"."""
+
 OF_SPEAKERS = frozenset({"rttm"})
-"""Formats that are empty without speakers: written when named, but not by "all"."""
+"""Formats that are empty without speakers."""
 
 LARGEST = 16 << 20
 """Bytes of a text: more than any recording has words."""
@@ -48,8 +53,8 @@ _TIMES = re.compile(r"^\s*(\d+:)?\d+:\d+[.,]\d+\s*-->")
 _TAG = re.compile(r"</?[a-zA-Z][^>]*>|\{\\[^}]*\}")
 _BLOCK = re.compile(r"^(WEBVTT|NOTE|STYLE|REGION)\b")
 
-Render = Callable[[Contents], str]
-"""The text of a transcript in a format."""
+Render = Callable[..., str | bytes]
+"""A transcript in a format. Those that are `TITLED` also take a title."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ def formats(names: str | Iterable[str], rules: LineRules = PLAIN) -> tuple[Forma
     """
     given = names.split(",") if isinstance(names, str) else list(names)
     requested = [name.strip().lower() for name in given]
-    every = [name for name in FORMATS if name not in OF_SPEAKERS]
+    every = [name for name in FORMATS if name not in OF_SPEAKERS | TITLED]
     expanded = [known for name in requested for known in (every if name == "all" else [name])]
     unknown = [name for name in expanded if name not in FORMATS]
     if unknown or not expanded:
@@ -132,10 +137,11 @@ def save(transcript: Contents, path: str | os.PathLike[str], rules: LineRules = 
         return put(path, text)
 
 
-def rendered(format_: Format, transcript: Contents, stem: str) -> str:
-    """Render a format; a bug in it fails this recording, not the run."""
+def rendered(format_: Format, transcript: Contents, stem: str) -> bytes:
+    """Render a format, with the file's stem as its title; a bug in it fails this recording, not the run."""
+    titled = {"title": stem} if format_.name in TITLED else {}
     try:
-        return format_.render(transcript)
+        return encoded(format_.render(transcript, **titled))
     except ForescribeError:
         raise
     except Exception as error:
@@ -143,16 +149,17 @@ def rendered(format_: Format, transcript: Contents, stem: str) -> str:
         raise OutputError(text, code="internal_error") from error
 
 
+def encoded(content: str | bytes) -> bytes:
+    """UTF-8: one odd character, as a lone surrogate, must not cost the transcript."""
+    return content if isinstance(content, bytes) else content.encode("utf-8", errors="replace")
+
+
 def put(path: Path, content: str | bytes) -> Path:
     """Write a file whole or not at all. Raises OSError."""
-    if isinstance(
-        content, str
-    ):  # one odd character, as a lone surrogate, must not cost the transcript
-        content = content.encode("utf-8", errors="replace")
     # Not tempfile: its files are private to the user (mode 0600), and the rename would keep that.
     temporary = path.with_name(TEMPORARY.format(secrets.token_hex(8)))
     try:
-        temporary.write_bytes(content)
+        temporary.write_bytes(encoded(content))
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -166,11 +173,8 @@ def txt(transcript: Contents) -> str:
     with_text = [segment for segment in transcript.segments if one_line(segment.text)]
     if not any(label(segment.speaker) for segment in with_text):
         return "".join(f"{one_line(segment.text)}\n" for segment in with_text)
-    turns = groupby(with_text, key=lambda segment: label(segment.speaker))
-    return "".join(
-        f"{speaker}: {_joined(turn)}\n" if speaker else f"{_joined(turn)}\n"
-        for speaker, turn in turns
-    )
+    turns = groupby(with_text, key=lambda segment: label(segment.speaker) or UNNAMED)
+    return "".join(f"{speaker}: {_joined(turn)}\n" for speaker, turn in turns)
 
 
 def srt(transcript: Contents, rules: LineRules = PLAIN) -> str:
@@ -239,6 +243,8 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             Format("tsv", tsv),
             Format("json", json_),
             Format("rttm", rttm),
+            Format("md", md),
+            Format("docx", docx),
         )
     }
 )

@@ -163,15 +163,14 @@ def render_page(transcript: Transcript, title: str, sound: Sound) -> str:
         "note": sound.note,
         "transcript": transcript.to_dict(),
     }
+    # "<" as an escape of JSON: no text can end the element that it is in.
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     return _filled(
-        "report.html",
-        TITLE=html.escape(title),
-        POLICY=html.escape(_policy(sound)),
-        STYLE=_style(),
-        PLAIN=f'<p class="plain">{html.escape(_plain(transcript))}</p>',
-        # "<" as an escape of JSON: no text can end the element that it is in.
-        DATA=json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c"),
-        SCRIPT=_script(),
+        title,
+        _policy(sound),
+        f'<noscript><p class="plain">{html.escape(_plain(transcript))}</p></noscript>',
+        f'<script type="application/json" id="report">{text}</script>\n'
+        f'<script type="module">{_script()}</script>',
     )
 
 
@@ -210,13 +209,18 @@ class Sound:
         return self.src is not None and self.src.startswith("data:")
 
 
+INDEX_COLUMNS = ("Recording", "Result", "Language", "Length", "Speed", "Drafts accepted")
+
+
 def render_index(rows: Iterable[IndexRow]) -> str:
     """Return the page with a list of reports; it has no program."""
+    policy = f"default-src 'none'; style-src {_hash(_style())}; base-uri 'none'"
+    head = "".join(f'<th scope="col">{column}</th>' for column in INDEX_COLUMNS)
+    body = "\n".join(row.to_html() for row in rows)
     return _filled(
-        "reports.html",
-        POLICY=html.escape(f"default-src 'none'; style-src {_hash(_style())}; base-uri 'none'"),
-        STYLE=_style(),
-        ROWS="\n".join(row.to_html() for row in rows),
+        "Recordings",
+        policy,
+        f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>",
     )
 
 
@@ -293,6 +297,13 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _filled(template: str, **parts: str) -> str:
+def _filled(title: str, policy: str, body: str, program: str = "") -> str:
     """Fill the template in one pass: a placeholder inside of an inserted text is left alone."""
-    return re.sub(r"@([A-Z]+)@", lambda match: parts[match[1]], view(template))
+    parts = {
+        "TITLE": html.escape(title),
+        "POLICY": html.escape(policy),
+        "STYLE": _style(),
+        "BODY": body,
+        "PROGRAM": program,
+    }
+    return re.sub(r"@([A-Z]+)@", lambda match: parts[match[1]], view("report.html"))

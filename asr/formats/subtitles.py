@@ -18,6 +18,9 @@ from itertools import accumulate, pairwise
 from ..errors import UsageError
 from .transcript_parts import SAMPLE_RATE, Contents, Segment
 
+UNNAMED = "Unknown speaker"
+"""Who speaks where nobody was recognised, in a recording with speakers."""
+
 LONG_PAUSE = 3 * SAMPLE_RATE
 """Samples of silence that always end a block (as in openai/whisper)."""
 
@@ -114,6 +117,8 @@ def cues(transcript: Contents, rules: LineRules = PLAIN) -> list[Cue]:
         parts = [part for segment in transcript.segments for part in _by_speaker(segment)]
     else:
         parts = [_timed_text(block) for block in split_into_blocks(transcript, rules)]
+    nobody = UNNAMED if any(label(part.speaker) for part in parts) else None
+    parts = [replace(part, speaker=label(part.speaker) or nobody) for part in parts]
     placed = _placed(parts, max(1, milliseconds(transcript.sample_count)))
     if not rules.highlight:
         return [cue for cue, _ in placed]
@@ -237,7 +242,7 @@ def _placed(parts: list[_TimedText], limit: int) -> list[tuple[Cue, _TimedText]]
         start = max(raw_start, result[-1][0].end_ms if result else 0)
         if start >= limit and result:
             cue, before = result[-1]
-            if label(part.speaker) == cue.speaker or not _make_room(result):
+            if part.speaker == cue.speaker or not _make_room(result):
                 result[-1] = replace(cue, text=f"{cue.text} {part.text}"), before
                 continue
             start = limit - 1
@@ -245,7 +250,7 @@ def _placed(parts: list[_TimedText], limit: int) -> list[tuple[Cue, _TimedText]]
         end = min(milliseconds(part.end_sample), limit)
         if next_start > start:
             end = min(end, next_start)
-        result.append((Cue(start, max(end, start + 1), part.text, label(part.speaker)), part))
+        result.append((Cue(start, max(end, start + 1), part.text, part.speaker), part))
     return result
 
 

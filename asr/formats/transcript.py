@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import cast
 
 from ..errors import UsageError, one_line
-from . import files
+from . import documents, files
 from .transcript_parts import (
     Coverage,
     Json,
@@ -91,7 +91,7 @@ class Transcript:
 
     save = files.save
     to_txt, to_srt, to_vtt, to_tsv = files.txt, files.srt, files.vtt, files.tsv
-    to_json, to_rttm = files.json_, files.rttm
+    to_json, to_rttm, to_md, to_docx = files.json_, files.rttm, documents.md, documents.docx
 
     def renamed(self, names: Mapping[str, str | None]) -> Transcript:
         """With other names for speakers; equal names make one of two, None takes the name away. Raises

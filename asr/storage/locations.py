@@ -24,7 +24,7 @@ from ..errors import ForescribeError, UsageError, visible
 
 STDIN = "-"
 LIST = ".jsonl"
-RESULTS = frozenset({".txt", ".srt", ".vtt", ".tsv", ".json", ".rttm", LIST})
+RESULTS = frozenset({".txt", ".srt", ".vtt", ".tsv", ".json", ".rttm", ".md", ".docx", LIST})
 
 NAMES = frozenset(
     "wav wave w64 rf64 aif aiff aifc au snd caf flac mp3 mp2 m4a m4b m4v aac ogg oga opus spx "

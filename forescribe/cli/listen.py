@@ -394,11 +394,11 @@ def _speakers(options: ListenOptions, diarizer: Diarizer | None) -> OnlineSpeake
         return None
     from forescribe.diarize.engines.online import OnlineSpeakers
     from forescribe.diarize.engines.registry import load_online
-    from forescribe.diarize.turns import ANONYMOUS
+    from forescribe.diarize.turns import anonymous
 
     speakers, engine = options.speakers, load_online(diarizer, device=options.device)
     known, most = speakers.known_people, speakers.bounds.most
-    return OnlineSpeakers(engine, lambda number: f"{ANONYMOUS}{number:02d}", known, most)
+    return OnlineSpeakers(engine, anonymous, known, most)
 
 
 def _diarizer(options: ListenOptions) -> Diarizer | None:
@@ -439,7 +439,7 @@ def _write(
         transcript = replace(transcript, settings={**transcript.settings, RECORDING: stem})
     texts = [(f"{stem}.{f.name}", rendered(f, transcript, stem)) for f in formats(outputs.formats)]
     for name, content in texts:
-        outputs.ledger.destination.put(name, content.encode("utf-8", errors="replace"))
+        outputs.ledger.destination.put(name, content)
     names = [name for name, _ in texts]
     if options.keep_audio and outputs.folder is not None and record.sample_count:
         record.save_audio(outputs.folder / f"{stem}.flac")

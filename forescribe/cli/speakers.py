@@ -38,7 +38,7 @@ class EnrolOptions:
     speaker: str | None = opt(
         INPUT,
         "--speaker LABEL",
-        "Label of the person in --transcript, such as SPEAKER_00.",
+        "Label of the person in --transcript, such as Speaker A.",
     )
     note: str = opt(
         SPEAKERS,

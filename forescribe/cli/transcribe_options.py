@@ -66,7 +66,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     output_format: str = opt(
         OUTPUT,
         "--output-format -f FORMATS",
-        "Any of txt,srt,vtt,tsv,json,rttm, separated by commas, or all.",
+        "Any of txt,srt,vtt,tsv,json,rttm,md,docx, separated by commas, or all: the first five.",
         "all",
     )
     timestamps: bool = opt(

@@ -60,8 +60,8 @@ def test_transcribe_puts_a_speaker_on_every_word_and_changes_none(tmp_path: Path
     assert [word["word"] for word in words] == [
         word["word"] for segment in plain["segments"] for word in segment["words"]
     ]
-    assert {word["speaker"] for word in words} >= {"SPEAKER_00", "SPEAKER_01"}
-    assert "<v SPEAKER_01>" in (tmp_path / "spoken" / "talk.vtt").read_text()
+    assert {word["speaker"] for word in words} >= {"Speaker A", "Speaker B"}
+    assert "<v Speaker B>" in (tmp_path / "spoken" / "talk.vtt").read_text()
     assert "SPEAKER talk 1 " in (tmp_path / "spoken" / "talk.rttm").read_text()
     assert not (tmp_path / "plain" / "talk.rttm").exists()
 
@@ -100,9 +100,9 @@ def test_a_transcript_gets_new_speakers_with_one_name_everywhere(
     assert again("talk.wav", "-f", "all") == 0
     data = json.loads(Path("talk.json").read_text())
     found = [(s["speaker"], s["text"]) for s in data["segments"]]
-    assert found == [("SPEAKER_00", " 0. 1."), ("SPEAKER_01", " 2. 3.")]
+    assert found == [("Speaker A", " 0. 1."), ("Speaker B", " 2. 3.")]
     assert {w["speaker"] for s in data["segments"] for w in s["words"]} == {w for w, _ in found}
-    assert "[SPEAKER_01]: 2. 3." in Path("talk.srt").read_text()
+    assert "[Speaker B]: 2. 3." in Path("talk.srt").read_text()
     assert list(read_rttm(Path("talk.rttm").read_text())["talk"].speakers) == [w for w, _ in found]
     assert again("long.wav") == 1 and not Path("long.json").exists()
     with pytest.raises(UsageError, match="one recording, and there are 2"):

@@ -164,7 +164,7 @@ def test_lines_begin_with_their_speakers(run, tmp_path) -> None:
     """The files have the words as they were before, as their speakers are found in all of the session."""
     plain = item("one two three", 1.0)
     (segment,) = plain.segments
-    parts = (("SPEAKER_00", " one"), ("SPEAKER_00", " two"), ("SPEAKER_01", " "), (None, " three"))
+    parts = (("Speaker A", " one"), ("Speaker A", " two"), ("Speaker B", " "), (None, " three"))
     said = tuple(replace(segment, speaker=who, text=text) for who, text in parts)
     failed = Notice("speakers_failed", "speakers could not be found: out of memory")
     told = {
@@ -176,7 +176,7 @@ def test_lines_begin_with_their_speakers(run, tmp_path) -> None:
         ]
     }
     done = run("-", "-o", "out", "-f", "txt", engine=Told(told))
-    assert done.out == "SPEAKER_00: one two\nunknown: three\none two three\n"
+    assert done.out == "Speaker A: one two\nunknown: three\none two three\n"
     assert done.err.count("out of memory") == 1
     (path,) = (tmp_path / "out").glob("*.txt")
     assert path.read_text() == "one two three\none two three\n"
@@ -191,7 +191,9 @@ def test_a_conversation_is_written_with_its_speakers(run, tmp_path) -> None:
     assert path.read_text().split()[1] == path.stem
     who = [line.partition(":")[0] for line in done.out.splitlines()]
     assert (
-        done.status == 0 and who == [f"SPEAKER_0{n % 2}" for n in range(len(who))] and len(who) >= 5
+        done.status == 0
+        and who == [f"Speaker {'AB'[n % 2]}" for n in range(len(who))]
+        and len(who) >= 5
     )
 
 

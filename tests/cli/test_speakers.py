@@ -50,7 +50,7 @@ def test_what_cannot_be_enrolled_is_refused_and_nothing_is_stored(tmp_path: Path
     with pytest.raises(UsageError, match=r"no speech found in the 5\.0 s of .*still\.wav"):
         run("add", "Zoë", clip(tmp_path, "still.wav", 0, seconds=5))
     with pytest.raises(UsageError, match="go together"):
-        run("add", "Zoë", long, "--speaker", "SPEAKER_00")
+        run("add", "Zoë", long, "--speaker", "Speaker A")
     assert not (tmp_path / "voices").exists()
 
 
@@ -113,5 +113,5 @@ def test_a_line_says_who_was_heard_and_for_how_long_or_that_nobody_was(tmp_path:
     talk = str(tmp_path / "talk.wav")
     soundfile.write(talk, sound((2, 0.5), (1, 0), (3, 0.1)), RATE)
     said = diarized(talk, clip(tmp_path, "still.wav", 0, 1), "-o", str(tmp_path)).stderr
-    assert "talk.wav: 6.0 s of audio, 2 speakers: SPEAKER_00 2.0 s, SPEAKER_01 3.0 s -> " in said
+    assert "talk.wav: 6.0 s of audio, 2 speakers: Speaker A 2.0 s, Speaker B 3.0 s -> " in said
     assert "still.wav: 1.0 s of audio, no speech -> " in said

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from forescribe.asr.errors import UsageError
 from forescribe.diarize.diarizer import Bounds, Diarization, Engine, Voice
-from forescribe.diarize.turns import Turns
+from forescribe.diarize.turns import Turns, anonymous
 from tests.diarize.test_turns import turns
 
 
@@ -46,7 +46,7 @@ def test_a_diarization_names_by_first_appearance_and_ends_with_the_recording(giv
     length = 3000 * 16
     voices = tuple(Voice(who, np.array([1, 0], np.float32), 1) for who in "ABCD")
     found = Diarization.of(given, given.exclusive(), voices, length, Engine("test"))
-    assert found.speakers == tuple(f"SPEAKER_{n:02d}" for n in range(len(found.speakers)))
+    assert found.speakers == tuple(map(anonymous, range(len(found.speakers))))
     assert [voice.speaker for voice in found.voices] == list(found.speakers)
     assert all(turn.end_sample <= length for turn in found.regular)
     data = json.loads(json.dumps(found.to_dict()))

@@ -24,8 +24,8 @@ def test_the_ten_line_engine_of_the_documentation_works() -> None:
     engine: Diarizer = names["make"]("cpu")  # type: ignore[operator]
     found = diarize_blocks(engine, [np.zeros(16_000, np.float32)] * 3)
     assert [(t.start, t.end, t.speaker) for t in found.regular] == [
-        (0, 1, "SPEAKER_00"),
-        (1, 2, "SPEAKER_01"),
-        (2, 3, "SPEAKER_02"),
+        (0, 1, "Speaker A"),
+        (1, 2, "Speaker B"),
+        (2, 3, "Speaker C"),
     ]  # without voices speakers of two blocks are not linked
     assert not engine.diarize(np.zeros(0, np.float32)).regular

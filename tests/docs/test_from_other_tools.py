@@ -84,7 +84,7 @@ def test_every_block_runs_and_hears_the_same_words(machine, monkeypatch, capsys)
         out = capsys.readouterr().out
         heard.append((theirs, out))
         if "diarize=True" in text:
-            assert "SPEAKER_00" in out
+            assert "Speaker A" in out
         else:
             assert SAID in " ".join(re.sub(r"[\d.,:]+", " ", out).lower().split()), block.name
     assert [theirs for theirs, _ in heard].count(None) == 3
@@ -102,7 +102,7 @@ def test_every_command_of_ours_writes_its_result(machine, monkeypatch, capfd) ->
         assert SAID in made.read_text(encoding="utf-8").lower()
         if made.suffix == ".json":
             segments = json.loads(made.read_text())["segments"]
-            assert all(w["speaker"] == "SPEAKER_00" for s in segments for w in s["words"])
+            assert all(w["speaker"] == "Speaker A" for s in segments for w in s["words"])
 
 
 def test_its_names_are_those_that_are_looked_for() -> None:

@@ -15,11 +15,6 @@ export function button(name, onclick, more = {}) {
   return h("button", { type: "button", onclick, ...more }, name);
 }
 
-// Smooth scrolling, unless the reader prefers reduced motion.
-export function calmly() {
-  return matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth";
-}
-
 export function clock(seconds) {
   const whole = Math.max(0, Math.floor(seconds || 0));
   const [hours, m, s] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];

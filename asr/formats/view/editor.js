@@ -1,10 +1,10 @@
 // The field in which a segment's text is corrected, in place of its words.
 import { button, h } from "./dom.js";
 
-const HELP = "Enter keeps the text, Escape leaves it as it was, Ctrl Enter splits it at the cursor. Alt K plays or pauses, Alt J goes 3 seconds back.";
+const HELP = "Enter saves the text, Escape leaves it as it was, Ctrl Enter splits it at the cursor. Ctrl A selects the word, then all. Alt K plays or pauses, Alt J goes 3 seconds back.";
 
-// `text` is the Transcript, `act` has `correct(segment, text)`, `split(segment, text, place)`, `toggle()` and
-// `back()`.
+// `text` is the Transcript, `act` has `correct(segment, text)`, `split(segment, text, place)`, `toggle()`, `pause()`
+// and `back()`.
 export class Editor {
   constructor(text, act) {
     Object.assign(this, { text, act, index: -1 });
@@ -14,13 +14,15 @@ export class Editor {
     return this.index >= 0;
   }
 
-  // Opens the segment of word `n`, with the cursor before that word.
+  // Opens the segment of word `n`, with that word selected, and stops the sound.
   open(n) {
-    this.keep(false);
+    this.save(false);
+    this.act.pause();
     const { model, members, spans } = this.text;
     const word = model.words[n];
     if (!word) return;
     this.index = word.segment;
+    this.selected = false; // the word, by Ctrl A
     this.first = members[this.index][0];
     const own = members[this.index].map((k) => spans[k]);
     this.before = model.segments[this.index].text.trim();
@@ -41,7 +43,7 @@ export class Editor {
       h(
         "span",
         { class: "editor-actions" },
-        button("Keep", () => this.keep(true), { class: "main" }),
+        button("Save", () => this.save(true), { class: "main" }),
         button("Cancel", () => this.cancel()),
         button("Split here", () => this.#split()),
       ),
@@ -51,13 +53,14 @@ export class Editor {
     for (const span of own) span.hidden = true;
     this.#fit();
     this.field.focus({ preventScroll: true });
-    const place = this.#place(n - this.first);
-    this.field.setSelectionRange(place, place);
+    // The words with the white space between them are the text.
+    const before = model.words.slice(this.first, n + 1).map(({ lead, text }, k) => (k ? lead : "") + text).join("").length;
+    this.field.setSelectionRange(before - word.text.length, before);
     this.root.scrollIntoView({ block: "nearest" });
   }
 
-  // Keeps what is written. `back`: the focus returns to the text.
-  keep(back) {
+  // Saves what is written. `back`: the focus returns to the text.
+  save(back) {
     if (!this.isOpen) return;
     const { index, field } = this;
     const place = this.#wordAt(field.selectionStart);
@@ -88,16 +91,20 @@ export class Editor {
   }
 
   #left(event) {
-    if (this.isOpen && document.hasFocus() && !this.root.contains(event.relatedTarget)) this.keep(false);
+    if (this.isOpen && document.hasFocus() && !this.root.contains(event.relatedTarget)) this.save(false);
   }
 
   #pressed(event) {
     const play = { KeyK: this.act.toggle, KeyJ: this.act.back }[event.code];
-    if (event.altKey && play) play();
+    const all = event.key === "a" && (event.ctrlKey || event.metaKey);
+    const once = all && !this.selected;
+    if (!["Control", "Meta"].includes(event.key)) this.selected = all;
+    if (once) this.#select();
+    else if (event.altKey && play) play();
     else if (event.isComposing || event.altKey || event.metaKey) return;
     else if (event.key === "Escape") this.cancel();
     else if (event.key === "Enter" && event.ctrlKey) this.#split();
-    else if (event.key === "Enter") this.keep(true);
+    else if (event.key === "Enter") this.save(true);
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -108,12 +115,15 @@ export class Editor {
     this.field.style.height = `${this.field.scrollHeight + 2}px`;
   }
 
-  // Where word number `k` of the segment begins in the field, and which word is at a place.
-  #place(k) {
-    const words = [...this.field.value.matchAll(/\S+/g)];
-    return words[k]?.index ?? this.field.value.length;
+  // Selects the word at the cursor.
+  #select() {
+    const { value, selectionStart: at } = this.field;
+    const [before] = value.slice(0, at).match(/\S*$/);
+    const [behind] = value.slice(at).match(/^\S*/);
+    this.field.setSelectionRange(at - before.length, at + behind.length);
   }
 
+  // Which word is at a place.
   #wordAt(place) {
     const words = [...this.field.value.matchAll(/\S+/g)];
     return words.filter((word) => word.index + word[0].length <= place).length;

@@ -124,7 +124,7 @@ export class Edits {
   // A label that nobody has.
   newSpeaker(labels) {
     for (let n = labels.length; ; n++) {
-      const label = `SPEAKER_${String(n).padStart(2, "0")}`;
+      const label = `Speaker ${String.fromCharCode(65 + (n % 26))}${n < 26 ? "" : Math.floor(n / 26)}`;
       if (!labels.includes(label)) return label;
     }
   }

@@ -10,36 +10,19 @@ export function txt(model, names) {
     if (model.speakers.length && turns.at(-1)?.speaker === speaker) turns.at(-1).text += text;
     else turns.push({ speaker, text });
   }
-  return turns.map(({ speaker, text }) => `${speaker ? `${names.filed(speaker)}: ` : ""}${line(text)}\n`).join("");
+  return turns.map(({ speaker, text }) => `${model.speakers.length ? `${names.shown(speaker)}: ` : ""}${line(text)}\n`).join("");
 }
 
+// Segments as subtitles: in order, not empty, each ends where the next begins.
 export function srt(model, names) {
-  const cue = ({ start, end, speaker, text }, n) =>
-    `${n + 1}\n${stamp(start)} --> ${stamp(end)}\n${noArrow((speaker ? `[${speaker}]: ` : "") + text)}\n\n`;
-  return cues(model, names).map(cue).join("");
-}
-
-// Segments as subtitles, in milliseconds: in order, not empty, no overlaps, none after the end of the audio.
-function cues(model, names) {
-  const limit = Math.max(1, ms(model.duration));
-  const parts = model.segments
-    .map(({ start, end, text, speaker }) => ({ start: ms(start), end: ms(end), text: line(text), speaker: speaker ? names.filed(speaker) : null }))
-    .filter(({ text }) => text)
-    .sort((a, b) => a.start - b.start);
-  const found = [];
-  parts.forEach((part, n) => {
-    const next = n + 1 < parts.length ? parts[n + 1].start : limit;
-    let start = Math.max(part.start, found.length ? found.at(-1).end : 0);
-    if (start >= limit && found.length) {
-      found.at(-1).text += ` ${part.text}`;
-      return;
-    }
-    start = Math.min(start, limit - 1);
-    let end = Math.min(part.end, limit);
-    if (next > start) end = Math.min(end, next);
-    found.push({ ...part, start, end: Math.max(end, start + 1) });
-  });
-  return found;
+  const cues = model.segments.filter((segment) => line(segment.text));
+  let end = 0;
+  return cues.map(({ speaker, text, ...times }, n) => {
+    const start = Math.max(ms(times.start), end);
+    end = Math.max(Math.min(ms(times.end), ms(cues[n + 1]?.start ?? model.duration)), start + 1);
+    const name = model.speakers.length ? `[${names.shown(speaker)}]: ` : "";
+    return `${n + 1}\n${stamp(start)} --> ${stamp(end)}\n${(name + line(text)).replace(/-{2,}>/g, "->")}\n\n`;
+  }).join("");
 }
 
 function ms(seconds) {
@@ -55,9 +38,4 @@ function stamp(total) {
 function line(text) {
   const parts = text.split(/\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]/);
   return parts.map((part) => part.trim()).filter(Boolean).join(" ");
-}
-
-function noArrow(text) {
-  while (text.includes("-->")) text = text.replaceAll("-->", "->");
-  return text;
 }

@@ -69,13 +69,7 @@ function spell(segment, index, words, spaced) {
 
 // The last index in an ascending list whose value is at most `value`; -1 if all are greater.
 export function lastUpTo(rising, value) {
-  let [low, high] = [0, rising.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (rising[middle] <= value) low = middle + 1;
-    else high = middle;
-  }
-  return low - 1;
+  return rising.findLastIndex((one) => one <= value);
 }
 
 // Paragraphs: consecutive segments of one speaker, [[segment index, ...], ...].

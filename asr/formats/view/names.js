@@ -19,9 +19,10 @@ export class Names {
     return this.edits.state.names;
   }
 
+  // The last of "Speaker B", or the first of a name.
   letter(label) {
-    const n = this.labels.indexOf(label);
-    return n < 0 ? "?" : n < 26 ? String.fromCharCode(65 + n) : String(n + 1);
+    const name = this.shown(label);
+    return name.match(/^Speaker (\w{1,3})$/)?.[1] || [...name][0].toUpperCase();
   }
 
   // One of eight colours; the letter distinguishes speakers of one colour.
@@ -30,12 +31,6 @@ export class Names {
   }
 
   shown(label) {
-    if (!label) return "Unknown speaker";
-    return this.given[label] || (/^SPEAKER_\d+$/.test(label) ? `Speaker ${this.letter(label)}` : label);
-  }
-
-  // Files keep the server's label unless a name was given.
-  filed(label) {
-    return this.given[label] || label;
+    return label ? this.given[label] || label : "Unknown speaker";
   }
 }

@@ -6,7 +6,7 @@ export function people(names, act) {
   const root = h("section", { class: "people", "aria-label": "Speakers" });
   let drawn = "";
   const person = (label) => {
-    const told = { placeholder: names.shown(label), "data-label": label, "aria-label": `Name of speaker ${names.letter(label)}` };
+    const told = { placeholder: names.shown(label), "data-label": label, "aria-label": `Name of ${label}` };
     const oninput = (event) => act.name(label, event.target.value);
     const field = h("input", { type: "text", dir: "auto", autocomplete: "off", spellcheck: "false", maxlength: 200, oninput, ...told });
     const letter = h("span", { class: "letter", "aria-hidden": "true" }, names.letter(label));

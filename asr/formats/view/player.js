@@ -29,18 +29,25 @@ export class Player {
     else this.media.pause();
   }
 
-  seek(seconds, play = true) {
+  // Goes there and plays, after `wait` ms if nothing else is asked for meanwhile; never if it is null.
+  seek(seconds, wait = 0) {
+    clearTimeout(this.starting);
     if (this.media.hidden) return;
     this.media.currentTime = seconds;
-    if (play) this.#play();
+    if (wait !== null) this.starting = setTimeout(() => this.#play(), wait);
+  }
+
+  pause() {
+    clearTimeout(this.starting);
+    this.media.pause();
   }
 
   back() {
-    this.seek(Math.max(0, this.media.currentTime - STEP_S), false);
+    this.seek(Math.max(0, this.media.currentTime - STEP_S), null);
   }
 
   stop() {
-    this.media.pause();
+    this.pause();
     this.media.removeAttribute("src");
     this.media.load();
   }

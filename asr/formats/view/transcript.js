@@ -1,11 +1,13 @@
 // The text of a transcript: paragraphs by speaker, words that can be played, searched and coloured.
-import { calmly, clock, h } from "./dom.js";
+import { clock, h } from "./dom.js";
 import { lastUpTo, paragraphsOf } from "./model.js";
 
 const UNSURE = 0.6; // a paragraph whose speaker has less confidence says so
 const DOUBTFUL = 0.5; // words of less probability are marked
+const TWICE_MS = 300; // a second click within it makes a double click, which edits and plays nothing
 
-// `seek(seconds)` plays from there, `toggle()` plays or pauses; `edit(word number)` and
+// `seek(seconds)` plays from there, `seek(seconds, wait)` after so many ms, unless there is another one;
+// `toggle()` plays or pauses; `edit(word number)` and
 // `speaker(segment numbers, label or "new")` are asked for by a double click and by the name of a speaker.
 export class Transcript {
   constructor(names, act) {
@@ -62,7 +64,7 @@ export class Transcript {
   focus(n) {
     const span = this.spans[Math.min(Math.max(n, 0), this.spans.length - 1)];
     span?.focus({ preventScroll: true });
-    if (span && !visible(span)) span.scrollIntoView({ block: "center", behavior: calmly() });
+    if (span && !visible(span)) span.scrollIntoView({ block: "center" });
   }
 
   // Moves the cursor to the word at a time, or the one after it.
@@ -206,7 +208,7 @@ export class Transcript {
     if (!word || String(getSelection())) return;
     this.#stopAt(Number(word.dataset.n));
     if (this.editing) this.act.edit(this.cursor);
-    else this.act.seek(this.model.words[this.cursor].start);
+    else this.act.seek(this.model.words[this.cursor].start, TWICE_MS);
   }
 
   #edited(event) {
@@ -248,7 +250,7 @@ export class Transcript {
   }
 
   #show(n) {
-    this.spans[n].scrollIntoView({ block: "center", behavior: calmly() });
+    this.spans[n].scrollIntoView({ block: "center" });
   }
 }
 

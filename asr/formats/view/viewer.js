@@ -12,7 +12,9 @@ import { Saving } from "./saving.js";
 import { search } from "./search.js";
 import { Transcript } from "./transcript.js";
 
-const KINDS = {
+export const KINDS = {
+  docx: "Word (.docx)",
+  md: "Markdown (.md)",
   txt: "Text (.txt)",
   srt: "Subtitles (.srt)",
   vtt: "Subtitles (.vtt)",
@@ -34,7 +36,7 @@ export class Viewer {
     this.saving = new Saving(this.edits, keeper);
     this.player = new Player({ src, note });
     this.text = new Transcript(this.names, {
-      seek: (seconds) => this.player.seek(seconds),
+      seek: (...given) => this.player.seek(...given),
       toggle: () => this.player.toggle(),
       edit: (n) => this.editor.open(Math.min(n, this.text.spans.length - 1)),
       speaker: (indices, choice) => this.#give(indices, choice),
@@ -43,6 +45,7 @@ export class Viewer {
       correct: (index, text) => this.#correct(index, text),
       split: (index, text, place) => this.#correct(index, text) && this.#split(index, place),
       toggle: () => this.player.toggle(),
+      pause: () => this.player.pause(),
       back: () => this.player.back(),
     });
     this.player.ontime = (at, playing) => this.text.at(at, playing);
@@ -56,7 +59,7 @@ export class Viewer {
   }
 
   close() {
-    this.editor.keep(false);
+    this.editor.save(false);
     this.saving.flush();
     this.player.stop();
   }
@@ -71,7 +74,7 @@ export class Viewer {
     if (!edits.changed) return data;
     const segments = this.model.segments.map(({ own, speaker, start, end, text }, id) => {
       const old = data.segments[edits.places.get(own)] || { start, end, text, ...(own.words ? { words: own.words } : {}) };
-      return { ...old, id, ...(speaker ? { speaker: names.filed(speaker) } : {}) };
+      return { ...old, id, ...(speaker ? { speaker: names.shown(speaker) } : {}) };
     });
     return { ...data, text: segments.map(({ text }) => text).join("").trim(), segments };
   }
@@ -173,7 +176,7 @@ export class Viewer {
       editing.setAttribute("aria-pressed", String(this.text.editing));
       this.root.classList.toggle("editing", this.text.editing);
     }, { "aria-pressed": "false", title: "A click on a word edits it, as a double click always does" });
-    this.doubting = button("", () => this.player.seek(Math.max(0, this.text.goToUnsure().start - 1), false), { class: "doubting" });
+    this.doubting = button("", () => this.player.seek(Math.max(0, this.text.goToUnsure().start - 1), null), { class: "doubting" });
     this.player.root.prepend(h("div", { class: "news" }, this.said, this.saving.root));
     this.summary = h("p", { class: "summary" });
     // Browsers provide a clipboard in secure contexts only.
@@ -219,7 +222,7 @@ function filename(title, name) {
   return name === "recording" ? clean + (ending || "") : `${clean}.${name}`;
 }
 
-function save(made, name) {
+export function save(made, name) {
   const url = made instanceof Blob ? URL.createObjectURL(made) : made;
   h("a", { href: url, download: name }).click();
   if (url !== made) setTimeout(() => URL.revokeObjectURL(url), 60000);

@@ -53,7 +53,7 @@ def changed(client, at, text: str) -> dict:
     first, count = original(client, at)["segments"][0], len(original(client, at)["segments"])
     start, end = first["start"], first["end"]
     own = list(range(len(first["words"])))
-    new = {"start": start, "end": end, "text": f" {text}{first['text']}", "speaker": "SPEAKER_01"}
+    new = {"start": start, "end": end, "text": f" {text}{first['text']}", "speaker": "Speaker B"}
     words = [[f" {text}", start, start], *own]
     return {"segments": [{**new, "words": words}, *range(1, count)], "note": f"Added {text}"}
 
@@ -63,7 +63,7 @@ def test_every_format_follows_and_the_original_stays(job) -> None:
     before = original(client, at)
     none = client.get(f"{at}/corrections")
     assert none.json()["version"] == 0 and none.json()["segments"] is None
-    body = changed(client, at, HOSTILE) | {"names": {"SPEAKER_01": "Zoë <b>"}}
+    body = changed(client, at, HOSTILE) | {"names": {"Speaker B": "Zoë <b>"}}
     saved = put(client, at, body)
     assert saved.status_code == 200, saved.text
     assert saved.json()["version"] == 1 and saved.headers["etag"] == etag(client, at)
@@ -98,7 +98,7 @@ def test_speakers_are_renamed_and_merged_everywhere(job) -> None:
     client, at = job
     count = len(original(client, at)["segments"])
     whole = {"segments": list(range(count))}
-    merged = {"merged": {"SPEAKER_01": "SPEAKER_00"}, "names": {"SPEAKER_00": "Anna"}}
+    merged = {"merged": {"Speaker B": "Speaker A"}, "names": {"Speaker A": "Anna"}}
     assert put(client, at, whole | merged).status_code == 200
     told = client.get(f"{at}/result?response_format=transcript").json()
     assert (
@@ -162,7 +162,7 @@ WORD = [" a", 0.0, 0.1]
         {"segments": [{"start": 0.0, "end": 1.0, "text": " a a", "words": [WORD, [" a", 0.5]]}]},
         {"segments": [{"start": 0.0, "end": 1.0, "text": " a", "words": [10**6]}]},
         {"segments": [], "names": {"A": ""}},
-        {"segments": [], "names": {"SPEAKER_00": " "}},
+        {"segments": [], "names": {"Speaker A": " "}},
         {"segments": [], "names": {"A": "a" * 201}},
         {"segments": [], "names": {str(n): "a" for n in range(501)}},
         {"segments": [], "merged": {"A": "B", "B": "C"}},

@@ -91,8 +91,8 @@ def test_every_format_comes_from_what_was_decoded(client) -> None:
     whole = client.get(f"{JOBS}/{job}/result?response_format=transcript").json()
     shaped = client.get(f"{srt}max_line_width=30&max_line_count=2").text
     assert shaped == render_srt(Transcript.from_dict(whole), LineRules(30, 2))
-    assert "[SPEAKER_00]" in shaped != found["srt"].text
-    assert "SPEAKER" not in client.get(f"{srt}max_line_width=30&speaker_names=false").text
+    assert "[Speaker A]" in shaped != found["srt"].text
+    assert "peaker" not in client.get(f"{srt}max_line_width=30&speaker_names=false").text
     for refused in (f"{srt}max_line_count=2", f"{srt[:-4]}text&max_line_width=30"):
         assert client.get(refused).status_code == 400
 

@@ -236,6 +236,17 @@ class Fake:
         async def drop(id: str) -> None:
             self.uploads.pop(id, None)
 
+        @app.get("/v1/jobs/archive")
+        async def archive(response_format: str) -> Response:
+            return PlainTextResponse(f"all as {response_format}")
+
+        @app.patch("/v1/jobs/{id}")
+        async def rename(id: str, request: Request) -> Any:
+            view = self.jobs[id].view
+            name, ending = (await request.json())["label"], Path(view["label"]).suffix
+            view["label"] = name + ending * (not name.endswith(ending))
+            return view
+
         @app.get("/v1/jobs/{id}")
         async def one(id: str) -> Any:
             if id not in self.jobs:
@@ -410,20 +421,20 @@ def conversation(turns: int) -> list[tuple[str | None, str]]:
     """Two people who plan a walk, for as long as it takes."""
     said = [
         (
-            "SPEAKER_00",
+            "Speaker A",
             "Good morning, thanks for joining. Did the weather report change overnight?",
         ),
         (
-            "SPEAKER_01",
+            "Speaker B",
             "It did. Rain until ten, then it clears from the west, so we could leave at eleven.",
         ),
-        ("SPEAKER_00", "Eleven works. I would take the ridge path, it drains well after rain."),
+        ("Speaker A", "Eleven works. I would take the ridge path, it drains well after rain."),
         (
-            "SPEAKER_01",
+            "Speaker B",
             "The ridge, then. Bring the map with the new bridge on it, the old one sends you round.",
         ),
         (
-            "SPEAKER_01",
+            "Speaker B",
             "And something warm; last time the wind up there was stronger than anybody expected.",
         ),
     ]

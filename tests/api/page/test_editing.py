@@ -47,7 +47,7 @@ def corrected(fake: Fake, id: str = "job-1") -> Transcript:
 
 
 def download(page: Any, name: str) -> str:
-    page.locator("summary", has_text="Download").click()
+    page.get_by_role("button", name="Download", exact=True).click()
     with page.expect_download() as waiting:
         page.get_by_role("menuitem", name=f".{name})").click()
     return Path(waiting.value.path()).read_text(encoding="utf-8")
@@ -84,6 +84,77 @@ def test_text_is_corrected_in_place_saved_and_undone(browser, tone) -> None:
         saved(page)
         assert corrected(fake).segments[0].text == " Two."
         assert page.get_by_role("button", name="Redo").is_disabled()
+
+
+def double_click(page: Any, word: str) -> None:
+    """With the mouse, at the middle of the first of these words."""
+    box = page.locator(".w", has_text=word).first.bounding_box()
+    page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.locator(".editor textarea").wait_for()
+
+
+def first_text(fake: Fake) -> str:
+    """Of the first segment, as it is saved."""
+    return corrected(fake).segments[0].text
+
+
+SELECTED = "(e => e.value.slice(e.selectionStart, e.selectionEnd))(document.activeElement)"
+
+
+def test_a_double_click_selects_the_word_and_typing_replaces_it_alone(browser, tone) -> None:
+    fake = Fake(tone, walk())
+    fake.add()
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+        page.locator("audio[src]").wait_for()
+        double_click(page, "joining.")
+        assert page.evaluate(SELECTED) == "joining."
+        page.keyboard.type("coming!")
+        page.keyboard.press("Enter")
+        saved(page)
+        rest = " Did the weather report change overnight?"
+        assert first_text(fake) == f" Good morning, thanks for coming!{rest}"
+        for key in ("Control+a", "Meta+a"):  # the word once more, and not the ten beside it
+            double_click(page, "morning,")
+            page.keyboard.press(key)
+            assert page.evaluate(SELECTED) == "morning,"
+            page.keyboard.type("eve")
+            page.keyboard.press(key)
+            page.keyboard.type("evening,")
+            page.keyboard.press("Escape")
+            assert said(page).startswith("Good morning, thanks")
+        double_click(page, "thanks")
+        page.keyboard.press("Control+a")
+        page.keyboard.press("Control+a")
+        assert page.evaluate(SELECTED) == first_text(fake).strip(), "all of it when asked twice"
+        page.keyboard.press("Escape")
+        double_click(page, "thanks")
+        page.keyboard.press("Delete")
+        page.get_by_role("button", name="Save", exact=True).click()
+        saved(page)
+        assert first_text(fake) == f" Good morning, for coming!{rest}"
+        page.reload()
+        page.locator(".viewer").wait_for()
+        assert said(page).startswith(f"Good morning, for coming!{rest}")
+        assert len(fake.jobs["job-1"].saved) == 2
+
+
+def test_a_click_plays_a_double_click_does_not_and_editing_is_silent(browser, tone) -> None:
+    fake = Fake(tone, walk())
+    fake.add()
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+        page.locator("audio[src]").wait_for()
+        played = "window.played = 0; document.querySelector('audio').onplay = () => window.played++"
+        page.evaluate(played)
+        double_click(page, "weather")
+        page.wait_for_timeout(800)
+        assert page.evaluate("window.played") == 0
+        page.keyboard.press("Escape")
+        page.locator(".w", has_text="weather").first.click()
+        page.wait_for_function("window.played === 1 && !document.querySelector('audio').paused")
+        double_click(page, "weather")
+        assert page.locator("audio").evaluate("e => e.paused")
+        page.keyboard.press("Alt+k")  # unless it is asked for
+        page.wait_for_function("!document.querySelector('audio').paused")
 
 
 def test_two_who_correct_the_same_text_are_told(browser, tone) -> None:
@@ -148,11 +219,10 @@ def test_speakers_are_named_merged_and_given_and_parts_are_split(browser, tone) 
         page.get_by_label("Merge speakers").select_option("Zoë is Speaker B")
         assert page.locator(".person").count() == 2
         saved(page)
-        assert {s.speaker for s in corrected(fake).segments} == {"SPEAKER_00", "Zoë"}
+        assert {s.speaker for s in corrected(fake).segments} == {"Speaker A", "Zoë"}
         page.reload()
         assert page.get_by_label("Name of speaker B").input_value() == "Zoë"
         page.locator(".w", has_text="until").first.dblclick()
-        page.keyboard.type("or ")
         page.keyboard.press("Control+Enter")
         saved(page)
         assert " until ten, then it clears from the west, so we could leave at eleven." in [

@@ -73,9 +73,11 @@ def test_no_file_holds_inline_code_markup_from_text_or_a_foreign_address() -> No
 def test_text_can_be_read_on_what_it_stands_on() -> None:
     """WCAG's 4.5:1, for every colour of text on both grounds, light and dark."""
     css = (ROOT / "asr" / "formats" / "view" / "view.css").read_text(encoding="utf-8")
-    found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", css)
+    found = re.findall(
+        r"(?:--|\.speaker-)([\w-]+)(?:: | { --tone: )light-dark\((#\w{6}), (#\w{6})\)", css
+    )
     schemes = [{name: colours[n] for name, *colours in found} for n in (0, 1)]
-    texts = "ink quiet accent bad good doubt s0 s1 s2 s3 s4 s5 s6 s7".split()
+    texts = "ink quiet accent bad good doubt 0 1 2 3 4 5 6 7".split()
     for colours in schemes:
         pairs = [(text, ground) for text in texts for ground in ("ground", "raised")]
         pairs += [("on-accent", "accent"), ("ink", "wash"), ("ink", "bad-wash"), ("ink", "lit")]

@@ -30,8 +30,10 @@ def test_a_recording_is_sent_watched_read_and_heard(browser, tone) -> None:
         page.get_by_text("Transcripts with speakers").wait_for()
         page.locator("#settings summary").click()
         page.get_by_label("Language").select_option("en")
-        assert page.get_by_label("Identify speakers").is_checked(), "unless somebody says otherwise"
-        page.get_by_label("Number of speakers").fill("2")
+        assert page.get_by_text("Model: tiny.en").is_visible()
+        assert page.get_by_role("button", name="API key").is_hidden(), "as this server has none"
+        page.get_by_label("Speakers", exact=True).select_option("2 people")
+        page.get_by_label("Names to expect").fill(" Zoë, Brunswick ")
         send(page, tone)
         page.locator(".running-text", has_text="weather report").wait_for()
         assert page.get_by_role("progressbar", name="Progress", exact=True).is_visible()
@@ -43,6 +45,7 @@ def test_a_recording_is_sent_watched_read_and_heard(browser, tone) -> None:
             "task": "transcribe",
             "diarize": "true",
             "num_speakers": "2",
+            "prompt": "Zoë, Brunswick",
             "upload_id": "up_1",
         }
         fake.jobs["job-1"].going.set()
@@ -63,7 +66,7 @@ def test_files_are_sent_in_the_order_of_their_names_with_what_was_chosen(browser
     with running(fake.app) as url, browsing.watched(browser, url) as page:
         page.get_by_text("None yet.").wait_for()
         page.locator("#settings summary").click()
-        page.get_by_label("Identify speakers").uncheck()
+        page.get_by_label("Speakers", exact=True).select_option("not told apart")
         page.reload()
         page.get_by_text("None yet.").wait_for()
         names = ["10 end.wav", "2 middle.wav", "1 begin.wav"]
@@ -108,7 +111,7 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_sent_with_everything(browser, to
     fake.add()
     with running(fake.app) as url, browsing.watched(browser, url, refusals=True) as page:
         page.get_by_text("This server requires an API key.").wait_for()
-        field = page.get_by_label("API key, if this server requires one")
+        field = page.get_by_label("API key of this server")
         field.fill("wrong")
         field.press("Enter")
         page.get_by_text("The server does not know this key.").wait_for()
@@ -274,12 +277,52 @@ def test_names_of_files_are_kept_in_downloads_as_far_as_file_systems_take_them(
     fake.add(label='the "best" of: हिन्दी & 100% (v1.2).final.wav')
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
         for name, expected in (("(.txt)", "txt"), ("The recording", "wav")):
-            page.locator("summary", has_text="Download").click()
+            page.get_by_role("button", name="Download", exact=True).click()
             with page.expect_download() as waiting:
                 page.get_by_role("menuitem", name=name).click()
             stem = "the _best_ of_ हिन्दी & 100% (v1.2).final"
             assert waiting.value.suggested_filename == f"{stem}.{expected}"
         assert Path(waiting.value.path()).read_bytes() == tone.read_bytes()
+
+
+def test_a_recording_gets_another_name_which_its_files_have(browser, tone) -> None:
+    fake = Fake(tone, walk())
+    fake.add(label="2026-11-27.wav")
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+        page.locator(".viewer").wait_for()
+        for typed in ("", "  ", None, "2026-11-27.wav"):  # nothing to be done
+            page.once("dialog", lambda d, t=typed: d.dismiss() if t is None else d.accept(t))
+            page.get_by_role("button", name="Rename").click()
+        assert fake.jobs["job-1"].view["label"] == "2026-11-27.wav"
+        page.once("dialog", lambda dialog: dialog.accept("Moving / 🚚 <b>"))
+        page.get_by_role("button", name="Rename").click()
+        page.get_by_role("heading", name="Moving / 🚚 <b>.wav", exact=True).wait_for()
+        assert page.locator("#list .label").inner_text() == "Moving / 🚚 <b>.wav"
+        assert page.title() == "Moving / 🚚 <b>.wav · forescribe"
+        page.get_by_role("button", name="Download", exact=True).click()
+        with page.expect_download() as waiting:
+            page.get_by_role("menuitem", name="(.docx)").click()
+        assert waiting.value.suggested_filename == "Moving _ 🚚 _b_.docx"
+
+
+@pytest.mark.parametrize("key", ["", "fs-secret"])
+def test_all_transcripts_are_one_download(browser, tone, key) -> None:
+    fake = Fake(tone, walk(), key=key)
+    fake.add(state="running")
+    with running(fake.app) as url, browsing.watched(browser, url, refusals=bool(key)) as page:
+        if key:
+            page.get_by_label("API key of this server").fill(key)
+            page.keyboard.press("Enter")
+        page.locator("#list a").wait_for()
+        every = page.get_by_role("button", name="Download all")
+        assert every.is_hidden(), "there is nothing yet"
+        fake.jobs["job-1"].going.set()
+        fake.jobs["job-1"].view["state"] = "succeeded"
+        every.click()
+        with page.expect_download() as waiting:
+            page.get_by_role("menuitem", name="Word (.docx)").click()
+        assert waiting.value.suggested_filename == "recordings.zip"
+        assert Path(waiting.value.path()).read_text() == "all as docx"
 
 
 def test_it_works_from_the_keyboard(browser, tone) -> None:
@@ -300,15 +343,15 @@ def test_it_works_from_the_keyboard(browser, tone) -> None:
         page.keyboard.press("F2")
         page.keyboard.press("Escape")
         assert page.evaluate("document.activeElement.textContent") == "Good"
-        page.locator("summary", has_text="Download").press("Enter")
+        page.get_by_role("button", name="Download", exact=True).press("Enter")
         page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.textContent") == "Text (.txt)"
+        assert page.evaluate("document.activeElement.textContent") == "Word (.docx)"
         page.keyboard.press("Escape")
         assert page.evaluate("document.activeElement.textContent") == "Download"
 
 
 def test_text_from_right_to_left_is_read_and_walked_so(browser, tone) -> None:
-    fake = Fake(tone, transcript([("SPEAKER_00", "שלום לכולם ותודה")]))
+    fake = Fake(tone, transcript([("Speaker A", "שלום לכולם ותודה")]))
     fake.add()
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
         first = page.locator(".transcript [tabindex='0']")
@@ -352,7 +395,7 @@ def test_phones_show_all_of_it_without_scrolling_sideways(browser, tone) -> None
             if id == "job-1":
                 assert not page.locator("#side").is_visible()
                 page.get_by_label("Search in the transcript").fill("the ridge")
-                page.locator("summary", has_text="Download").click()
+                page.get_by_role("button", name="Download", exact=True).click()
                 box = page.get_by_role("menu").bounding_box()
                 assert box["x"] >= 0 and box["x"] + box["width"] <= 375
             for width in (375, 320):
@@ -478,8 +521,7 @@ def test_a_service_that_is_killed_at_work_ends_the_job_before_the_readers_eyes(
                 assert page.get_by_role("alert").count() == 0
                 # And what is corrected here is what the service gives from then on.
                 page.locator(".transcript .w").first.dblclick()
-                page.keyboard.press("Home")
-                page.keyboard.type("Corrected, ")
+                page.keyboard.type("Corrected,")
                 page.keyboard.press("Enter")
                 page.locator(".saving", has_text=re.compile("^Saved$")).wait_for()
                 at = f"v1/jobs/{page.url.rpartition('#')[2]}/result?response_format=text"

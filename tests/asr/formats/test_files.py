@@ -189,11 +189,11 @@ def test_speakers_are_labelled_in_each_format_its_own_way() -> None:
         (RATE, 2 * RATE, " I am Ann."),
         (2 * RATE, 3 * RATE, " Bob."),
         (3 * RATE, 4 * RATE, " Hm."),
-        speakers=("SPEAKER_00", "SPEAKER_00", "A<B>", None),
+        speakers=("Speaker A", "Speaker A", "A<B>", None),
     )
-    assert txt(transcript) == "SPEAKER_00: Hi. I am Ann.\nA<B>: Bob.\nHm.\n"
-    assert [cue.text for cue in read_srt(srt(transcript))][0] == "[SPEAKER_00]: Hi."
-    assert "<v SPEAKER_00>Hi.\n" in vtt(transcript) and "<v A&lt;B&gt;>Bob.\n" in vtt(transcript)
+    assert txt(transcript) == "Speaker A: Hi. I am Ann.\nA<B>: Bob.\nUnknown speaker: Hm.\n"
+    assert [cue.text for cue in read_srt(srt(transcript))][0] == "[Speaker A]: Hi."
+    assert "<v Speaker A>Hi.\n" in vtt(transcript) and "<v A&lt;B&gt;>Bob.\n" in vtt(transcript)
     assert read_tsv(tsv(transcript))[3].text == "Hm."
 
 
@@ -230,8 +230,10 @@ def test_txt_has_a_trimmed_line_per_segment() -> None:
 
 
 def test_an_unknown_format_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="'docx'; known: txt, srt, vtt, tsv, json, rttm, all"):
-        formats("txt,docx")
+    with pytest.raises(
+        UsageError, match="'doc'; known: txt, srt, vtt, tsv, json, rttm, md, docx, all"
+    ):
+        formats("txt,doc")
     with pytest.raises(UsageError, match="no output format; known: txt"):
         formats([])
 

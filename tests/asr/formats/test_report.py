@@ -241,7 +241,7 @@ def test_it_is_read_heard_and_looked_into(shown) -> None:
 
 
 def test_doubtful_speakers_are_marked(tmp_path, browser) -> None:
-    told = spoken("Good morning all", "bye", speakers=("SPEAKER_00", "SPEAKER_01"))
+    told = spoken("Good morning all", "bye", speakers=("Speaker A", "Speaker B"))
     first, second = told.segments
     sure = replace(first, speaker_confidence=0.97), replace(second, speaker_confidence=0.42)
     path = tmp_path / "r.html"

@@ -74,7 +74,7 @@ HOURS_100 = 100 * 3600 * 16_000
 
 texts = st.text(st.characters(codec="utf-8"), max_size=12)
 numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False)
-speakers = st.none() | st.sampled_from(["SPEAKER_00", "Zoë"])
+speakers = st.none() | st.sampled_from(["Speaker A", "Zoë"])
 
 
 @st.composite
@@ -101,7 +101,7 @@ def transcripts(draw: st.DrawFn) -> Transcript:
 
     def turn() -> Turn:
         start, end = stretch()
-        return Turn(start, end + 1, draw(st.sampled_from(["SPEAKER_00", "Zoë"])))
+        return Turn(start, end + 1, draw(st.sampled_from(["Speaker A", "Zoë"])))
 
     def segment(index: int) -> Segment:
         return Segment(

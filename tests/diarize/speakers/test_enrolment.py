@@ -41,9 +41,9 @@ def test_a_labelled_part_of_a_transcript_is_what_this_speaker_says(tmp_path: Pat
     words = [said(" one", 0, 1), said(" two", 2, 4), said(" three", 4, 5)]
     told = add_speakers(transcript([words]), LevelDiarizer().diarize(TALK))
     (tmp_path / "talk.json").write_text(json.dumps(told.to_dict()))
-    found = read_speaker_audio(str(tmp_path / "talk.wav"), tmp_path / "talk.json", "SPEAKER_00")
+    found = read_speaker_audio(str(tmp_path / "talk.wav"), tmp_path / "talk.json", "Speaker A")
     assert len(found) == 2 * RATE and np.abs(found).min() > 0.4
-    with pytest.raises(UsageError, match="'Bob' says nothing.*SPEAKER_00, SPEAKER_01"):
+    with pytest.raises(UsageError, match="'Bob' says nothing.*Speaker A, Speaker B"):
         read_speaker_audio(str(tmp_path / "talk.wav"), tmp_path / "talk.json", "Bob")
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(UsageError, match=r"other\.json.*not a transcript"):

@@ -23,7 +23,7 @@ THRESHOLDS = SimilarityThresholds(same=0.8, possible=0.6)
 RATE = 16_000
 
 
-def voice(angle: float, speaker: str = "SPEAKER_00", seconds: float = 10) -> Voice:
+def voice(angle: float, speaker: str = "Speaker A", seconds: float = 10) -> Voice:
     radians = np.radians(angle)
     vector = np.array([np.cos(radians), np.sin(radians)], np.float32)
     return Voice(speaker, vector, round(seconds * RATE))
@@ -124,6 +124,6 @@ def test_only_sure_matches_name_the_speakers_of_a_diarization() -> None:
     voices = (voice(0, "x"), voice(88, "y"), voice(45, "z"))
     given = Diarization.of(turns, turns, voices, 12, Engine("test", "e", THRESHOLDS))
     found, told = name_known_speakers(given, [known("Zoë", 2), known("Ada", 300), known("Eve", 95)])
-    assert found.speakers == ("Zoë", "Eve", "SPEAKER_02")
+    assert found.speakers == ("Zoë", "Eve", "Speaker C")
     assert {match.name for match in told if match.sure} == {"Zoë", "Eve"}
-    assert [v.speaker for v in found.voices] == ["Zoë", "Eve", "SPEAKER_02"]
+    assert [v.speaker for v in found.voices] == ["Zoë", "Eve", "Speaker C"]

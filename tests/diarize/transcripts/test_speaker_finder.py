@@ -106,7 +106,7 @@ def test_a_known_voice_is_called_by_its_name(talk: str) -> None:
     ]
     (outcome,) = SpeakerOnlyTranscriber(LevelDiarizer(), known=people).transcribe([talk])
     assert outcome.transcript is not None
-    assert [turn.speaker for turn in outcome.transcript.turns] == ["Zoë", "SPEAKER_01"]
+    assert [turn.speaker for turn in outcome.transcript.turns] == ["Zoë", "Speaker B"]
 
 
 def test_turns_without_words(talk: str) -> None:
