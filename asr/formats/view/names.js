@@ -21,8 +21,7 @@ export class Names {
 
   // The last of "Speaker B", or the first of a name.
   letter(label) {
-    const name = this.shown(label);
-    return name.match(/^Speaker (\w{1,3})$/)?.[1] || [...name][0].toUpperCase();
+    return label ? label.match(/^Speaker (\w{1,3})$/)?.[1] || [...label][0].toUpperCase() : "?";
   }
 
   // One of eight colours; the letter distinguishes speakers of one colour.
