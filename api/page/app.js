@@ -147,7 +147,7 @@ function fail(error, job = null) {
     recordings?.close(); // no requests until there is another key
     notices.tell("key", key() ? "The server does not know this key." : "This server requires an API key.");
     element("access").hidden = false;
-    element("keyform").togglePopover({ force: true, source: element("access") });
+    element("keyform").togglePopover(true);
   } else if (!job) notices.tell("server", error.message);
   // The name of the form field is of no use to the user.
   else notices.tell(subjectOf(job), `${nameOf(job)}: ${error.message.replace(/^file: /, "")}`);
@@ -279,6 +279,7 @@ element("keyform").addEventListener("submit", (event) => {
   setKey(element("key").value.trim());
   element("key").value = "";
   element("keyform").hidePopover();
+  element("access").focus();
   begin();
 });
 element("older").addEventListener("click", () => recordings.older());
