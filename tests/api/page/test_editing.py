@@ -16,6 +16,7 @@ from forescribe.asr.formats import files
 from forescribe.asr.formats.report import Sound, render_page
 from forescribe.asr.formats.transcript import Transcript
 from tests import browser as browsing
+from tests.api.conftest import until
 from tests.api.page.conftest import walk
 from tests.api.page.fakejobs import Fake, Server, conversation, running, transcript
 
@@ -141,20 +142,29 @@ def test_a_double_click_selects_the_word_and_typing_replaces_it_alone(browser, t
 def test_a_click_plays_a_double_click_does_not_and_editing_is_silent(browser, tone) -> None:
     fake = Fake(tone, walk())
     fake.add()
-    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+    at = {"before": lambda page: page.clock.install(time=1000)}
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1", **at) as page:
         page.locator("audio[src]").wait_for()
-        played = "window.played = 0; document.querySelector('audio').onplay = () => window.played++"
+
+        def paused() -> bool:
+            return bool(page.locator("audio").evaluate("e => e.paused"))
+
+        page.clock.pause_at(3600)  # else a busy machine parts the two clicks
+        played = (
+            "window.played = 0; document.querySelector('audio').onplay = () => window.played++; 0"
+        )
         page.evaluate(played)
         double_click(page, "weather")
-        page.wait_for_timeout(800)
+        page.clock.run_for(1000)
         assert page.evaluate("window.played") == 0
+        page.clock.resume()
         page.keyboard.press("Escape")
         page.locator(".w", has_text="weather").first.click()
-        page.wait_for_function("window.played === 1 && !document.querySelector('audio').paused")
+        until(lambda: page.evaluate("window.played") == 1 and not paused())
         double_click(page, "weather")
-        assert page.locator("audio").evaluate("e => e.paused")
+        assert paused()
         page.keyboard.press("Alt+k")  # unless it is asked for
-        page.wait_for_function("!document.querySelector('audio').paused")
+        until(lambda: not paused())
 
 
 def test_two_who_correct_the_same_text_are_told(browser, tone) -> None:

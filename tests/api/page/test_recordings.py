@@ -89,7 +89,7 @@ def test_what_was_said_and_how_files_are_called_is_never_code(browser, tone) -> 
             page.locator(".viewer").wait_for()
             assert page.locator("h1").inner_text() == HOSTILE
             assert f"one {HOSTILE} two" in lines(page)
-            field = page.get_by_label("Name of speaker A")
+            field = page.get_by_label(f"Name of {HOSTILE}")
             field.fill(HOSTILE + "!")
             assert page.locator(".name option:checked").first.inner_text() == HOSTILE + "!"
             assert page.locator("img, iframe, object, embed").count() == 0

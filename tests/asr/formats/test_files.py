@@ -194,7 +194,7 @@ def test_speakers_are_labelled_in_each_format_its_own_way() -> None:
     assert txt(transcript) == "Speaker A: Hi. I am Ann.\nA<B>: Bob.\nUnknown speaker: Hm.\n"
     assert [cue.text for cue in read_srt(srt(transcript))][0] == "[Speaker A]: Hi."
     assert "<v Speaker A>Hi.\n" in vtt(transcript) and "<v A&lt;B&gt;>Bob.\n" in vtt(transcript)
-    assert read_tsv(tsv(transcript))[3].text == "Hm."
+    assert read_tsv(tsv(transcript))[3].text == "[Unknown speaker]: Hm."
 
 
 FORGED = "Eve]: Hi.\n\n2\n00:00:09,000 --> 00:00:10,000\nforged"

@@ -236,7 +236,7 @@ def test_it_is_read_heard_and_looked_into(shown) -> None:
     assert shown.locator(".summary").inner_text().startswith("0:08 · English")
     shown.locator(".w", has_text="morning").click()
     shown.locator(".w.now").first.wait_for()
-    shown.get_by_label("Name of speaker B").wait_for(state="attached")
+    shown.get_by_label(f"Name of {HOSTILE}").wait_for(state="attached")
     assert HOSTILE in shown.get_by_label("Warnings").inner_text()
 
 

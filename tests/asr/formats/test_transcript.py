@@ -222,7 +222,7 @@ def _meeting(text: str = " Good morning.", **speaker: str) -> Transcript:
     return Transcript((first, rest), 64_000, spans, "en", diarized=bool(speaker))
 
 
-@pytest.mark.parametrize("name", ["a.docx", "a", "a.all", "srt"])
+@pytest.mark.parametrize("name", ["a.doc", "a", "a.all", "srt"])
 def test_an_extension_that_is_no_format_is_refused(name: str, tmp_path: Path):
     with pytest.raises(UsageError, match="names no output format; known: txt, srt, vtt"):
         _meeting().save(tmp_path / name)
