@@ -103,7 +103,8 @@ def test_a_transcript_gets_new_speakers_with_one_name_everywhere(
     assert found == [("Speaker A", " 0. 1."), ("Speaker B", " 2. 3.")]
     assert {w["speaker"] for s in data["segments"] for w in s["words"]} == {w for w, _ in found}
     assert "[Speaker B]: 2. 3." in Path("talk.srt").read_text()
-    assert list(read_rttm(Path("talk.rttm").read_text())["talk"].speakers) == [w for w, _ in found]
+    listed = read_rttm(Path("talk.rttm").read_text())["talk"].speakers
+    assert list(listed) == ["Speaker_A", "Speaker_B"], "names in RTTM have no spaces"
     assert again("long.wav") == 1 and not Path("long.json").exists()
     with pytest.raises(UsageError, match="one recording, and there are 2"):
         again("talk.wav", "long.wav")

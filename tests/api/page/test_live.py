@@ -136,7 +136,7 @@ def test_after_a_broken_session_words_go_on_and_the_recording_is_sent(browser, t
         words = page.get_by_role("log", name="Words of the recording")
         words.get_by_text("of 1").first.wait_for()
         said = [text.replace("\n", " ") for text in words.locator("p").all_inner_texts()]
-        assert said[:2] == ["A: item 1 B: of 0", "A: item 2 B: of 0"]
+        assert said[:2] == [f"Speaker A: item {n} Speaker B: of 0" for n in (1, 2)]
         tail = words.locator(".tail").last
         assert tail.inner_text().strip() == "perhaps"
         colours = "e => [e, e.previousSibling].map(one => getComputedStyle(one).color)"
