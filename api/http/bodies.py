@@ -320,7 +320,7 @@ def _checked(data: FormData, file_field: str) -> Form:
         if isinstance(value, str):
             fields.append((name, value))
         elif name != file_field:
-            text = f"{name!r} is not a file field of this form"
+            text = f"{name!r} is not a file field of this form; its file is {file_field!r}"
             raise ApiError("invalid_value", text, param=name)
         else:
             file, file_name = value.file, value.filename
