@@ -6,9 +6,8 @@ const UNSURE = 0.6; // a paragraph whose speaker has less confidence says so
 const DOUBTFUL = 0.5; // words of less probability are marked
 const TWICE_MS = 300; // a second click within it makes a double click, which edits and plays nothing
 
-// `seek(seconds)` plays from there, `seek(seconds, wait)` after so many ms, unless there is another one;
-// `toggle()` plays or pauses; `edit(word number)` and
-// `speaker(segment numbers, label or "new")` are asked for by a double click and by the name of a speaker.
+// `seek(seconds, wait)` plays from there, after so many ms or at once; `toggle()` plays or pauses; `edit(word number)`
+// and `speaker(segment numbers, label or "new")` are asked for by a double click and by the name of a speaker.
 export class Transcript {
   constructor(names, act) {
     Object.assign(this, { names, act });
