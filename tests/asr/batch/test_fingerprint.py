@@ -25,6 +25,11 @@ def test_settings_are_equal_when_they_are(one, two) -> None:
     assert settings_hash(dict(reversed(one.items()))) == settings_hash(one)
 
 
+def test_folders_of_earlier_versions_resume() -> None:
+    """Their manifests hold this; another value transcribes everything again, which a new `VERSION` is for."""
+    assert settings_hash({"model": "tiny.en", "words": True}) == "81d14d25ca3f083e"
+
+
 def test_content_counts_not_name_nor_date(tmp_path) -> None:
     (tmp_path / "a").write_bytes(b"sound")
     shutil.copy(tmp_path / "a", tmp_path / "b")
