@@ -158,6 +158,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "True -> False in return Attempt(result, Judgement.KEEP, None, (True, mean))",
     ): "without guards no answer is decoded again, and ranks are compared of two",
     (
+        "ledger",
+        "Record",
+        "0 -> 1 in attempt: int = 0",
+    ): "every record of a manifest names its attempt",
+    (
         "periods",
         "Period",
         "False -> True in sampling: bool = False",
