@@ -44,7 +44,6 @@ from ..speech.serving import TranscriptionStream
 
 FIELD = "audio_file"
 MAX_RAW = (1 << 32) - 4096  # bytes: what the header of a wav file can say
-
 router = APIRouter(tags=["endpoints"])
 
 
