@@ -49,7 +49,7 @@ def check_forescribe(command: Command) -> None:
     group, name, words = cli(), "forescribe", with_command(list(command.words[1:]))
     parent = group.make_context(name, [], resilient_parsing=True)  # which normalises options
     while (children := getattr(group, "commands", None)) is not None:
-        if words and words[0] in ("-h", "--help", "--version"):
+        if words and words[0] in ("-h", "--help", "--version", "--install-completion"):
             return
         name, group, words = f"{name} {words[0]}", children[words[0]], words[1:]
     group.make_context(name, words, parent=parent)
