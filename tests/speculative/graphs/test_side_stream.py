@@ -100,6 +100,7 @@ def encode(
         features=lambda samples: (torch.stack(samples),),
         slots=slots,
         side=SideStream(CUDA),
+        expect=lambda features, spent_s: None,
     )
     wrapped: Any = [SimpleNamespace(samples=samples, features=None) for samples in windows]
     with cuda.reads_allowed():  # of the side stream, which it stops alone
