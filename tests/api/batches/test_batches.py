@@ -76,7 +76,7 @@ def test_lines_answer_what_the_route_answers(client) -> None:
         ([line("a")], "line 1: give `file`"),
         ([line("", file="file-0")], "line 1: custom_id"),
         ([line("a", file="file-0", colour="blue")], "line 1: colour"),
-        ([line("a", file="file-0", language="tlh")], "line 1: unknown language"),
+        ([line("a", file="file-0", language="tlh")], "line 1: this model does not know Klingon"),
         ([line("a", file="file-0", model="other")], "line 1: there is no model"),
         ([line("a", file="file-0")], "line 1: there is no such file"),
         ([line("a", file_url="https://example.com/a")], "line 1: file_url: this server fetches no"),

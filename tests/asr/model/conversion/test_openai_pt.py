@@ -8,6 +8,7 @@ import pickle
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_a_conversion_is_the_model_that_the_file_was_made_of(original, file) -> 
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], values) for name, values in theirs.items())
     before, after = load(Pair(original), CPU), load(Pair(file), CPU)
-    assert after.tokens == before.tokens
+    assert replace(after.tokens, only=before.tokens.only) == before.tokens  # it names the model
     assert after.tokenizer.get_vocab() == before.tokenizer.get_vocab()
     for key in ("encoder_layers", "decoder_attention_heads", "eos_token_id"):
         assert getattr(after.target.config, key) == getattr(before.target.config, key), key
