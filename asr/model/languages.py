@@ -8,6 +8,7 @@ its data; the import takes 0.1 s, so codes and English names do without. Knows n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
@@ -60,6 +61,12 @@ FAR = 14
 """The distance, of those in Unicode's table, up to which one language stands for another: Moroccan Arabic and
 Arabic have 14. From 20 on they are those that its speakers learn besides, such as English for Irish."""
 
+_JOINED = re.compile(r"[/|;+&]|\s(and|or)\s", re.IGNORECASE)
+"""Between several languages; langcodes would take the first and say nothing."""
+
+SHOWN = 50
+"""Characters of a name that a message repeats."""
+
 ONLY = "this model knows English only; use a multilingual one"
 
 
@@ -95,6 +102,8 @@ def read_languages(
         return Spoken()
     if not named or AUTO in map(str.lower, named) or len(named) > len(LANGUAGES):
         raise UsageError(f"languages {names!r}: give codes or names, or auto alone")
+    for name in filter(_JOINED.search, named):
+        raise UsageError(f"languages {name[:SHOWN]!r}: separate them by commas")
     found = [_reduced(name, known, only) for name in named]
     return Spoken(
         tuple(dict.fromkeys(code for code, _ in found)),
@@ -112,12 +121,12 @@ def _reduced(name: str, known: Collection[str], only: str) -> tuple[str, str | N
     if language is None or taken is None:
         if len(known) == 1:
             raise UsageError(only)
-        meant = _meant(name, known)
+        meant = _meant(name, known, spelt=language is None)
         if language is not None:
-            what = f"this model does not know {language.language_name()} ({name!r})"
+            what = f"this model does not know {language.language_name()} ({name[:SHOWN]!r})"
             raise UsageError(what + (meant or ""))
         advice = ": give a code such as de, or a name such as German"
-        raise UsageError(f"unknown language {name!r}{meant or advice}")
+        raise UsageError(f"unknown language {name[:SHOWN]!r}{meant or advice}")
     shown = f"language {name}: taken as {taken} ({LANGUAGES.get(taken, taken).title()})"
     if near > 1:
         return taken, f"{shown}, the nearest that this model knows"
@@ -131,18 +140,19 @@ def _reduced(name: str, known: Collection[str], only: str) -> tuple[str, str | N
 
 
 def _understood(name: str) -> Language | None:
-    """What a name means, a tag before a name; None where it is neither."""
+    """What a name means, a tag before a name; None where it is neither. Of a locale (`de_DE.UTF-8`,
+    `de_DE@euro`) the tag is read."""
     import langcodes
 
     try:
-        tag = langcodes.get(name)
+        tag = langcodes.get(re.split("[.@]", name)[0])
         if tag.is_valid() and tag.language is not None:
             return tag
     except ValueError:  # no tag
         pass
     try:
         return langcodes.find(name.replace("_", " "))
-    except LookupError:
+    except (LookupError, UnicodeError):  # no name, or bytes that are no text
         return None
 
 
@@ -159,16 +169,18 @@ def _nearest(language: Language, known: Collection[str]) -> tuple[str | None, in
     return next(filter(known.__contains__, ALIKE.get(code, ())), None), FAR
 
 
-def _meant(name: str, known: Collection[str]) -> str | None:
-    """The known language with the nearest name, as a question; of two letters that of the country, as many
-    write `jp` for `ja`."""
+def _meant(name: str, known: Collection[str], spelt: bool) -> str | None:
+    """The known language that is meant, as a question: of two letters that of the country, as many write `jp`
+    for `ja`, else the one that is `spelt` nearly so."""
     import langcodes
 
     meant = None
     if len(name) == 2 and name.isascii() and name.isalpha():
         meant = langcodes.get(f"und-{name}").maximize().language
     if meant not in known:
-        spelt = {LANGUAGES.get(code, code): code for code in known} | {code: code for code in known}
-        close = get_close_matches(name.lower()[:50], spelt, n=1, cutoff=0.7)
-        meant = spelt[close[0]] if close else None
+        meant = None
+    if meant is None and spelt:
+        names = {LANGUAGES.get(code, code): code for code in known} | {code: code for code in known}
+        close = get_close_matches(name.lower()[:SHOWN], names, n=1, cutoff=0.7)
+        meant = names[close[0]] if close else None
     return meant and f": did you mean {meant} ({LANGUAGES.get(meant, meant).title()})?"

@@ -38,6 +38,7 @@ def test_every_name_that_openai_knows_is_known(name, code) -> None:
         *[(name, "en", None) for name in ("eng", "Englisch", "anglais", "English")],
         *[(name, "fr", None) for name in ("Français", "fra", "fre", "FR", "французский")],
         *[(name, "de", None) for name in ("deu", "ger", "Deutsch", "German")],
+        *[(name, "de", "region") for name in ("de_DE.UTF-8", "de_DE@euro")],
         *[(name, "no", None) for name in ("no", "nb", "nob", "Norsk", "Norwegian Bokmål")],
         *[(name, "nn", None) for name in ("nn", "nno", "Nynorsk")],
         *[(name, "jw", None) for name in ("jw", "jv", "jav", "Javanese")],
@@ -85,12 +86,18 @@ def test_several_are_read_one_by_one_and_told_once() -> None:
         ("klingon", "this model does not know Klingon ('klingon')"),
         ("ga", "this model does not know Irish ('ga')"),
         ("xx", "unknown language 'xx'"),
+        ("Bavarian", "this model does not know Bavarian ('Bavarian')"),
+        ("German and English", "languages 'German and English': separate them by commas"),
+        ("de;en", "separate them by commas"),
+        ("\x00", "unknown language"),
+        ("\udcff", "unknown language"),
         ("x" * 100_000, "give a code such as de, or a name such as German"),
     ],
 )
 def test_what_is_unknown_gets_the_nearest_name_and_no_list(name, told) -> None:
     with pytest.raises(UsageError) as refused:
         read_languages(name)
+    assert len(refused.value.message) < 150
     assert told in refused.value.message and ", ".join(sorted(LANGUAGES)[:3]) not in str(refused)
 
 
