@@ -25,6 +25,7 @@ from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from .blocks import mean_voice
 from .diarizer import Bounds, Diarization, Diarizer, Samples, SimilarityThresholds, Voice
+from .turns import is_label
 
 FOLDER_VARIABLE = "FORESCRIBE_SPEAKERS"
 FORMAT = 1
@@ -81,12 +82,14 @@ class KnownSpeakers:
     def add(self, name: str, encoder: str, voice: Voice, note: str = "") -> KnownSpeaker:
         """Enrol a voice. For a person who is known already, store the mean of all clips.
 
-        Raises UsageError for an empty name or less than LEAST_S of speech, and OutputError if the
-        folder cannot be written.
+        Raises UsageError for an empty name, a label of speakers without one, or less than LEAST_S of
+        speech, and OutputError if the folder cannot be written.
         """
         name = " ".join(unicodedata.normalize("NFC", name).split())
         if not name:
             raise UsageError("a speaker needs a name")
+        if is_label(name):
+            raise UsageError(f"{name!r} cannot be a name: results call speakers so who have none")
         require_enough_speech(Voice(name, voice.vector, voice.samples))
         path = self._path(name, encoder)
         before = _read(path) if path.is_file() else None

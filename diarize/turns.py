@@ -5,6 +5,7 @@ Positions are integer samples at 16 kHz. Knows nothing of models and words.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise, starmap
@@ -17,6 +18,8 @@ from forescribe.asr.formats.transcript_parts import Turn, samples_at
 UNKNOWN = "unknown"
 """The speaker of a turn of which it is doubtful whose it is."""
 
+_LABEL = re.compile(rf"{UNKNOWN}( speaker)?|speaker[ _][a-z]\d*", re.IGNORECASE)
+
 
 def letter(number: int) -> str:
     """A to Z, then A1, B1, ..."""
@@ -27,6 +30,11 @@ def letter(number: int) -> str:
 def anonymous(number: int) -> str:
     """The label of the n-th speaker without a name, in results of every format."""
     return f"Speaker {letter(number)}"
+
+
+def is_label(name: str) -> bool:
+    """Whether results call speakers so who have no name: a person of this name would be taken for them."""
+    return _LABEL.fullmatch(name.strip()) is not None
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,9 @@ def test_too_little_speech_and_no_name_are_refused(tmp_path: Path) -> None:
         store.add("Zoë", "e", Voice("x", None, 100 * RATE))
     with pytest.raises(UsageError, match="needs a name"):
         store.add(" ", "e", voice(0))
+    for label in ("Speaker A", "speaker  b", "Speaker_C1", "unknown", "Unknown speaker"):
+        with pytest.raises(UsageError, match="cannot be a name: results call speakers so"):
+            store.add(label, "e", voice(0))
     assert store.list() == []
 
 
