@@ -23,13 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.segment.windows import WindowOptions
-from forescribe.diarize.turns import is_label
 
 from ..errors import ApiError
 from ..http.bodies import loads, text
 from ..settings import Settings
 from ..wording import field_of, told
-from .answers import UNUSED
+from .answers import UNKNOWN, UNUSED
 from .serving import Serving
 
 Value = str | list[str] | dict[str, Any]
@@ -356,8 +355,8 @@ def check_speaker_names(names: Sequence[str]) -> None:
         if not name.isprintable() or len(name) > MAX_SPEAKER_NAME:
             text = f"a name has at most {MAX_SPEAKER_NAME} characters and none that breaks or controls a line"
             raise invalid("known_speaker_names", text)
-        if not name.strip() or is_label(name):
-            text = f"{name!r} cannot be a name: answers call speakers so who have none"
+        if not name.strip() or name == UNKNOWN:
+            text = f"{name!r} cannot be a name: {UNKNOWN!r} is who is not recognised"
             raise invalid("known_speaker_names", text)
     if len(set(names)) < len(names):
         raise invalid("known_speaker_names", "a name is given twice: each person has one reference")

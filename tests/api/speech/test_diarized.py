@@ -83,7 +83,6 @@ KINDS = ("delta", "segment", "done")
         (["a\u2028b"], [url(sound(4))], "known_speaker_names"),
         (["a" * 256], [url(sound(4))], "known_speaker_names"),
         (["unknown"], [url(sound(4))], "known_speaker_names"),
-        (["Speaker A"], [url(sound(4))], "known_speaker_names"),
         (["a", "a"], [url(sound(4))] * 2, "known_speaker_names"),
     ],
 )
