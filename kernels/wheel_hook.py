@@ -102,7 +102,7 @@ def complete(files: ModuleType, path: Path, runtime: Path) -> None:
     lacking = set(files.instruction_sets()) - set(loaded.isas)
     if lacking:
         raise files.CompilerError(
-            f"the compiler does not know {', '.join(sorted(lacking))}: use g++ 10 or newer"
+            f"the compiler does not know {', '.join(sorted(lacking))}: use g++ 11 or newer"
         )
     if not loaded.openmp:
         raise files.CompilerError(f"{path} was compiled without threads")

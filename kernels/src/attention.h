@@ -18,15 +18,17 @@ struct Reads {
     FS_INLINE int64_t slot(int64_t i) const { return i < high - low ? low + i : extra[i - (high - low)]; }
 };
 
-// `head` is a multiple of 8, so only the widest vectors leave a rest.
+// `head` is a multiple of 8: a rest is half a panel.
 template <class C>
 FS_INLINE float dot(const float *query, const C *key, int64_t head) {
-    F part = F{};
+    F parts[PARTS] = {};
     int64_t i = 0;
-    for (; i + LANES <= head; i += LANES) part = fma(load(query + i), load(key + i), part);
+    for (; i + PANEL <= head; i += PANEL)
+        for (int p = 0; p < PARTS; p++)
+            parts[p] = fma(load(query + i + p * LANES), load(key + i + p * LANES), parts[p]);
     float rest = 0;
     for (; i < head; i++) rest += query[i] * scalar(key + i);
-    return sum(part) + rest;
+    return sum(parts) + rest;
 }
 
 // NV vectors of the weighted sum of values, from `column` on.
@@ -70,7 +72,7 @@ void attend(const float *query, const C *keys, const C *values, int64_t head, co
     for (; column < head; column++) {
         float rest = 0;
         for (int64_t i = 0; i < count; i++)
-            rest += scores[i] * scalar(values + reads.slot(i) * head + column);
+            rest = fma(scores[i], scalar(values + reads.slot(i) * head + column), rest);
         out[column] = rest * scale;
     }
 }

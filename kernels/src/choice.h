@@ -68,13 +68,13 @@ FS_INLINE Part part(const Values &v, int64_t from, int64_t to) {
     p.at = from;
     if (from >= to) return p;
     p.best = largest(v, from, to);
-    F sums = F{};
+    F sums[PARTS] = {};
     int64_t i = from;
-    for (; i + LANES <= to; i += LANES) sums += exp(v.many(i) - all(p.best));
-    float lanes[LANES] = {};
+    for (; i + PANEL <= to; i += PANEL)
+        for (int k = 0; k < PARTS; k++) sums[k] += exp(v.many(i + k * LANES) - all(p.best));
+    float lanes[PANEL] = {};
     for (int64_t j = i; j < to; j++) lanes[j - i] = v.one(j) - p.best;
-    const F rest = exp(load(lanes));
-    store(lanes, rest);
+    for (int k = 0; k < PARTS; k++) store(lanes + k * LANES, exp(load(lanes + k * LANES)));
     p.sum = sum(sums);
     for (int64_t j = i; j < to; j++) p.sum += lanes[j - i];
     if (p.sum != p.sum) {  // a NaN, an infinity, or nothing is allowed

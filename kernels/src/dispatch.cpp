@@ -32,6 +32,15 @@ bool has_f16c() {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
+#endif
+
+#if defined(FS_HAS_AVXVNNI)
+bool has_avxvnni() {
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
 #endif
 
 // Best first, of those that were compiled. The compiler's run-time support asks the processor and the
@@ -51,9 +60,11 @@ constexpr Isa isas[] = {
 #if defined(FS_HAS_AVX512)
     {"avx512", &avx512_kernels, [] { return __builtin_cpu_supports("avx512f") != 0; }},
 #endif
+#if defined(FS_HAS_AVXVNNI)
+    {"avxvnni", &avxvnni_kernels, has_avxvnni},
+#endif
 #if defined(FS_HAS_AVX2)
-    {"avx2", &avx2_kernels,
-     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }},
+    {"avx2", &avx2_kernels, has_avx2},
 #endif
     {"generic", &generic_kernels, [] { return true; }},
 };
@@ -171,6 +182,9 @@ FS_EXPORT const char *fs_isas(void) {
 #endif
 #if defined(FS_HAS_AVX512)
         "avx512 "
+#endif
+#if defined(FS_HAS_AVXVNNI)
+        "avxvnni "
 #endif
 #if defined(FS_HAS_AVX2)
         "avx2 "

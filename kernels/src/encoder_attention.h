@@ -66,21 +66,9 @@ void store_values(const float *rows, int64_t stride, int64_t begin, int64_t end,
 inline void renew(float *scores, int64_t count, int64_t width, float &top, float &sum, float *blend,
                   int64_t columns) {
     const float found = largest(scores, count), best = found > top ? found : top;
-    const F high = all(best);
-    F part = F{};
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        const F value = exp(load(scores + i) - high);
-        store(scores + i, value);
-        part += value;
-    }
     float rest = 0;
-    if (i < count) {  // `width` is a multiple of 16: there is room
-        store(scores + i, exp(load(scores + i) - high));
-        for (int64_t j = i; j < count; j++) rest += scores[j];
-        for (int64_t j = count; j < width; j++) scores[j] = 0;
-    }
-    for (int64_t j = (count + LANES - 1) / LANES * LANES; j < width; j++) scores[j] = 0;
+    const float whole = exponentials(scores, count, best, rest);  // `width` is a multiple of 16: there is room
+    for (int64_t j = count; j < width; j++) scores[j] = 0;
     float scale = 1.0f;
     if (best > top) {
         float lanes[LANES];
@@ -89,7 +77,7 @@ inline void renew(float *scores, int64_t count, int64_t width, float &top, float
         for (int64_t c = 0; c < columns; c += LANES) store(blend + c, load(blend + c) * all(scale));
     }
     top = best;
-    sum = sum * scale + (forescribe::FS_ISA::sum(part) + rest);
+    sum = sum * scale + (whole + rest);
 }
 
 // Rows [0, count) of `query`, at most ATTEND_ROWS, over all keys of one head; the result replaces the queries.

@@ -8,7 +8,7 @@
 #include "layout.h"
 #include "vector.h"
 
-#if defined(__AVX512VNNI__) && !defined(FS_LANES)
+#if (defined(__AVX512VNNI__) || defined(__AVXVNNI__)) && !defined(FS_LANES)
 #define FS_INT8_DOTS 1 /* vpdpbusd: sums of four products of unsigned with signed bytes, per lane */
 #else
 #define FS_INT8_DOTS 0
@@ -80,8 +80,10 @@ inline const uint8_t *rounded_rows(const float *from, int64_t stride, int64_t ro
 
 // sums + the products of four bytes of a row, in `x`, with four weights of each lane's output.
 FS_INLINE I quad(const I &sums, int32_t x, const I &w) {
-#if FS_INT8_DOTS
+#if FS_INT8_DOTS && defined(__AVX512VNNI__)
     return (I)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(x), (__m512i)w);
+#elif FS_INT8_DOTS
+    return (I)_mm256_dpbusd_avx_epi32((__m256i)sums, _mm256_set1_epi32(x), (__m256i)w);
 #elif defined(__AVX2__) && defined(__FMA__) && !defined(FS_LANES)
     // |x| <= 127 and |w| <= 127: two products are below 2^15, so no sum of 16 bits saturates.
     const __m256i row = _mm256_set1_epi32(x), size = _mm256_abs_epi8(row), ones = _mm256_set1_epi16(1);

@@ -11,24 +11,26 @@ FS_INLINE float inverse_root(float value) { return 1.0f / __builtin_sqrtf(value)
 
 // The sum of (x - mean)^2 over a row; with mean 0 the sum of squares.
 FS_INLINE float spread(const float *x, float mean, int64_t width) {
-    F total = F{};
+    F parts[PARTS] = {};
     int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) {
-        const F off = load(x + i) - all(mean);
-        total = fma(off, off, total);
-    }
+    for (; i + PANEL <= width; i += PANEL)
+        for (int p = 0; p < PARTS; p++) {
+            const F off = load(x + i + p * LANES) - all(mean);
+            parts[p] = fma(off, off, parts[p]);
+        }
     float rest = 0;
     for (; i < width; i++) rest += (x[i] - mean) * (x[i] - mean);
-    return sum(total) + rest;
+    return sum(parts) + rest;
 }
 
 FS_INLINE float total(const float *x, int64_t width) {
-    F part = F{};
+    F parts[PARTS] = {};
     int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) part += load(x + i);
+    for (; i + PANEL <= width; i += PANEL)
+        for (int p = 0; p < PARTS; p++) parts[p] += load(x + i + p * LANES);
     float rest = 0;
     for (; i < width; i++) rest += x[i];
-    return sum(part) + rest;
+    return sum(parts) + rest;
 }
 
 inline void layer_norm(const float *x, const fs_norm &norm, float eps, int64_t width, float *out) {
@@ -37,7 +39,7 @@ inline void layer_norm(const float *x, const fs_norm &norm, float eps, int64_t w
     int64_t i = 0;
     for (; i + LANES <= width; i += LANES)
         store(out + i, fma((load(x + i) - all(mean)) * all(scale), load(norm.scale + i), load(norm.shift + i)));
-    for (; i < width; i++) out[i] = (x[i] - mean) * scale * norm.scale[i] + norm.shift[i];
+    for (; i < width; i++) out[i] = fma((x[i] - mean) * scale, norm.scale[i], norm.shift[i]);
 }
 
 inline void rms_norm(const float *x, const float *weight, float eps, int64_t width, float *out) {

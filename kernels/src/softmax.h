@@ -26,25 +26,33 @@ FS_INLINE float largest(const float *x, int64_t count) {
     return best;
 }
 
-// Returns the sum of the exponentials. `x` has room for a multiple of LANES; what lies behind `count` is
+// exp(x - top) in place, of whole panels: what lies behind `count` is overwritten too. Returns the sum over the
+// panels that end within `count`; `rest` is that of the others.
+FS_INLINE float exponentials(float *x, int64_t count, float top, float &rest) {
+    F parts[PARTS] = {};
+    for (int64_t i = 0; i < count; i += PANEL) {
+        F values[PARTS];
+        for (int p = 0; p < PARTS; p++) {
+            values[p] = exp(load(x + i + p * LANES) - all(top));
+            store(x + i + p * LANES, values[p]);
+        }
+        if (i + PANEL <= count)
+            for (int p = 0; p < PARTS; p++) parts[p] += values[p];
+        else
+            for (int64_t j = i; j < count; j++) rest += x[j];
+    }
+    return sum(parts);
+}
+
+// Returns the sum of the exponentials. `x` has room for a multiple of PANEL; what lies behind `count` is
 // overwritten with zeros.
 FS_INLINE float exponentials(float *x, int64_t count) {
     const float top = largest(x, count);
-    for (int64_t i = count; i % LANES; i++) x[i] = top;
-    F part = F{};
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        const F value = exp(load(x + i) - all(top));
-        store(x + i, value);
-        part += value;
-    }
+    for (int64_t i = count; i % PANEL; i++) x[i] = top;
     float rest = 0;
-    if (i < count) {
-        store(x + i, exp(load(x + i) - all(top)));
-        for (int64_t j = i; j < count; j++) rest += x[j];
-        for (int64_t j = count; j < i + LANES; j++) x[j] = 0;
-    }
-    return sum(part) + rest;
+    const float whole = exponentials(x, count, top, rest);
+    for (int64_t i = count; i % PANEL; i++) x[i] = 0;
+    return whole + rest;
 }
 
 }  // namespace FS_ISA

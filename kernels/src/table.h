@@ -23,6 +23,7 @@ struct Kernels {
 extern const Kernels generic_kernels;
 #if defined(__x86_64__)
 extern const Kernels avx2_kernels;
+extern const Kernels avxvnni_kernels;
 extern const Kernels avx512_kernels;
 extern const Kernels avx512vnni_kernels;
 extern const Kernels avx512bf16_kernels;

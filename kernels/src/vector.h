@@ -77,11 +77,20 @@ FS_INLINE F fma(const F &a, const F &b, const F &c) {
 FS_INLINE F at_least(const F &value, float bound) { return value < all(bound) ? all(bound) : value; }
 FS_INLINE F at_most(const F &value, float bound) { return value > all(bound) ? all(bound) : value; }
 
-// Lanes are added in halves: an order that depends on nothing but LANES.
-FS_INLINE float sum(const F &value) {
-    float part[LANES];
-    store(part, value);
-    for (int half = LANES / 2; half; half /= 2)
+FS_INLINE float fma(float a, float b, float c) {
+#if (defined(__FMA__) || defined(__aarch64__)) && !defined(FS_LANES)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+// A sum over a row is kept in PANEL partial sums, in vectors of any width, which are then added in halves: the
+// order is the same on every instruction set.
+FS_INLINE float sum(const F (&values)[PARTS]) {
+    float part[PANEL];
+    for (int i = 0; i < PARTS; i++) store(part + i * LANES, values[i]);
+    for (int half = PANEL / 2; half; half /= 2)
         for (int i = 0; i < half; i++) part[i] += part[i + half];
     return part[0];
 }

@@ -40,6 +40,7 @@ COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno"
 X86: dict[str, tuple[str, ...]] = {
     "generic": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avxvnni": ("-mavxvnni", "-mavx2", "-mfma", "-mf16c"),
     "avx512": ("-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
     "avx512vnni": ("-mavx512vnni", "-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
     "avx512bf16": (

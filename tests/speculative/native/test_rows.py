@@ -153,22 +153,3 @@ def test_wrong_indices_are_refused_before_anything_is_written(kind: Kind):
         with pytest.raises(ValueError, match="prompts"):
             made.prefill(torch.tensor([0, 1]), tokens(1, 3), [None])
     assert torch.equal(made.cache.kv, before)
-
-
-@pytest.mark.parametrize("kind", [Shape(size=64, inner=128, sources=50), "qwen3"], ids=str)
-@torch.inference_mode()
-def test_instruction_sets_agree(kind: Kind):
-    made, results = decoder(kind), {}
-    made.allocate(2, SLOTS)
-    try:
-        for name in made.library.instruction_sets():
-            made.library.choose(name)
-            made.prefill(torch.arange(2), tokens(2, 7, 2), states_of(kind, 2))
-            scored = made.score(tokens(2, 6), torch.tensor([6, 7]), reach=SLOTS)
-            results[name] = scored.logits
-    finally:
-        made.library.choose(None)
-    for found in results.values():
-        torch.testing.assert_close(found, results["generic"], atol=2e-4, rtol=1e-4)
-    with pytest.raises(ValueError, match="generic"):
-        made.library.choose("abacus")

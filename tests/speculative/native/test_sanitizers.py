@@ -21,7 +21,7 @@ FLAGS = ("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wn
 @pytest.mark.nightly
 @pytest.mark.skipif(
     not os.environ.get("FORESCRIBE_SANITIZERS"),
-    reason="FORESCRIBE_SANITIZERS is not set: four instruction sets compile for many minutes",
+    reason="FORESCRIBE_SANITIZERS is not set: all instruction sets compile for many minutes",
 )
 def test_random_inputs_stay_in_their_buffers_and_results_agree(tmp_path: Path) -> None:
     try:
