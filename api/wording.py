@@ -52,9 +52,8 @@ WITH_FACTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
         "too_long": lambda facts: f"must have at most {facts['max_length']} entries",
         "too_short": lambda facts: _at_least(facts["min_length"], "entries"),
         "string_too_long": lambda facts: f"must have at most {facts['max_length']} characters",
-        "string_pattern_mismatch": lambda facts: (
-            "must not be blank"
-        ),  # the only pattern that there is
+        # The only pattern that there is.
+        "string_pattern_mismatch": lambda facts: "must not be blank",
         "string_too_short": lambda facts: _at_least(facts["min_length"], "characters"),
     }
 )

@@ -91,11 +91,8 @@ def opened_voices(seal: Seal, text: str, now: float) -> KeptVoices:
             KeptVoice(str(label)[:MAX_LABEL], float(amount), float(seconds), tuple(map(float, sum)))
             for label, amount, seconds, sum in voices[:MOST_SPEAKERS]
         )
-    except (
-        TypeError,
-        LookupError,
-        ArithmeticError,
-    ) as error:  # anybody signs where there are no keys
+    except (TypeError, LookupError, ArithmeticError) as error:
+        # Anybody signs where there are no keys.
         raise ValueError("not made by this server") from error
     return KeptVoices(str(encoder), kept)
 

@@ -147,9 +147,8 @@ class Goodput:
         self.probe_s = 0.0  # what the last drafts after plain rounds cost beside their round
         self.requests = self.tokens = 0  # begun, and written by all of them
         self.rows, self.row_rounds = 1.0, 0  # in the last rounds; in all of them
-        self.width: dict[
-            int, float
-        ] = {}  # tokens that a draft of each bucket has, where they end early
+        # Tokens that a draft of each bucket has, where they end early.
+        self.width: dict[int, float] = {}
         self.spent_s = 0.0
         self.expected = 0  # requests, see `expect`, and of each:
         self.expected_reading_s = self.expected_tokens = 0.0
