@@ -149,23 +149,32 @@ def test_a_fault_of_ours_ends_the_session_and_says_no_more(live, monkeypatch, he
     nothing_left(serving, app)
 
 
+@contextmanager
+def unread(address: str) -> Iterator[tuple[ClientConnection, Callable[[], None]]]:
+    """A client that reads none of its many answers, and what makes it read on."""
+    own = socket.create_connection(("127.0.0.1", int(address.split(":")[2].split("/")[0])))
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with (
+        talking(address, sock=own, close_timeout=0, ping_interval=None) as client,
+        ExitStack() as reads,
+    ):
+        client.recv_flow_control.acquire()
+        reads.callback(client.recv_flow_control.release)
+        with suppress(ConnectionClosed, OSError):
+            for _ in range(5000):
+                say(client, "no such event")
+        yield client, reads.close
+
+
 def test_a_slow_reader_is_cut_off_and_told_so_when_it_reads_on(live, monkeypatch) -> None:
     monkeypatch.setattr(connection, "MAX_UNSENT", 1 << 14)
     monkeypatch.setattr(connection, "CLOSE_S", 0.2)
     said: list[dict[str, Any]] = []
     monkeypatch.setattr(connection, "report", lambda event, **facts: said.append(facts))
     serving, app, address = live(ws=Small)
-    own = socket.create_connection(("127.0.0.1", int(address.split(":")[2].split("/")[0])))
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    with talking(address, sock=own, close_timeout=0) as client:
-        client.recv_flow_control.acquire()
-        with suppress(ConnectionClosed, OSError):
-            for _ in range(5000):
-                say(client, "no such event")
-        try:
-            nothing_left(serving, app)
-        finally:
-            client.recv_flow_control.release()
+    with unread(address) as (client, read_on):
+        nothing_left(serving, app)
+        read_on()
         types, code = rest(client)
     assert said[-1]["close"] == code == 1013 and set(types) == {"error"}
 
@@ -173,18 +182,20 @@ def test_a_slow_reader_is_cut_off_and_told_so_when_it_reads_on(live, monkeypatch
 def test_a_client_that_never_reads_is_cut_off_in_the_end(live, monkeypatch) -> None:
     monkeypatch.setattr(connection, "MAX_UNSENT", 1 << 14)
     monkeypatch.setattr(protocols, "LINGER_S", 0.2)
-    _, _, address = live(ws=Small)
-    own = socket.create_connection(("127.0.0.1", int(address.split(":")[2].split("/")[0])))
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    with talking(address, sock=own, close_timeout=0) as client:
-        client.recv_flow_control.acquire()
-        with suppress(ConnectionClosed, OSError):
-            for _ in range(5000):
-                say(client, "no such event")
-        try:  # the first byte of the system's facts is the state: 7 is closed, by a reset
-            until(lambda: own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 7)
-        finally:
-            client.recv_flow_control.release()
+    lost = threading.Event()
+
+    class Watched(Small):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.close_timeout = 10 * PATIENCE  # of uvicorn
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            lost.set()
+
+    _, _, address = live(ws=Watched)
+    with unread(address):
+        assert lost.wait(PATIENCE)
 
 
 def test_a_client_that_is_faster_than_the_model_waits(live, held, monkeypatch) -> None:
