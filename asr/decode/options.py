@@ -181,6 +181,8 @@ class Decoded:
     continued: bool = False  # the next part of its window follows
     wordless: tuple[Run, ...] = ()  # where a voice was heard and no word written
     reach: int | None = None  # the end of its last word, where a voice goes on behind it
+    # The most probable language with its probability, where the call has named one.
+    heard: tuple[str, float] | None = None
 
     @property
     def length(self) -> int:

@@ -25,9 +25,10 @@ from ..formats.transcript_parts import (
     TokenSource,
     seconds,
 )
+from ..model.languages import ALIKE, LANGUAGES
 from ..model.whisper import Whisper
 from ..segment.windows import Window, total
-from .answers import BoundOptions
+from .answers import CONFIDENT, BoundOptions
 from .context import DecodingContext
 from .options import Decoded, Options, Outcome
 from .recording import (
@@ -231,6 +232,8 @@ def _warnings(
     if others := {d.language for d in done if d.state != "failed"} - {language}:
         text = f"some windows are in another language: {', '.join(sorted(others))}"
         notices.append(Notice("mixed_languages", text))
+    spoken = [d for d in done if text_of(whisper, d.tokens).strip()]
+    notices += _other_language(spoken, language)
     notices += _dropped(whisper, done)
     if untimed := [d for d in done if d.start in recording.timing_faults]:
         reason = reason_of(recording.timing_faults[untimed[0].start])
@@ -242,6 +245,29 @@ def _warnings(
         text = f"decoded without drafts at {spans}: {error}; the text is complete"
         notices.append(_notice("draft_failed", text, plain))
     return notices
+
+
+def _other_language(done: Sequence[Decoded], named: str | None) -> list[Notice]:
+    """A warning where another language is heard than the one that was named: the most frequent one."""
+    other = dict[str, list[Decoded]]()
+    for decoded in done:
+        code, probability = decoded.heard or ("", 0.0)
+        known = {code, *ALIKE.get(code, ())}
+        if decoded.state == "decoded" and probability >= CONFIDENT and named not in known:
+            other.setdefault(code, []).append(decoded)
+    if not other:
+        return []
+    code, heard = max(other.items(), key=lambda item: sum(d.length for d in item[1]))
+    probability = max(d.heard[1] for d in heard if d.heard)
+    text = (
+        f"{_listed(map(_span, heard))}: this sounds like {_name(code)} ({probability:.2f}) and was decoded "
+        f"as {_name(named or '')}; --language {'auto' if len(heard) < len(done) else code} decodes it as such"
+    )
+    return [_notice("other_language", text, heard)]
+
+
+def _name(code: str) -> str:
+    return LANGUAGES.get(code, code).title()
 
 
 def _dropped(whisper: Whisper, done: Iterable[Decoded]) -> list[Notice]:

@@ -251,6 +251,7 @@ class Submission:
         whisper, options, window = self.context.whisper, self.bound.options, pending.window
         assert pending.best is not None
         decoded = decoded_of(
+            whisper,
             pending,
             pending.best,
             tried=result.request.temperature,

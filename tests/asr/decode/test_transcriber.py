@@ -275,6 +275,41 @@ def test_a_doubtful_language_is_told(shared, three_windows, monkeypatch) -> None
     assert not warned(options, ("en", 0.2), ("en", 0.8), ("en", 0.8))
 
 
+@pytest.mark.parametrize(
+    ("heard", "told"),
+    [
+        ([0.02, 0.96, 0.02], "0.0 to 30.0 s, 30.0 to 59.9 s, 59.9 to 80.0 s"),
+        ([0.1, 0.85, 0.05], None),
+        ([0.96, 0.02, 0.02], None),
+    ],
+)
+def test_another_language_than_the_one_named_is_told(
+    shared, three_windows, monkeypatch, heard, told
+) -> None:
+    real, codes = submission.attempt_of, list(shared.whisper.tokens.languages)
+    chances = [heard[["de", "fr", "en"].index(code)] / 2 for code in codes]
+
+    def attempt_of(whisper, guards, result, **named):
+        assert len(result.probe) == 1 + len(codes) and 0 < sum(result.probe) < 1
+        return real(whisper, guards, replace(result, probe=(0.0, *chances)), **named)
+
+    monkeypatch.setattr(submission, "attempt_of", attempt_of)
+    (outcome,) = shared.transcribe([three_windows], replace(GERMAN, vad=False))
+    made = outcome.transcript
+    assert (made.language, made.language_probability) == ("de", None)
+    assert [(w.code, w.message) for w in made.warnings] == (
+        [
+            (
+                "other_language",
+                f"{told}: this sounds like French (0.96) and was decoded as German; --language fr decodes it "
+                "as such",
+            )
+        ]
+        if told
+        else []
+    )
+
+
 @pytest.mark.parametrize("language", [None, "auto", "Auto"])
 def test_a_language_is_detected_unless_it_is_given(shared, recordings, language) -> None:
     (outcome,) = shared.transcribe(recordings[:1], Options(language=language))
