@@ -30,7 +30,7 @@ from urllib.parse import quote
 from ..errors import OutputError, UsageError
 from ..storage.locations import STDIN
 from .files import put, txt
-from .transcript import UNREADABLE, Transcript
+from .transcript import Transcript
 from .transcript_parts import Json
 
 EMBEDDED_BYTES = 24 << 20
@@ -110,8 +110,8 @@ class Reports:
         for path in files:
             if isinstance(path, Path) and path.suffix == ".json":  # no report has URLs
                 try:
-                    transcript = Transcript.from_dict(json.loads(path.read_text(encoding="utf-8")))
-                except (OSError, *UNREADABLE):  # changed by another program
+                    transcript = Transcript.load(path)
+                except UsageError:  # changed by another program
                     return False
                 self._page(source, transcript)
                 return True

@@ -164,7 +164,11 @@ class Transcript:
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (OSError, *UNREADABLE) as error:
-            lacks = f"it has no {error}" if isinstance(error, KeyError) else one_line(str(error))
+            lacks = one_line(str(error))
+            if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+                lacks = "it is no JSON"
+            elif isinstance(error, KeyError):
+                lacks = f"it has no {error}"
             raise UsageError(
                 f"{str(path)!r} is not a transcript of this program: {lacks}"
             ) from error
@@ -198,6 +202,16 @@ class Transcript:
 UNREADABLE = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 """What reading a JSON file that is no transcript may raise."""
 
+_KINDS: Mapping[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+
 
 @dataclass(frozen=True)
 class Fields:
@@ -205,10 +219,15 @@ class Fields:
 
     data: Mapping[str, Json]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, Mapping):
+            raise TypeError(f"{_KINDS[type(self.data)]} stands where {_KINDS[dict]} is needed")
+
     def _get(self, key: str, kind: type | tuple[type, ...]) -> Json:
         value = self.data[key]
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise TypeError(f"{key!r} is {type(value).__name__} in a transcript")
+            needed = kind if isinstance(kind, type) else kind[-1]
+            raise TypeError(f"{key!r} is {_KINDS[type(value)]}; {_KINDS[needed]} is needed")
         return value
 
     def text(self, key: str) -> str:
@@ -229,7 +248,7 @@ class Fields:
     def optional_flag(self, key: str) -> bool | None:
         value = self.data.get(key)
         if value is not None and not isinstance(value, bool):
-            raise TypeError(f"{key!r} is {type(value).__name__} in a transcript")
+            raise TypeError(f"{key!r} is {_KINDS[type(value)]}; {_KINDS[bool]} is needed")
         return value
 
     def items(self, key: str) -> list[Json]:

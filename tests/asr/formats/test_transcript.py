@@ -188,12 +188,6 @@ def test_time_does_not_run_backwards(make: Any) -> None:
         make()
 
 
-def test_a_file_that_is_no_transcript_is_refused_by_key() -> None:
-    data = Transcript((), 0, Coverage()).to_dict() | {"duration": "long"}
-    with pytest.raises(TypeError, match="'duration' is str"):
-        Transcript.from_dict(data)
-
-
 def decoded(samples: int) -> Coverage:
     return Coverage((Span(0, samples, "decoded"),))
 
@@ -220,6 +214,23 @@ def _meeting(text: str = " Good morning.", **speaker: str) -> Transcript:
     rest = Segment(1, 0, 0, 24_000, 48_000, " Bye.", **speaker)
     spans = Coverage((Span(0, 64_000, "decoded"),))
     return Transcript((first, rest), 64_000, spans, "en", diarized=bool(speaker))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("hello", "it is no JSON"),
+        ("[]", "a list stands where an object is needed"),
+        ('{"duration": 1}', "it has no 'segments'"),
+        ('{"segments": [3], "duration": 1}', "a whole number stands where an object"),
+        ('{"segments": null, "duration": 1}', "'segments' is null; a list is needed"),
+        ('{"segments": [], "duration": true}', "'duration' is true or false; a number is needed"),
+    ],
+)
+def test_a_file_that_is_no_transcript_is_told_in_words(wrong: str, said: str, tmp_path: Path):
+    (tmp_path / "a.json").write_text(wrong)
+    with pytest.raises(UsageError, match="'.*a.json' is not a transcript of this program: " + said):
+        Transcript.load(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize("name", ["a.doc", "a", "a.all", "srt"])
