@@ -34,7 +34,7 @@ from .opening import (
     has_xing,
     lacks_index,
     size_of,
-    stated_share,
+    stated_bytes,
     unread_bytes,
     unreadable,
 )
@@ -200,8 +200,9 @@ class _Bounded:
                         f"{size_of(self._file)} bytes; no recording is so small: its times are damaged"
                     )
                 yield pcm
-        if (share := stated_share(self._file)) > 1:
-            self.declared_s = length_s * share
+        stated, held = stated_bytes(self._file)
+        if 0 < held < stated:
+            self.declared_s = length_s * stated / held
         count, start = unread_bytes(self._file)
         if count:
             text = (
@@ -329,6 +330,9 @@ class _AvReader:
             return float(self.stream.duration * self.stream.time_base)
         if (stated := clock_s(self.stream.metadata.get("DURATION", ""))) is not None:
             return stated
+        sound, held = stated_bytes(file)
+        if sound and not held and (bits := self.stream.codec_context.bit_rate):
+            return 8 * sound / bits  # cut off behind its header
         # With a video stream the container may be longer than its sound.
         alone = len(self.container.streams) == 1
         return self.container.duration / 1e6 if alone and self.container.duration else None

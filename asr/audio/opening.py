@@ -193,13 +193,12 @@ def is_known(size: int) -> bool:
     return 0 < size < 0xFFFF0000 and not 0x7FFF0000 <= size <= 0x80010000
 
 
-def stated_share(file: BinaryIO) -> float:
-    """The bytes of sound by the header, for each byte of it in the file: more than 1 in a wav, w64, aiff, caf
-    or au that was cut off, else 1."""
+def stated_bytes(file: BinaryIO) -> tuple[int, int]:
+    """The bytes of sound by the header, and those of them in the file: fewer in a wav, w64, aiff, caf or au
+    that was cut off."""
     with _unmoved(file) as whole:
         _, start, end = _stated(file, whole)
-        held = min(end, whole) - start
-        return max(1.0, (end - start) / held) if held > 0 else 1.0
+        return end - start, max(0, min(end, whole) - start)
 
 
 def unread_bytes(file: BinaryIO) -> tuple[int, int]:
@@ -223,7 +222,8 @@ def lacks_index(file: BinaryIO) -> bool:
     with _unmoved(file) as end:
         file.seek(0)
         if file.read(4) == b"caff":
-            return stated_share(file) > 1
+            stated, held = stated_bytes(file)
+            return held < stated
         at, kinds = 0, list[bytes]()
         while at + 8 <= end and len(kinds) < MAX_BOXES:
             file.seek(at)

@@ -243,7 +243,7 @@ class Recording(AbstractContextManager["Recording"]):
                 "the file is cut off or damaged"
             )
             self._warnings.append(Notice("truncated_audio", text))
-        if self.duration_s < SHORT_S:
+        elif self.duration_s < SHORT_S:
             text = f"{1000 * self.duration_s:.0f} ms of audio are too short for speech"
             self._warnings.append(Notice("short_audio", text))
 

@@ -94,7 +94,7 @@ WARNED = {
     "cut.mp3": "truncated_audio",
     "nan.wav": "non_finite_samples",
     "short.wav": "short_audio",
-    "head.wav": "short_audio",
+    "head.wav": "truncated_audio",
     "claim.wav": "unread_audio",
 }
 

@@ -17,7 +17,7 @@ import soundfile
 
 from forescribe.asr.audio import containers
 from forescribe.asr.audio.containers import Pcm
-from forescribe.asr.audio.opening import UNREAD_BYTES, stated_share, unread_bytes
+from forescribe.asr.audio.opening import UNREAD_BYTES, stated_bytes, unread_bytes
 from forescribe.asr.audio.reading import length_of, open_audio
 from forescribe.asr.errors import AudioError
 from forescribe.asr.formats.transcript_parts import Notice
@@ -296,4 +296,5 @@ def test_no_header_makes_the_search_raise_or_take_long() -> None:
             source[at] = random.integers(256)
         count, start = unread_bytes(io.BytesIO(bytes(source)))
         assert 0 <= count <= len(source) and count + start == len(source)
-        assert stated_share(io.BytesIO(bytes(source))) >= 1
+        stated, held = stated_bytes(io.BytesIO(bytes(source)))
+        assert 0 <= held <= min(stated, len(source))
