@@ -120,6 +120,7 @@ class AdmittedUpload:
     that outlives the block."""
 
     fields: tuple[tuple[str, str], ...]
+    field: str  # of the form, by which messages name it
     file: BinaryIO
     name: str | None  # the client's name for it
     reservation: Reservation
@@ -129,7 +130,7 @@ class AdmittedUpload:
     async def follow(self, options: Options, tap: Tap | None = None) -> TranscriptionStream:
         """Decode and queue it. The engine takes what is held; with a `tap`, which may have more to do, only
         the samples. Raises ApiError if the file is not audio, is too long, or does not fit into the queue."""
-        samples = await self.serving.decoded(self.file)
+        samples = await self.serving.decoded(self.file, self.field)
         taken = self.held.pop_all() if tap is None else ExitStack()
         taken.callback(samples.close)
         try:
@@ -161,7 +162,7 @@ async def admitted(
             serving.tracing.record("receive", began_ns, received_ns)
             serving.metrics.took("upload", (received_ns - began_ns) / 1e9)
             reservation.start()
-            yield AdmittedUpload(form.fields, file, form.name, reservation, serving, held)
+            yield AdmittedUpload(form.fields, field, file, form.name, reservation, serving, held)
 
 
 async def transcribed(

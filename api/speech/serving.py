@@ -241,9 +241,9 @@ class Serving(Lifecycle):
         except UsageError as error:
             raise ApiError.of(error, param=param) from error
 
-    async def decoded(self, file: BinaryIO) -> DecodedFile:
-        """The samples of an upload, which the caller closes. Raises ApiError for a file that is not audio,
-        is too long, or takes too long to decode."""
+    async def decoded(self, file: BinaryIO, name: str = NAME) -> DecodedFile:
+        """The samples of an upload, which the caller closes; `name` is that of its field. Raises ApiError for
+        a file that is not audio, is too long, or takes too long to decode."""
         bounds = Bounds(
             max_s=self.settings.max_audio_s,
             wall_s=DECODE_S,
@@ -251,7 +251,7 @@ class Serving(Lifecycle):
             memory_bytes=DECODE_BYTES,
         )
         began, began_ns = time.perf_counter(), time.time_ns()
-        samples = self.decoders.submit(file, bounds, name=NAME)
+        samples = self.decoders.submit(file, bounds, name=name)
         try:
             decoded = await asyncio.wrap_future(samples)
             self.metrics.took("decode", time.perf_counter() - began)
@@ -262,7 +262,7 @@ class Serving(Lifecycle):
             samples.add_done_callback(_discard)
             raise
         except ForescribeError as error:
-            raise ApiError.of(error, param="file") from error
+            raise ApiError.of(error, param=name) from error
 
     async def awake(self) -> None:
         """Wait until the model is in memory; a reservation keeps it there. Raises ApiError `not_ready`."""

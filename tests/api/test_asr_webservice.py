@@ -73,6 +73,7 @@ def test_a_language_is_detected_where_somebody_speaks(service: Service) -> None:
         ("/asr", sound(1), {"diarize": "1", "min_speakers": "3", "max_speakers": "2"}, "speakers"),
         ("/asr", b"", {"encode": "false"}, "audio_file has 0 bytes"),
         ("/asr", b"no audio", {}, "not audio"),
+        ("/asr", b"", {}, "audio_file: the file is empty"),
         ("/detect-language", sound(1), {"encode": "perhaps"}, "encode: must be true or false"),
     ],
 )
