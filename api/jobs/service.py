@@ -254,10 +254,14 @@ class Operations:
         raise _no_audio()
 
     def rename(self, id: str, owner: str, name: str) -> Job:
-        """Another name for the recording. Its ending stays, which says what is in the file."""
+        """Another name for the recording. Its ending stays, which says what is in the file. Raises ApiError
+        for one that is too long."""
         _, ending = split_name(self.get(id, owner).label or "")
         if not name.casefold().endswith(ending.casefold()):
-            name = name[: MAX_LABEL_LENGTH - len(ending)] + ending
+            name += ending
+        if len(name) > MAX_LABEL_LENGTH:
+            text = f"label: {len(name)} characters with its ending; give {MAX_LABEL_LENGTH} at most"
+            raise ApiError("invalid_value", text, param="label")
         with self.store.transaction() as tx:
             self.store.jobs.rename(tx, id, name)
         return self.get(id, owner)

@@ -166,7 +166,7 @@ async def one(id: str, jobs: JobsDep, caller: Caller) -> Response:
 async def rename(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
     """Another name for the recording, `label`, in the query, a form or JSON; the ending of its file stays."""
     given = await small_field(request, "label")
-    name = label(given, MAX_LABEL_LENGTH) if isinstance(given, str) else None
+    name = label(given, len(given)) if isinstance(given, str) else None
     if name is None:
         raise ApiError("invalid_value", "label: give a name", param="label")
     return _view(await asyncio.to_thread(jobs.operations.rename, id, caller, name))
