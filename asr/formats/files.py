@@ -78,8 +78,10 @@ def formats(names: str | Iterable[str], rules: LineRules = PLAIN) -> tuple[Forma
     unknown = [name for name in expanded if name not in FORMATS]
     if unknown or not expanded:
         culprit = f"unknown output format {unknown[0]!r}" if unknown else "no output format"
-        close = get_close_matches(unknown[0], [*FORMATS, "all"], n=1) if unknown else []
-        meant = f"; did you mean {close[0]!r}?" if close else ""
+        parts = unknown[0].split() if unknown else []
+        if not set(parts) <= FORMATS.keys():
+            parts = get_close_matches(unknown[0], [*FORMATS, "all"], n=1)
+        meant = f"; did you mean {','.join(parts)!r}?" if parts else ""
         raise UsageError(f"{culprit}; known: {', '.join(FORMATS)}, all{meant}")
     shaped = {"srt": partial(srt, rules=rules), "vtt": partial(vtt, rules=rules)}
     chosen = [FORMATS[name] for name in dict.fromkeys(expanded)]

@@ -164,6 +164,7 @@ def test_a_mistyped_command_is_told_the_one_that_was_meant(forescribe, here, typ
         (["-f", "html"], "--report FILE.html"),
         (["-f", "srt,HTML"], "--report FILE.html"),
         (["-f", "jsn"], "did you mean 'json'?"),
+        (["-f", "md docx"], "did you mean 'md,docx'?"),
         (["--modle", "tiny.en"], "--model"),
         (["--model", "tiny.en", "-l", "de-DE"], "tiny.en knows English only; use tiny"),
         (["--model", "tiny.en", "--task", "translate"], "tiny.en knows English only; use tiny"),
