@@ -155,7 +155,7 @@ class Console:
         if totals.audio:  # without a transcript there is no speed
             self.rich.print(f"[bold]{totals.line(self.wall_s, vad=vad)}[/]")
             if self.stats:
-                self.rich.print(_figures(stats, totals.engines))
+                self.rich.print(_figures(stats, totals))
         if totals.wordless:
             self.rich.print(f"[yellow]{seconds(totals.wordless):.1f} s of voice without words[/]")
         if self.cancelled:
@@ -180,6 +180,7 @@ class Totals:
     characters: int = 0  # of languages without spaces
     recordings: int = 0
     speakers: int = 0  # of the last one
+    drafting: object = None  # what `auto` has decided, by the last one
     engines: set[str] = field(default_factory=set)
     devices: set[str] = field(default_factory=set)
 
@@ -189,6 +190,7 @@ class Totals:
         self.silent += transcript.coverage.silent_samples
         self.wordless += transcript.coverage.wordless_samples or 0
         self.speakers = len(transcript.speakers)
+        self.drafting = transcript.stats.get("drafting")
         if transcript.language in SPACELESS:
             self.characters += sum(map(str.isalnum, transcript.text))
         else:
@@ -354,13 +356,15 @@ def _counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' * (number > 1)}" if number else ""
 
 
-def _figures(stats: Stats | None, engines: set[str]) -> str:
-    """What drafts brought, and what computed."""
+def _figures(stats: Stats | None, totals: Totals) -> str:
+    """What drafts brought, what was decided about them, and what computed."""
     drafts = "no drafts"
     if stats is not None and stats.drafted:
         length = stats.mean_acceptance_length
         drafts = f"{stats.acceptance_rate:.1%} of drafts accepted, {length:.2f} tokens per round"
-    return "; ".join((drafts, *([f"engine {', '.join(sorted(engines))}"] if engines else [])))
+    decided = f"auto: {totals.drafting}" if totals.drafting else ""
+    engines = f"engine {', '.join(sorted(totals.engines))}" if totals.engines else ""
+    return "; ".join(filter(None, (drafts, decided, engines)))
 
 
 class _Bar(Progress):

@@ -49,7 +49,11 @@ def done(
             language="en",
             warnings=warnings,
             settings={} if engine is None else {"engine": engine},
-            stats={"acceptance_rate": 0.5, "mean_acceptance_length": 1.5},
+            stats={
+                "acceptance_rate": 0.5,
+                "mean_acceptance_length": 1.5,
+                "drafting": "drafts of 4",
+            },
         ),
     )
 
@@ -131,7 +135,9 @@ def test_drafts_and_engines_are_told_on_request(capsys) -> None:
     tell(made, done(engine="native"), done(engine="lean"))  # two workers of a cluster
     made.summary(STATS)
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "50.0% of drafts accepted, 1.50 tokens per round; engine lean, native"
+    assert last == (
+        "50.0% of drafts accepted, 1.50 tokens per round; auto: drafts of 4; engine lean, native"
+    )
 
 
 def test_quiet_says_nothing_but_errors(capsys) -> None:
