@@ -171,6 +171,9 @@ class Batch:
                             outcome = next(outcomes, None)
                         yield from self._until_failure(self._ended(outcome))
                         more = outcome is not None
+                        draft_error = outcome and outcome.draft_error
+                        if may_halve and draft_error and out_of_memory(draft_error):
+                            raise draft_error  # the words are complete; the next would lack drafts too
                     assert len(self._open) < before, "recordings were left without outcomes"
                     continue  # with those that there was no room for
                 except Exception as error:

@@ -59,7 +59,14 @@ def outcome_of(context: DecodingContext, bound: BoundOptions, recording: Recordi
     except Exception as error:
         return Outcome(recording.source, error=fault(recording.name, error), wall_s=wall)
     kept = tuple(done) if bound.options.keep_encoder_states else ()
-    return Outcome(recording.source, transcript, wall_s=wall, decoded=kept)
+    plain = next((d.result.draft_error for d in done if d.result.draft_error), None)
+    return Outcome(
+        recording.source,
+        transcript,
+        wall_s=wall,
+        decoded=kept,
+        draft_error=plain and plain.__cause__,
+    )
 
 
 def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -399,6 +400,22 @@ def test_out_of_memory_halves_the_batch_once_and_says_so() -> None:
     assert sizes == [8, 4] and statuses(ended) == {"succeeded": 8}
     assert said == ["out of memory with 8 windows at a time: going on with 4"]
     expect_complete(8)
+
+
+def test_memory_that_runs_out_for_drafts_halves_the_batch_and_loses_nothing() -> None:
+    calls(4)
+    error = OutOfMemoryError("CUDA out of memory")
+
+    class Drafting(Typist):
+        def _typed(self, path):
+            outcome = super()._typed(path)
+            return replace(outcome, draft_error=error) if self.batch > 4 else outcome
+
+    said: list[str] = []
+    typist = Drafting(sizes=[8])
+    ended = list(batch(["calls"], "out", notice=said.append).run(typist))
+    assert typist.sizes == [8, 4] and statuses(ended) == {"succeeded": 4} and len(said) == 1
+    expect_complete(4)
 
 
 def test_a_second_time_fails_what_was_in_the_air_and_goes_on() -> None:
