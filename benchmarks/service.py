@@ -5,7 +5,7 @@
 Starts a server process and sends recordings of 2 to 60 s, cut from the samples, over the loopback network.
 Each of the concurrent clients sends its next recording after the answer to the last one. The batch
 command's engine decodes the same files first. Prints throughput as a share of the batch command's,
-latencies, refused requests, and equality of the texts.
+latencies, refused requests, equality of the texts, and the memory of the server's process.
 
 Exit status: 0; 1 if a text differs or the share with the most clients is below --least; 2 if nothing
 could be measured. Run it on an idle machine; clients and server share its cores.
@@ -150,8 +150,8 @@ def batch(
 
 
 @contextmanager
-def served(arguments: Sequence[str], settings: dict[str, str]) -> Iterator[str]:
-    """Run a server until the block ends. Yields its address."""
+def served(arguments: Sequence[str], settings: dict[str, str]) -> Iterator[tuple[str, int]]:
+    """Run a server until the block ends. Yields its address and its process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -163,7 +163,7 @@ def served(arguments: Sequence[str], settings: dict[str, str]) -> Iterator[str]:
         )
         try:
             _ready(f"http://127.0.0.1:{port}", process)
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}", process.pid
         except ServerError:
             log.seek(0)
             sys.stderr.write(log.read().decode(errors="replace")[-4000:])
@@ -266,6 +266,12 @@ def measured(
     )
 
 
+def resident_mb(process: int) -> int:
+    """The memory of a process."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) // 1000
+
+
 def table(rows: Sequence[Row], batch_s: float) -> str:
     lines = layout([HEAD, *(row.cells() for row in rows)])
     audio_s = rows[0].audio_s
@@ -333,16 +339,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         fields = {"model": "load", "language": given.language}
         rows = []
-        with served(command, settings) as address:
-            load(address, work[: 2 * given.batch], given.batch, fields)  # warm
+        with served(command, settings) as (address, process):
+            memory = [(0, resident_mb(process))]  # after so many uploads
+            load(address, warm := work[: 2 * given.batch], given.batch, fields)
+            memory.append((len(warm), resident_mb(process)))
             for clients in given.clients:
                 row = measured(address, work, clients, fields, batch_s, texts)
                 rows.append(row)
+                memory.append((memory[-1][0] + len(work), resident_mb(process)))
                 print(f"{clients} clients: {row.wall_s:.2f} s", file=sys.stderr)
     except (ForescribeError, ServerError) as error:
         print(f"nothing measured: {error}", file=sys.stderr)
         return 2
     print(table(rows, batch_s))
+    print("server:", ", ".join(f"{mb} MB after {uploads} uploads" for uploads, mb in memory))
     if given.json:
         shown = [{**asdict(row), "p50_s": row.at(0.5), "p95_s": row.at(0.95)} for row in rows]
         record = {
@@ -351,6 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "audio_s": rows[0].audio_s,
             "mean_length_s": statistics.fmean(clip.seconds for clip in work),
             "rows": shown,
+            "memory_mb": memory,
         }
         given.json.write_text(json.dumps(record, indent=1) + "\n")
     most = max(rows, key=lambda row: row.clients)
