@@ -16,16 +16,13 @@ if TYPE_CHECKING:
     from .drafters.ngram import NgramDrafter
     from .engine.engine import Engine
     from .engine.schedule import Fixed, Goodput
-    from .requests import Guarantee, Probe, Request, Result, Sampling, Source, Stats
-    from .rounds.accept import GreedyMatch, TokenRejection
+    from .requests import Probe, Request, Result, Sampling, Source, Stats
 
 _HOMES = {
     "Device": "device",
     "Engine": "engine.engine",
     "Fixed": "engine.schedule",
     "Goodput": "engine.schedule",
-    "GreedyMatch": "rounds.accept",
-    "Guarantee": "requests",
     "ModelDrafter": "drafters.model_drafter",
     "NgramDrafter": "drafters.ngram",
     "Probe": "requests",
@@ -34,7 +31,6 @@ _HOMES = {
     "Sampling": "requests",
     "Source": "requests",
     "Stats": "requests",
-    "TokenRejection": "rounds.accept",
     "choose": "device",
 }
 
@@ -43,8 +39,6 @@ __all__ = [
     "Engine",
     "Fixed",
     "Goodput",
-    "GreedyMatch",
-    "Guarantee",
     "ModelDrafter",
     "NgramDrafter",
     "Probe",
@@ -53,7 +47,6 @@ __all__ = [
     "Sampling",
     "Source",
     "Stats",
-    "TokenRejection",
     "choose",
 ]
 

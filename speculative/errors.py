@@ -74,7 +74,6 @@ PROMPT: Final = "the drafter's reading of the prompt"
 CATCH_UP: Final = "the drafter's reading of the text"
 DRAFT: Final = "drafting"
 SCORE: Final = "scoring"
-RULE: Final = "the acceptance rule"
 OBSERVE: Final = "the drafter's learning"
 COMMIT: Final = "committing"
 RESULT: Final = "collecting the result"
@@ -87,8 +86,7 @@ OF_THE_DRAFTER: Final = frozenset({PROMPT, CATCH_UP, DRAFT, OBSERVE})
 
 STAGE_AFTER: Final = {
     "draft": SCORE,
-    "score": RULE,
-    "rule": OBSERVE,
+    "score": OBSERVE,
     "observe": COMMIT,
     "accept": ENGINE,
 }

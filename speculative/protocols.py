@@ -1,4 +1,4 @@
-"""The roles of the core: model, drafter, logits processor, acceptance rule and schedule.
+"""The roles of the core: model, drafter, logits processor and schedule.
 
 Knows their methods and records; nothing of any implementation. Shapes: see `types`.
 """
@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .requests import Guarantee, Request
+from .requests import Request
 from .rounds.choice import Allowed, Choice
 from .rows import Rows
-from .types import Chain, Distribution, Draft, Prefilled, Prefix, Scores, Verdict
+from .types import Chain, Draft, Prefilled, Prefix, Scores, Verdict
 
 
 class Processor(Protocol):
@@ -172,9 +172,6 @@ class Drafter(Protocol):
         """Receives the target, once and before `allocate`: a head shares its embeddings and its output layer.
         Raises `ValueError` for a target that does not fit."""
 
-    def distribution(self, *, sampling: bool) -> Distribution:
-        """The distribution of its drafts, in rounds with and without rows above temperature 0."""
-
     def allocate(self, batch: int, slots: int, device: torch.device) -> None: ...
 
     def forwards(self, gamma: int) -> int:
@@ -201,18 +198,6 @@ class Drafter(Protocol):
         `rows.lengths` on."""
 
 
-class Rule(Protocol):
-    """Decides how much of a draft is kept, and which token follows."""
-
-    name: str
-    distributions: frozenset[Distribution]  # the drafts it can verify
-
-    def guarantee(self, distribution: Distribution) -> Guarantee: ...
-
-    def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
-        """`logits [B, N, V]` are processed, not yet divided by the temperature."""
-
-
 @dataclass(frozen=True)
 class Poll:
     """Totals over all rows of the rounds since the host's last poll.
@@ -228,7 +213,6 @@ class Poll:
     judged: int  # drafts that were kept, or the first of their row and round that was not
     accepted: int
     seconds: float
-    sampling: bool = False
     admitted: int = 0
     read: int = 0
     reading_s: float = 0.0
@@ -241,8 +225,8 @@ class Schedule(Protocol):
     @property
     def buckets(self) -> tuple[int, ...]: ...
 
-    def choose(self, *, sampling: bool) -> int:
-        """Returns gamma until the next poll; `sampling` where a row is above temperature 0."""
+    def choose(self) -> int:
+        """Returns gamma until the next poll."""
 
     def learn(self, poll: Poll) -> None:
         """Receives the totals of the rounds since the last poll."""

@@ -178,7 +178,7 @@ class Request:
 class Mode:
     """The features that a round computes. Static, so a part of its shape: unused ones cost nothing."""
 
-    sampling: bool = False  # a row is above temperature 0: drafts are drawn, with probabilities
+    sampling: bool = False  # a row is above temperature 0: tokens are drawn, those of drafts too
     bounded: bool = False  # a sampled row has top-k, top-p or min-p
     penalised: bool = False  # a row has penalties
     ranked: bool = False  # a row reports the most likely tokens of each position
@@ -199,14 +199,6 @@ class Mode:
             sampled, own = request.temperature > 0, request.sampling
             mode |= Mode(sampled, sampled and own.bounded, own.penalised, request.ranks > 0)
         return mode
-
-
-class Guarantee(Enum):
-    """How a result relates to plain decoding with the same target, processors and dtype."""
-
-    EXACT = "exact"  # same distribution, and the same tokens at temperature 0
-    GREEDY_ONLY = "greedy-only"  # the same tokens at temperature 0, no guarantee above it
-    LOSSY = "lossy"
 
 
 class Source(IntEnum):
@@ -244,8 +236,8 @@ class Partial:
 class Result:
     """One decoded sequence. `tokens` excludes the prompt and includes end-of-text where it came.
 
-    `draft_error` is a fault of the drafter: from there on the sequence was decoded without drafts. At
-    temperature 0 its tokens are the same; above, they are other draws from the same distribution.
+    `draft_error` is a fault of the drafter: from there on the sequence was decoded without drafts. Its tokens
+    are the same.
     """
 
     request: Request
@@ -258,7 +250,6 @@ class Result:
     accepted: int
     probe: tuple[float, ...] = ()
     ranked: Ranked = ()
-    guarantee: Guarantee = field(default=Guarantee.EXACT)
     error: SpeculativeError | None = None  # set exactly where `finish` is FAILED
     draft_error: DecodingError | None = None
 

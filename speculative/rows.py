@@ -103,7 +103,7 @@ class SamplingRows:
     """How each row is sampled: the temperature, the seed and the numbers of `Sampling`."""
 
     temperature: Tensor  # [B] float32, 0 is greedy
-    seed: Tensor  # [B] int64, randomness is keyed by (seed, start of the round, slot)
+    seed: Tensor  # [B] int64, of the noise, see `rounds.sampling`
     top_k: Tensor  # [B] int64
     top_p: Tensor  # [B] float32
     min_p: Tensor  # [B] float32

@@ -3,7 +3,7 @@
 Nothing here needs weights or transformers. `TinyModel` scores depend on every slot a query can see, and slots
 that were never written hold poison, so a cache or mask that is off by one changes the text. `decode` is the
 reference: one sequence at a time, no cache, no batch, no draft. Tests compare the engine with it for every
-drafter and rule; the two share only the logits processors and, above temperature 0, the keyed noise.
+drafter; the two share only the logits processors and, above temperature 0, the noise.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from torch import Tensor
 
 from .protocols import Model, Needs, Processor
 from .requests import Mode, Request
-from .rounds.accept import Stream, distribution, draw, uniform
-from .rounds.sampling import penalise
+from .rounds.sampling import penalise, perturbed
 from .rows import Rows
-from .types import Distribution, Draft, Prefilled, Prefix, Scores, Verdict
+from .types import Draft, Prefilled, Prefix, Scores, Verdict
 
 POISON = 1e3
 
@@ -142,9 +141,6 @@ class ScriptedDrafter:
         self.scripts, self.fill = scripts, fill
         self.script = torch.empty(0)
 
-    def distribution(self, *, sampling: bool) -> Distribution:
-        return Distribution.ONE_HOT
-
     def bind(self, target: Model) -> None:
         """Does nothing: a script needs no model."""
 
@@ -198,10 +194,8 @@ def decode(
             logits = processor(logits, view)
         if row.mode.penalised:
             logits = penalise(row, logits, view)
-        probabilities = distribution(row, logits)[0, 0]
-        here = torch.tensor(len(tokens))  # a round of one token starts where it writes
-        u = uniform(torch.tensor(request.seed), here, here, Stream.EXTRA)
-        tokens.append(int(draw(probabilities, u)))
+        drawn = perturbed(row, logits, torch.tensor([[len(tokens)]]))
+        tokens.append(int(drawn[0, 0].argmax()))
         if tokens[-1] in ends:
             break
     return tuple(tokens[begin:])

@@ -14,16 +14,8 @@ Knows tensors; nothing of requests, slots or models.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from torch import Tensor
-
-
-class Distribution(Enum):
-    """The distribution that drafts are drawn from; a rule lists those that it can verify exactly."""
-
-    ONE_HOT = "one-hot"  # all mass on the proposed token: n-gram, retrieval, greedy drafts
-    DENSE = "dense"  # `Draft.probs` holds the distribution of every drafted position
 
 
 @dataclass(frozen=True)
@@ -32,8 +24,6 @@ class Draft:
 
     tokens: Tensor  # [B, G] int64
     valid: Tensor  # [B] int64: how many leading drafts of the row count, 0..G
-    # [B, G, V] float32, the distribution that the tokens were drawn from; None: one-hot
-    probs: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from forescribe.speculative.model_engines import ModelEngine, draft_device
 from forescribe.speculative.models.causal import cache_numbers
 from forescribe.speculative.models.checkpoint import loading
 from forescribe.speculative.requests import Mode, Request, Result, Stats
-from forescribe.speculative.rounds.accept import BlockVerification
 
 from . import presets
 from .drafts import HeadDraft, drafter_for, load_draft
@@ -96,8 +95,6 @@ class TextGenerator:
             eos=target.ends,
             schedule=schedule_for(gamma, drafter),
             device=device,
-            # Keeps at least as many drafts as token rejection; its cost is small compared with the head's.
-            sampled=BlockVerification(),
             ranks=min(RANKS, target.vocab_size),
             modes=MODES,
         )

@@ -17,7 +17,7 @@ from torch import Tensor
 from forescribe.speculative.protocols import Model, Needs
 from forescribe.speculative.requests import Request
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.types import Distribution, Draft, Scores, Verdict
+from forescribe.speculative.types import Draft, Scores, Verdict
 
 from .streaming import BROKEN
 from .vocabulary import Vocabulary
@@ -49,9 +49,6 @@ class UniversalDrafter:
         self.needs = Needs(vocab=vocab_size)
         self.fed: list[list[int]] = []  # by row: the draft's tokens that its cache holds
         self.slots = 0
-
-    def distribution(self, *, sampling: bool) -> Distribution:
-        return Distribution.ONE_HOT
 
     def bind(self, target: Model) -> None:
         """Does nothing: the draft has its own vocabulary."""

@@ -159,7 +159,6 @@ def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
     rounds = sum(map(attrgetter("rounds"), results))
     drafted = sum(map(attrgetter("drafted"), results))
     accepted = sum(map(attrgetter("accepted"), results))
-    guarantees = list[Json](sorted(set(map(attrgetter("guarantee.value"), results))))
     return {
         "windows": len(results),
         "tokens": sum(map(len, map(attrgetter("tokens"), results))),
@@ -169,7 +168,6 @@ def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
         "acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
         **source_stats(map(attrgetter("sources"), results)),
-        "guarantees": guarantees,
         "wall_s": wall,
     }
 

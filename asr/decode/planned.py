@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from forescribe.speculative.requests import Finish, Guarantee, Request, Result, Source
+from forescribe.speculative.requests import Finish, Request, Result, Source
 
 from ..audio.inputs import Input
 from ..formats.transcript_parts import Segment, Word
@@ -29,7 +29,6 @@ from .submission import CutWindows, Submission
 _RESULT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "sources": lambda values: tuple(Source(value) for value in values),
     "finish": Finish,
-    "guarantee": Guarantee,
 }
 """How fields of a result are read from JSON; the others are plain values."""
 
@@ -189,18 +188,20 @@ def _decoded_to_dict(decoded: Decoded) -> dict[str, Any]:
             **plain,
             "sources": [int(source) for source in result.sources],
             "finish": result.finish.value,
-            "guarantee": result.guarantee.value,
         },
     }
 
 
 def _decoded_from_dict(data: Mapping[str, Any]) -> Decoded:
-    # A group written by an earlier version lacks fields that were added later.
+    # A group written by an earlier version lacks fields that were added later, and has some that are gone.
     plain = {
         f.name: _frozen(data[f.name]) for f in fields(Decoded) if f.name in data.keys() - _SEPARATE
     }
+    known = {f.name for f in fields(Result)}
     result = {
-        name: _RESULT_FIELDS.get(name, _frozen)(value) for name, value in data["result"].items()
+        name: _RESULT_FIELDS.get(name, _frozen)(value)
+        for name, value in data["result"].items()
+        if name in known
     }
     request = Request(**{name: _frozen(value) for name, value in data["request"].items()})
     return Decoded(**plain, result=Result(request=request, **result))

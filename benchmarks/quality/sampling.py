@@ -2,12 +2,13 @@
 
     python -m benchmarks.quality.sampling --texts 30000 --json sampled.json
 
-Runs every acceptance rule with a draft model, one with a cut head, one behind a map of token ids, two in one
-batch, n-gram lookup and one that drafts through text, at several draft lengths. In each run rows with six
-kinds of sampling share the batch. A text has four tokens of a tiny model, so it takes two to four rounds.
-The expected distribution is computed without the engine: by the forward pass of the model on whole prefixes
-with the logits processors of transformers.
-Exit status: 0; 1 if a distribution differs; 2 if nothing could be measured.
+Decodes without drafts, and with those of a draft model, one with a cut head, one behind a map of token ids,
+two in one batch, n-gram lookup and one that drafts through text, at several draft lengths. In each run rows
+with six kinds of sampling share the batch. A text has four tokens of a tiny model, so it takes two to four
+rounds. The expected distribution is computed without the engine: by the forward pass of the model on whole
+prefixes with the logits processors of transformers. Every text is also compared with that of its seed without
+drafts.
+Exit status: 0; 1 if a distribution or a text differs; 2 if nothing could be measured.
 """
 
 from __future__ import annotations
@@ -36,19 +37,14 @@ from benchmarks.rows import check_drafts, layout
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.models.vocabularies import NONE, MappedVocabulary, TokenMap, mapped
-from forescribe.speculative.protocols import Drafter, Rule
+from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Sampling
-from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection
 from forescribe.speculative.testing import TinyModel
 from forescribe.text.universal import UniversalDrafter
 
 Text = tuple[int, ...]
 Distribution = dict[Text, float]
 
-RULES: dict[str, type[TokenRejection] | type[BlockVerification]] = {
-    "token rejection": TokenRejection,
-    "block verification": BlockVerification,
-}
 DRAFTERS = ("model", "cut head", "id map", "routed", "n-gram", "universal")
 GAMMAS = (1, 2, 4)
 SAMPLINGS = {
@@ -168,7 +164,6 @@ def requests(names: Sequence[str], texts: int) -> Iterator[Request]:
 class Fit:
     """The fit of the texts of one kind to the expected distribution."""
 
-    rule: str
     drafter: str
     gamma: int
     sampling: str
@@ -188,6 +183,7 @@ class Outcome:
     """One run of the engine."""
 
     fits: tuple[Fit, ...]
+    others: int  # texts that differ from those of their seeds without drafts
     acceptance_rate: float
     rounds_per_text: float
 
@@ -199,23 +195,16 @@ class Outcome:
 
     @property
     def holds(self) -> bool:
-        return self.p_value >= FAILS_BELOW and all(fit.holds for fit in self.fits)
+        fits = self.p_value >= FAILS_BELOW and all(fit.holds for fit in self.fits)
+        return fits and not self.others
 
 
-def engine(rule: str, drafter_name: str, gamma: int, *, batch: int, eos: int = NEVER) -> Engine:
-    made: Rule = RULES[rule]()
-    return Engine(
-        target(),
-        drafter(drafter_name),
-        batch=batch,
-        eos=(eos,),
-        schedule=Fixed(gamma),
-        rule=made,
-    )
+def engine(drafter_name: str | None, gamma: int, *, batch: int, eos: int = NEVER) -> Engine:
+    drafts = None if drafter_name is None else drafter(drafter_name)
+    return Engine(target(), drafts, batch=batch, eos=(eos,), schedule=Fixed(gamma))
 
 
 def measure(
-    rule: str,
     drafter_name: str,
     gamma: int,
     *,
@@ -224,20 +213,25 @@ def measure(
     eos: int = NEVER,
     batch: int = 1024,
 ) -> Outcome:
-    """Decode `texts` texts of every kind and compare them with the expected distribution."""
-    made = engine(rule, drafter_name, gamma, batch=batch, eos=eos)
+    """Decode `texts` texts of every kind, compare them with the expected distribution, and each with the one
+    that its seed gives without drafts."""
+    made = engine(drafter_name, gamma, batch=batch, eos=eos)
     seen: dict[str, Counter[Text]] = {name: Counter() for name in names}
+    found: dict[int, Text] = {}
     rounds = 0
     for result in made.run(requests(names, texts)):
         seen[result.request.tag][result.tokens] += 1
+        found[result.request.seed] = result.tokens
         rounds += result.rounds
     stats = made.stats
     check_drafts(stats)
+    plain = engine(None, 0, batch=batch, eos=eos).run(requests(names, texts))
     return Outcome(
         fits=tuple(
-            Fit(rule, drafter_name, gamma, name, texts, *_fit(seen[name], _expected(name, eos)))
+            Fit(drafter_name, gamma, name, texts, *_fit(seen[name], _expected(name, eos)))
             for name in names
         ),
+        others=sum(result.tokens != found[result.request.seed] for result in plain),
         acceptance_rate=stats.accepted / max(1, stats.drafted),
         rounds_per_text=rounds / (texts * len(names)),
     )
@@ -270,16 +264,17 @@ def _fit(seen: Counter[Text], wanted: Distribution) -> tuple[float, int, float, 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
     """One line per run, with the worst fit of its kinds of sampling."""
-    lines = [("rule", "drafter", "gamma", "texts", "kept", "rounds", *SAMPLINGS, "least p", "p")]
+    head = ("drafter", "gamma", "texts", "others", "kept", "rounds", *SAMPLINGS, "least p", "p")
+    lines = [head]
     for outcome in outcomes:
         first = outcome.fits[0]
         by_name = {fit.sampling: f"{fit.chi_square:.0f}/{fit.degrees}" for fit in outcome.fits}
         lines.append(
             (
-                first.rule,
                 first.drafter,
                 str(first.gamma),
                 str(first.texts * len(outcome.fits)),
+                str(outcome.others),
                 f"{outcome.acceptance_rate:.2f}",
                 f"{outcome.rounds_per_text:.2f}",
                 *(by_name.get(name, "") for name in SAMPLINGS),
@@ -299,9 +294,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("sampled: fewer than 1,000 texts say nothing about 255 cells", file=sys.stderr)
         return 2
     outcomes = []
-    for rule, name, gamma in itertools.product(RULES, DRAFTERS, GAMMAS):
-        outcomes.append(measure(rule, name, gamma, texts=asked.texts))
-        print(f"{rule}, {name}, gamma {gamma}", file=sys.stderr)
+    for name, gamma in itertools.product(DRAFTERS, GAMMAS):
+        outcomes.append(measure(name, gamma, texts=asked.texts))
+        print(f"{name}, gamma {gamma}", file=sys.stderr)
     print("\n".join(table(outcomes)))
     fits = [fit for outcome in outcomes for fit in outcome.fits]
     if asked.json:

@@ -23,7 +23,7 @@ from ..models.slot_model import at_node, chain_mask
 from ..protocols import Model, Needs
 from ..requests import Request
 from ..rows import Rows
-from ..types import Distribution, Draft, Scores, Verdict
+from ..types import Draft, Scores, Verdict
 from .model_drafter import Picker
 
 if TYPE_CHECKING:
@@ -65,9 +65,6 @@ class HeadDrafter:
                 "needs: take an ordinary draft model"
             )
         self._target = target
-
-    def distribution(self, *, sampling: bool) -> Distribution:
-        return Distribution.DENSE if sampling else Distribution.ONE_HOT
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
         """Does nothing: every round is observed, as states cannot be caught up from tokens."""

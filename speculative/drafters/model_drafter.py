@@ -23,11 +23,10 @@ from ..errors import LoadError
 from ..models.slot_model import score_at
 from ..protocols import GreedyModel, Model, Needs, Processor
 from ..requests import Request
-from ..rounds.accept import Stream, distribution, draw, uniform
 from ..rounds.choice import argmax, choose
-from ..rounds.sampling import penalise
+from ..rounds.sampling import penalise, perturbed
 from ..rows import Rows
-from ..types import Distribution, Draft, Prefix, Scores, Verdict
+from ..types import Draft, Prefix, Scores, Verdict
 
 CONFIDENCE = 0.2
 """A draft ends where its probability, by the draft model itself, falls below this. The bundled text pair
@@ -48,16 +47,14 @@ class ModelDrafter:
     """Drafts with any `Model` of the target's vocabulary.
 
     `processors` are applied to the draft's logits too. They cannot change the output, only the
-    acceptance, and each runs once per drafted token. In greedy rounds the drafts are the
-    draft's argmax; in sampled ones they follow the row's temperature and bounds, and carry their
-    probabilities. A row's penalties shape them as they shape the target.
+    acceptance, and each runs once per drafted token. The drafts are the draft's argmax, in sampled rows
+    with the noise of the target's own draws. A row's penalties shape them as they shape the target.
 
-    With `confidence` above 0 a greedy draft ends where the product of its tokens' probabilities is below
+    With `confidence` above 0 a draft ends where the product of its tokens' probabilities is below
     that in every active row. (transformers' `assistant_confidence_threshold` compares each token alone.)
-    The text cannot change: whether another token is drafted depends only on those before it. This reads
-    the device after every drafted token, which costs nothing on a CPU but cannot be captured on a GPU:
-    the engine refuses it where shapes are static. Sampled rounds draft all gamma tokens, so that
-    a seeded text does not depend on the other rows. Raises `ValueError` for a confidence outside 0 to 1.
+    The text cannot change: it does not depend on drafts. This reads the device after every drafted token,
+    which costs nothing on a CPU but cannot be captured on a GPU: the engine refuses it where shapes are
+    static. Raises `ValueError` for a confidence outside 0 to 1.
     """
 
     def __init__(
@@ -76,9 +73,6 @@ class ModelDrafter:
 
     def bind(self, target: Model) -> None:
         """Does nothing: the draft has a head of its own."""
-
-    def distribution(self, *, sampling: bool) -> Distribution:
-        return Distribution.DENSE if sampling else Distribution.ONE_HOT
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         self.model.allocate(batch, slots)
@@ -142,17 +136,17 @@ class ModelDrafter:
 
 
 class Picker:
-    """Picks the tokens of one draft, one position after another: greedily, or drawn from the row's
-    distribution. `confidence` is as of `ModelDrafter`; `process` changes logits before penalties do."""
+    """Picks the tokens of one draft, one position after another: the best ones, or those that the row's noise
+    makes the best. `confidence` is as of `ModelDrafter`; `process` changes logits before penalties do."""
 
     def __init__(self, rows: Rows, confidence: float, process: Processor | None = None) -> None:
         self._rows, self._confidence, self._process = rows, confidence, process
-        self._ends = bool(confidence) and not rows.mode.sampling
+        self._ends = bool(confidence)
         self._shaped = rows.mode.penalised or process is not None
-        # [B] the chance, by the draft itself, that all drafts so far are kept; where drafts may end early
+        # [B] the chance, by the draft itself, that all drafts so far are kept; where drafts may end early.
+        # In sampled rows too: of the logits with the noise, whose best token the target may miss.
         self._belief = torch.ones(rows.batch, device=rows.lengths.device)
         self._tokens: list[Tensor] = []
-        self._probs: list[Tensor] = []
         # Both read the drafts, which are not committed: one copy for all of them.
         self._known = rows.tokens.clone() if self._shaped else rows.tokens
 
@@ -170,10 +164,8 @@ class Picker:
             logits = logits if self._process is None else self._process(logits, prefix)
             logits = penalise(rows, logits, prefix) if mode.penalised else logits
         if mode.sampling:
-            q = distribution(rows, logits)[:, 0]
-            token = draw(q, uniform(rows.sampling.seed, rows.lengths, slot, Stream.DRAFT))
-            self._probs.append(q)
-        elif self._ends:
+            logits = perturbed(rows, logits, slot[:, None])
+        if self._ends:
             best = choose(logits)
             token, self._belief = best.tokens[:, 0], self._belief * best.logprobs[:, 0].exp()
         else:
@@ -194,11 +186,7 @@ class Picker:
     def draft(self, most: Tensor) -> Draft:
         """The draft; of row b the first `most[b]` tokens count."""
         tokens = torch.stack(self._tokens, 1)
-        return Draft(
-            tokens=tokens,
-            valid=most.clamp_max(tokens.shape[1]),
-            probs=torch.stack(self._probs, 1) if self._probs else None,
-        )
+        return Draft(tokens, most.clamp_max(tokens.shape[1]))
 
 
 @dataclass(frozen=True)

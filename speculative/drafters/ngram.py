@@ -17,7 +17,7 @@ from torch import Tensor
 from ..protocols import Model, Needs
 from ..requests import Request
 from ..rows import Rows
-from ..types import Distribution, Draft, Scores, Verdict
+from ..types import Draft, Scores, Verdict
 
 CHANCES = (0.25, 0.4, 0.65, 0.75, 0.75, 0.8, 0.85, 0.9)
 """How often the token behind a match of 1, 2, ... tokens is kept, given that those before it were: counted
@@ -44,11 +44,10 @@ class NgramDrafter:
     `answers` answers, of each of which the first `length` tokens are kept. Of equal ones it takes that of the
     own text.
 
-    Answers of all requests are searched for all others. No text depends on them: rounds with sampled rows,
-    whose draws depend on their drafts, search the own text only. But how fast an answer comes may tell that a
-    similar one was written before.
+    Answers of all requests are searched for all others. No text depends on them, but how fast an answer comes
+    may tell that a similar one was written before.
 
-    With `early` a greedy round ends where the mean chance of its rows' tokens falls below `CONFIDENCE`: this
+    With `early` a round ends where the mean chance of its rows' tokens falls below `CONFIDENCE`: this
     reads the device, which costs nothing on a CPU but cannot be captured on a GPU.
     """
 
@@ -63,9 +62,6 @@ class NgramDrafter:
     @property
     def needs(self) -> Needs:
         return Needs(always=self.answers > 0, ends_early=self.early)
-
-    def distribution(self, *, sampling: bool) -> Distribution:
-        return Distribution.ONE_HOT
 
     def bind(self, target: Model) -> None:
         """Does nothing: copying needs no model."""
@@ -117,7 +113,7 @@ class NgramDrafter:
         before = slot < (rows.lengths - 1)[:, None]  # not the suffix itself
         matched, tokens = _continued(own, before, suffix, gamma)
         answers, longest = self._searched
-        if answers and not rows.mode.sampling:
+        if answers:
             text = self._earlier[:answers, : longest + 1].flatten()[None]
             longer, others = _continued(text, text != _EMPTY, suffix.int(), gamma)
             other = longer > matched
@@ -125,7 +121,7 @@ class NgramDrafter:
             tokens = torch.where(other[:, None], others, tokens)
         usable = (tokens != _EMPTY).long().cumprod(1).sum(1)
         valid = torch.where((matched > 0) & rows.active, usable, 0)
-        if self.early and not rows.mode.sampling:
+        if self.early:
             width = int(self._worthwhile(rows, matched, valid, gamma))
             tokens, valid = tokens[:, :width], valid.clamp_max(width)
         return Draft(tokens=tokens.clamp_min(0), valid=valid)

@@ -17,7 +17,7 @@ from ..device import upload
 from ..protocols import Drafter, Model, Needs
 from ..requests import Request
 from ..rows import Rows
-from ..types import Distribution, Draft, Scores, Verdict
+from ..types import Draft, Scores, Verdict
 
 
 class RoutingDrafter:
@@ -26,15 +26,12 @@ class RoutingDrafter:
     With `skips` a drafter without active rows is left out of a round; this reads the device, which costs
     nothing where it is synchronous. Elsewhere all of them draft in every round, for all rows, and a round
     costs their sum: shapes stay the same whichever rows there are. Raises ValueError for drafters of
-    different vocabularies or distributions, and for those that read the target's states.
+    different vocabularies, and for those that read the target's states.
     """
 
     def __init__(
         self, drafters: Sequence[Drafter], route: Callable[[Request], int], *, skips: bool
     ) -> None:
-        for sampling in (False, True):
-            if len({d.distribution(sampling=sampling) for d in drafters}) != 1:
-                raise ValueError("drafters of different distributions")
         needs = [drafter.needs for drafter in drafters]
         if len({need.vocab for need in needs}) != 1:
             raise ValueError(f"drafters of {[need.vocab for need in needs]} tokens")
@@ -52,9 +49,6 @@ class RoutingDrafter:
     def bind(self, target: Model) -> None:
         for drafter in self.drafters:
             drafter.bind(target)
-
-    def distribution(self, *, sampling: bool) -> Distribution:
-        return self.drafters[0].distribution(sampling=sampling)
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         self._routes = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -114,19 +108,11 @@ def merged(own: Tensor, draft: Draft, other: Draft) -> Draft:
     """The rows `own [B]` of a draft, and the rest of another one; the shorter one is padded."""
     width = max(draft.tokens.shape[1], other.tokens.shape[1])
     first, second = _widened(draft, width), _widened(other, width)
-    probs = None
-    if first.probs is not None and second.probs is not None:
-        probs = torch.where(own[:, None, None], first.probs, second.probs)
     return Draft(
         torch.where(own[:, None], first.tokens, second.tokens),
         torch.where(own, first.valid, second.valid),
-        probs,
     )
 
 
 def _widened(draft: Draft, width: int) -> Draft:
-    more = width - draft.tokens.shape[1]
-    if not more:
-        return draft
-    probs = None if draft.probs is None else pad(draft.probs, (0, 0, 0, more))
-    return Draft(pad(draft.tokens, (0, more)), draft.valid, probs)
+    return Draft(pad(draft.tokens, (0, width - draft.tokens.shape[1])), draft.valid)

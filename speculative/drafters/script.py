@@ -19,7 +19,7 @@ from ..protocols import Model, Needs
 from ..requests import Request
 from ..rounds.round import no_draft
 from ..rows import Rows
-from ..types import Distribution, Draft, Scores, Verdict
+from ..types import Draft, Scores, Verdict
 
 LONGEST = 4
 """Last text tokens of the answer that are looked up."""
@@ -70,7 +70,7 @@ class ScriptDrafter:
     that was added or left out (offsets 0 and 2) is found by the next token that agrees.
 
     `slots` bounds a script; a longer one keeps its first tokens. `breaks` say where special tokens follow
-    that the script does not have. With `early` a greedy round is as wide as its longest draft: this reads the
+    that the script does not have. With `early` a round is as wide as its longest draft: this reads the
     device, which costs nothing on a CPU but cannot be captured on a GPU.
     """
 
@@ -94,9 +94,6 @@ class ScriptDrafter:
     @property
     def needs(self) -> Needs:
         return Needs(ends_early=self.early)
-
-    def distribution(self, *, sampling: bool) -> Distribution:
-        return Distribution.ONE_HOT
 
     def bind(self, target: Model) -> None:
         """Does nothing: a script needs no model."""
@@ -147,8 +144,7 @@ class ScriptDrafter:
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         batch, width = rows.batch, self._width(rows.batch)
-        narrow = self.early and not rows.mode.sampling
-        if narrow and not any(self._used[:batch]):  # no row has a script
+        if self.early and not any(self._used[:batch]):  # no row has a script
             return no_draft(rows)
         place, agreeing, drift = self._align(rows, self._text[:batch, :width])
         first = self._first(rows, place, agreeing)
@@ -161,7 +157,7 @@ class ScriptDrafter:
         valid = torch.where(lost, 0, torch.minimum(usable, limit))
         if self.breaks is not None:
             valid = torch.minimum(valid, self._unbroken(self.breaks, rows, tokens))
-        if narrow:
+        if self.early:
             valid = torch.where(rows.active, valid, 0)
             tokens = tokens[:, : int(valid.amax())]
         return Draft(tokens=tokens.clamp_min(0), valid=valid)

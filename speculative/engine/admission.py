@@ -18,8 +18,7 @@ from torch import Tensor
 from ..device import Device, HostReader, upload
 from ..errors import CATCH_UP, PREFILL, PROMPT, RequestError
 from ..protocols import Processor, StackedModel
-from ..requests import Guarantee, Mode, Request, check_in_vocabulary
-from ..rounds.accept import RuleChoice
+from ..requests import Mode, Request, check_in_vocabulary
 from ..rounds.round import Parts, verify
 from ..rows import Rows, selected
 from .captures import Capture, Function, PrefillRunner
@@ -42,19 +41,17 @@ class Admission:
     def __init__(
         self,
         shared: Shared,
-        rules: RuleChoice,
         shapes: ShapeSet,
         processors: tuple[Processor, ...] = (),
         read: Callable[[Prompts], None] | None = None,
         capture: Capture | None = None,
     ) -> None:
-        self._shared, self._rules, self._shapes = shared, rules, shapes
+        self._shared, self._shapes = shared, shapes
         self._prefills: PrefillRunner | None = None  # None: the target's own
         if capture is not None and hasattr(shared.target, "prefill_stacked"):
             target = cast(StackedModel, shared.target)
             self._prefills = PrefillRunner(target, shared.rows.batch, capture)
-        rule = rules.pick(sampling=False)
-        self._parts = Parts(shared.target, None, rule, processors, shared.eos)
+        self._parts = Parts(shared.target, None, processors, shared.eos)
         self._read = read  # of a drafter that takes requests at once
         self._probes = HostReader(shared.device)
 
@@ -81,9 +78,6 @@ class Admission:
             )
         if shared.device.static_shapes and not self._shapes.covers(need):
             raise RequestError(f"no mode of this engine covers {need}; give it one that does")
-        if self._rules.guarantee(sampling=need.sampling) is Guarantee.GREEDY_ONLY:
-            name = self._rules.pick(sampling=True).name
-            raise RequestError(f"rule {name!r} cannot decode at temperature {request.temperature}")
 
     def admit(self, chosen: list[tuple[int, SlotState]]) -> None:
         """Admits requests into their rows together; one by one if that fails. Those that fail alone get

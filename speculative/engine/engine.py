@@ -24,9 +24,8 @@ import torch
 
 from ..device import Device, at_most, choose
 from ..errors import ENGINE, BrokenError, DecodingError
-from ..protocols import Drafter, Model, Processor, Rule, Schedule
+from ..protocols import Drafter, Model, Processor, Schedule
 from ..requests import Mode, Partial, Request, Result, Stats
-from ..rounds.accept import RuleChoice
 from .admission import Admission, DraftReader
 from .captures import capture_for
 from .polls import Periods, Results
@@ -40,13 +39,13 @@ _NOTHING: Mapping[Any, int] = MappingProxyType({})
 class Engine:
     """Decodes requests in `batch` rows; a row that ends makes room for the next request at once.
 
-    `schedule` gives gamma; 0, or no drafter, is plain decoding. `rule=None` takes greedy match while all rows
-    are at temperature 0 and `sampled` otherwise, by default token rejection; together they are exact.
-    `ranks` is how many of the most likely tokens a request may ask for at each position. `modes` are those
-    that rounds are captured for, where the device captures: the first that covers the rows is run, and one
-    that covers them all is added where there is none. `captured=False` runs rounds operator by operator
-    there too. Raises `ValueError` for parts that do not fit: another vocabulary, drafts that the rule
-    cannot verify, a draft length without a drafter. Not thread-safe.
+    `schedule` gives gamma; 0, or no drafter, is plain decoding. What a request decodes to depends on neither:
+    drafts count where they are what the target writes, at any temperature (`rounds.sampling`). `ranks` is how
+    many of the most likely tokens a request may ask for at each position. `modes` are those that rounds are
+    captured for, where the device captures: the first that covers the rows is run, and one that covers them
+    all is added where there is none. `captured=False` runs rounds operator by operator there too. Raises
+    `ValueError` for parts that do not fit: another vocabulary, a draft length without a drafter. Not
+    thread-safe.
     """
 
     def __init__(
@@ -57,8 +56,6 @@ class Engine:
         batch: int,
         eos: Iterable[int],
         schedule: Schedule | None = None,
-        rule: Rule | None = None,
-        sampled: Rule | None = None,
         processors: Iterable[Processor] = (),
         device: Device | None = None,
         max_tokens: int | None = None,
@@ -84,18 +81,15 @@ class Engine:
         self.batch, self.rows = batch, shared.rows
         self.faults: Sequence[DecodingError] = shared.faults.recent
         """The latest faults."""
-        rules = RuleChoice(rule, sampled, drafter)
         gammas, slots = self.schedule.buckets, self.rows.scratch
         self._shapes = shapes = ShapeSet.of(self.device, batch, slots, gammas, modes)
         capture = capture_for(self.device) if captured else None
         reader = None
         if shared.drafting:
             reader = DraftReader(shared, shapes, capture)
-            rules.check()
         self._reader, processors = reader, tuple(processors)
         self._admission = Admission(
             shared,
-            rules,
             shapes,
             processors,
             reader.read_prompts if reader is not None and shared.needs.at_once else None,
@@ -103,8 +97,8 @@ class Engine:
         )
         self._queue = RequestQueue()
         self._periods = Periods(shared, self.schedule, clock)
-        self._results = Results(shared, rules)
-        self._runner = RoundRunner(shared, rules, processors, self._results.fail, shapes, capture)
+        self._results = Results(shared)
+        self._runner = RoundRunner(shared, processors, self._results.fail, shapes, capture)
         self.threads = RoundThreads()
         self._stats = Stats()  # as last read
         self.broken: BrokenError | None = None
@@ -213,7 +207,7 @@ class Engine:
                 mode = self._shapes.mode(slots.mode) if self._static else slots.mode
                 if periods.now.rounds == 0:
                     read = None if self._reader is None else self._reader.read
-                    periods.begin(sampling=mode.sampling, read=read)
+                    periods.begin(read)
                 now = periods.now
                 limit = self.threads.limit
                 with nullcontext() if limit is None else at_most(limit):

@@ -22,7 +22,6 @@ from ..device import HostCopy, HostReader, Moment
 from ..errors import RESULT, SCHEDULE, DecodingError
 from ..protocols import Poll, Schedule
 from ..requests import Finish, Partial, Ranked, Result, Source
-from ..rounds.accept import RuleChoice
 from .slots import Shared, SlotState, failed
 
 COUNTS = 4
@@ -33,7 +32,6 @@ class Period:
     """The rounds between two polls, and the snapshot after them."""
 
     gamma: int
-    sampling: bool = False
     began: Moment | None = None  # None: its rounds were not started
     read: int = 0  # prompts that the drafter read before them
     reading: Moment | None = None  # when it began to
@@ -70,13 +68,13 @@ class Periods:
         self._totals = (0, 0, 0)  # of earlier periods, as in `Snapshot`
         self._reported_s = 0.0
 
-    def begin(self, *, sampling: bool, read: Callable[[], None] | None) -> None:
+    def begin(self, read: Callable[[], None] | None) -> None:
         """Starts a period: the schedule's gamma, or its smallest one where the schedule fails. Before drafts
         the drafter reads what it lacks; `read` None: it never does."""
-        self.now = now = Period(min(self._buckets), sampling)
+        self.now = now = Period(min(self._buckets))
         if len(self._buckets) > 1:
             try:
-                chosen = self._schedule.choose(sampling=sampling)
+                chosen = self._schedule.choose()
                 if chosen not in self._buckets:
                     raise ValueError(f"gamma {chosen} is none of its {self._buckets}")
                 now.gamma = chosen
@@ -146,7 +144,6 @@ class Periods:
             judged=totals[0] - known[0],
             accepted=totals[1] - known[1],
             seconds=seconds,
-            sampling=period.sampling,
             admitted=self.admitted,
             read=period.read,
             reading_s=0.0 if period.reading is None else period.reading.seconds_to(began),
@@ -162,8 +159,8 @@ class Periods:
 class Results:
     """Ends rows, and delivers their results to their inboxes."""
 
-    def __init__(self, shared: Shared, rules: RuleChoice) -> None:
-        self._shared, self._rules = shared, rules
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
         # Not that of snapshots: a row's read must not wait for those that were taken after it had ended.
         self._reader = HostReader(shared.device)
         self.polled: Moment | None = None  # when the last snapshot that was read was taken
@@ -222,7 +219,6 @@ class Results:
             accepted=record.accepted,
             probe=() if state.probe is None else tuple(state.probe.tensor().tolist()),
             ranked=record.ranked,
-            guarantee=self._rules.guarantee(sampling=request.temperature > 0),
             error=state.error,
             draft_error=state.draft_error,
         )

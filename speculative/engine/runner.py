@@ -28,7 +28,6 @@ from ..device import Device, at_most, can_set
 from ..errors import DRAFT, ENGINE, OF_THE_DRAFTER, STAGE_AFTER, DecodingError
 from ..protocols import Processor
 from ..requests import Mode
-from ..rounds.accept import RuleChoice
 from ..rounds.round import Parts, run_round
 from ..rows import Counters, Rows, selected
 from ..types import Prefix
@@ -71,13 +70,12 @@ class RoundRunner:
     def __init__(
         self,
         shared: Shared,
-        rules: RuleChoice,
         processors: Iterable[Processor],
         fail: Callable[[int, DecodingError], None],
         shapes: ShapeSet,
         capture: Capture | None = None,
     ) -> None:
-        self._shared, self._rules, self._fail = shared, rules, fail
+        self._shared, self._fail = shared, fail
         self._processors = tuple(processors)
         self._capture = capture  # None: rounds are not captured
         self._shapes = shapes
@@ -121,9 +119,9 @@ class RoundRunner:
         """The parts of a round in this mode, with the drafter or without."""
         found = self._parts.get((mode, drafter))
         if found is None:
-            shared, rule = self._shared, self._rules.pick(sampling=mode.sampling)
+            shared = self._shared
             drafting = shared.drafter if drafter and shared.drafting else None
-            found = Parts(shared.target, drafting, rule, self._processors, shared.eos)
+            found = Parts(shared.target, drafting, self._processors, shared.eos)
             self._parts[mode, drafter] = found
         return found
 

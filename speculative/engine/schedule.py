@@ -26,7 +26,7 @@ class Fixed:
     def buckets(self) -> tuple[int, ...]:
         return (self.gamma,)
 
-    def choose(self, *, sampling: bool) -> int:
+    def choose(self) -> int:
         return self.gamma
 
     def learn(self, poll: Poll) -> None:
@@ -43,10 +43,6 @@ def schedule_for(gamma: int | None, drafter: Drafter | None) -> Schedule:
 BUCKETS = (0, 1, 2, 4, 6, 8, 12)
 """Gammas to choose from: 0 is plain decoding, 1 pays longest as batches grow (tiny.en at batch 8: 1.10, where
 4 gives 0.87 of plain decoding), and beyond 12 published pairs rarely gain."""
-
-SAMPLING_GAMMA = 4
-"""Gamma of rounds with sampled rows, the same for all: their draws depend on the draft lengths, and
-a seeded answer must not depend on the load of the machine."""
 
 PROBE_EVERY = 100
 """Rounds until the other choice is tried again: one probe in 100 rounds costs about 1 %."""
@@ -107,8 +103,6 @@ class Goodput:
     cost. A probe that has to read prompts is as rare as they are dear. Who knows beforehand what reading
     will cost says so (`expect`): the first drafts then wait until they are worth their trial, see `CHEAP`.
 
-    Rounds with sampled rows take the fixed `sampling_gamma`, see `SAMPLING_GAMMA`.
-
     `early` says that the drafter may end drafts early, so that gamma is only an upper bound. The formula
     then overestimates, and is corrected by the number of tokens that rounds of each bucket wrote; the cost of
     a bucket is the mean of its first rounds, which have different widths, and not that of the fastest. Rounds
@@ -119,18 +113,17 @@ class Goodput:
         self,
         buckets: Sequence[int] = BUCKETS,
         *,
-        sampling_gamma: int = SAMPLING_GAMMA,
         probe_every: int = PROBE_EVERY,
         decay: float = DECAY,
         first: int = FIRST,
         early: bool = False,
     ) -> None:
-        if len(buckets) < 2 or not {0, sampling_gamma} <= set(buckets):
+        if len(buckets) < 2 or 0 not in buckets:
             raise SpeculativeError(
-                f"buckets {tuple(buckets)} need 0, which is plain decoding, and {sampling_gamma}"
+                f"buckets {tuple(buckets)} need 0, which is plain decoding, and another"
             )
         self.buckets = tuple(sorted(buckets))
-        self.sampling_gamma, self.probe_every, self.decay = sampling_gamma, probe_every, decay
+        self.probe_every, self.decay = probe_every, decay
         self.first = first
         self.cost = dict.fromkeys(self.buckets, float("inf"))
         self.measured = dict.fromkeys(self.buckets, 0)
@@ -176,9 +169,7 @@ class Goodput:
         plain = self._written() * self.cost[0] * self.rounds / self.row_rounds
         return f"{chosen}: {1000 * each:.0f} ms to read a request, {1000 * plain:.0f} ms to decode it plainly"
 
-    def choose(self, *, sampling: bool) -> int:
-        if sampling:
-            return self.sampling_gamma
+    def choose(self) -> int:
         best, affordable = self.best(), self._affordable()
         for shorter, gamma in zip((0, *self.buckets), self.buckets, strict=False):
             # A longer draft costs at least as much as a shorter one: it is not tried if it could not pay
@@ -231,9 +222,8 @@ class Goodput:
         return expected_tokens(alpha, gamma) * (self.share[max(measured)] if measured else 1.0)
 
     def learn(self, poll: Poll) -> None:
-        """Learns from rounds of greedy rows only: sampled ones have other costs and acceptance. Nothing from
-        rounds in which a coarse clock did not advance."""
-        if poll.sampling or poll.seconds <= 0:
+        """Learns nothing from rounds in which a coarse clock did not advance."""
+        if poll.seconds <= 0:
             return
         before = self.best()
         self.spent_s += poll.seconds

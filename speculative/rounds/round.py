@@ -4,28 +4,29 @@ Pure tensor code on fixed shapes: no host sync, no data-dependent shape, no bran
 between rows is data (`lengths`, `valid`, `num_accepted`), so one graph serves every state. With gamma = 0
 there is no draft and the round is plain decoding.
 
-A greedy round reads the best token of each position only; where the processors can say what they allow, it is
-found without processed logits (`choice`). All other rounds process the logits. `verify` judges a guess, how
-an answer may begin, with the logits of its prompt: greedy match as in a round, in place of the rounds that
-would have written the same tokens. Knows rows, models and processors; nothing of requests or slots.
+Drafts count as long as they are the tokens that the target chooses: the best ones, or those that its noise
+makes the best (`sampling`). A greedy round reads the best token of each position only; where the processors
+can say what they allow, it is found without processed logits (`choice`). All other rounds process the logits.
+`verify` judges a guess, how an answer may begin, with the logits of its prompt, as a round does, in place of
+the rounds that would have written the same tokens. Knows rows, models and processors; nothing of requests or
+slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from ..protocols import AllowingProcessor, Drafter, Model, Processor, Rule
+from ..protocols import AllowingProcessor, Drafter, Model, Processor
 from ..requests import Mode, Source
 from ..rows import Counters, Rows, selected
 from ..types import Chain, Draft, Verdict
-from .accept import GreedyMatch
-from .choice import Allowed, Choice, choose
-from .sampling import penalise
+from .choice import Allowed, Choice, argmax, choose
+from .sampling import penalise, perturbed
 
 StageCallback = Callable[[str], None]
 """Called with the name of the stage that has just ended."""
@@ -40,18 +41,16 @@ class Parts:
 
     target: Model
     drafter: Drafter | None
-    rule: Rule
     processors: tuple[Processor, ...]
     eos: Tensor  # [E] token ids that end a row
     choose: Callable[[Tensor, Allowed | None], Choice] | None = field(init=False)
     """The pass over the logits, the model's own where it has one, of greedy rounds that need the best tokens
-    only: by greedy match, with no processor or one that can say what it allows. None where no round does."""
+    only: with no processor, or one that can say what it allows. None where no round does."""
 
     def __post_init__(self) -> None:
         count = len(self.processors)
         able = count == 0 or (count == 1 and hasattr(self.processors[0], "allowed"))
         best = getattr(self.target, "choose", choose)
-        able = able and isinstance(self.rule, GreedyMatch)
         object.__setattr__(self, "choose", best if able else None)
 
 
@@ -74,8 +73,8 @@ def run_round(
     tokens = torch.cat([rows.pending(), draft.tokens], dim=1)  # [B, N]
     start = rows.lengths - 1
     scores = parts.target.score(tokens, start, reach=rows.reach)
-    judged, verdict = judge(rows, parts, draft, tokens, scores.logits, stage_ended)
-    stage_ended("rule")
+    judged, verdict = judge(rows, parts, draft, tokens, scores.logits)
+    stage_ended("score")
     if parts.drafter is not None and (gamma or parts.drafter.needs.always):
         parts.drafter.observe(rows, draft, scores, verdict)
     stage_ended("observe")
@@ -85,26 +84,29 @@ def run_round(
 
 
 def judge(
-    rows: Rows,
-    parts: Parts,
-    draft: Draft,
-    tokens: Tensor,
-    logits: Tensor,
-    stage_ended: StageCallback = lambda stage: None,
+    rows: Rows, parts: Parts, draft: Draft, tokens: Tensor, logits: Tensor
 ) -> tuple[Choice | Tensor, Verdict]:
     """The verdict on a draft, from `logits [B, N, V]` of `tokens [B, N]`, and what it is about: processed
     logits, or the choice of a greedy round."""
-    if parts.choose is not None and not (rows.mode.penalised or rows.mode.ranked):
+    mode = rows.mode
+    if parts.choose is not None and not (mode.sampling or mode.penalised or mode.ranked):
         allowed = None
         if parts.processors:
             processor = cast(AllowingProcessor, parts.processors[0])
             allowed = processor.allowed(_chain(rows, tokens))
         best = parts.choose(logits, allowed)
-        stage_ended("score")
-        return best, GreedyMatch().match(draft, best.tokens)
+        return best, match(draft, best.tokens)
     processed = process(rows, parts, tokens, logits)  # [B, N, V]
-    stage_ended("score")
-    return processed, parts.rule(rows, draft, processed)
+    slots = rows.lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+    drawn = perturbed(rows, processed, slots) if mode.sampling else processed
+    return processed, match(draft, argmax(drawn))
+
+
+def match(draft: Draft, choice: Tensor) -> Verdict:
+    """Keeps drafts as long as they are the target's `choice [B, N]`, whose tokens are emitted."""
+    usable = torch.arange(draft.tokens.shape[1], device=choice.device) < draft.valid[:, None]
+    kept = (draft.tokens == choice[:, :-1]) & usable
+    return Verdict(choice, kept.long().cumprod(-1).sum(-1))
 
 
 def commit(
@@ -170,7 +172,7 @@ def checked(rows: Rows, parts: Parts, draft: Draft, gamma: int) -> Draft:
     valid = torch.where(rows.active, valid, 0).clamp_min(0)
     # The target reads drafts that do not count too, and an unknown token makes it fail; on a GPU the process
     # cannot recover from that.
-    return Draft(torch.where(known, tokens, 0), valid, draft.probs)
+    return Draft(torch.where(known, tokens, 0), valid)
 
 
 def no_draft(rows: Rows) -> Draft:
@@ -200,11 +202,10 @@ def verify(
     some = selected(rows, index, mode)
     some.active = (count > 0) & (some.lengths < some.limits)
     some.gamma = torch.full_like(some.gamma, guess.shape[1])
-    greedy = replace(parts, drafter=None, rule=GreedyMatch())
-    draft = checked(some, greedy, Draft(guess, count), guess.shape[1])
+    draft = checked(some, parts, Draft(guess, count), guess.shape[1])
     tokens = torch.cat([some.pending(), draft.tokens], dim=1)
-    judged, verdict = judge(some, greedy, draft, tokens, logits)
-    commit(some, greedy, draft, judged, verdict, Counters.zeros(guess.shape[1], index.device))
+    judged, verdict = judge(some, parts, draft, tokens, logits)
+    commit(some, parts, draft, judged, verdict, Counters.zeros(guess.shape[1], index.device))
     some.sources = _guess_sources(some, rows.lengths[index])
     meant = count > 0
     for name in KEPT:

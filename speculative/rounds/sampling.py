@@ -1,8 +1,17 @@
-"""Penalties, and the bounds of sampling above temperature 0, on logits.
+"""Penalties, and the bounds and the noise of sampling above temperature 0, on logits.
 
 Tensor functions of each row's own settings, and of each position's prefix with the drafts before it, so that
 target and draft are treated alike at every drafted position. Rows with default settings keep their logits bit
 for bit, whatever the other rows of the batch use.
+
+A token is drawn as the largest of `logits + temperature * noise`, where the noise of every token is Gumbel's
+(Gumbel 1954; Maddison et al. 2014, 1411.0030) and a function of the row's seed, the token's slot and its id
+alone. So sampling is greedy decoding of other logits: a draft counts where it is the token that the target
+draws, the drafter draws with the same noise, and a seed gives one text whatever drafts it, however many, in
+whichever rounds and beside whichever rows (drafter-invariant speculative decoding, Daliri et al. 2024,
+2408.07978). No round uses noise that depends on what an earlier one has decided, so the text follows the
+target's distribution over rounds as it does in one. The noise is a counter-based hash: integer mixing (C.
+Wellons' `lowbias32`) without a state.
 
 The thresholds of top-k and top-p are found without sorting where the vocabulary is large. A float32 is mapped
 to an integer whose order is the reverse of the floats', and the lowest logit that is kept is found digit by
@@ -20,7 +29,7 @@ from ..rows import Rows
 from ..types import Prefix
 
 CACHED = 1 << 18
-"""Logits that `bound` treats at a time on CPUs: several arrays of them fit into a core's caches."""
+"""Logits that are treated at a time on CPUs: several arrays of them fit into a core's caches."""
 
 DIGITS = (11, 11, 10)
 """Bits of each digit. The histograms of two digits would be as large as half a vocabulary."""
@@ -30,6 +39,10 @@ SORTED = 1024
 (two threads: 0.7), of 1,024 tokens 2.1 and 2.9 (1.0 and 0.9), of 4,096 tokens 11.6 and 4.8 (4.7 and 1.4)."""
 
 _LAST = 0x7FFFFFFF
+_LOW = 0xFFFFFFFF
+_WEYL = (
+    -0x61C88647
+)  # 2^32 divided by the golden ratio, as int32: neighbouring ids differ in many bits
 
 
 def penalise(rows: Rows, logits: Tensor, prefix: Prefix) -> Tensor:
@@ -61,6 +74,59 @@ def penalise(rows: Rows, logits: Tensor, prefix: Prefix) -> Tensor:
     return logits - each(rows.sampling.presence) * (text > 0) - each(rows.sampling.frequency) * text
 
 
+def perturbed(rows: Rows, logits: Tensor, slots: Tensor) -> Tensor:
+    """Processed `logits [B, N, V]` with the noise of the tokens to be drawn at `slots [B, N]`: the largest is
+    the one that is drawn. At temperature 0 they are what they were. What the bounds exclude is at -inf."""
+    temperature, vocab = rows.sampling.temperature[:, None, None], logits.shape[-1]
+    if rows.mode.bounded:
+        out = bound(rows, logits / temperature.clamp_min(1e-6)) == float("-inf")
+        logits = logits.masked_fill(out & (temperature > 0), float("-inf"))
+    flat = logits.reshape(-1, vocab)  # [R, V], R = B N
+    keys = _keys(rows.sampling.seed[:, None], slots).flatten()
+    hot = -temperature[:, 0].expand_as(slots).reshape(-1, 1)
+    ids = torch.arange(vocab, dtype=torch.int32, device=logits.device) * _WEYL
+    size = _together(flat)
+    parts = [
+        torch.addcmul(
+            flat[i : i + size], hot[i : i + size], _log_waits(keys[i : i + size, None] ^ ids)
+        )
+        for i in range(0, len(flat), size)
+    ]
+    return torch.cat(parts).view(logits.shape)
+
+
+def _keys(seed: Tensor, slots: Tensor) -> Tensor:
+    """A hash `[B, N]` int32 of seeds `[B, 1]` and slots `[B, N]`, both int64."""
+    mixed = _mix((seed & _LOW).int())
+    mixed = _mix(mixed ^ (seed >> 32 & _LOW).int())
+    return _mix(mixed ^ _mix(slots.int()))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Permutes int32 numbers. They have a sign, so the bits that a shift brings in are masked."""
+    x = (x ^ (x >> 16 & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ (x >> 15 & 0x1FFFF)) * -0x7B935975
+    return x ^ (x >> 16 & 0xFFFF)
+
+
+def _log_waits(keys: Tensor) -> Tensor:
+    """Logarithms of exponentially distributed numbers, which is Gumbel noise with its sign reversed, one for
+    each of `keys` int32.
+
+    Of 31 random bits, because a token of probability p wins with a number of the size of p: -log(1 - u) of a
+    small u is its series, where 1 - u would keep 24 bits of 1. torch's `log1p` would take eight times as long
+    as `log`.
+    """
+    u = (_mix(keys) & _LAST).float().add_(0.5).mul_(2**-31 * (1 - 2**-23))  # in (0, 1)
+    series = (u / 3).add_(0.5).mul_(u).add_(1).mul_(u)
+    return torch.where(u < 2**-8, series, (1 - u).log_().neg_()).log_()
+
+
+def _together(flat: Tensor) -> int:
+    """How many rows of `flat [R, V]` are treated at a time: on CPUs as many as stay in the caches."""
+    return max(1, CACHED // flat.shape[1]) if flat.device.type == "cpu" else len(flat)
+
+
 def bound(rows: Rows, logits: Tensor) -> Tensor:
     """`logits [B, N, V]`, divided by the temperature, at -inf where top-k, top-p or min-p cut them.
 
@@ -75,8 +141,7 @@ def bound(rows: Rows, logits: Tensor) -> Tensor:
 
     most = torch.where(rows.sampling.top_k > 0, rows.sampling.top_k, vocab).clamp_max(vocab)
     top_k, top_p, min_p = each(most), each(rows.sampling.top_p), each(rows.sampling.min_p)
-    # On CPUs a few positions at a time, whose numbers stay in the caches.
-    size = max(1, CACHED // vocab) if logits.device.type == "cpu" else len(flat)
+    size = _together(flat)
     parts = [
         _bound(flat[i : i + size], top_k[i : i + size], top_p[i : i + size], min_p[i : i + size])
         for i in range(0, len(flat), size)

@@ -96,7 +96,7 @@ def test_a_head_of_another_target_is_refused_by_name(
 
 
 REPEAT = """\
-from forescribe.speculative.types import Distribution, Draft
+from forescribe.speculative.types import Draft
 from forescribe.speculative.protocols import Needs
 
 
@@ -108,9 +108,6 @@ class Repeat:
     def admit(self, rows, tokens, requests, taps): ...
     def catch_up(self, rows, start, count): ...
     def observe(self, rows, draft, scores, verdict): ...
-
-    def distribution(self, *, sampling):
-        return Distribution.ONE_HOT
 
     def forwards(self, gamma):
         return 0

@@ -100,7 +100,7 @@ class Counted:
         """The probability that a draft is accepted, given that those before it were."""
         return self.accepted / self.trials if self.trials else 0.0
 
-    def choose(self, *, sampling: bool) -> int:
+    def choose(self) -> int:
         return self.gamma
 
     def learn(self, poll: Poll) -> None:

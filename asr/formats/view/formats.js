@@ -1,7 +1,5 @@
 // The transcript as files where no server makes them, with the names given to speakers: the same bytes as
 // formats/files.py gives if nothing was changed (a test compares them).
-import { clock } from "./dom.js";
-import { paragraphsOf } from "./model.js";
 
 const RATE = 16000; // of the samples that times are rounded to
 
@@ -25,22 +23,6 @@ export function srt(model, names) {
     const name = model.speakers.length ? `[${names.shown(speaker)}]: ` : "";
     return `${n + 1}\n${stamp(start)} --> ${stamp(end)}\n${(name + line(text)).replace(/-{2,}>/g, "->")}\n\n`;
   }).join("");
-}
-
-// Paragraphs with their times, and the names of speakers where they change.
-export function md(model, names, title) {
-  const segments = model.segments.filter((segment) => line(segment.text));
-  const escaped = (text) => text.replace(/[\\`*_[\]<&~]/g, "\\$&");
-  let before = null;
-  const lines = paragraphsOf({ segments }).map((indices) => {
-    const { speaker, start } = segments[indices[0]];
-    const name = model.speakers.length ? names.shown(speaker) : before;
-    const said = line(indices.map((index) => segments[index].text).join(""));
-    const head = name === before ? "" : `**${escaped(name)}** `;
-    before = name;
-    return `${head}(${clock(start)}) ${escaped(said)}\n`;
-  });
-  return [`# ${escaped(title)}\n`, ...lines].join("\n");
 }
 
 function ms(seconds) {

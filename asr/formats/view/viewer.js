@@ -2,7 +2,7 @@
 import { button, clock, h } from "./dom.js";
 import { Editor } from "./editor.js";
 import { Edits } from "./edits.js";
-import { md, srt, txt } from "./formats.js";
+import { srt, txt } from "./formats.js";
 import { menu } from "./menu.js";
 import { modelOf, segmentsOf, spacedIn } from "./model.js";
 import { Names } from "./names.js";
@@ -66,8 +66,7 @@ export class Viewer {
 
   // The files of pages without a server.
   files() {
-    const { model, names, title } = this;
-    return { md: md(model, names, title), txt: txt(model, names), srt: srt(model, names), json: JSON.stringify(this.#corrected()) };
+    return { txt: txt(this.model, this.names), srt: srt(this.model, this.names), json: JSON.stringify(this.#corrected()) };
   }
 
   #corrected() {

@@ -277,7 +277,6 @@ def test_a_report_keeps_corrections_in_the_browser_and_writes_files(browser, tmp
     with browsing.watched(browser, path.as_uri()) as page:
         for name in ("txt", "srt"):
             assert download(page, name) == files.FORMATS[name].render(walk()), name
-        assert download(page, "md") == files.FORMATS["md"].render(walk(), title="call")
         assert json.loads(download(page, "json")) == walk().to_dict()
         correct(page, "Good", f"Changed {HOSTILE}.")
         saved(page)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forescribe.speculative import Engine, Fixed
 from forescribe.speculative.drafters import ngram
 from forescribe.speculative.drafters.ngram import NgramDrafter
-from forescribe.speculative.requests import Mode, Request
+from forescribe.speculative.requests import Request
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
 from tests.speculative.engine.test_engine import Planned
@@ -125,5 +125,3 @@ def test_a_round_ends_where_its_rows_doubt(texts, width):
     drafter.allocate(len(texts), 64, CPU)
     rows = rows_of(texts)
     assert drafter.propose(rows, GAMMA).tokens.shape[1] == width
-    rows.mode = Mode(sampling=True)
-    assert drafter.propose(rows, GAMMA).tokens.shape[1] == GAMMA

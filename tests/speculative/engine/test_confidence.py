@@ -60,12 +60,12 @@ def test_it_ends_where_the_drafts_own_probability_falls_below():
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
-def test_sampled_rounds_draft_all_so_seeds_hold(temperature):
+def test_sampled_drafts_end_early_too_and_seeds_hold(temperature):
     work = texts(6, temperature=temperature, seed=7)
     doubtful, engine = decoded(work, 0.9)
-    plain, _ = decoded(work, 0.0)
-    assert {n: r.tokens for n, r in doubtful.items()} == {n: r.tokens for n, r in plain.items()}
-    assert engine.stats.draft_forwards >= 6 * engine.stats.rounds
+    whole, other = decoded(work, 0.0)
+    assert {n: r.tokens for n, r in doubtful.items()} == {n: r.tokens for n, r in whole.items()}
+    assert 0 < engine.stats.drafted < 0.8 * other.stats.drafted
 
 
 def test_a_device_of_static_shapes_refuses_it():
@@ -92,7 +92,7 @@ def world(schedule: Goodput, kept: float, cost: float, rounds: int) -> list[int]
     """Every draft is half doubted away: nine in ten of what is left are kept, `kept` a round."""
     chosen = []
     for _ in range(rounds):
-        gamma = schedule.choose(sampling=False)
+        gamma = schedule.choose()
         chosen.append(gamma)
         got = min(kept, expected_tokens(0.9, gamma) - 1)
         price = 1 + cost * min(gamma, 4)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from forescribe.speculative import (
     Engine,
     Fixed,
-    GreedyMatch,
     ModelDrafter,
     NgramDrafter,
     Probe,
@@ -24,9 +23,9 @@ from forescribe.speculative import (
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
 from forescribe.speculative.engine import admission
 from forescribe.speculative.protocols import Drafter, Poll
-from forescribe.speculative.requests import Finish, Guarantee, Result
+from forescribe.speculative.requests import Finish, Result
 from forescribe.speculative.testing import ScriptedDrafter, TinyModel, decode
-from forescribe.speculative.types import Distribution, Prefix
+from forescribe.speculative.types import Prefix
 
 EOS = 0
 NEVER = 99  # an end-of-text that no model here can write
@@ -153,7 +152,7 @@ class Planned:
         self.plan = cycle(plan)
         self.buckets = tuple(sorted({*plan}))
 
-    def choose(self, *, sampling: bool) -> int:
+    def choose(self) -> int:
         return next(self.plan)
 
     def learn(self, poll: Poll) -> None: ...
@@ -365,28 +364,11 @@ def test_stats_count_rounds_and_forwards():
     assert (stats + stats).accepted_at_depth == tuple(2 * a for a in stats.accepted_at_depth)
 
 
-class DenseOnly:
-    """A rule that needs draft probabilities."""
-
-    name = "dense only"
-    distributions = frozenset({Distribution.DENSE})
-
-    def guarantee(self, distribution: Distribution) -> Guarantee:
-        return Guarantee.EXACT
-
-    def __call__(self, rows, draft, logits):
-        raise AssertionError("never reached")
-
-
 def test_parts_that_do_not_fit_are_refused_by_name():
     with pytest.raises(ValueError, match="13 tokens, the target 11"):
         Engine(TinyModel(), ModelDrafter(TinyModel(vocab=13)), batch=1, eos=(0,))
     with pytest.raises(ValueError, match="no drafter"):
         Engine(TinyModel(), batch=1, eos=(0,), schedule=Fixed(3))
-    with pytest.raises(ValueError, match="'dense only' cannot verify one-hot drafts"):
-        Engine(TinyModel(), NgramDrafter(), batch=1, eos=(0,), rule=DenseOnly())
-    engine = Engine(TinyModel(), batch=1, eos=(0,), rule=GreedyMatch())
-    with pytest.raises(ValueError, match="greedy match"):
-        engine.submit(Request(prompt=(1,), temperature=0.5))
+    engine = Engine(TinyModel(), batch=1, eos=(0,))
     with pytest.raises(ValueError, match="60 tokens"):
         engine.submit(Request(prompt=(1,) * 60))

@@ -19,10 +19,9 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.errors import BrokenError, DecodingError
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Finish, Result, Source
-from forescribe.speculative.rounds.accept import GreedyMatch, TokenRejection
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Distribution, Draft, Prefilled, Prefix, Scores, Verdict
+from forescribe.speculative.types import Draft, Prefilled, Prefix, Scores, Verdict
 
 pytestmark = pytest.mark.failing_drafts
 
@@ -37,7 +36,6 @@ STAGES = {
     "propose": "drafting",
     "score": "scoring",
     "processor": "scoring",
-    "rule": "the acceptance rule",
     "observe": "the drafter's learning",
     "commit": "committing",
     "result": "collecting the result",
@@ -114,25 +112,6 @@ class Drafts(ModelDrafter):
 
 
 @dataclass
-class Rule:
-    """A rule that fails where the plan says."""
-
-    plan: Plan
-    inner: GreedyMatch | TokenRejection
-
-    def __post_init__(self) -> None:
-        self.name, self.distributions, self.guarantee = (
-            self.inner.name,
-            self.inner.distributions,
-            self.inner.guarantee,
-        )
-
-    def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
-        self.plan.reach("rule", self.plan.active)
-        return self.inner(rows, draft, logits)
-
-
-@dataclass
 class Counters:
     """The engine's, of which every commit asks."""
 
@@ -154,7 +133,7 @@ class Sometimes:
         self.buckets, self.rounds = tuple(sorted({0, gamma})), 0
         self.polls: list[Poll] = []
 
-    def choose(self, *, sampling: bool) -> int:
+    def choose(self) -> int:
         self.rounds += 1
         return self.buckets[-1] if self.rounds % 2 else 0
 
@@ -163,8 +142,6 @@ class Sometimes:
 
 
 def build(plan: Plan, *, gamma: int, temperature: float, schedule: Any = None) -> Engine:
-    rule = Rule(plan, TokenRejection() if temperature else GreedyMatch())
-
     def processor(logits: Tensor, prefix: Prefix) -> Tensor:
         plan.reach("processor", lambda: bool((prefix.tokens[:, 0] == MARK).any()))
         return logits
@@ -175,8 +152,6 @@ def build(plan: Plan, *, gamma: int, temperature: float, schedule: Any = None) -
         batch=BATCH,
         eos=(NEVER,),
         schedule=Fixed(gamma) if schedule is None else schedule,
-        sampled=rule if temperature else None,
-        rule=None if temperature else rule,
         processors=(processor,),
     )
     plan.rows = engine.rows
@@ -361,7 +336,6 @@ CHANGES = {
     "few rows": lambda d: replace(d, tokens=d.tokens[:1]),
     "many valid": lambda d: replace(d, valid=d.valid + 7),
     "none valid": lambda d: replace(d, valid=d.valid - 7),
-    "not a number": lambda d: replace(d, probs=d.probs and d.probs * torch.nan),
 }
 
 
@@ -383,10 +357,10 @@ class Forgetful(Sometimes):
         super().__init__(4)
         self.where = where
 
-    def choose(self, *, sampling: bool) -> int:
+    def choose(self) -> int:
         if self.where == "choose":
             raise Injected(self.where)
-        return 17 if self.where == "unknown" else super().choose(sampling=sampling)
+        return 17 if self.where == "unknown" else super().choose()
 
     def learn(self, poll: Poll) -> None:
         if self.where == "learn":
@@ -498,4 +472,3 @@ def test_a_plain_row_among_drafting_ones_says_who_wrote_it():
     results = {r.request.tag: r for r in engine.run(texts(1, 0.0))}
     assert set(results[1].sources) == {Source.PLAIN} and results[1].drafted == 0
     assert all(results[tag].drafted for tag in (0, 2))
-    assert Distribution.ONE_HOT in GreedyMatch.distributions

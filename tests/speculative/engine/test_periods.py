@@ -12,10 +12,9 @@ from forescribe.speculative.engine.runner import SingleRowProcessor
 from forescribe.speculative.engine.slots import FaultLog
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.protocols import Poll
-from forescribe.speculative.requests import Finish, Guarantee, Source
-from forescribe.speculative.rounds.accept import GreedyMatch, RuleChoice, TokenRejection
+from forescribe.speculative.requests import Finish, Source
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Distribution, Prefix
+from forescribe.speculative.types import Prefix
 
 CPU = Device("cpu", torch.float32)
 
@@ -28,7 +27,7 @@ class Recording:
     def __init__(self, gamma: int = 2) -> None:
         self.gamma, self.polls = gamma, []
 
-    def choose(self, *, sampling: bool) -> int:
+    def choose(self) -> int:
         return self.gamma
 
     def learn(self, poll: Poll) -> None:
@@ -153,14 +152,12 @@ def test_a_period_reports_its_rounds_once():
     schedule = Recording()
     made, clock, _ = periods(schedule)
     for n in range(2):
-        made.begin(sampling=bool(n), read=None)
+        made.begin(read=None)
         assert made.now.gamma == 2
         run(made, 3, (6 * n + 6, 3 * n + 3, 3 * n + 3))
         clock[0] += 1.5
         end(made)
-    assert schedule.polls == [
-        Poll(2, 3, 3, 6, 3, 1.5, sampling, width=0.0) for sampling in (False, True)
-    ]
+    assert schedule.polls == 2 * [Poll(2, 3, 3, 6, 3, 1.5, width=0.0)]
 
 
 def test_what_the_drafter_reads_is_timed_apart_from_the_rounds():
@@ -172,7 +169,7 @@ def test_what_the_drafter_reads_is_timed_apart_from_the_rounds():
     def read() -> None:
         clock[0] += 2.0
 
-    made.begin(sampling=False, read=read)
+    made.begin(read=read)
     run(made, 1, (2, 1, 1))
     clock[0] += 0.5
     end(made)
@@ -184,14 +181,14 @@ def test_what_the_drafter_reads_is_timed_apart_from_the_rounds():
 def test_a_disturbed_period_is_not_reported(disturbance):
     schedule = Recording()
     made, _, log = periods(schedule)
-    made.begin(sampling=False, read=None)
+    made.begin(read=None)
     run(made, int(disturbance != "nothing ran"))
     made.now.disturbed = disturbance == "mixed"
     if disturbance == "fault":
         log.record("scoring", RuntimeError("planted"))
     end(made)
     assert schedule.polls == []
-    made.begin(sampling=False, read=None)
+    made.begin(read=None)
     run(made)
     end(made)
     assert len(schedule.polls) == 1
@@ -199,7 +196,7 @@ def test_a_disturbed_period_is_not_reported(disturbance):
 
 def test_a_schedule_that_fails_gives_its_smallest_gamma():
     made, _, log = periods(Recording(gamma=7))
-    made.begin(sampling=False, read=None)
+    made.begin(read=None)
     assert made.now.gamma == 0 and log.recent[0].stage == "the schedule"
 
 
@@ -207,7 +204,7 @@ def test_a_schedule_of_one_draft_length_is_told_too():
     schedule = Recording()
     schedule.buckets = (2,)
     made, _, _ = periods(schedule)
-    made.begin(sampling=False, read=None)
+    made.begin(read=None)
     run(made)
     end(made)
     assert made.now.rounds == 0 and [poll.gamma for poll in schedule.polls] == [2]
@@ -234,7 +231,7 @@ def test_a_late_period_lasts_from_the_snapshot_before_it_or_from_its_launch(laun
     made, clock, _ = periods(schedule)
     for began in (0.0, launched):
         clock[0] = began
-        made.begin(sampling=False, read=None)
+        made.begin(read=None)
         run(made)
         made.end()
     for clock[0], late in ((3.0, 1), (7.0, 0)):
@@ -263,22 +260,6 @@ def test_a_result_has_what_its_row_has_written():
     assert result.tokens == (4, 5, 99) and result.finish is Finish.STOP
     assert result.sources == (Source.ACCEPTED, Source.BONUS, Source.PLAIN)
     assert (result.rounds, result.drafted, result.accepted) == (2, 2, 1)
-    assert result.guarantee is Guarantee.EXACT
-
-
-def test_rules_are_chosen_by_whether_a_row_is_sampled():
-    both = RuleChoice(None, None, None)
-    assert isinstance(both.pick(sampling=False), GreedyMatch)
-    assert isinstance(both.pick(sampling=True), TokenRejection)
-    greedy = RuleChoice(GreedyMatch(), None, None)
-    assert greedy.guarantee(sampling=True) is Guarantee.GREEDY_ONLY
-    assert greedy.guarantee(sampling=False) is Guarantee.EXACT
-
-    class DenseOnly(TokenRejection):
-        distributions = frozenset({Distribution.DENSE})
-
-    with pytest.raises(ValueError, match="cannot verify one-hot drafts; it takes: dense"):
-        RuleChoice(None, DenseOnly(), None).check()
 
 
 def test_a_processor_for_one_row_leaves_the_others_as_they_are():

@@ -18,7 +18,7 @@ def run_round(schedule: Goodput, costs: dict[int, float], alpha: float, rounds: 
     """Rounds of 8 rows in a world with these costs and this acceptance; the gammas chosen."""
     chosen = []
     for _ in range(rounds):
-        gamma = schedule.choose(sampling=False)
+        gamma = schedule.choose()
         chosen.append(gamma)
         # The expected number of judged and kept drafts per round, scaled up to whole numbers.
         kept = expected_tokens(alpha, gamma) - 1
@@ -86,23 +86,23 @@ def test_one_lucky_probe_is_no_reason_to_draft():
     schedule, world = Goodput(), costs(0.4, 0.3)
     run_round(schedule, world, 0.05, 99)
     for _ in range(20):
-        assert schedule.choose(sampling=False) == 0
+        assert schedule.choose() == 0
         schedule.learn(Poll(0, 1, 1, 0, 0, world[0]))
         if schedule.rounds >= schedule.next_probe:
             break
-    assert schedule.choose(sampling=False) == 1
+    assert schedule.choose() == 1
     schedule.learn(Poll(1, 1, 1, 1, 1, world[1]))  # the draft was kept
     assert schedule.best() == 0
-    assert schedule.choose(sampling=False) == 0
+    assert schedule.choose() == 0
     schedule.learn(Poll(0, 1, 1, 0, 0, world[0]))
-    assert schedule.choose(sampling=False) == 1  # but it asks again at once
+    assert schedule.choose() == 1  # but it asks again at once
 
 
 def test_three_unlucky_drafts_at_batch_1_are_no_reason_to_stop():
     schedule, world = Goodput(), costs(0.35, 0.05)
     kept, chosen = iter([0, 0, 0, 1, 1, 0, 1, 1]), []
     for _ in range(40):
-        gamma = schedule.choose(sampling=False)
+        gamma = schedule.choose()
         chosen.append(gamma)
         each = min(gamma, next(kept, 1)) if gamma else 0
         schedule.learn(Poll(gamma, 1, 1, min(gamma, 1 + each), each, world[gamma]))
@@ -115,33 +115,26 @@ def test_it_notices_when_drafts_become_good_again():
     assert run_round(schedule, world, 0.95, 600)[-1] == 12
 
 
-def test_sampled_rounds_have_one_length_whatever_the_clock_says():
-    schedule = Goodput(sampling_gamma=4)
-    for n in range(50):
-        assert schedule.choose(sampling=True) == 4
-        schedule.learn(Poll(4, 1, 8, 8, 1, 1.0 + n, sampling=True))
-
-
 def test_where_drafts_end_early_rounds_without_drafts_say_nothing_and_widths_are_averaged():
     """Lookup in a batch of 8: every other round has no match and costs as much as a plain one, and in the
     others two rows have drafts while all of them are as wide."""
     schedule = Goodput(early=True)
     spent = 0.0
     for number in range(150):
-        gamma = schedule.choose(sampling=False)
+        gamma = schedule.choose()
         matched = bool(gamma) and number % 2 == 0
         judged, kept = (2 * gamma, gamma) if matched else (0, 0)
         cost = 1 + 0.3 * gamma if matched else 1.0
         schedule.learn(Poll(gamma, 1, 8, judged, kept, cost))
         spent += cost - kept / 8  # what the tokens of drafts save
-    assert spent <= 150 / 0.97 and schedule.choose(sampling=False) == 0
+    assert spent <= 150 / 0.97 and schedule.choose() == 0
 
 
 def test_longer_drafts_than_at_first_do_not_make_plain_rounds_look_dear():
     """Drafts of one token at first and of eight later; plain rounds take 1, and stay the better ones."""
     schedule, chosen = Goodput((0, 4, 8), early=True), []
     for number in range(400):
-        gamma = schedule.choose(sampling=False)
+        gamma = schedule.choose()
         width = min(gamma, 1 if number < 20 else 8 - number % 3)
         chosen.append(gamma)
         poll = Poll(gamma, 1, 8, 8 * bool(gamma), round(3.2 * bool(gamma)), 1 + 0.2 * width)
@@ -172,7 +165,7 @@ def test_what_reading_a_prompt_costs_counts(reading, known, drafts):
     for number in range(3000):
         if known and admitted:
             schedule.expect(admitted, reading * admitted, 50 * admitted, 0.0)
-        gamma = schedule.choose(sampling=False)
+        gamma = schedule.choose()
         read, unread = (unread, 0) if gamma else (0, unread)
         tokens = expected_tokens(alpha, gamma)
         kept, judged = tokens - 1, (tokens - alpha**gamma) if gamma else 0.0

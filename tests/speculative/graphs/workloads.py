@@ -39,7 +39,7 @@ class Changing:
         self.buckets = buckets
         self._next, self.learnt = 0, 0
 
-    def choose(self, *, sampling: bool) -> int:
+    def choose(self) -> int:
         self._next += 1
         return self.buckets[self._next % len(self.buckets)]
 

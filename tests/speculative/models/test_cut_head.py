@@ -13,7 +13,7 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.native.adapters import NativeWhisperDecoder
-from forescribe.speculative.requests import Guarantee, Sampling
+from forescribe.speculative.requests import Sampling
 from forescribe.speculative.testing import TinyModel
 
 from ..native import cases
@@ -81,7 +81,6 @@ def decoded(
     drafter = Seen(ModelDrafter(adapter(form, listed), **given))
     how = {"temperature": 0.9, "sampling": Sampling(top_k=9, repetition=1.1)} if sampled else {}
     results, _ = cases.decoded(WhisperDecoder(model(Shape())), drafter, gamma, **how)
-    assert all(r.guarantee in (Guarantee.EXACT, Guarantee.GREEDY_ONLY) for r in results.values())
     texts = {tag: r.tokens for tag, r in results.items()}
     drafts = [draft.tokens for draft in drafter.drafts]
     return texts, drafts, sum(r.accepted for r in results.values())
@@ -110,11 +109,10 @@ def test_the_native_draft_drafts_the_tokens_of_the_loop_in_torch() -> None:
 
 
 @pytest.mark.parametrize("form", ["whisper lean", "whisper modules"])
-def test_sampled_texts_draft_only_listed_tokens_by_a_distribution_over_them(form: str) -> None:
+def test_sampled_texts_are_those_without_drafts_too(form: str) -> None:
     texts, drafts, accepted = decoded(form, LISTED, 4, sampled=True)
     plain, _, _ = decoded(form, None, 0, sampled=True)
-    assert all(texts[tag] == plain[tag] for tag in (0, 2, 4))  # at temperature 0
-    assert accepted and all(texts.values())
+    assert texts == plain and accepted
     assert torch.isin(torch.cat([d.flatten() for d in drafts]), torch.tensor(LISTED)).all()
 
 

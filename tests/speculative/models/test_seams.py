@@ -9,10 +9,9 @@ from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, Request
 from forescribe.speculative.protocols import Needs
-from forescribe.speculative.requests import Guarantee
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import ScriptedDrafter, TinyModel, decode
-from forescribe.speculative.types import Distribution, Draft, Scores, Verdict
+from forescribe.speculative.types import Draft, Scores, Verdict
 
 
 class RequestDrafter(ScriptedDrafter):
@@ -59,25 +58,3 @@ def test_a_tap_reading_drafter_joins_the_loop():
         assert result.tokens == decode(
             lambda t: TinyModel().forward(t, 0), result.request, eos=(0,), max_tokens=48
         )
-
-
-class TakeAll:
-    """A lossy rule: keeps every draft. It must say so, and results must carry it."""
-
-    name = "take all"
-    distributions = frozenset(Distribution)
-
-    def guarantee(self, distribution: Distribution) -> Guarantee:
-        return Guarantee.LOSSY
-
-    def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
-        return Verdict(torch.cat([draft.tokens, logits[:, -1:].argmax(-1)], 1), draft.valid)
-
-
-def test_a_lossy_rule_marks_its_results():
-    model = TinyModel()
-    options = {"batch": 1, "eos": (0,), "schedule": Fixed(2)}
-    request = Request(prompt=(1, 2), max_new_tokens=9)
-    (lossy,) = Engine(model, TapDrafter(model), rule=TakeAll(), **options).run([request])
-    (exact,) = Engine(model, TapDrafter(model), **options).run([request])
-    assert (lossy.guarantee, exact.guarantee) == (Guarantee.LOSSY, Guarantee.EXACT)

@@ -119,17 +119,12 @@ def test_texts_are_those_without_drafts_and_a_draft_that_agrees_is_kept(form: st
 
 
 @pytest.mark.parametrize("form", ["lean", "modules"])
-def test_sampled_rounds_have_no_mass_on_tokens_without_a_partner(form: str) -> None:
+def test_sampled_rounds_draft_no_tokens_without_a_partner(form: str) -> None:
     plain, _, _ = decoded(None, 0, temperature=0.9)
     texts, drafts, rate = decoded(lambda: draft(form), 4, temperature=0.9)
-    assert all(texts[tag] == plain[tag] for tag in (0, 2, 4))
-    assert rate > 0.5
-    sampled = [d for d in drafts if d.probs is not None]
-    assert sampled
-    for each in sampled:
-        assert each.probs is not None and each.probs.shape[-1] == VOCAB
-        assert float(each.probs[..., LACKS].max()) == 0.0
-        torch.testing.assert_close(each.probs.sum(-1), torch.ones(each.probs.shape[:2]))
+    assert texts == plain and rate > 0.5
+    tokens = torch.cat([d.tokens.flatten() for d in drafts])
+    assert bool(((tokens >= 0) & (tokens < VOCAB) & (tokens != LACKS)).all())
 
 
 @each_form

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.requests import Mode
-from forescribe.speculative.rounds.accept import GreedyMatch, TokenRejection
 from forescribe.speculative.rounds.choice import CHUNK, SMALL, Allowed, argmax, choose
 from forescribe.speculative.rounds.round import Parts
 from forescribe.speculative.testing import TinyModel
@@ -189,12 +188,11 @@ def test_texts_are_those_of_rounds_that_process_the_logits(
         assert found[tag].logprobs == pytest.approx(result.logprobs, abs=1e-5)
 
 
-def parts(processors: tuple[Any, ...] = (RULES,), rule: Any = None) -> Parts:
-    return Parts(TinyModel(), None, rule or GreedyMatch(), processors, torch.tensor([10]))
+def parts(processors: tuple[Any, ...] = (RULES,)) -> Parts:
+    return Parts(TinyModel(), None, processors, torch.tensor([10]))
 
 
-def test_only_rounds_by_greedy_match_with_one_allowing_processor_read_the_choice() -> None:
+def test_only_rounds_with_one_allowing_processor_read_the_choice() -> None:
     assert parts().choose is not None and parts(()).choose is not None
     assert parts((RULES, RULES)).choose is None
     assert parts((Opaque(RULES),)).choose is None
-    assert parts(rule=TokenRejection()).choose is None

@@ -30,7 +30,6 @@ from forescribe.speculative.models.heads.records import (
 )
 from forescribe.speculative.models.weights import Linear
 from forescribe.speculative.requests import Sampling
-from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection
 from forescribe.speculative.testing import TinyModel, decode
 from tests.speculative.models.causal_lms import EOS, POSITIONS, VOCAB
 
@@ -111,18 +110,10 @@ def test_every_sampled_row_equals_decoding_it_alone(kind: str) -> None:
         assert (result.tokens, result.accepted) == (found.tokens, found.accepted)
 
 
-@pytest.mark.parametrize(
-    ("kind", "rule"),
-    [
-        ("eagle3", TokenRejection),
-        ("mtp", BlockVerification),
-    ],
-)
-def test_sampled_texts_of_several_rounds_have_the_targets_distribution(
-    kind: str, rule: type
-) -> None:
+@each_kind
+def test_sampled_texts_of_several_rounds_have_the_targets_distribution(kind: str) -> None:
     target, drafts, last = _small(kind)
-    made = engine(target, drafts, 500, eos=[], sampled=rule())
+    made = engine(target, drafts, 500, eos=[])
     prompt, count, length = (1, 4, 2, 0), 2000, 6
     asked = [
         Request(prompt, max_new_tokens=length, temperature=1.0, seed=i, tag=i) for i in range(count)
