@@ -149,7 +149,7 @@ def test_the_others_go_on_while_a_window_is_tried_again(whisper, recording, plai
     assert [d.index for d in outcome.decoded] == [0, 1, 2]
 
 
-def test_a_fallback_is_the_same_in_any_batch(whisper, recording, plain):
+def test_a_fallback_is_the_same_in_any_batch_and_with_any_drafts(whisper, recording, plain):
     victim = plain.decoded[1].result.probe[0]
 
     def again(size, gamma):
@@ -166,9 +166,10 @@ def test_a_fallback_is_the_same_in_any_batch(whisper, recording, plain):
             )
         return [d.result.tokens for d in outcome.decoded]
 
-    assert again(1, 3) == again(3, 3)
-    # Draft lengths by the clock are no exception: sampled rounds have one length.
-    assert again(1, None) == again(3, None)
+    plainly = again(2, 0)
+    assert plainly == again(1, 3) == again(3, 1)
+    # By the clock too.
+    assert plainly == again(1, None) == again(3, None)
 
 
 @pytest.mark.parametrize("ratio", [2.4, 0.01, None])
