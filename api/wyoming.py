@@ -167,7 +167,8 @@ class Connection:
         """Drop a request that has not been answered."""
         if self.request is not None:
             request, self.request = self.request, None
-            await asyncio.to_thread(request.held.close)
+            # Shielded: the end of the service cancels what it finds here, and would wait for what is held.
+            await asyncio.shield(asyncio.to_thread(request.held.close))
 
     def _program(self) -> AsrProgram:
         """What `describe` tells. Raises ApiError `not_ready`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -193,6 +194,24 @@ def test_clients_that_leave_leave_nothing(address, transcriber, service) -> None
         client.speak(NOISE)
         client.answer()
     until(lambda: transcriber.context.slots.idle)
+
+
+def test_the_end_of_the_service_waits_for_no_client_that_has_its_answer(live, monkeypatch) -> None:
+    address, http = live
+    in_thread = asyncio.to_thread
+
+    async def later(*work: Any) -> Any:
+        await asyncio.sleep(0.2)  # the end comes before what is held is released
+        return await in_thread(*work)
+
+    with connected(address) as client:
+        client.speak(NOISE, stop=False)
+        until(lambda: http.app.state.streams.open == 1)
+        monkeypatch.setattr(asyncio, "to_thread", later)
+        client.send("audio-stop")
+        client.answer()
+    http.__exit__()
+    assert http.app.state.serving.admission.requests == 0
 
 
 def test_a_request_more_than_there_may_be_live_is_refused(live, monkeypatch) -> None:
