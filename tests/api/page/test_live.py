@@ -185,9 +185,8 @@ def test_words_are_shown_while_they_are_spoken_and_then_the_transcript(browser, 
             page.get_by_role("button", name="Record").click()
             words = page.get_by_role("log", name="Words of the recording")
             words.get_by_text("short").wait_for()
-            assert page.locator(".live .time").inner_text() < f"0:{SECONDS}", (
-                "before the end of the file"
-            )
+            # By what is heard, not by the clock: on a busy machine a pass takes longer than the file.
+            assert "loading dock" not in words.inner_text(), "before the end of the file"
             words.get_by_text("printing plant").wait_for()
             page.get_by_role("button", name="Stop and send").click()
             page.locator(".viewer").wait_for()
