@@ -28,7 +28,7 @@ from ..formats.transcript_parts import (
 from ..model.languages import ALIKE, LANGUAGES
 from ..model.whisper import Whisper
 from ..segment.windows import Window, total
-from .answers import CONFIDENT, BoundOptions
+from .answers import LAST_WORD
 from .context import DecodingContext
 from .options import Decoded, Options, Outcome
 from .recording import (
@@ -40,6 +40,7 @@ from .recording import (
     text_of,
     timed_segments,
 )
+from .requests import CONFIDENT, BoundOptions
 
 UNWRITTEN = "a voice, and the model wrote no words"
 
@@ -280,7 +281,7 @@ def _dropped(whisper: Whisper, done: Iterable[Decoded]) -> list[Notice]:
     rest."""
     notices, rest = list[Notice](), list[Decoded]()
     for decoded in done:
-        if decoded.state == "decoded":
+        if decoded.state == "decoded" or decoded.reason == LAST_WORD:
             continue
         text = text_of(whisper, decoded.result.tokens).strip()
         if text and len(notices) < TEXTS:

@@ -20,10 +20,10 @@ from ..audio.inputs import Input
 from ..formats.transcript_parts import Segment, Word
 from ..segment.cut_plan import Plan, planned_windows
 from ..segment.windows import Samples, Window
-from .answers import BoundOptions, bind
 from .context import DecodingContext
 from .options import Decoded, Listener, Options
 from .recording import RecordingState, WordTimer, timed_segments
+from .requests import BoundOptions, bind
 from .submission import CutWindows, Submission
 
 _RESULT_FIELDS: Mapping[str, Callable[[Any], Any]] = {

@@ -27,10 +27,10 @@ from ..formats.transcript_parts import State
 from ..model.tokens import SpecialTokens
 from ..model.whisper import LogMel
 from ..segment.windows import VoiceRuns, Window, within
-from .answers import BoundOptions, prompt_room, settled_language
 from .context import DecodingContext
 from .options import Decoded
 from .recording import RecordingState, WordTimer
+from .requests import BoundOptions, prompt_room, settled_language
 from .submission import CutWindows
 
 FRAMES_PER_STEP = 2

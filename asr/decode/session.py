@@ -36,10 +36,10 @@ from ..audio.inputs import Input
 from ..errors import CapacityError, ForescribeError, UsageError
 from ..formats.transcript_parts import seconds
 from ..segment.windows import Window
-from .answers import bind
 from .context import DecodingContext, Ended, encode_windows
 from .options import Listener, Options, PhaseTimes, Tap
 from .recording import PendingWindow, fault
+from .requests import bind
 from .submission import Submission
 
 LOG = logging.getLogger(__name__)

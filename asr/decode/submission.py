@@ -30,17 +30,7 @@ from ..formats.transcript_parts import State, seconds
 from ..segment.cut_plan import Plan, planned_windows
 from ..segment.windows import Window, cut
 from ..words.assembly import pauses
-from .answers import (
-    BoundOptions,
-    accounted,
-    attempt_of,
-    decoded_of,
-    failed_window,
-    language_in,
-    rest_of,
-    retry_of,
-    window_request,
-)
+from .answers import accounted, attempt_of, decoded_of, doubted, failed_window, is_short, rest_of
 from .context import Among, DecodingContext, EncodedWindow, Ended, Fault
 from .options import (
     Decoded,
@@ -62,6 +52,7 @@ from .recording import (
     timed_segments,
     tokens_of,
 )
+from .requests import BoundOptions, language_in, retry_of, window_request
 
 
 @dataclass(frozen=True)
@@ -181,14 +172,15 @@ class Submission:
             return Following()
         if isinstance(ended, Fault):
             return self._failed(pending, ended.error)
-        guards = self.bound.options.guards
+        guards, whisper = self.bound.options.guards, self.context.whisper
         try:
-            attempt = attempt_of(self.context.whisper, guards, ended, heard=pending.heard)
+            attempt = attempt_of(whisper, guards, ended, pending)
             rejected = attempt.judgement is Judgement.RETRY
             if pending.best is None or not rejected or attempt.rank > pending.best.rank:
                 pending.best = attempt
             # Without a voice nothing is sampled: a text that passes at last would be invented.
-            retry = retry_of(ended.request, guards) if rejected and pending.heard else None
+            sampled = rejected and pending.heard and not is_short(whisper, pending.window, attempt)
+            retry = retry_of(ended.request, guards) if sampled else None
             if retry is not None:
                 pending.request = retry
                 return Following(retry)
@@ -260,6 +252,8 @@ class Submission:
         )
         states = result.request.encoder_states
         decoded, rest = rest_of(whisper, options, window, decoded, states)
+        if options.guards is not None and not window.tentative:
+            decoded = doubted(whisper, decoded)
         segments = segments_of(whisper, decoded)
         pending.recording.segments[window.start] = segments
         return accounted(decoded, window.voiced, segments), rest

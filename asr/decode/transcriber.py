@@ -44,7 +44,6 @@ from ..model.whisper import Whisper
 from ..segment.vad import Detector
 from ..segment.windows import MAX_SAMPLES
 from .analysis import DetectedLanguage, align, align_window, detect_language
-from .answers import BoundOptions, bind
 from .context import DecodingContext
 from .options import (
     Decoded,
@@ -61,6 +60,7 @@ from .options import (
 )
 from .outcome import settings_of
 from .recording import RecordingState, WordTimer, fault, text_of, timed_segments
+from .requests import BoundOptions, bind
 from .sequential import SequentialWindows
 from .session import Session
 from .submission import CutWindows, Submission

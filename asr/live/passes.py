@@ -20,10 +20,10 @@ from typing import Literal
 import numpy as np
 
 from ..audio.inputs import Sound
-from ..decode.answers import BoundOptions, bind, settled_language
 from ..decode.context import DecodingContext
 from ..decode.options import Decoded, Guards, Options, Outcome, Part
 from ..decode.recording import RecordingState
+from ..decode.requests import BoundOptions, bind, settled_language
 from ..decode.session import Session
 from ..decode.submission import CutWindows, Submission
 from ..formats.transcript_parts import SAMPLE_RATE, Word, seconds

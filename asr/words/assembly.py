@@ -65,6 +65,9 @@ LEAST_RANGE_DB = 12.0
 SENTENCE_END = frozenset(".。!！?？")
 """Marks at the end of a sentence."""
 
+CLOSING = " \"'”’)]}»"
+"""What may stand behind such a mark."""
+
 LONGEST_S, TYPICAL = 0.7, 2.0
 """A word at the border of a sentence lasts at most twice the median word, and that median counts as at
 most 0.7 s (openai/whisper): the alignment has to put a pause into some word, and in noise no pause is

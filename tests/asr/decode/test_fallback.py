@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import forescribe.asr.decode.context
-from forescribe.asr.decode.answers import seed_of
 from forescribe.asr.decode.options import Guards, Judgement
 from forescribe.asr.decode.recording import PendingWindow, mean_logprob
+from forescribe.asr.decode.requests import seed_of
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair

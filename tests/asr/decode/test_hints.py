@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from forescribe.asr.decode.answers import SCRIPT_SLOTS, hint_for, hint_tokens
+from forescribe.asr.decode.requests import SCRIPT_SLOTS, hint_for, hint_tokens
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from tests.asr.model import folders
 from tests.asr.recordings import write

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
@@ -18,6 +19,7 @@ import torch
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode import answers as answers_module
 from forescribe.asr.decode.answers import (
+    LAST_WORD,
     LEAST,
     REPEATED,
     STRETCHED,
@@ -25,11 +27,13 @@ from forescribe.asr.decode.answers import (
     accounted,
 )
 from forescribe.asr.decode.context import Ended, IsolatedEngine
+from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.planned import Group
 from forescribe.asr.decode.recording import Stretch
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.model.whisper import EncoderStates
+from forescribe.asr.segment.windows import Window
 from forescribe.asr.words.timing import TokenTimes
 from forescribe.speculative.requests import Result
 from tests.asr.decode.ways import Ear, running
@@ -227,6 +231,28 @@ def test_a_closing_timestamp_behind_words_that_are_not_written_is_not_believed(
     assert all(a.end_sample <= b.start_sample for a, b in pairwise(made.segments))
 
 
+def test_a_short_answer_in_a_long_window_is_not_sampled(demo, memo, whole, monkeypatch) -> None:
+    """What it leaves of the window is decoded as a part."""
+    special, asked = demo.whisper.tokens, list[Result]()
+    yes = demo.whisper.tokenizer.encode(" Yes.", add_special_tokens=False)
+
+    def change(result: Result) -> Result:
+        asked.append(result)
+        if result.request.tag.window.start:
+            return result
+        stop = special.timestamp_begin + 5
+        changed = with_tokens(result, (special.timestamp_begin, *yes, stop, special.end))
+        return replace(changed, logprobs=(-1.2,) * len(changed.tokens))
+
+    answers(monkeypatch, change)
+    (outcome,) = demo.transcribe([memo], replace(ENGLISH, guards=Guards()))
+    made = outcome.transcript
+    assert {result.request.temperature for result in asked} == {0.0}
+    assert made.text.startswith("Yes.") and len(made.text) > 0.9 * len(whole.transcript.text)
+    assert made.segments[0].doubt == "improbable (mean log-probability -1.20)"
+    assert not any(segment.doubt for segment in made.segments[1:])
+
+
 def test_a_voice_without_words_is_told(demo, memo, whole, monkeypatch) -> None:
     end = demo.whisper.tokens.end
     answers(monkeypatch, lambda result: with_tokens(result, (end,)), only=1)
@@ -240,6 +266,72 @@ def test_a_voice_without_words_is_told(demo, memo, whole, monkeypatch) -> None:
     (notice,) = [w for w in made.warnings if w.code == "voice_without_words"]
     assert f"{made.coverage.wordless_samples / 16_000:.1f} s" in notice.message
     assert len(made.text) < 0.9 * len(whole.transcript.text)
+
+
+@pytest.mark.parametrize(
+    ("logprob", "text", "kept"),
+    [(-0.9, " Thank you.", False), (-1.5, " Thank you.", False), (-0.3, " Thank you.", True)],
+)
+def test_the_end_of_a_word_behind_a_rounded_timestamp_is_no_missed_speech(
+    demo, memo, monkeypatch, logprob, text, kept
+) -> None:
+    """whisper-base closed a reader's answer at 14.00 s, 0.7 s before its end, and wrote "types." there."""
+    special, seen = demo.whisper.tokens, list[Window]()
+    words = demo.whisper.tokenizer.encode(text, add_special_tokens=False)
+
+    def change(result: Result) -> Result:
+        window = result.request.tag.window
+        if window.part:
+            seen.append(window)
+            changed = with_tokens(result, (special.timestamp_begin, *words, special.end))
+            return replace(changed, logprobs=(logprob,) * len(changed.tokens))
+        *kept, _ = (t for t in result.tokens if t != special.end)
+        stop = (
+            special.timestamp_begin + round(50 * (window.voiced[-1][1] - window.start) / RATE) - 35
+        )
+        return with_tokens(result, (*kept, stop, stop, special.end))
+
+    samples = read_audio(memo)
+    held = io.BytesIO()
+    soundfile.write(held, samples, RATE, "FLOAT", format="WAV")
+    (plain,) = demo.transcribe([held.getvalue()], ENGLISH)
+    answers(monkeypatch, change)
+    (outcome,) = demo.transcribe([held.getvalue()], replace(ENGLISH, words=True, guards=Guards()))
+    made = outcome.transcript
+    if kept:
+        assert "Thank you." in made.text
+        return
+    assert len(seen) == 2  # once for each window: nothing was sampled
+    assert made.text == plain.transcript.text and not made.warnings
+    assert made.coverage.wordless_samples == 0
+    ends = [span.end_sample for span in made.coverage.spans if span.reason == LAST_WORD]
+    assert ends == sorted(window.end for window in seen)
+    # Its end is part of the word before it.
+    spoken = [word for segment in made.segments for word in segment.words]
+    for window in seen:
+        assert any(w.start_sample < window.start < w.end_sample for w in spoken)
+
+
+@pytest.mark.parametrize(("share", "doubtful"), [(0.0, False), (0.1, False), (0.3, True)])
+def test_a_text_of_improbable_words_is_told(demo, memo, monkeypatch, share, doubtful) -> None:
+    """The guards keep it, as its mean log-probability is above theirs."""
+
+    def change(result: Result) -> Result:
+        few = round(share * len(result.tokens))
+        logprobs = (*[-0.8] * few, *[-0.1] * (len(result.tokens) - few))
+        return replace(result, logprobs=logprobs)
+
+    answers(monkeypatch, change)
+    (outcome,) = demo.transcribe([memo], replace(ENGLISH, guards=Guards()))
+    made = outcome.transcript
+    assert bool([s for s in made.segments if s.doubt]) == doubtful
+    assert [w.code for w in made.warnings] == ["doubtful_text"] * doubtful
+    if doubtful:
+        (notice,) = made.warnings
+        reasons = {s.doubt for s in made.segments}
+        assert all(re.fullmatch(r"\d+ of \d+ words are improbable", r) for r in reasons)
+        assert all(reason in notice.message for reason in reasons)
+        assert reasons == {s.reason for s in made.coverage.spans if s.state == "decoded"}
 
 
 def test_an_answer_that_hardly_advances_ends(demo, memo, monkeypatch) -> None:

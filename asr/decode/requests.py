@@ -1,0 +1,183 @@
+"""What the engine is asked for a window.
+
+`bind` checks the options of a recording against the model, once. `window_request` makes the request of a
+window that was encoded, with prompt, language, seed and draft length; `retry_of` the one at the next
+temperature. Knows nothing of engines or of what they answer.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+
+from forescribe.speculative.requests import Probe, Request
+
+from ..errors import UsageError
+from ..formats.transcript_parts import seconds
+from ..model.languages import Spoken
+from ..model.whisper import EncoderStates, Whisper
+from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
+from .options import Guards, Options
+from .recording import DOUBTFUL, PendingWindow, RecordingState
+
+CONFIDENT = 0.9
+"""A window leaves its recording's language only at this probability of another one."""
+
+PROMPT_CHARACTERS = 64
+"""Characters of a prompt that are read, for each of the tokens that it may have."""
+
+
+@dataclass(frozen=True)
+class BoundOptions:
+    """Options that were checked against a model.
+
+    `spoken` are the languages, of several the one that is heard; `previous` holds the tokens of the initial
+    prompt, and `hint` those of the text that drafts are copied from.
+    """
+
+    options: Options
+    spoken: Spoken
+    previous: tuple[int, ...]
+    hint: tuple[int, ...] = ()
+
+    @property
+    def language(self) -> str | None:
+        """The code; None to detect it."""
+        return self.spoken.one
+
+
+def bind(options: Options, context: DecodingContext) -> BoundOptions:
+    """Check options against a model. Raises UsageError for those that it cannot serve."""
+    special = context.whisper.tokens
+    spoken = special.spoken(options.language)
+    previous = prompt_tokens(context.whisper, options.initial_prompt)
+    if options.task == "translate" and not special.translates:
+        raise UsageError(f"translate: {special.only}")
+    limit = context.engine.max_gamma
+    if options.gamma is not None and options.gamma > limit:
+        raise UsageError(
+            f"gamma {options.gamma} is more than the {limit} that the transcriber was created with"
+        )
+    hint = hint_tokens(context.whisper, options.hint)
+    return BoundOptions(options, spoken, previous, hint)
+
+
+def window_request(
+    context: DecodingContext,
+    bound: BoundOptions,
+    pending: PendingWindow,
+    encoder_states: EncoderStates,
+    previous: tuple[int, ...],
+    hypothesis: tuple[int, ...] = (),
+) -> Request:
+    """The request for a window at the first temperature; `previous` are the tokens before it, `hypothesis`
+    what an earlier window has written of it."""
+    options, route = bound.options, context.whisper.pair.route(pending.language)
+    prompt = context.whisper.tokens.prompt(
+        pending.language, options.task, timestamps=options.timestamps, previous=previous
+    )
+    request = Request(
+        prompt=prompt,
+        encoder_states=replace(encoder_states, chosen=route or 0),
+        gamma=0 if route is None else options.gamma,
+        hint=hint_for(pending, bound.hint) if bound.hint else hypothesis,
+        guess=pending.window.guess if context.engine.takes_guesses else (),
+        probe=_probe(context, bound, prompt),
+        tag=pending,
+    )
+    first = options.guards.temperatures[0] if options.guards is not None else 0.0
+    return at_temperature(request, first) if first else request
+
+
+def _probe(context: DecodingContext, bound: BoundOptions, prompt: tuple[int, ...]) -> Probe:
+    """The no-speech token and, where one language is named, those of all languages: behind
+    start-of-transcript, which is read anyway, so that listening for another one costs nothing. A step of the
+    decoder for it alone takes a fifth of the encoder's time."""
+    probe, special = context.no_speech.probe(prompt), context.whisper.tokens
+    if bound.language is None or not special.multilingual:
+        return probe
+    return replace(probe, tokens=(*probe.tokens, *special.languages.values()))
+
+
+def retry_of(request: Request, guards: Guards | None) -> Request | None:
+    """The same window at the next temperature; None after the last one."""
+    if guards is None:
+        return None
+    temperature = guards.next_temperature(request.temperature)
+    return None if temperature is None else at_temperature(request, temperature)
+
+
+def at_temperature(request: Request, temperature: float) -> Request:
+    seed = seed_of(request.tag.window.start, temperature)
+    return replace(request, temperature=temperature, seed=seed, guess=())
+
+
+def seed_of(start: int, temperature: float) -> int:
+    """The seed of the window at sample `start` for a temperature.
+
+    It is the same on every machine and in any batch, and differs for all temperatures that the engine
+    can distinguish: an attempt that reused the random numbers of a rejected attempt would not follow
+    the model's distribution.
+    """
+    (bits,) = struct.unpack("<I", struct.pack("<f", temperature))
+    return int(bits) << 32 | start & 0xFFFFFFFF
+
+
+def settled_language(recording: RecordingState) -> str | None:
+    """The recording's language; None while it is unknown or doubtful."""
+    probability = recording.language_probability
+    return None if probability is None or probability < DOUBTFUL else recording.language
+
+
+def language_in(recording: RecordingState, window: EncodedWindow) -> str:
+    """The language to decode a window in: the recording's, unless another one is very probable.
+
+    The recording's language is that of its first window whose language is not doubtful, and until then the
+    most probable so far. This function sets it.
+    """
+    assert window.language is not None
+    language, probability = window.language
+    before = recording.language_probability
+    if settled_language(recording) is None and (before is None or probability > before):
+        recording.language, recording.language_probability = language, probability
+    assert recording.language is not None
+    return recording.language if probability < CONFIDENT else language
+
+
+def prompt_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
+    """The last tokens of previous text that fit into a prompt. Raises UsageError."""
+    if not text or not text.strip():
+        return ()
+    if whisper.tokens.previous is None:
+        raise UsageError("this model has no token for previous text, so it takes no prompt")
+    room = prompt_room(whisper)
+    # Only the last tokens are used, so megabytes of text are not tokenised: few tokens are longer than this.
+    text = text.strip()[-PROMPT_CHARACTERS * room :]
+    ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
+    if any(token >= whisper.tokens.end for token in ids):
+        raise UsageError("the initial prompt holds a special token such as <|endoftext|>")
+    return tuple(ids[-room:])
+
+
+def hint_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
+    """The text tokens of what is probably spoken; what looks like a special token in it is left out."""
+    if not text or not text.strip():
+        return ()
+    ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
+    return tuple(token for token in ids if token < whisper.tokens.end)
+
+
+def hint_for(pending: PendingWindow, hint: tuple[int, ...]) -> tuple[int, ...]:
+    """The part of a recording's text that a window is looked for in: all of it, unless it is longer than a
+    drafter holds; then the part around the window's share of the recording."""
+    declared = pending.recording.audio.declared_s if len(hint) > SCRIPT_SLOTS else None
+    if not declared:
+        return hint[:SCRIPT_SLOTS]
+    middle = round(len(hint) * min(1.0, seconds(pending.window.start) / declared))
+    first = min(max(0, middle - SCRIPT_SLOTS // 2), len(hint) - SCRIPT_SLOTS)
+    return hint[first : first + SCRIPT_SLOTS]
+
+
+def prompt_room(whisper: Whisper) -> int:
+    """Tokens of previous text that fit into a prompt: half the positions less one (openai/whisper)."""
+    return int(whisper.target.config.max_target_positions) // 2 - 1
