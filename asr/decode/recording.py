@@ -153,7 +153,8 @@ class PendingWindow:
 
     What becomes known is added: once it is encoded its `language`, the `pauses` where words are to be timed,
     and the `request` for the engine; `best`, the best answer that the guards have rejected; `decoded`, how it
-    ended, with the encoder `states`, if its words are still to be timed. `end` drops what refers to it.
+    ended, with the encoder `states` and the `spoken` samples that hold its words, if these are still to be
+    timed: more than its own where the end of a word follows. `end` drops what refers to it.
     """
 
     recording: RecordingState
@@ -164,6 +165,7 @@ class PendingWindow:
     best: Attempt | None = None
     decoded: Decoded | None = None
     states: EncoderStates | None = None
+    spoken: int = 0
 
     @property
     def heard(self) -> bool:
@@ -338,6 +340,8 @@ class WordTimer:
                 if isinstance(times, Exception):
                     raise times
                 recording.words[pending.window.start] = _words_of(self.whisper, pending, times)
+                if pending.window.part:
+                    _set_apart(recording, pending)
             except Exception as error:
                 release(error)
                 recording.timing_faults[pending.window.start] = error
@@ -358,7 +362,7 @@ class WordTimer:
             tokens = list[int]()
             for segment in pending.recording.segments[pending.window.start]:
                 tokens += segment.tokens
-            utterances.append(Utterance(states, prompt, tuple(tokens), decoded.length))
+            utterances.append(Utterance(states, prompt, tuple(tokens), pending.spoken))
         return token_times(self.whisper, utterances)
 
 
@@ -384,8 +388,24 @@ def _words_of(
             for part, _ in parts
             for source in sources[part.first : part.first + len(part.tokens)]
         ],
-        length=decoded.length,
+        length=pending.spoken,
     )
+
+
+def _set_apart(recording: RecordingState, pending: PendingWindow) -> None:
+    """The last word before a part ends where its first word begins, if the part holds words after all."""
+    start = pending.window.start
+    part, before = (
+        recording.words[start],
+        next((d for d in recording.decoded if d.end == start), None),
+    )
+    earlier = [] if before is None else recording.words.get(before.start, [])
+    if any(part) and any(earlier):
+        border = next(own for own in part if own)[0].start_sample
+        place = max(i for i, own in enumerate(earlier) if own)
+        *others, last = earlier[place]
+        if last.end_sample > border:
+            earlier[place] = (*others, replace(last, end_sample=max(last.start_sample, border)))
 
 
 # -- faults -----------------------------------------------------------------------------------------------

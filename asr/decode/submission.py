@@ -28,9 +28,18 @@ from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import CapacityError, ForescribeError, out_of_memory
 from ..formats.transcript_parts import State, seconds
 from ..segment.cut_plan import Plan, planned_windows
-from ..segment.windows import Window, cut
+from ..segment.windows import Window, cut, total
 from ..words.assembly import pauses
-from .answers import accounted, attempt_of, decoded_of, doubted, failed_window, is_short, rest_of
+from .answers import (
+    TAIL,
+    accounted,
+    attempt_of,
+    decoded_of,
+    doubted,
+    failed_window,
+    is_short,
+    rest_of,
+)
 from .context import Among, DecodingContext, EncodedWindow, Ended, Fault
 from .options import (
     Decoded,
@@ -189,6 +198,8 @@ class Submission:
             return self._failed(pending, error)
         if self.bound.options.words:
             pending.decoded, pending.states = decoded, ended.request.encoder_states
+            tail = rest is not None and total(rest.voiced or ()) < TAIL
+            pending.spoken = (pending.window if tail else decoded).length
             self._timer.add(pending)
         return self._window_ended(pending, decoded, () if rest is None else (rest,))
 

@@ -274,7 +274,7 @@ def in_submitting(one, patch):
 def in_guards(one, patch):
     real = submission.attempt_of
     wrong = raises(
-        lambda whisper, guards, result, **_: result.request.tag.window.index == SECOND, real
+        lambda whisper, guards, result, *_: result.request.tag.window.index == SECOND, real
     )
     patch.setattr(submission, "attempt_of", wrong)
 
@@ -454,7 +454,7 @@ def test_a_sequential_recording_goes_on_behind_a_lost_window(
         real = getattr(submission, plant)
         firsts = {
             "window_request": lambda context, bound, pending, *_: pending.window.end == 30 * RATE,
-            "attempt_of": lambda whisper, guards, result, **_: (
+            "attempt_of": lambda whisper, guards, result, *_: (
                 result.request.tag.window.end == 30 * RATE
             ),
             "segments_of": lambda whisper, d: d.start == 0 and d.end > 10 * RATE,
@@ -503,7 +503,7 @@ def test_a_tap_that_fails_harms_its_own_recording_only(shared, undisturbed, clea
 def test_a_call_that_is_left_releases_what_it_held(shared, clean, monkeypatch) -> None:
     """By `close`, and when its generator is no longer referenced."""
 
-    def harsh(whisper, guards, result, *, heard):
+    def harsh(whisper, guards, result, pending):
         if result.request.tag.window.index == SECOND:
             return judged(result, Judgement.RETRY, "planted")
         return judged(result, Judgement.KEEP)

@@ -289,9 +289,9 @@ def test_another_language_than_the_one_named_is_told(
     real, codes = submission.attempt_of, list(shared.whisper.tokens.languages)
     chances = [heard[["de", "fr", "en"].index(code)] / 2 for code in codes]
 
-    def attempt_of(whisper, guards, result, **named):
+    def attempt_of(whisper, guards, result, pending):
         assert len(result.probe) == 1 + len(codes) and 0 < sum(result.probe) < 1
-        return real(whisper, guards, replace(result, probe=(0.0, *chances)), **named)
+        return real(whisper, guards, replace(result, probe=(0.0, *chances)), pending)
 
     monkeypatch.setattr(submission, "attempt_of", attempt_of)
     (outcome,) = shared.transcribe([three_windows], replace(GERMAN, vad=False))
@@ -429,7 +429,7 @@ def test_the_hook_hears_of_every_window(whisper, three_windows) -> None:
     assert seen[-1].stats.emitted <= outcome.transcript.stats["tokens"]
 
 
-def harsh(whisper, guards, result, *, heard):
+def harsh(whisper, guards, result, pending):
     """The second window takes all tries, so the third ends before it."""
     again = result.request.tag.window.index == 1
     return judged(result, Judgement.RETRY if again else Judgement.KEEP, "planted")
