@@ -277,8 +277,8 @@ def speech_segments(
 ) -> tuple[SpeechSegment, ...]:
     """Where somebody speaks, by silero-vad. Pauses below `min_pause_s` are part of a segment; then segments
     below `min_speech_s` are left out. Raises AudioError, StorageError, UsageError."""
+    from forescribe.asr.segment.cutter import VoiceRuns
     from forescribe.asr.segment.vad import SileroDetector
-    from forescribe.asr.segment.windows import VoiceRuns
 
     voice = VoiceRuns(SileroDetector())
     with _local(as_input(audio, sample_rate)) as here, open_audio(here) as recording:

@@ -35,8 +35,9 @@ from typing import Any, BinaryIO
 
 from ..errors import AudioError, ForescribeError, OutputError, clipped
 from ..formats.transcript_parts import SAMPLE_RATE
+from ..segment.cutter import cut
 from ..segment.vad import Detector, SileroDetector
-from ..segment.windows import WindowOptions, cut
+from ..segment.windows import WindowOptions
 from .inputs import WIDTH
 from .reading import Samples, open_audio
 

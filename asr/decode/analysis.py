@@ -17,7 +17,8 @@ from ..errors import AudioError, UsageError
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Word, seconds
 from ..model.whisper import Whisper
-from ..segment.windows import MAX_SAMPLES, Window, cut
+from ..segment.cutter import cut
+from ..segment.windows import MAX_SAMPLES, Window
 from ..words.assembly import MARKS, assemble_words, pauses, split_words
 from ..words.timing import Utterance, token_times
 from .context import DecodingContext, EncodedWindow, encode_windows
@@ -38,7 +39,7 @@ def detect_language(context: DecodingContext, source: Input) -> DetectedLanguage
     best: DetectedLanguage | None = None
     with open_audio(source) as audio:
         for window in cut(audio.blocks(), context.voice_detector()):
-            if not window.speech:
+            if not window.speech or window.unheard:
                 continue
             language = _encoded(context, window, detect=True).language
             assert language is not None

@@ -30,6 +30,7 @@ from .recording import (
     reason_of,
     text_of,
     texts_of,
+    unheard_attempt,
 )
 
 NOT_FINITE = "the model's numbers are not finite"
@@ -87,7 +88,10 @@ answer and its state."""
 def attempt_of(
     whisper: Whisper, guards: Guards | None, result: Result, pending: PendingWindow
 ) -> Attempt:
-    """An answer with its judgement. Without guards only numbers that are not finite are rejected."""
+    """An answer with its judgement. Without guards only numbers that are not finite are rejected, and what
+    `Sure` rejects."""
+    if pending.window.unheard:
+        return unheard_attempt(whisper, result)
     mean = mean_logprob(result.logprobs)
     if guards is None:
         if math.isfinite(mean):
@@ -174,6 +178,7 @@ def decoded_of(
         tried=tried,
         encoder_states=request.encoder_states if keep_encoder_states else None,
         heard=_heard(whisper, result),
+        level_db=pending.level_db,
     )
 
 

@@ -115,7 +115,9 @@ def _transcript(
     for decoded in done:
         for segment in timed_segments(context.whisper, recording, decoded):
             segments.append(replace(segment, id=len(segments)))
-    language, probability = bound.language or recording.language, recording.language_probability
+    written = (d.language for d in done if d.state == "decoded")
+    language = bound.language or recording.language or next(written, None)
+    probability = recording.language_probability
     warnings = [*recording.audio.warnings, *_warnings(context.whisper, recording, done, language)]
     warnings += (Notice("language", note) for note in bound.spoken.notes)
     detected = probability if bound.language is None else None
@@ -146,7 +148,10 @@ def coverage(done: Sequence[Decoded], silent: Iterable[Window]) -> Coverage:
         wordless += total(decoded.wordless)
         start, end, reach = decoded.start, decoded.end, decoded.reach
         if reach is None:
-            spans.append(Span(start, end, decoded.state, decoded.reason or decoded.doubt))
+            reason, silent_db = decoded.reason or decoded.doubt, None
+            if decoded.state == "silent" and decoded.level_db is not None:
+                reason, silent_db = f"no voice activity, loud, and {reason}", decoded.level_db
+            spans.append(Span(start, end, decoded.state, reason, silent_db))
             continue
         if start < reach:
             spans.append(Span(start, reach, "decoded", decoded.doubt))
@@ -235,7 +240,12 @@ def _warnings(
             "use a larger model"
         )
         notices.append(_notice("doubtful_text", text, doubted))
-    if others := {d.language for d in done if d.state != "failed"} - {language}:
+    counted = {
+        d.language
+        for d in done
+        if d.state == "decoded" or d.level_db is None and d.state != "failed"
+    }
+    if others := counted - {language}:
         text = f"some windows are in another language: {', '.join(sorted(others))}"
         notices.append(Notice("mixed_languages", text))
     spoken = [d for d in done if text_of(whisper, d.tokens).strip()]
@@ -281,7 +291,8 @@ def _dropped(whisper: Whisper, done: Iterable[Decoded]) -> list[Notice]:
     rest."""
     notices, rest = list[Notice](), list[Decoded]()
     for decoded in done:
-        if decoded.state == "decoded" or decoded.reason == LAST_WORD:
+        told = decoded.reason == LAST_WORD or decoded.level_db is not None  # by the coverage
+        if decoded.state == "decoded" or told:
             continue
         text = text_of(whisper, decoded.result.tokens).strip()
         if text and len(notices) < TEXTS:

@@ -19,19 +19,20 @@ from operator import attrgetter
 from typing import TypeVar, cast
 
 from forescribe.speculative.errors import release
-from forescribe.speculative.requests import Request, Result, Source
+from forescribe.speculative.requests import Finish, Request, Result, Source
 
 from ..audio.inputs import Input
 from ..audio.reading import Recording
 from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
-from ..formats.transcript_parts import Segment, TokenSource, Word
+from ..formats.transcript_parts import Segment, TokenSource, Word, seconds
 from ..model.tokens import SpecialTokens, Task
 from ..model.vocabulary import bytes_of
 from ..model.whisper import EncoderStates, Whisper
+from ..segment.vad import level_of
 from ..segment.windows import Window
 from ..words.assembly import Pause, assemble_words
 from ..words.timing import TokenTimes, Utterance, token_times
-from .options import Decoded, Judgement, PhaseTimes, Token
+from .options import SURE, Decoded, Judgement, PhaseTimes, Token
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -170,11 +171,33 @@ class PendingWindow:
     @property
     def heard(self) -> bool:
         """Whether there may be a voice."""
-        return self.window.voiced is None or bool(self.window.voiced)
+        voiced = self.window.voiced
+        return not self.window.unheard and (voiced is None or bool(voiced))
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most that its answer may have; None: as many as the model has room for."""
+        window = self.window
+        return round(SURE.tokens_per_s * seconds(window.length)) + 10 if window.unheard else None
+
+    @property
+    def level_db(self) -> float | None:
+        """Its level against full scale, if it was decoded for that alone."""
+        return level_of(self.window.samples) if self.window.unheard else None
 
     def end(self) -> None:
         """No cycle through a request: encoder states are freed with the window."""
         self.request = self.best = None
+
+
+def unheard_attempt(whisper: Whisper, result: Result) -> Attempt:
+    """The answer for a window in which no voice was heard: kept or silence, by `Sure`."""
+    text, mean = text_of(whisper, result.tokens), mean_logprob(result.logprobs)
+    count = sum(token < whisper.tokens.end for token in result.tokens)
+    ratio = math.inf if result.finish is Finish.LENGTH else compression_ratio(text)
+    doubt = SURE.doubt(text, count, ratio=ratio, mean_logprob=mean, no_speech_prob=result.probe[0])
+    judgement = Judgement.KEEP if doubt is None else Judgement.SILENCE
+    return Attempt(result, judgement, doubt, (doubt is None, mean))
 
 
 # -- what a window has written --------------------------------------------------------------------------

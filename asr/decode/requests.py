@@ -83,6 +83,7 @@ def window_request(
         hint=hint_for(pending, bound.hint) if bound.hint else hypothesis,
         guess=pending.window.guess if context.engine.takes_guesses else (),
         probe=_probe(context, bound, prompt),
+        max_new_tokens=pending.most_tokens,
         tag=pending,
     )
     first = options.guards.temperatures[0] if options.guards is not None else 0.0
@@ -129,14 +130,16 @@ def settled_language(recording: RecordingState) -> str | None:
     return None if probability is None or probability < DOUBTFUL else recording.language
 
 
-def language_in(recording: RecordingState, window: EncodedWindow) -> str:
+def language_in(recording: RecordingState, window: EncodedWindow, *, unheard: bool = False) -> str:
     """The language to decode a window in: the recording's, unless another one is very probable.
 
     The recording's language is that of its first window whose language is not doubtful, and until then the
-    most probable so far. This function sets it.
+    most probable so far. This function sets it, but not by a window in which no voice was heard.
     """
     assert window.language is not None
     language, probability = window.language
+    if unheard:
+        return settled_language(recording) or language
     before = recording.language_probability
     if settled_language(recording) is None and (before is None or probability > before):
         recording.language, recording.language_probability = language, probability

@@ -26,7 +26,8 @@ from ..audio.reading import Samples
 from ..formats.transcript_parts import State
 from ..model.tokens import SpecialTokens
 from ..model.whisper import LogMel
-from ..segment.windows import VoiceRuns, Window, within
+from ..segment.cutter import VoiceRuns
+from ..segment.windows import Window, within
 from .context import DecodingContext
 from .options import Decoded
 from .recording import RecordingState, WordTimer

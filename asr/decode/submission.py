@@ -28,7 +28,8 @@ from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import CapacityError, ForescribeError, out_of_memory
 from ..formats.transcript_parts import State, seconds
 from ..segment.cut_plan import Plan, planned_windows
-from ..segment.windows import Window, cut, total
+from ..segment.cutter import cut
+from ..segment.windows import Window, total
 from ..words.assembly import pauses
 from .answers import (
     TAIL,
@@ -157,7 +158,7 @@ class Submission:
         try:
             if isinstance(encoded, Exception):
                 raise encoded
-            pending.language = known or language_in(recording, encoded)
+            pending.language = known or language_in(recording, encoded, unheard=window.unheard)
             if self.bound.options.words:
                 pending.pauses = pauses(encoded.features, window.length)
             pending.request = window_request(

@@ -437,6 +437,7 @@ class Call(Session):
                 partial
                 for partial in engine.peek()
                 if getattr(partial.request.tag, "recording", None) is recording
+                and not partial.request.tag.window.unheard
             ]
             if not partials:
                 return

@@ -425,18 +425,22 @@ def turn_to_dict(turn: Turn) -> dict[str, Json]:
 def coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
     """Totals and spans, in seconds."""
     wordless, unwritten = coverage.wordless_samples, coverage.unwritten_turn_samples
+    loud_db = coverage.loud_db
     return {
         "decoded_s": seconds(coverage.decoded_samples),
         "silent_s": seconds(coverage.silent_samples),
         "failed_s": seconds(coverage.failed_samples),
         "voice_without_words_s": None if wordless is None else seconds(wordless),
         **({} if unwritten is None else {"turns_without_words_s": seconds(unwritten)}),
+        "loud_silence_s": seconds(coverage.loud_samples),
+        "loud_silence_db": None if loud_db is None else round(loud_db, 1),
         "spans": [
             {
                 "start": seconds(span.start_sample),
                 "end": seconds(span.end_sample),
                 "state": span.state,
                 "reason": span.reason,
+                **({} if span.level_db is None else {"level_db": round(span.level_db, 1)}),
             }
             for span in coverage.spans
         ],
@@ -459,6 +463,7 @@ def _span_from_dict(record: Fields) -> Span:
         end_sample=samples_at(record.number("end")),
         state=cast(State, record.text("state")),  # Span rejects unknown ones
         reason=record.optional_text("reason"),
+        level_db=record.optional_number("level_db") if "level_db" in record.data else None,
     )
 
 

@@ -6,6 +6,7 @@ nothing is rounded twice. Knows what a valid part is; nothing of files or of dec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -178,7 +179,8 @@ class Turn(_InSeconds):
 
 @dataclass(frozen=True)
 class Span:
-    """The samples `start_sample` to `end_sample` (exclusive) and what became of them.
+    """The samples `start_sample` to `end_sample` (exclusive) and what became of them. A span that was left
+    out as silence though it is loud has a `level_db`, against full scale.
 
     Raises ValueError for an empty span or an unknown state.
     """
@@ -187,6 +189,7 @@ class Span:
     end_sample: int
     state: State
     reason: str | None = None
+    level_db: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_sample < self.end_sample:
@@ -235,6 +238,20 @@ class Coverage:
     def silent_samples(self) -> int:
         """Samples left out as silence."""
         return self._total("silent")
+
+    @property
+    def loud_samples(self) -> int:
+        """Samples left out as silence though they are loud."""
+        return sum(span.samples for span in self.spans if span.level_db is not None)
+
+    @property
+    def loud_db(self) -> float | None:
+        """Their level against full scale; None where there are none."""
+        loud = [(span.samples, span.level_db) for span in self.spans if span.level_db is not None]
+        if not loud:
+            return None
+        power = sum(count * 10 ** (level / 10) for count, level in loud)
+        return 10 * math.log10(power / self.loud_samples)
 
     @property
     def failed_samples(self) -> int:

@@ -14,7 +14,8 @@ from ..decode.recording import texts_of, tokens_of
 from ..decode.session import Session
 from ..formats.transcript import Transcript
 from ..model.whisper import Whisper
-from ..segment.windows import Cutter, Samples, Window
+from ..segment.cutter import Cutter
+from ..segment.windows import Samples, Window
 from ..words.assembly import split_words
 from .commit import Committer, LiveWord
 from .passes import Bindings, Kind, Pass, Restored, guess_from, kept_language

@@ -27,8 +27,9 @@ from ..decode.recording import tokens_of
 from ..decode.session import Session
 from ..errors import ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
+from ..segment.cutter import Cutter
 from ..segment.vad import FRAME, Detector
-from ..segment.windows import MAX_SAMPLES, Cutter, Samples, Window
+from ..segment.windows import MAX_SAMPLES, Samples, Window
 from .commit import Committer, LiveWord
 from .events import (
     Committed,

@@ -17,8 +17,9 @@ import numpy as np
 
 from ..formats.transcript import Fields, notice_from_dict, notice_to_dict
 from ..formats.transcript_parts import Notice, seconds
+from .cutter import cut
 from .vad import Detector
-from .windows import Samples, Window, WindowOptions, WindowSpan, cut
+from .windows import Samples, Window, WindowOptions, WindowSpan
 
 GROUP_SIZE = 8
 """Windows with speech that are kept together in new plans: after a crash at most four minutes are decoded
@@ -84,11 +85,11 @@ def _notice(item: Any) -> Notice:
 
 
 def span_of(values: Sequence[Any]) -> WindowSpan:
-    """A span from JSON; those of an earlier version lack their voiced runs. Raises TypeError or ValueError
-    for other values."""
+    """A span from JSON; those of an earlier version lack their voiced runs and `unheard`. Raises TypeError or
+    ValueError for other values."""
     start, end, speech, *rest = values
     voiced = tuple((int(a), int(b)) for a, b in rest[0]) if rest and rest[0] is not None else None
-    return WindowSpan(int(start), int(end), bool(speech), voiced)
+    return WindowSpan(int(start), int(end), bool(speech), voiced, any(rest[1:]))
 
 
 def plan_of(
@@ -116,7 +117,7 @@ def planned_windows(
         while len(block):
             if index == len(plan.spans):
                 raise ValueError(f"the recording is longer than the {at} samples of its plan")
-            start, end, speech, voiced = plan.spans[index]
+            start, end, speech, voiced, unheard = plan.spans[index]
             part, block = block[: end - at], block[end - at :]
             at += len(part)
             if speech and index not in skip:
@@ -124,7 +125,7 @@ def planned_windows(
             if at == end:
                 if index not in skip:
                     own = np.concatenate(held) if speech else part[:0].copy()
-                    yield Window(index, start, end, speech, own, voiced)
+                    yield Window(index, start, end, speech, own, voiced, unheard=unheard)
                 index, held = index + 1, []
     if index < len(plan.spans):
         raise ValueError(f"the recording ends at {at} of the {plan.sample_count} samples planned")

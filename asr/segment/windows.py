@@ -1,26 +1,21 @@
-"""Windows: a recording cut, in its pauses, into parts that fit into a model's input (30 s).
+"""Windows: parts of a recording, cut in its pauses, that fit into a model's input (30 s).
 
 The windows **partition** the samples: every sample belongs to exactly one window, in order, by integer
-offsets. Long silence becomes windows of its own that need no decoding and stay in the coverage. Knows
-nothing of models.
-
-Where a window ends is a pure function of the next 33 s of speech probabilities, not of how the samples
-arrived, so the size of blocks changes nothing, and memory is bounded (about a minute of audio).
+offsets. Where one ends is a pure function of the next 33 s of speech probabilities. Knows nothing of models.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
-from .vad import FRAME, Detector, Probabilities
+from .vad import FRAME, Probabilities
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,9 +33,9 @@ VOICE = 0.5
 """From this probability on a frame is voice (silero-vad's own threshold): words are expected there.
 Windows are cut by the lower thresholds of `WindowOptions`, which leave doubtful frames in."""
 
-BATCH_FRAMES = 256
-"""Frames per call of the detector. Always the same number, because other shapes round differently and
-the size of blocks must not change windows."""
+
+def _frames(time_s: float) -> int:
+    return round(time_s * SAMPLE_RATE / FRAME)
 
 
 @dataclass(frozen=True)
@@ -111,6 +106,7 @@ class WindowSpan(NamedTuple):
     end: int
     speech: bool
     voiced: tuple[Run, ...] | None = None
+    unheard: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,6 +137,7 @@ class Window:
     guess: tuple[int, ...] = ()
     tentative: bool = False
     features: Callable[[], tuple[Tensor, ...]] | None = None
+    unheard: bool = False
 
     def __post_init__(self) -> None:
         if self.index < 0 or not 0 <= self.start < self.end:
@@ -159,7 +156,7 @@ class Window:
     @property
     def span(self) -> WindowSpan:
         """The window without its samples."""
-        return WindowSpan(self.start, self.end, self.speech, self.voiced)
+        return WindowSpan(self.start, self.end, self.speech, self.voiced, self.unheard)
 
     def rest(self, start: int, language: str, before: tuple[int, ...]) -> Window:
         """The window from sample `start` on, as the next part of this one, which has the answer `before`."""
@@ -191,26 +188,6 @@ class Decision:
 
     frames: int
     speech: bool
-
-
-def cut(
-    blocks: Iterable[Samples],
-    detector: Detector,
-    options: WindowOptions | None = None,
-    *,
-    skip_silence: bool = True,
-) -> Iterator[Window]:
-    """Yield the windows of a recording, from blocks [any length] at 16 kHz, as soon as they are certain.
-
-    Without `skip_silence` the detector only says where to cut: every window counts as speech, and lasts
-    up to 30 s.
-    """
-    cutter = Cutter(detector, options or WindowOptions(), skip_silence=skip_silence)
-    for block in blocks:
-        # A block may be long: windows are yielded before all of it has been looked at.
-        for at in range(0, len(block), BATCH_FRAMES * FRAME):
-            yield from cutter.push(block[at : at + BATCH_FRAMES * FRAME])
-    yield from cutter.finish()
 
 
 def next_piece(
@@ -289,159 +266,8 @@ def _cut_at(
     )  # of equal minima the last one, for fuller windows
 
 
-class Cutter:
-    """Cuts a recording while it arrives: the state from the start of the first undecided window on.
-
-        for block in blocks: windows += cutter.push(block)
-        windows += cutter.finish()
-
-    The windows are those of `cut`.
-    """
-
-    def __init__(
-        self, detector: Detector, options: WindowOptions, *, skip_silence: bool = True
-    ) -> None:
-        self.stream = detector.stream()
-        self.options, self.skip_silence = options, skip_silence
-        self.start = 0  # sample where the undecided part begins
-        self.samples = _Queue()
-        self.seen = 0  # samples of the queue that the detector has seen
-        self.probabilities = np.zeros(0, np.float32)
-        self.voiced = np.zeros(0, np.bool_)
-        self.active = False
-        self.index = 0
-        self.silent_from: int | None = None
-
-    def push(self, samples: Samples) -> list[Window]:
-        """Takes the next samples; returns the windows that have become certain."""
-        self.samples.push(samples)
-        size, windows = BATCH_FRAMES * FRAME, list[Window]()
-        while self.samples.count - self.seen >= size:
-            self._detect(self.samples.peek(self.seen, size))
-            self.seen += size
-            while len(self.voiced) >= lookahead(self.options):
-                windows += self._decide()
-        return windows
-
-    def finish(self) -> list[Window]:
-        """The remaining windows, at the end of the recording."""
-        rest = self.samples.peek(self.seen, self.samples.count - self.seen)
-        self._detect(np.pad(rest, (0, -len(rest) % FRAME)))
-        windows = list[Window]()
-        while len(self.voiced):
-            windows += self._decide()
-        return [*windows, *self._end_silence(self.start)]
-
-    def so_far(self) -> list[Window]:
-        """The remaining windows if the recording ended here, which it need not."""
-        fork = copy(self)  # its arrays and tensors are replaced, never written
-        fork.stream, fork.samples = copy(self.stream), copy(self.samples)
-        return fork.finish()
-
-    def _detect(self, samples: Samples) -> None:
-        """Speech by hysteresis. NaN counts as speech, so that no words are lost."""
-        fresh = self.stream.probabilities(samples)
-        voiced = np.zeros(len(fresh), np.bool_)
-        for at, probability in enumerate(fresh):
-            limit = self.options.offset if self.active else self.options.onset
-            voiced[at] = self.active = not probability < limit
-        self.probabilities = np.concatenate([self.probabilities, fresh])
-        self.voiced = np.concatenate([self.voiced, voiced])
-
-    def _decide(self) -> Iterator[Window]:
-        view = lookahead(self.options)
-        piece = next_piece(
-            self.probabilities[:view],
-            self.voiced[:view],
-            self.options,
-            after_silence=self.silent_from is not None,
-            skip_silence=self.skip_silence,
-            fits=self.samples.count <= MAX_SAMPLES,
-        )
-        voice = self.probabilities[: piece.frames] >= VOICE
-        self.probabilities = self.probabilities[piece.frames :]
-        self.voiced = self.voiced[piece.frames :]
-        # At the end of the recording the last frame is not full.
-        samples = self.samples.pop(piece.frames * FRAME)
-        self.seen = max(0, self.seen - len(samples))
-        start = self.start
-        self.start = end = start + len(samples)
-        if piece.speech:
-            yield from self._end_silence(start)
-            voiced = within(runs_of(voice, FRAME, start), start, end)
-            yield Window(self.index, start, end, True, samples, voiced)
-            self.index += 1
-        elif self.silent_from is None:
-            self.silent_from = start
-
-    def _end_silence(self, end: int) -> Iterator[Window]:
-        if self.silent_from is not None:
-            yield Window(self.index, self.silent_from, end, False, np.zeros(0, np.float32), ())
-            self.index, self.silent_from = self.index + 1, None
-
-
-@dataclass
-class _Queue:
-    """A queue of samples. Blocks are joined only when samples are read, so that pushing many small blocks
-    is cheap."""
-
-    parts: list[Samples] = field(default_factory=list)
-    count: int = 0
-
-    def push(self, samples: Samples) -> None:
-        self.parts.append(np.array(samples, np.float32))
-        self.count += len(samples)
-
-    def peek(self, start: int, count: int) -> Samples:
-        if len(self.parts) != 1:
-            self.parts = [np.concatenate([np.zeros(0, np.float32), *self.parts])]
-        return self.parts[0][start : start + count]
-
-    def pop(self, count: int) -> Samples:
-        taken = self.peek(0, count).copy()
-        self.parts = [self.parts[0][count:].copy()]
-        self.count -= len(taken)
-        return taken
-
-
-class VoiceRuns:
-    """The voiced runs of a recording that is read for another purpose, in blocks of any length."""
-
-    def __init__(self, detector: Detector) -> None:
-        self._stream = detector.stream()
-        self._queue = _Queue()
-        self._voice: list[NDArray[np.bool_]] = []
-        self._count = 0
-
-    def through(self, blocks: Iterable[Samples]) -> Iterator[Samples]:
-        """The blocks, unchanged."""
-        size = BATCH_FRAMES * FRAME
-        for block in blocks:
-            for at in range(0, len(block), size):
-                self._queue.push(block[at : at + size])
-                while self._queue.count >= size:
-                    self._detect(self._queue.pop(size))
-            self._count += len(block)
-            yield block
-
-    def runs(self) -> tuple[Run, ...]:
-        """The runs, once all blocks have passed."""
-        rest = self._queue.pop(self._queue.count)
-        self._detect(np.pad(rest, (0, -len(rest) % FRAME)))
-        found = runs_of(np.concatenate(self._voice), FRAME)
-        return within(found, 0, self._count)
-
-    def _detect(self, samples: Samples) -> None:
-        # NaN is no voice here: words are missed only where a voice was heard.
-        self._voice.append(self._stream.probabilities(samples) >= VOICE)
-
-
 def runs_of(frames: NDArray[np.bool_], step: int = 1, first: int = 0) -> list[Run]:
     """The runs of frames that are set, by samples: frames of `step`, from sample `first` on."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], frames, [False]]).astype(np.int8)))
     bounds = (first + step * edges).tolist()
     return list(zip(bounds[::2], bounds[1::2], strict=True))
-
-
-def _frames(time_s: float) -> int:
-    return round(time_s * SAMPLE_RATE / FRAME)

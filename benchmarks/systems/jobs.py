@@ -19,8 +19,8 @@ from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.asr.model.tokens import Task
+from forescribe.asr.segment.cutter import cut
 from forescribe.asr.segment.vad import SileroDetector
-from forescribe.asr.segment.windows import cut
 from forescribe.speculative.requests import Stats
 
 Samples = NDArray[np.float32]

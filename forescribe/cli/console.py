@@ -339,8 +339,10 @@ def tail(text: str, width: int) -> str:
 
 
 def _speed(transcript: Transcript) -> str:
-    """The length of a recording, and its speakers."""
+    """The length of a recording, what of it is loud and has no words, and its speakers."""
     text = f"{transcript.duration:.1f} s of audio"
+    if loud := transcript.coverage.loud_samples:
+        text += f", {seconds(loud):.1f} s of it loud ({transcript.coverage.loud_db:.0f} dB) without a voice"
     spoken: dict[str, float] = {}  # seconds
     for turn in transcript.turns:
         spoken[turn.speaker] = spoken.get(turn.speaker, 0.0) + turn.end - turn.start

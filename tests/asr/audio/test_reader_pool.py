@@ -19,8 +19,9 @@ from forescribe.asr.audio.reader_pool import ReaderPool
 from forescribe.asr.audio.reading import open_audio
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.errors import AudioError, CapacityError, ForescribeError, OutputError
+from forescribe.asr.segment.cutter import cut
 from forescribe.asr.segment.vad import SileroDetector
-from forescribe.asr.segment.windows import WindowOptions, cut
+from forescribe.asr.segment.windows import WindowOptions
 from tests.docs.pages import ROOT
 
 SAMPLES = sorted((ROOT / "samples").glob("*.flac"))

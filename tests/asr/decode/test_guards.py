@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.decode.options import Guards, Judgement
+from forescribe.asr.decode.options import SURE, Guards, Judgement
 from forescribe.asr.errors import UsageError
 
 GOOD = {"compression_ratio": 1.5, "mean_logprob": -0.3, "no_speech_prob": 0.01}
@@ -47,6 +47,26 @@ def test_where_no_voice_was_heard_the_no_speech_probability_decides_alone():
     assert Guards().judge(**likely, heard=False)[0] is SILENCE
     assert Guards().judge(**GOOD, heard=False)[0] is KEEP  # singing that the detector does not hear
     assert Guards(no_speech=None).judge(**likely, heard=False)[0] is KEEP
+
+
+DISTANT = {"ratio": 1.0, "mean_logprob": -1.49, "no_speech_prob": 0.18}
+"""whisper-base's answer for a distant voice that was not detected."""
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "change"),
+    [
+        ("Thank you.", 3, {"no_speech_prob": 0.02}),  # music
+        ("... ... ... ... ...", 6, {}),  # bursts of noise
+        ("I'm not a good guy.", 7, {"mean_logprob": -2.19}),  # a synthesised melody
+        ("I'm going to go to the next video.", 10, {"no_speech_prob": 0.57}),  # tones
+        ("to go to go to go to go to go", 16, {"ratio": 2.1}),
+        *[("Yeah, cue test.", 5, {name: math.nan}) for name in ("mean_logprob", "no_speech_prob")],
+    ],
+)
+def test_where_no_voice_was_detected_only_an_answer_that_is_sure_counts(text, tokens, change):
+    assert SURE.doubt("Yeah, cue test.", 5, **DISTANT) is None
+    assert SURE.doubt(text, tokens, **{**DISTANT, **change}) is not None
 
 
 def test_a_guard_that_is_off_does_not_judge():

@@ -159,7 +159,7 @@ def test_windows_of_a_plan_hold_their_own_samples(lengths, spoken, block, skippe
     windows = list(planned_windows(blocks, Plan(tuple(spans)), frozenset(skipped)))
     assert [w.index for w in windows] == [i for i in range(len(spans)) if i not in skipped]
     for window in windows:
-        start, end, speech, _ = spans[window.index]
+        start, end, speech, *_ = spans[window.index]
         assert window.span == spans[window.index]
         assert window.samples.tolist() == (samples[start:end].tolist() if speech else [])
 

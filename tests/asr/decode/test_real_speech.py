@@ -6,6 +6,7 @@ repository: FORESCRIBE_VOICES names their folder (FLAC files with their text bes
 
 from __future__ import annotations
 
+import json
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
+from forescribe.asr.formats.transcript import Transcript
 from forescribe.speculative.requests import Result
 from tests.asr.decode.test_rests import answers, with_tokens
 from tests.real import BASE, READ, TINY, errors, model, voice
@@ -229,3 +231,29 @@ def test_noise_silence_and_music_have_no_words(base, tmp_path, mode) -> None:
     options = Options(guards=Guards(), **HOSTILE[mode])
     for outcome in base.transcribe([str(tmp_path / f"{name}.wav") for name in sounds], options):
         assert outcome.transcript.text == "", outcome.source
+
+
+def test_a_reverberant_voice_that_is_not_detected_is_decoded(base, tmp_path) -> None:
+    """Without the windows that are loud and have no voice activity: 0.8 of 12.6 s, and no word."""
+    import soundfile
+
+    speech, rate = soundfile.read(voice("jfk"), dtype="float32")
+    decay = 10 ** (-3 * np.arange(int(1.5 * rate)) / rate / 1.2)  # 60 dB in 1.2 s
+    echo = np.random.default_rng(1).standard_normal(len(decay)) * decay
+    samples = np.convolve(speech, 0.1 * echo / np.linalg.norm(echo)).astype(np.float32)
+    beeps = 0.1 * np.sin(2 * np.pi * 1000 * np.arange(30 * rate) / rate)
+    beeps *= np.arange(30 * rate) // (rate // 2) % 4 == 0
+    for name, sound in {"echo": samples, "beeps": beeps.astype(np.float32)}.items():
+        soundfile.write(tmp_path / f"{name}.wav", sound, rate)
+    for drafts in (None, 0):  # the same words with and without drafts
+        options = Options(gamma=drafts)
+        echo, beeps = (
+            next(iter(base.transcribe([str(tmp_path / f"{name}.wav")], options))).transcript
+            for name in ("echo", "beeps")
+        )
+        assert "what your country can do for you" in echo.text
+        assert echo.coverage.loud_samples == 0 and echo.language == "en"
+        assert beeps.text == "" and beeps.warnings == () and beeps.language is None
+        assert beeps.coverage.loud_samples > 25 * rate and -35 < beeps.coverage.loud_db < -20
+        told = Transcript.from_dict(json.loads(json.dumps(beeps.to_dict()))).coverage
+        assert told.loud_samples == beeps.coverage.loud_samples

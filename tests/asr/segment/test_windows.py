@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from forescribe.asr.segment.cut_plan import span_of
+from forescribe.asr.segment.cutter import BATCH_FRAMES, VoiceRuns, cut
 from forescribe.asr.segment.vad import (
     FRAME,
     LEVEL_FRAMES,
@@ -22,14 +25,7 @@ from forescribe.asr.segment.vad import (
     Stream,
     audible,
 )
-from forescribe.asr.segment.windows import (
-    BATCH_FRAMES,
-    MAX_SAMPLES,
-    VoiceRuns,
-    Window,
-    WindowOptions,
-    cut,
-)
+from forescribe.asr.segment.windows import MAX_SAMPLES, Window, WindowOptions
 
 Samples = NDArray[np.float32]
 RATE = 16_000
@@ -179,6 +175,27 @@ def test_speech_goes_on_through_doubt_and_does_not_begin_in_it() -> None:
     assert [w.speech for w in windows_of((3, 0.9), (6, doubt), (6, 0.0))] == [True, False]
     assert near(windows_of((3, 0.9), (6, doubt), (6, 0.0))[0].end, 9.3)
     assert [w.speech for w in windows_of((6, doubt))] == [False]
+
+
+def test_what_is_loud_without_voice_activity_is_a_window_of_its_own() -> None:
+    """Loud against its recording's noise and speech; noise and clicks, however loud, stay silence."""
+    rng, quiet = np.random.default_rng(0), 0.001
+    samples = rng.standard_normal(120 * RATE).astype(np.float32)
+    gains = np.full(120, quiet, np.float32)
+    gains[:5] = 0.1  # speech
+    gains[30:37] = 0.03
+    gains[60:67] = 2 * quiet  # 6 dB above the noise
+    gains[90:97] = 0.005  # 26 dB below the speech
+    samples *= np.repeat(gains, RATE)
+    samples[110 * RATE : 110 * RATE + 600] = 0.5  # a click
+    values = np.where(np.arange(120 * RATE // FRAME) < 5 * RATE // FRAME, 0.9, 0.0)
+    windows = list(cut([samples], Track(values.astype(np.float32))))
+    spoken = [window for window in windows if window.speech]
+    assert [window.unheard for window in spoken] == [False, True]
+    assert near(spoken[1].start, 29.7) and near(spoken[1].end, 37.3) and spoken[1].voiced == ()
+    assert np.array_equal(spoken[1].samples, samples[spoken[1].start : spoken[1].end])
+    assert span_of(json.loads(json.dumps(spoken[1].span))) == spoken[1].span
+    assert [window.speech for window in cut([samples * 0 + 0.1], Track(values * 0))] == [False]
 
 
 def test_hours_of_silence_are_one_window_without_samples() -> None:
@@ -335,7 +352,7 @@ def test_a_quiet_voice_is_heard_like_a_loud_one(
     def part_heard() -> float:
         heard = np.zeros(len(voice), np.bool_)
         for window in cut([quiet], silero):
-            heard[window.start : window.end] = window.speech
+            heard[window.start : window.end] = window.speech and not window.unheard
         return float(heard[::FRAME][loud].mean())
 
     assert part_heard() > 0.75
