@@ -63,7 +63,7 @@ LAST_WORD = "the end of the word before it"
 TAIL, TAIL_LOGPROB = SAMPLE_RATE, -0.55
 """A part with less voice, which goes on without a pause behind a finished sentence, and whose words are less
 probable: the end of the last word behind a timestamp that was rounded. 251 human readers leave four with
-whisper-base and four with tiny.en, 206 made hard to hear eleven: from 0.5 to 0.8 s of voice, with mean log-
+whisper-base and four with tiny.en, 206 made hard to hear ten: from 0.5 to 0.8 s of voice, with mean log-
 probabilities of -0.60 to -2.11, all invented or repeated ("Thank you.", " it.", " types."). Parts that hold
 words have 2 s and more."""
 
