@@ -15,7 +15,7 @@ from torch import Tensor
 from .requests import Request
 from .rounds.choice import Allowed, Choice
 from .rows import Rows
-from .types import Chain, Draft, Prefilled, Prefix, Scores, Verdict
+from .types import Chain, Draft, Paths, Prefilled, Prefix, Scores, Verdict
 
 
 class Processor(Protocol):
@@ -86,6 +86,14 @@ class NodeModel(Model, Protocol):
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """As `score`, but returns logits `[B, 1, V]` float32 of node `node [B]` of each row alone."""
+
+
+class BeamModel(Model, Protocol):
+    """A model that scores the beams of a row as nodes that share its prompt and its encoder states."""
+
+    def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
+        """Logits `[B, N, V]` float32 after each path. Node i of row b is the last token of path i: it is
+        written to the path's last slot, and reads the path's slots alone. All of them are below `reach`."""
 
 
 class SharedHeadModel(Model, Protocol):

@@ -24,6 +24,9 @@ ANY = float("inf")  # no upper bound, for numbers that are not stored in a tenso
 LARGEST = 1e6
 HOTTEST = 1e30
 
+MOST_BEAMS = 32  # whose slots are allocated for the longest text
+MOST_PATIENCE = 10
+
 Ranked = tuple[tuple[tuple[int, float], ...], ...]
 """For each token of a text, the most likely ones there, with their log-probabilities."""
 
@@ -117,6 +120,46 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Beams:
+    """Beam search as in openai/whisper (`BeamSearchDecoder`, `MaximumLikelihoodRanker`).
+
+    The `size` most probable texts go on together, and the search ends with `candidates` that have ended. The
+    best of them has the highest sum of log-probabilities, divided by its length, or with a `length_penalty`
+    by ((5 + length) / 6) to that power (Wu et al. 2016). `patience` is by Kasai et al. 2022. Raises
+    `RequestError` for impossible numbers.
+    """
+
+    size: int
+    patience: float = 1.0
+    length_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("beam_size", self.size, 1, MOST_BEAMS)
+        tiny = 5e-324  # the least number above 0
+        must = f"above 0, up to {MOST_PATIENCE}"
+        check_real("patience", self.patience, tiny, MOST_PATIENCE, must=must)
+        if self.length_penalty is not None:
+            check_real("length_penalty", self.length_penalty, 0, 1, must="from 0 to 1")
+        if not self.candidates:
+            raise RequestError(
+                f"patience {self.patience:g} of {self.size} beams ends before the first text; "
+                f"it must be above {0.5 / self.size:g}"
+            )
+
+    @property
+    def candidates(self) -> int:
+        """Texts that have ended, with which the search ends."""
+        return round(self.size * self.patience)
+
+    def score(self, total: float, length: int) -> float:
+        """By which texts of `length` tokens are ranked, from the sum of their log-probabilities."""
+        length = max(length, 1)
+        if self.length_penalty is None:
+            return total / length
+        return float(total / ((5 + length) / 6) ** self.length_penalty)
+
+
+@dataclass(frozen=True)
 class Probe:
     """Requests the probabilities of some tokens after a prompt slot, from unprocessed logits.
 
@@ -151,6 +194,7 @@ class Request:
     hint: tuple[int, ...] = ()  # text that the answer may repeat: a lookup drafter searches it too
     guess: tuple[int, ...] = ()  # how the answer may begin: verified with the prompt, see above
     probe: Probe | None = None
+    beams: Beams | None = None  # for a `BeamSearch`; an engine writes the most probable token
     tag: Any = None  # the caller's own key
 
     def __post_init__(self) -> None:
@@ -163,6 +207,8 @@ class Request:
             raise RequestError(
                 f"a guess is verified at temperature 0 only, and the temperature is {self.temperature}"
             )
+        if self.beams is not None and (self.guess or self.temperature):
+            raise RequestError("beams have neither a guess nor a temperature above 0")
         check_real("temperature", self.temperature, 0, HOTTEST, must=f"from 0 to {HOTTEST:g}")
         check_whole("ranks", self.ranks, 0, ANY)
         for name in ("max_new_tokens", "gamma"):

@@ -19,7 +19,7 @@ from .protocols import Model, Needs, Processor
 from .requests import Mode, Request
 from .rounds.sampling import penalise, perturbed
 from .rows import Rows
-from .types import Draft, Prefilled, Prefix, Scores, Verdict
+from .types import Draft, Paths, Prefilled, Prefix, Scores, Verdict
 
 POISON = 1e3
 
@@ -126,6 +126,16 @@ class TinyModel:
         self.values.scatter_(1, slots[..., None].expand_as(values), values)
         sees = torch.arange(reach) <= slots[..., None]  # [B, N, reach]
         return self._read(self.values[:rows, :reach], sees, self.encoder_states[:rows])
+
+    def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
+        rows, slots, last = len(tokens), paths.slots, paths.lengths[:, None] - 1
+        own = slots.gather(2, last[..., None].expand(-1, slots.shape[1], 1))
+        values = self._embed(tokens, last.expand_as(tokens))
+        self.values.scatter_(1, own.expand_as(values), values)
+        counted = torch.arange(slots.shape[2]) <= last[..., None]
+        sees = torch.zeros((*slots.shape[:2], reach), dtype=torch.bool)
+        sees.scatter_(2, torch.where(counted, slots, own), True)
+        return self._read(self.values[:rows, :reach], sees, self.encoder_states[:rows]).logits
 
 
 class ScriptedDrafter:

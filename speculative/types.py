@@ -45,6 +45,14 @@ class Prefilled:
 
 
 @dataclass(frozen=True)
+class Paths:
+    """Where the texts of beams lie: those of one row share its slots, and each reads its own."""
+
+    slots: Tensor  # [B, N, T] int64, of every token of a beam's text, prompt first
+    lengths: Tensor  # [B] int64, how many of them count: all beams of a row are equally long
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The result of accepting a draft. `tokens[b, :num_accepted[b] + 1]` are emitted, in order."""
 

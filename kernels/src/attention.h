@@ -1,8 +1,8 @@
 // Self-attention of one query over slots of a cache [T, head size].
 //
-// A query reads the slots [low, high) and a list of further slots: its ancestors in this forward. Other
-// slots are never loaded, so that what lies in them, NaN included, cannot reach a result. The order of all
-// sums depends on the slots' order alone: a path of a tree gives the same bits as the same chain.
+// A query reads the slots [low, high), or a list of slots, the path of a beam. Other slots are never loaded,
+// so that what lies in them, NaN included, cannot reach a result. The order of all sums depends on the slots'
+// order alone: a path gives the same bits as the same chain.
 #pragma once
 
 #include "softmax.h"

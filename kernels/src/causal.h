@@ -17,8 +17,7 @@ namespace FS_ISA {
 
 struct CausalBuffers {
     float *x, *normed, *project, *attended, *inner, *scores, *panels;
-    int64_t *extra;
-    int64_t wide, project_stride, attended_stride, inner_stride, scores_size, nodes, panels_size;
+    int64_t wide, project_stride, attended_stride, inner_stride, scores_size, panels_size;
 
     static CausalBuffers carve(const fs_causal &m, int64_t rows, int32_t threads, Carver &carver) {
         CausalBuffers b;
@@ -26,7 +25,6 @@ struct CausalBuffers {
         b.project_stride = padded((m.heads + 2 * m.key_heads) * m.head);
         b.attended_stride = padded(m.heads * m.head);
         b.inner_stride = padded(m.ffn);
-        b.nodes = rows;  // of one row of the batch, at most
         b.scores_size = padded(m.slots) + SPARE;
         const int64_t widest = m.heads * m.head > m.width ? m.heads * m.head : m.width;
         b.panels_size = widened_floats(m.ffn > widest ? m.ffn : widest);
@@ -37,7 +35,6 @@ struct CausalBuffers {
         b.inner = carver.floats(rows * b.inner_stride);
         b.scores = carver.floats(threads * b.scores_size);
         b.panels = carver.floats(threads * b.panels_size);
-        b.extra = (int64_t *)carver.floats(threads * 2 * b.nodes);
         return b;
     }
 };
@@ -131,10 +128,9 @@ struct Causal {
                                          buffers.project_stride, buffers.attended_stride, m.head, m.heads,
                                          m.key_heads, m.slots, l.window};
         float *scores = buffers.scores + team.rank * buffers.scores_size;
-        int64_t *extra = buffers.extra + team.rank * buffers.nodes;
         const auto work = [&](int64_t b, int64_t h) {
             prepare(l, b, h);
-            attention(step, b, h, scores, extra);
+            attention(step, b, h, scores);
         };
         if (owned) {
             for (int64_t h = team.low(m.key_heads); h < team.high(m.key_heads); h++)

@@ -9,7 +9,7 @@ namespace forescribe {
 // All that the draft's steps will check, before anything is written: they follow from the first.
 inline int32_t check_draft(const fs_step &first, const fs_draft &draft, int64_t batch, int64_t slots,
                            int64_t vocab) {
-    if (!first.node || !first.logits || first.depths || draft.depths < 1) return FS_BAD_SHAPE;
+    if (!first.node || !first.logits || first.paths || draft.depths < 1) return FS_BAD_SHAPE;
     if (first.tap_count || first.queries) return FS_BAD_SHAPE;  // there is room for those of one forward only
     const int32_t error = check_step(first, batch, slots, vocab);
     if (error) return error;

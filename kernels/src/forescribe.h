@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define FS_ABI 6
+#define FS_ABI 7
 
 enum { FS_OK = 0, FS_BAD_SHAPE = 1, FS_BAD_SLOT = 2, FS_BAD_TOKEN = 3, FS_NO_MEMORY = 4, FS_BAD_ISA = 5,
        FS_INEXACT = 6 };
@@ -126,11 +126,13 @@ typedef struct {
 /* One forward over tokens [B, N]; node i of row b is written to slot start[b] + i. */
 typedef struct {
     int64_t batch, nodes, reach;
+    int64_t path_slots;
     const int64_t *tokens;   /* [B, N] */
     const int64_t *start;    /* [B] */
     const int64_t *rows;     /* [B] rows of the caches; NULL: row b is b */
-    const int64_t *depths;   /* [N] of a tree; NULL: a chain */
-    const uint8_t *ancestry; /* [N, N] of a tree; NULL: a chain */
+    const int64_t *paths;    /* [B, N, path_slots] of beams: the slots that a node reads, the last one its own;
+                                NULL: a chain */
+    const int64_t *lengths;  /* [B] of the paths; a node's position is the last one */
     const int64_t *node;     /* [B] the only node of each row with logits; NULL: all */
     float *logits;           /* [B, N, V], or [B, 1, V] with `node`; NULL: without the head */
     float *hidden;           /* [B, N, D] after the last norm */

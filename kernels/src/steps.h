@@ -9,16 +9,23 @@ namespace forescribe {
 // Every slot and token of a step, before anything is written.
 inline int32_t check_step(const fs_step &step, int64_t batch, int64_t slots, int64_t vocab) {
     if (step.batch < 1 || step.nodes < 1 || step.reach < 1 || step.threads < 1) return FS_BAD_SHAPE;
-    if ((step.depths == nullptr) != (step.ancestry == nullptr)) return FS_BAD_SHAPE;
+    if (step.paths && (!step.lengths || step.path_slots < 1 || step.path_slots > slots)) return FS_BAD_SHAPE;
     if (step.reach > slots || step.nodes > slots) return FS_BAD_SHAPE;
     for (int64_t b = 0; b < step.batch; b++) {
         const int64_t row = step.rows ? step.rows[b] : b;
         if (row < 0 || row >= batch) return FS_BAD_SLOT;
         if (step.node && (step.node[b] < 0 || step.node[b] >= step.nodes)) return FS_BAD_SLOT;
-        if (step.start[b] < 0 || step.start[b] > slots - step.nodes) return FS_BAD_SLOT;
+        if (!step.paths) {
+            if (step.start[b] < 0 || step.start[b] > slots - step.nodes) return FS_BAD_SLOT;
+            continue;
+        }
+        if (step.lengths[b] < 1 || step.lengths[b] > step.path_slots) return FS_BAD_SLOT;
+        for (int64_t i = 0; i < step.nodes; i++)
+            for (int64_t p = 0; p < step.lengths[b]; p++) {
+                const int64_t slot = step.paths[(b * step.nodes + i) * step.path_slots + p];
+                if (slot < 0 || slot >= slots) return FS_BAD_SLOT;
+            }
     }
-    for (int64_t i = 0; step.depths && i < step.nodes; i++)
-        if (step.depths[i] < 0 || step.depths[i] >= step.nodes) return FS_BAD_SLOT;
     for (int64_t i = 0; i < step.batch * step.nodes; i++)
         if (step.tokens[i] < 0 || step.tokens[i] >= vocab) return FS_BAD_TOKEN;
     return FS_OK;
@@ -45,18 +52,19 @@ inline void tap(const fs_step &step, int64_t layer, const float *x, int64_t stri
 
 // The position of node i: clamped, as slots of a row that is about to end run past the last one.
 inline int64_t position_of(const fs_step &step, int64_t b, int64_t i, int64_t positions) {
-    const int64_t at = step.start[b] + (step.depths ? step.depths[i] : i);
+    const int64_t at = step.paths ? step.lengths[b] - 1 : step.start[b] + i;
     return at < positions ? at : positions - 1;
 }
 
-// Slots of this forward that node i reads, below `reach`; returns their number.
-inline int64_t ancestors(const fs_step &step, int64_t b, int64_t i, int64_t *slots) {
-    int64_t count = 0;
-    for (int64_t j = 0; j <= i; j++) {
-        const bool reads = step.ancestry ? step.ancestry[i * step.nodes + j] != 0 : true;
-        if (reads && step.start[b] + j < step.reach) slots[count++] = step.start[b] + j;
-    }
-    return count;
+// The slots that node i of row b reads, its own last; NULL in a chain.
+inline const int64_t *path_of(const fs_step &step, int64_t b, int64_t i) {
+    return step.paths ? step.paths + (b * step.nodes + i) * step.path_slots : nullptr;
+}
+
+// The slot that node i of row b is written to.
+inline int64_t slot_of(const fs_step &step, int64_t b, int64_t i) {
+    const int64_t *path = path_of(step, b, i);
+    return path ? path[step.lengths[b] - 1] : step.start[b] + i;
 }
 
 }  // namespace forescribe

@@ -15,15 +15,13 @@ namespace FS_ISA {
 
 struct WhisperBuffers {
     float *x, *normed, *project, *attended, *inner, *scores, *panels;
-    int64_t *extra;
-    int64_t wide, project_stride, inner_stride, scores_size, nodes, panels_size;
+    int64_t wide, project_stride, inner_stride, scores_size, panels_size;
 
     static WhisperBuffers carve(const fs_whisper &m, int64_t rows, int32_t threads, Carver &carver) {
         WhisperBuffers b;
         b.wide = padded(m.width);
         b.project_stride = padded(3 * m.width);
         b.inner_stride = padded(m.ffn);
-        b.nodes = rows;  // of one row of the batch, at most
         const int64_t cross = QUERIES * padded(m.sources) + QUERIES;
         b.scores_size = padded(cross > m.slots ? cross : m.slots) + SPARE;
         b.panels_size = widened_floats(m.ffn > m.width ? m.ffn : m.width);
@@ -34,7 +32,6 @@ struct WhisperBuffers {
         b.inner = carver.floats(rows * b.inner_stride);
         b.scores = carver.floats(threads * b.scores_size);
         b.panels = carver.floats(threads * b.panels_size);
-        b.extra = (int64_t *)carver.floats(threads * 2 * b.nodes);
         return b;
     }
 };
@@ -55,7 +52,6 @@ struct Whisper {
 
     float *scores() const { return buffers.scores + team.rank * buffers.scores_size; }
     float *panels_in_float32() const { return buffers.panels + team.rank * buffers.panels_size; }
-    int64_t *extra() const { return buffers.extra + team.rank * buffers.nodes; }
 
     template <class E>
     void linear(const float *a, int64_t stride, const fs_linear &l, int64_t inputs, int64_t low,
@@ -116,7 +112,7 @@ struct Whisper {
         const SelfAttention<C> attention{(C *)l.keys, (C *)l.values, buffers.project, buffers.attended,
                                          buffers.project_stride, buffers.wide, head, m.heads, m.heads,
                                          m.slots, 0};
-        for_heads([&](int64_t b, int64_t h) { attention(step, b, h, scores(), extra()); });
+        for_heads([&](int64_t b, int64_t h) { attention(step, b, h, scores()); });
         team.wait();
         residual(buffers.attended, buffers.wide, l.self_out, m.width);
     }

@@ -70,6 +70,8 @@ class Admission:
             check_in_vocabulary("the probe", request.probe.tokens, vocab)
         if request.ranks > ranks:
             raise RequestError(f"{request.ranks} ranked tokens; this engine keeps {ranks}")
+        if request.beams is not None:
+            raise RequestError("an engine has no beams: submit the request to a BeamSearch")
         if request.gamma is not None and request.gamma > max_gamma:
             raise RequestError(f"gamma is {request.gamma}; this engine drafts {max_gamma} at most")
         if request.guess and shared.needs.prompt and shared.drafting:

@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import embedding, layer_norm, rms_norm, scaled_dot_product_attention
 
 from ..errors import LoadError
-from ..types import Prefilled, Scores
+from ..types import Paths, Prefilled, Scores
 from .causal import FULL, SLIDING, CausalModel
 from .plain import activation
 from .slot_model import Places, SelfCache, SlotModel, WhisperModel, at_node
@@ -79,6 +79,10 @@ class LeanDecoder(SlotModel):
         """See `NodeModel.score_at`."""
         hidden, _ = self._round(tokens, self.places(tokens, start, reach), reach)
         return self.head(at_node(hidden, node))
+
+    def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
+        """See `BeamModel.score_paths`."""
+        return self.head(self._round(tokens, self.path_places(paths, reach), reach)[0])
 
     def _hidden(self, tokens: Tensor, at: Places, layer: Run) -> tuple[Tensor, Tensor | None]:
         """The last hidden states `[B, N, D]` of `tokens [B, N]`, and the taps."""

@@ -40,7 +40,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import LoadError, one_line
-from ..types import Prefilled, Scores
+from ..types import Paths, Prefilled, Scores
 from .causal import SLIDING, CausalModel, check
 from .plain import few, products
 from .quantized import Int8Linear, is_int8
@@ -69,6 +69,11 @@ class ModuleModel(SlotModel):
     def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
         cache, at = self._allocated(), self.places(tokens, start, reach)
         return self.forward(tokens, at, cache.decode(at.slots, reach))
+
+    def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
+        """See `BeamModel.score_paths`."""
+        cache, at = self._allocated(), self.path_places(paths, reach)
+        return self.forward(tokens, at, cache.decode(at.slots, reach)).logits
 
 
 class WhisperDecoder(WhisperModel, ModuleModel):

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from ..protocols import Model, NodeModel
-from ..types import Prefilled, Scores
+from ..types import Paths, Prefilled, Scores
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,17 @@ class SlotModel(ABC):
         """The places of `tokens [B, N]`; node i is written to slot `start [B]` + i."""
         slots = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)  # [B, N]
         return Places(slots, self._positions_at(slots), chain_mask(slots, reach, self.dtype))
+
+    def path_places(self, paths: Paths, reach: int) -> Places:
+        """The places of the last tokens of paths."""
+        slots, last = paths.slots, paths.lengths[:, None] - 1  # [B, N, T], [B, 1]
+        own = slots.gather(2, last[..., None].expand(-1, slots.shape[1], 1))  # [B, N, 1]
+        counted = torch.arange(slots.shape[2], device=slots.device) <= last[..., None]
+        read = torch.where(counted, slots, own).clamp_max(reach - 1)  # of free rows, whatever it is
+        shape = (*slots.shape[:2], reach)
+        reads = torch.zeros(shape, dtype=torch.bool, device=slots.device).scatter_(2, read, True)
+        positions = self._positions_at(last.expand_as(own[..., 0]))
+        return Places(own[..., 0], positions, additive(reads, self.dtype))
 
     def whole(self, logits: Tensor) -> Tensor:
         """Logits of the listed tokens `[..., C]` as those of all `[..., V]`; of the others they are -inf."""

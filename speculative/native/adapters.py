@@ -38,7 +38,7 @@ from ..models.weights import (
     version,
 )
 from ..rounds.choice import Allowed, Choice
-from ..types import Prefilled, Scores
+from ..types import Paths, Prefilled, Scores
 from .library import (
     ACTIVATIONS,
     STORED,
@@ -139,6 +139,12 @@ class NativeDecoder(SlotModel, ABC):
         self._forward(tokens, start, reach, logits, node=node)
         return self.whole(logits)
 
+    def score_paths(self, tokens: Tensor, paths: Paths, *, reach: int) -> Tensor:
+        """See `BeamModel.score_paths`."""
+        logits = torch.empty((*tokens.shape, self._columns))
+        self._forward(tokens, paths.lengths, reach, logits, paths=paths)
+        return self.whole(logits)
+
     def draft_greedy(
         self,
         tokens: Tensor,
@@ -188,9 +194,10 @@ class NativeDecoder(SlotModel, ABC):
         node: Tensor | None = None,
         draft: Draft | None = None,
         queries: Tensor | None = None,
+        paths: Paths | None = None,
     ) -> Tensor | None:
-        """Runs `tokens [B, N]` from slot `start [B]` on, with torch's number of threads, and the `draft`
-        behind them; returns the taps. `rows [B]` are those of the caches, `node [B]` the only nodes with
+        """Runs `tokens [B, N]` from slot `start [B]` on, or at the ends of `paths`, with torch's number of
+        threads, and the `draft` behind them; returns the taps. `rows [B]` are those of the caches, `node [B]` the only nodes with
         `logits`; `queries [L, B N, H, d]` get those of cross-attention. Raises ValueError for a tensor of
         another dtype, device or shape."""
         if self.cache is None:
@@ -213,6 +220,10 @@ class NativeDecoder(SlotModel, ABC):
             "node": node if node is None else checked("node", node, torch.int64, batch),
             "queries": queries,
         }
+        if paths is not None:
+            step.path_slots = paths.slots.shape[2]
+            given["paths"] = checked("paths", paths.slots, torch.int64, batch, nodes, step.path_slots)
+            given["lengths"] = checked("lengths", paths.lengths, torch.int64, batch)
         if logits is not None:
             shape = batch, read, self._columns
             given["logits"] = checked("logits", logits, torch.float32, *shape)

@@ -25,7 +25,7 @@ from ..errors import LoadError
 from ..rounds.choice import Allowed, Choice
 from . import library_file
 
-ABI = 6
+ABI = 7
 
 BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
 
@@ -364,8 +364,8 @@ class Encoder(Structure):
 
 class Step(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("batch", "nodes", "reach")),
-        *((name, c_void_p) for name in ("tokens", "start", "rows", "depths", "ancestry", "node", "logits",
+        *((name, c_int64) for name in ("batch", "nodes", "reach", "path_slots")),
+        *((name, c_void_p) for name in ("tokens", "start", "rows", "paths", "lengths", "node", "logits",
                                         "hidden", "tap_layers")),
         ("tap_count", c_int64),
         ("taps", c_void_p),

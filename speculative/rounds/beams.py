@@ -1,0 +1,181 @@
+"""A round of beam search: the next token of the most probable texts of every row, by one forward.
+
+The beams of a row are nodes of one forward, so they share its prompt and its encoder states: keys and values
+of cross-attention are read once for all of them. Each token has a slot of its own, and a beam is the path of
+the slots of its text. Which beams go on therefore changes paths, and no keys or values are copied. The slots
+that a beam reads are as many as if it had a row of its own.
+
+The tokens are those of openai/whisper (`decoding.py`, `BeamSearchDecoder.update`): of every beam the best
+`size` tokens that go on, and those that end the text; of all of them the best `size` that go on, and the ends
+that are more probable than the last of these. Sums are of float32, and equal ones keep the order of their
+beams.
+
+Shapes: B rows, K beams, T tokens of the longest text, S slots, F texts that have ended, W candidates of a
+beam. Pure tensor code on fixed shapes, as `round`: no host sync, no branch on a tensor, and state changes in
+place and at the end, so that a round that fails can be repeated row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..protocols import BeamModel, Processor
+from ..requests import MOST_PATIENCE
+from ..types import Paths, Prefix
+from .round import is_end
+
+NEVER = float("-inf")
+
+
+@dataclass
+class BeamRows:
+    """The state of all rows. Slots from S on, and texts from F on, are for writes that do not count."""
+
+    tokens: Tensor  # [B, S + 1] int64, the token in each slot: prompts in the first ones, in order
+    parents: Tensor  # [B, S + 1] int64, the slot of the token before it
+    logprobs: Tensor  # [B, S + 1] float32
+    paths: Tensor  # [B, K, T] int64, the slots of each beam's text
+    sums: Tensor  # [B, K] float32, of log-probabilities, descending; -inf: a beam that there is not
+    lengths: Tensor  # [B] int64, prompt and text, the same for all beams of a row
+    begin: Tensor  # [B] int64, prompt length
+    limits: Tensor  # [B] int64
+    active: Tensor  # [B] bool
+    wanted: Tensor  # [B] int64, texts that have ended, with which the search ends
+    ended: Tensor  # [B] int64, how many there are
+    ended_at: Tensor  # [B, F + 1] int64, the slot of the last token before their end
+    ended_tokens: Tensor  # [B, F + 1] int64, which end of text
+    ended_sums: Tensor  # [B, F + 1] float32
+    ended_logprobs: Tensor  # [B, F + 1] float32, of the end of text alone
+
+    @staticmethod
+    def empty(batch: int, size: int, positions: int, longest: int, device: torch.device) -> BeamRows:
+        """Free rows of `size` beams, of prompts of up to `positions` tokens and texts of `longest`."""
+        slots, texts = positions + size * longest, size * MOST_PATIENCE
+        zeros = partial(torch.zeros, dtype=torch.int64, device=device)
+        return BeamRows(
+            tokens=zeros(batch, slots + 1),
+            parents=zeros(batch, slots + 1),
+            logprobs=zeros(batch, slots + 1, dtype=torch.float32),
+            paths=zeros(batch, size, positions + 1),
+            sums=zeros(batch, size, dtype=torch.float32),
+            lengths=zeros(batch) + 1,
+            begin=zeros(batch) + 1,
+            limits=zeros(batch) + 1,
+            active=zeros(batch, dtype=torch.bool),
+            wanted=zeros(batch),
+            ended=zeros(batch),
+            ended_at=zeros(batch, texts + 1),
+            ended_tokens=zeros(batch, texts + 1),
+            ended_sums=zeros(batch, texts + 1, dtype=torch.float32),
+            ended_logprobs=zeros(batch, texts + 1, dtype=torch.float32),
+        )
+
+    @property
+    def slots(self) -> int:
+        """Slots of a row; the one behind them is for writes that do not count."""
+        return self.tokens.shape[1] - 1
+
+    @property
+    def size(self) -> int:
+        return self.paths.shape[1]
+
+    def first(self, count: int) -> BeamRows:
+        """Views of the first rows, whose rounds change these."""
+        return BeamRows(**{name: value[:count] for name, value in vars(self).items()})
+
+    def begin_row(self, row: int, prompt: Tensor, *, longest: int, wanted: int) -> None:
+        """A row begins with its prompt `[P]`: all beams are one, and the others come with its first token."""
+        length, tokens = len(prompt), torch.arange(self.paths.shape[2], device=prompt.device)
+        self.tokens[row, :length] = prompt
+        self.paths[row] = tokens.where(tokens < length, 0)
+        self.sums[row] = NEVER
+        self.sums[row, 0] = 0
+        self.lengths[row] = self.begin[row] = length
+        self.limits[row] = min(length + longest, self.paths.shape[2])
+        self.wanted[row], self.ended[row] = wanted, 0
+        self.active[row] = self.limits[row] > length
+
+
+def beam_round(
+    rows: BeamRows, target: BeamModel, processors: Iterable[Processor], eos: Tensor, *, reach: int
+) -> None:
+    """Runs one round of all rows, in place. `eos [E]` end a text; no slot of an active row is at `reach` or
+    behind."""
+    count, size, room = rows.paths.shape
+    last = rows.lengths - 1
+    at = rows.paths.gather(2, last[:, None, None].expand(-1, size, 1))[..., 0]  # [B, K]
+    fed = rows.tokens.gather(1, at)
+    logits = target.score_paths(fed, Paths(rows.paths, rows.lengths), reach=reach)  # [B, K, V]
+    logits = _processed(rows, processors, logits, last)
+
+    best, chances = _best(logits, size + len(eos))  # [B, K, W]
+    width = best.shape[2]
+    scores, order = (
+        (rows.sums[..., None] + chances).flatten(1).sort(dim=1, descending=True, stable=True)
+    )
+    token, chance = (values.flatten(1).gather(1, order) for values in (best, chances))
+    source = order.div(width, rounding_mode="floor")
+    ends = is_end(token, eos)
+    going = (~ends).cumsum(1)  # [B, K W] candidates that go on, up to each one
+    ended = ends & (going < size) & (scores > NEVER)
+
+    # The beams of the next round: candidates that go on, in the order of their scores.
+    column = torch.arange(size * width, device=token.device).expand_as(order)
+    place = torch.where(~ends & (going <= size), going - 1, size)
+    chosen = torch.zeros_like(order[:, : size + 1]).scatter(1, place, column)[:, :size]
+    parent = source.gather(1, chosen)  # [B, K] beams
+    beam = torch.arange(size, device=token.device)
+    slot = (rows.begin + (rows.lengths - rows.begin) * size)[:, None] + beam
+    slot = torch.where(rows.active[:, None], slot, rows.slots)
+    paths = rows.paths.gather(1, parent[..., None].expand(-1, -1, room))
+    behind = rows.lengths.clamp_max(room - 1)[:, None, None].expand(-1, size, 1)
+    paths = paths.scatter(2, behind, slot[..., None])
+
+    # Texts that have ended, while more are wanted.
+    number = rows.ended[:, None] + ended.cumsum(1) - 1
+    ended &= (number < rows.wanted[:, None]) & rows.active[:, None]
+    where = torch.where(ended, number, rows.ended_at.shape[1] - 1)
+
+    active = rows.active[:, None]
+    rows.ended_at.scatter_(1, where, at.gather(1, source))
+    rows.ended_tokens.scatter_(1, where, token)
+    rows.ended_sums.scatter_(1, where, scores)
+    rows.ended_logprobs.scatter_(1, where, chance)
+    rows.ended += ended.sum(1)
+    rows.tokens.scatter_(1, slot, token.gather(1, chosen))
+    rows.parents.scatter_(1, slot, at.gather(1, parent))
+    rows.logprobs.scatter_(1, slot, chance.gather(1, chosen))
+    rows.paths.copy_(torch.where(active[..., None], paths, rows.paths))
+    rows.sums.copy_(torch.where(active, scores.gather(1, chosen), rows.sums))
+    rows.lengths += rows.active
+    alive = (rows.sums > NEVER).any(1)  # False with NaN too
+    rows.active &= (rows.ended < rows.wanted) & (rows.lengths < rows.limits) & alive
+
+
+def _processed(
+    rows: BeamRows, processors: Iterable[Processor], logits: Tensor, last: Tensor
+) -> Tensor:
+    """The logits processors see a row for each beam."""
+    count, size, room = rows.paths.shape
+    texts = rows.tokens[:, None].expand(-1, size, -1).gather(2, rows.paths)
+    prefix = Prefix(
+        texts.flatten(0, 1),
+        last.repeat_interleave(size)[:, None],
+        rows.begin.repeat_interleave(size),
+    )
+    flat = logits.flatten(0, 1)[:, None]
+    for processor in processors:
+        flat = processor(flat, prefix)
+    return flat.view(count, size, -1)
+
+
+def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` most probable tokens `[B, K, W]`, and their log-probabilities."""
+    logits = logits.float()
+    best = logits.topk(min(width, logits.shape[2]))
+    return best.indices, best.values - logits.logsumexp(2, keepdim=True)
