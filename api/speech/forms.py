@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.segment.windows import WindowOptions
+from forescribe.speculative.requests import MOST_BEAMS, MOST_PATIENCE
 
 from ..errors import ApiError
 from ..http.bodies import loads, text
@@ -57,9 +58,7 @@ _NO, _ONE = ("false", "0"), ("1", "1.0")
 FASTER_WHISPER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "condition_on_previous_text": _NO,
-        "beam_size": _ONE,
         "best_of": _ONE,
-        "length_penalty": _ONE,
         "repetition_penalty": _ONE,
         "no_repeat_ngram_size": ("0",),
         "without_timestamps": _NO,
@@ -76,7 +75,6 @@ FASTER_WHISPER: Mapping[str, tuple[str, ...]] = MappingProxyType(
                 "language_detection_threshold",
                 "max_initial_timestamp",
                 "max_new_tokens",
-                "patience",
                 "prefix",
                 "prepend_punctuations",
                 "prompt_reset_on_temperature",
@@ -136,6 +134,19 @@ class AudioForm(BaseModel):
     compression_ratio_threshold: float = Field(default=2.4, gt=0)
     log_prob_threshold: float = Field(default=-1.0, le=0)
     no_speech_threshold: float = Field(default=0.6, ge=0, le=1)
+    beam_size: Annotated[int, Field(ge=1, le=MOST_BEAMS)] | Literal["auto"] = 1
+    patience: float = Field(default=1.0, gt=0, le=MOST_PATIENCE)
+    length_penalty: float = Field(default=1.0, ge=0, le=1)
+
+    @property
+    def beams(self) -> dict[str, Any]:
+        """The options of beams. Of one beam the others mean nothing; a penalty of 1 is the mean, as in
+        faster-whisper."""
+        if self.beam_size == 1:
+            return {}
+        size = None if self.beam_size == "auto" else self.beam_size
+        penalty = None if self.length_penalty == 1 else self.length_penalty
+        return {"beam_size": size, "patience": self.patience, "length_penalty": penalty}
 
     @property
     def guards(self) -> Guards:
@@ -245,6 +256,7 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
         windows=windows,
         words=form.diarized or "word" in granularities(form),
         guards=form.guards,
+        **form.beams,
     )
 
 
@@ -265,6 +277,7 @@ def translation(form: TranslationForm, serving: Serving) -> Options:
         vad=form.vad_filter,
         words="word" in granularities(form),
         guards=form.guards,
+        **form.beams,
     )
 
 

@@ -212,8 +212,8 @@ class Serving(Lifecycle):
         session = self.session
         if session is None:
             return 0.0
-        engine = session.context.engine
-        return 1 - engine.free / engine.batch
+        context = session.context
+        return 1 - context.slots.free / context.engine.batch
 
     # -- on the event loop ------------------------------------------------------------------------
 

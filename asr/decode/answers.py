@@ -35,6 +35,9 @@ from .recording import (
 
 NOT_FINITE = "the model's numbers are not finite"
 
+DOUBTFUL_LOGPROB = -0.25
+"""Answers of a lower mean log-probability are searched with beams."""
+
 LEAST = round(0.5 * SAMPLE_RATE)
 """Samples of voice that are worth another pass of the encoder, and without words worth a warning: the edges
 of words reach over timestamps by less."""
@@ -131,6 +134,16 @@ def is_short(whisper: Whisper, window: Window, attempt: Attempt) -> bool:
     *_, last = (0, *(at for t in tokens if (at := stamp(t)) is not None))
     left = _voice(window.voiced or (), window.start + last, window.end)
     return attempt.rank[0] and len(tokens) <= SHORT_ANSWER and 0 < last and left >= TAIL
+
+
+def search_of(request: Request, options: Options, attempt: Attempt) -> Request | None:
+    """The same window with beams, where they are for doubtful ones and its answer is one; else None."""
+    if options.beam_size is not None or request.temperature or request.beams is not None:
+        return None
+    sure = mean_logprob(attempt.result.logprobs) > DOUBTFUL_LOGPROB  # False with NaN
+    if attempt.judgement is Judgement.SILENCE or sure:
+        return None
+    return replace(request, guess=(), beams=options.beams)
 
 
 def decoded_of(

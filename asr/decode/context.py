@@ -5,7 +5,7 @@ windows for it.
 another one:
 
     slots.submit(request)                           # never raises
-    for ended in slots.ended(engine.step()):        # a Result or a Fault for each request that ended
+    for ended in slots.step():                      # a Result or a Fault for each request that ended
         ...
 
 The engine itself contains the faults of its requests; here they become one type with those of requests that
@@ -18,7 +18,7 @@ Knows how its parts fit together; nothing of recordings, or of what requests are
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,6 +29,7 @@ from forescribe.speculative.device import SideStream, Stopwatch
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
 from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
+from forescribe.speculative.engine.beams import BeamSearch
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import Goodput, schedule_for
 from forescribe.speculative.errors import release
@@ -83,7 +84,7 @@ class DecodingContext:
 
     def __post_init__(self) -> None:
         device = self.whisper.device
-        self.slots = IsolatedEngine(self.engine)
+        self.slots = IsolatedEngine(self.engine, self._beam_search)
         self.mels = tuple(LogMel(each, device.torch) for each in self.whisper.extractors)
         self.no_speech = NoSpeech.of(self.whisper.target.generation_config)
         self.watch, self.side = Stopwatch(device), SideStream(device)
@@ -109,6 +110,20 @@ class DecodingContext:
         if whisper.device.static_shapes:
             engine.warm_up()
         return cls(whisper, engine, gamma, detector)
+
+    def _beam_search(self, size: int) -> BeamSearch:
+        """With texts of half of the positions at most, as openai/whisper's."""
+        whisper, generation = self.whisper, self.whisper.target.generation_config
+        target = whisper.decoder()
+        return BeamSearch(
+            target,
+            size=size,
+            batch=self.engine.batch,
+            longest=target.max_positions // 2,
+            eos=whisper.tokens.ends,
+            processors=whisper_rules(generation, whisper.target.config, whisper.device.torch),
+            device=whisper.device,
+        )
 
     @property
     def mel(self) -> LogMel:
@@ -150,7 +165,7 @@ class DecodingContext:
     def stats(self) -> Stats:
         """The engine's statistics so far, with the seconds before the engine: `audio` (decoding audio and
         voice activity) and `encode`."""
-        return self.engine.stats + Stats(seconds=self.watch.seconds)
+        return self.slots.stats + Stats(seconds=self.watch.seconds)
 
     def voice_detector(self) -> Detector:
         """The voice activity detector, loaded on first use. Raises ModelError."""
@@ -161,36 +176,71 @@ class DecodingContext:
 
 @dataclass(eq=False)
 class IsolatedEngine:
-    """An engine whose requests have unique tags. Belongs to one thread, like the engine."""
+    """An engine whose requests have unique tags, with searches by their number of beams, which are made when
+    they are needed. Belongs to one thread, like the engine."""
 
     engine: Engine
+    make: Callable[[int], BeamSearch]
+    searches: dict[int, BeamSearch] = field(default_factory=dict, init=False)
+    _before: Stats = field(default_factory=Stats, init=False)  # of searches that are gone
     _ended: list[Ended] = field(default_factory=list, init=False)  # not returned yet
 
     @property
     def idle(self) -> bool:
         """Whether nothing is decoded or waits to be returned."""
-        return self.engine.idle and not self._ended
+        searching = any(not search.idle for search in self.searches.values())
+        return self.engine.idle and not searching and not self._ended
+
+    @property
+    def free(self) -> int:
+        """Requests of any kind that could be decoded in the next step."""
+        return min(each.free for each in (self.engine, *self.searches.values()))
+
+    @property
+    def stats(self) -> Stats:
+        """As `Engine.stats`, with those of the searches."""
+        searched = (search.stats for search in self.searches.values())
+        return sum(searched, self.engine.stats + self._before)
 
     def submit(self, request: Request) -> None:
         """Queue a request. One that the engine rejects ends as a fault with the next step."""
         try:
-            self.engine.submit(request)
+            beams = request.beams
+            (self.engine if beams is None else self._search(beams.size)).submit(request)
         except Exception as error:
             self._ended.append(Fault(request, error))
+
+    def _search(self, size: int) -> BeamSearch:
+        """Those of other sizes that are idle make room: each has caches of its own."""
+        if size not in self.searches:
+            for other in [n for n, search in self.searches.items() if search.idle]:
+                self._before += self.searches.pop(other).stats
+            self.searches[size] = self.make(size)
+        return self.searches[size]
 
     def cancel(self, tag: Hashable) -> None:
         """Drop a request, wherever it is. Its row and its encoder states are free with the next step,
         or with `settle`."""
         self.engine.cancel(tag)
+        for search in self.searches.values():
+            search.cancel(tag)
         self._ended = [ended for ended in self._ended if ended.request.tag != tag]
 
     def advance(self) -> bool:
         """Runs a step while something else is awaited; what ends is returned with the next step. False
         where nothing is decoded."""
-        if self.engine.idle:
+        if self.idle:
             return False
-        self._ended = self.ended(self.engine.step())
+        self._ended = self.step()
         return True
+
+    def step(self) -> list[Ended]:
+        """Runs a step of all; returns what has ended."""
+        results = self.engine.step()
+        for search in self.searches.values():
+            if not search.idle:
+                results = [*results, *search.step()]
+        return self.ended(results)
 
     def settle(self) -> None:
         """Free at once what was cancelled; what ends meanwhile is returned with the next step."""

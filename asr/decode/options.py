@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from forescribe.speculative.requests import Result, Stats
+from forescribe.speculative.errors import RequestError
+from forescribe.speculative.requests import Beams, Result, Stats
 
 from ..audio.inputs import ARRAY, DecodedFile, Input, Sound
 from ..errors import ForescribeError, UsageError
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from ..storage.locations import Entry
 
 
+DOUBTFUL_BEAMS = 5
+"""Beams of a doubtful window: the default of faster-whisper, and of openai/whisper's command."""
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of a call.
@@ -45,7 +50,8 @@ class Options:
     tokens per round; None takes the transcriber's own, which is also the maximum. `initial_prompt` is text
     before every window: names and spellings to expect. `hint` is text that is probably spoken, such as a
     script or an earlier transcript of the whole recording: drafts are copied from it, and no word depends
-    on it.
+    on it. `beam_size` is 1 for the most probable token, or the number of beams of every window; None searches
+    with `DOUBTFUL_BEAMS` where a window is doubtful without. `patience` and `length_penalty` are of `Beams`.
     Raises UsageError for invalid values.
     """
 
@@ -59,6 +65,9 @@ class Options:
     windows: WindowOptions = field(default_factory=WindowOptions)
     words: bool = False  # time every word
     guards: Guards | None = None  # decode doubtful windows again; None keeps every answer
+    beam_size: int | None = 1
+    patience: float = 1.0
+    length_penalty: float | None = None
     # "windows": cut in pauses and decoded in parallel. "sequential": Whisper's own long-form, where a
     # window starts at the last timestamp of the previous one; only different recordings share a batch.
     long_form: Literal["windows", "sequential"] = "windows"
@@ -76,12 +85,32 @@ class Options:
         whole = isinstance(self.gamma, int) and not isinstance(self.gamma, bool)
         if self.gamma is not None and (not whole or self.gamma < 0):
             raise UsageError(f"gamma is {self.gamma}; it must be 0 (plain decoding) or more")
+        _ = self.beams
+        if self.gamma and self.beam_size not in (1, None):
+            raise UsageError(
+                f"gamma {self.gamma} drafts the most probable tokens, and beams have no drafts; leave out "
+                "one of them"
+            )
         if self.long_form not in ("windows", "sequential"):
             raise UsageError(f"long form {self.long_form!r} is neither windows nor sequential")
         if self.long_form == "sequential" and not self.timestamps:
             raise UsageError(
                 "sequential decoding follows the timestamps: it cannot do without them"
             )
+
+    @property
+    def beams(self) -> Beams | None:
+        """Those of a window that is searched; None where no window is. Raises UsageError."""
+        try:
+            size = DOUBTFUL_BEAMS if self.beam_size is None else self.beam_size
+            beams = Beams(size, self.patience, self.length_penalty)
+        except RequestError as error:
+            raise UsageError(str(error)) from None
+        if size > 1:
+            return beams
+        if (self.patience, self.length_penalty) != (1.0, None):
+            raise UsageError("patience and length_penalty are for beams: give beam_size 2 or more")
+        return None
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,12 @@ class Attempt:
     reason: str | None
     rank: tuple[bool, float]  # `Guards.rank`
 
+    def replaces(self, best: Attempt) -> bool:
+        """Whether it is better than the best one before it."""
+        if best.judgement is Judgement.KEEP:  # and was doubtful: this one is that of beams
+            return self.judgement is Judgement.KEEP
+        return self.judgement is not Judgement.RETRY or self.rank > best.rank
+
 
 @dataclass(eq=False)
 class PendingWindow:

@@ -73,6 +73,7 @@ def window_request(
     """The request for a window at the first temperature; `previous` are the tokens before it, `hypothesis`
     what an earlier window has written of it."""
     options, route = bound.options, context.whisper.pair.route(pending.language)
+    everywhere = None if options.beam_size is None else options.beams
     prompt = context.whisper.tokens.prompt(
         pending.language, options.task, timestamps=options.timestamps, previous=previous
     )
@@ -80,8 +81,9 @@ def window_request(
         prompt=prompt,
         encoder_states=replace(encoder_states, chosen=route or 0),
         gamma=0 if route is None else options.gamma,
+        beams=everywhere,
         hint=hint_for(pending, bound.hint) if bound.hint else hypothesis,
-        guess=pending.window.guess if context.engine.takes_guesses else (),
+        guess=pending.window.guess if context.engine.takes_guesses and not everywhere else (),
         probe=_probe(context, bound, prompt),
         max_new_tokens=pending.most_tokens,
         tag=pending,
@@ -110,7 +112,7 @@ def retry_of(request: Request, guards: Guards | None) -> Request | None:
 
 def at_temperature(request: Request, temperature: float) -> Request:
     seed = seed_of(request.tag.window.start, temperature)
-    return replace(request, temperature=temperature, seed=seed, guess=())
+    return replace(request, temperature=temperature, seed=seed, guess=(), beams=None)
 
 
 def seed_of(start: int, temperature: float) -> int:

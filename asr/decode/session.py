@@ -172,14 +172,14 @@ class Session:
     def _step(self) -> None:
         self._handle_notes()
         self._fill_slots()
-        for ended in self.context.slots.ended(self.context.engine.step()):
+        for ended in self.context.slots.step():
             self._finish(ended)
         if self.clock() - self._stats_read_s >= STATS_S or self.context.slots.idle:
             self.stats, self._stats_read_s = self.context.stats(), self.clock()
 
     def _fill_slots(self) -> None:
         """Fill the free rows with the windows that are due first; those that wait are encoded together."""
-        while self.context.engine.free:
+        while self.context.slots.free:
             if not self._encoded:
                 self._read_on()
             before_s = self._encoded[0].due_s if self._encoded else math.inf

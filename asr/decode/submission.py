@@ -40,6 +40,7 @@ from .answers import (
     failed_window,
     is_short,
     rest_of,
+    search_of,
 )
 from .context import Among, DecodingContext, EncodedWindow, Ended, Fault
 from .options import (
@@ -186,8 +187,13 @@ class Submission:
         try:
             attempt = attempt_of(whisper, guards, ended, pending)
             rejected = attempt.judgement is Judgement.RETRY
-            if pending.best is None or not rejected or attempt.rank > pending.best.rank:
+            if pending.best is None or attempt.replaces(pending.best):
                 pending.best = attempt
+            search = search_of(ended.request, self.bound.options, attempt)
+            if search is not None and pending.heard:
+                pending.request = search
+                return Following(search)
+            rejected &= pending.best.judgement is Judgement.RETRY
             # Without a voice nothing is sampled: a text that passes at last would be invented.
             sampled = rejected and pending.heard and not is_short(whisper, pending.window, attempt)
             retry = retry_of(ended.request, guards) if sampled else None

@@ -308,7 +308,7 @@ class Call(Session):
         outcome; what the engine or the hook raises ends the call."""
         context, bound = self.context, self.bound
         if hook is not None:
-            self._hook, self._stats_before = hook, context.engine.stats
+            self._hook, self._stats_before = hook, context.slots.stats
         timer = WordTimer(context.whisper, bound.options.task, context.engine.batch)
         coming = sources if pool is None else pool.ahead(sources)
         with ExitStack() as ends:
@@ -356,7 +356,7 @@ class Call(Session):
             if context.caller is not self:
                 raise UsageError("another call of this transcriber has begun: one runs at a time")
             self._fill_slots()
-            for ended in context.slots.ended(context.engine.step()):
+            for ended in context.slots.step():
                 self._finish(ended)
                 self._handle_notes()
                 yield
@@ -421,7 +421,7 @@ class Call(Session):
             seconds(recording.done),
             recording.audio.declared_s,
             tuple(timed_segments(self.context.whisper, recording, decoded)),
-            self.context.engine.stats - self._stats_before,
+            self.context.slots.stats - self._stats_before,
             tuple(s for d in spoken for s in recording.segments.get(d.start, ())),
         )
         self._hook(progress)

@@ -79,13 +79,13 @@ GONE: Mapping[str, str] = {
 }
 """Flags and commands of the version before."""
 
-GREEDY = "leave it out: the text is the model's own greedy decoding, token for token"
+GREEDY = "leave it out: the text is the most probable one, or with --beam-size 5 that of beams"
 PAUSES = "leave it out: windows are cut in pauses by fixed thresholds; --no-vad decodes silence too"
 ALIGNMENT = "use --word-timestamps: word times come from the model's own attention"
 ONE_LETTER = "options of one dash are one letter here: "
 
 FOREIGN: Mapping[str, str] = {
-    **dict.fromkeys(("--beam-size", "--best-of", "--patience", "--length-penalty"), GREEDY),
+    "--best-of": GREEDY,
     "--temperature": f"{GREEDY}; doubtful windows are decoded again at rising temperatures, see --guards",
     "--suppress-tokens": "leave it out: the model's own list is used",
     "--hotwords": "use --initial-prompt, which names spellings to expect",

@@ -10,7 +10,9 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from forescribe.asr.decode.options import DOUBTFUL_BEAMS
 from forescribe.asr.errors import UsageError
+from forescribe.speculative.requests import MOST_BEAMS
 
 from .option_records import DECODING, DIAGNOSTICS, OUTPUT, PERFORMANCE, SPEAKERS, arg, opt
 from .options import (
@@ -124,6 +126,23 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         "--condition-on-previous-text/--no-condition-on-previous-text",
         "Sequential only: give windows the text before.",
         shown="yes",
+    )
+    beam_size: str = opt(
+        DECODING,
+        "--beam-size N",
+        "Search each window with N beams, as openai/whisper; 1: its most probable words, with drafts; auto: "
+        f"{DOUBTFUL_BEAMS} beams where those are doubtful.",
+        "1",
+        shown="1",
+    )
+    patience: float | None = opt(
+        DECODING, "--patience P", "Beams end with N x P texts.", shown="1.0"
+    )
+    length_penalty: float | None = opt(
+        DECODING,
+        "--length-penalty ALPHA",
+        "Rank the texts of beams by a power of their length, 0 to 1.",
+        shown="their mean",
     )
     guards: bool = opt(
         DECODING,
@@ -263,6 +282,15 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):
             what = "speakers" if self.diarize else "subtitle options"
             raise UsageError(f"{what} need the words' times: leave out --no-word-timestamps")
+        size = self.beams
+        if size not in (1, None) and self.drafts:
+            raise UsageError(
+                f"--gamma {self.gamma} drafts the most probable words, and --beam-size {size} writes no "
+                "drafts; leave out one of them, or use --beam-size auto"
+            )
+        if size == 1 and (self.patience, self.length_penalty) != (None, None):
+            name = "--patience" if self.length_penalty is None else "--length-penalty"
+            raise UsageError(f"{name} is for beams: add --beam-size 5, or --beam-size auto")
         if self.long_form not in ("windows", "sequential"):
             raise UsageError(f"--long-form {self.long_form} is neither windows nor sequential")
         if self.long_form == "windows" and self.condition_on_previous_text:
@@ -304,6 +332,18 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         from forescribe.asr.formats.files import FORMATS
 
         return name.strip(",").lower() in {*FORMATS, "all"} and not os.path.lexists(name)
+
+    @property
+    def beams(self) -> int | None:
+        """Beams of every window; None for auto. Raises UsageError."""
+        text = self.beam_size.strip().lower()
+        if text == AUTO:
+            return None
+        if not text.isdecimal() or not 1 <= int(text) <= MOST_BEAMS:
+            raise UsageError(
+                f"--beam-size {self.beam_size} is neither auto nor a number from 1 to {MOST_BEAMS}"
+            )
+        return int(text)
 
     @property
     def _formats(self) -> list[str]:
@@ -389,6 +429,9 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
             vad=self.vad is not False,
             words=bool(self.wants_words) or not self.line_rules.plain,
             guards=self.active_guards,
+            beam_size=self.beams,
+            patience=1.0 if self.patience is None else self.patience,
+            length_penalty=self.length_penalty,
             long_form=self.long_form,  # type: ignore[arg-type]  # checked above
             condition_on_previous_text=self.condition_on_previous_text is not False,
         )

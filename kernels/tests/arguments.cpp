@@ -35,10 +35,11 @@ void expect(const Record &good, int32_t code, const char *what, const Untouched 
 void steps(const Decoder &d, const Caches &caches) {
     caches.fill();
     const int64_t batch = d.batch, nodes = 2;
-    Integers tokens(batch * nodes, 0), start(batch, 0), node(batch, 0), bad(batch * nodes, 0), depths = {0, 1};
-    Integers wrong_depths = {0, 2}, negative = {0, -1}, low(batch * nodes, -1), high(batch * nodes, d.vocab);
+    Integers tokens(batch * nodes, 0), start(batch, 0), node(batch, 0), bad(batch * nodes, 0);
+    Integers low(batch * nodes, -1), high(batch * nodes, d.vocab);
     Integers far(batch, INT64_MAX), rows(batch, d.batch), end(batch, d.slots - nodes + 1), last(batch, nodes);
-    const std::vector<uint8_t> ancestry = {1, 0, 1, 1};
+    const Integers paths(batch * nodes * 2, 1), behind(batch * nodes * 2, d.slots), before(batch * nodes * 2, -1);
+    const Integers two(batch, 2), none(batch, 0), three(batch, 3);
     fs_step s = {};
     s.batch = batch, s.nodes = nodes, s.reach = d.slots, s.threads = 1;
     s.tokens = tokens.data(), s.start = start.data(), s.node = node.data();
@@ -66,8 +67,16 @@ void steps(const Decoder &d, const Caches &caches) {
     whole(FS_BAD_SHAPE, "reach", [](fs_step &x) { x.reach = 0; });
     whole(FS_BAD_SHAPE, "reach behind the slots", [&](fs_step &x) { x.reach = d.slots + 1; });
     whole(FS_BAD_SHAPE, "threads", [](fs_step &x) { x.threads = 0; });
-    whole(FS_BAD_SHAPE, "depths without ancestry", [&](fs_step &x) { x.depths = depths.data(); });
-    whole(FS_BAD_SHAPE, "ancestry without depths", [&](fs_step &x) { x.ancestry = ancestry.data(); });
+    const auto along = [&](int32_t code, const char *what, const Integers &slots, const Integers &lengths, int64_t room) {
+        whole(code, what, [&](fs_step &x) { x.paths = slots.data(), x.lengths = lengths.data(), x.path_slots = room; });
+    };
+    along(FS_BAD_SHAPE, "*paths without room", paths, two, 0);
+    along(FS_BAD_SHAPE, "*paths of more slots than there are", paths, two, d.slots + 1);
+    along(FS_BAD_SLOT, "*an empty path", paths, none, 2);
+    along(FS_BAD_SLOT, "*a path longer than its room", paths, three, 2);
+    along(FS_BAD_SLOT, "*a path behind the slots", behind, two, 2);
+    along(FS_BAD_SLOT, "*a path before the slots", before, two, 2);
+    whole(FS_BAD_SHAPE, "paths without lengths", [&](fs_step &x) { x.paths = paths.data(), x.path_slots = 2; });
     const Integers tapped = {0, -1}, no_layer = {d.layers, 0}, below = {0, -2};
     float *taps = room<float>(batch * nodes * 2 * d.width);
     untouched.add(taps, batch * nodes * 2 * d.width * 4);
@@ -95,8 +104,6 @@ void steps(const Decoder &d, const Caches &caches) {
     whole(FS_BAD_TOKEN, "token", [&](fs_step &x) { x.tokens = high.data(); });
     whole(FS_BAD_TOKEN, "token below 0", [&](fs_step &x) { x.tokens = low.data(); });
     whole(FS_NO_MEMORY, "workspace", [](fs_step &x) { x.workspace_bytes--; });
-    for (const Integers *wrong : {&wrong_depths, &negative})
-        whole(FS_BAD_SLOT, "*depths", [&](fs_step &x) { x.depths = wrong->data(), x.ancestry = ancestry.data(); });
     const auto drafted = [&](int32_t code, const char *what, const std::function<void(fs_draft &)> &change,
                              const std::function<void(fs_step &)> &step = [](fs_step &) {}) {
         fs_step first = s;
@@ -112,8 +119,8 @@ void steps(const Decoder &d, const Caches &caches) {
             [&](fs_step &x) { x.start = late.data(); });
     drafted(FS_BAD_SHAPE, "a draft of all nodes", [](fs_draft &) {}, [](fs_step &x) { x.node = nullptr; });
     drafted(FS_BAD_SHAPE, "a draft without logits", [](fs_draft &) {}, [](fs_step &x) { x.logits = nullptr; });
-    drafted(FS_BAD_SHAPE, "a draft of a tree", [](fs_draft &) {},
-            [&](fs_step &x) { x.depths = depths.data(), x.ancestry = ancestry.data(); });
+    drafted(FS_BAD_SHAPE, "a draft of paths", [](fs_draft &) {},
+            [&](fs_step &x) { x.paths = paths.data(), x.lengths = two.data(), x.path_slots = 2; });
     require(d.forward(s) == FS_OK && d.draft(s, draft) == FS_OK, "good arguments");
 }
 

@@ -1,7 +1,7 @@
-// Whisper and causal decoders of random shapes and storages: chains, trees, chosen nodes, rows and drafts.
+// Whisper and causal decoders of random shapes and storages: chains, paths, chosen nodes, rows and drafts.
 //
-// Every instruction set is compared with `generic`. Within one, threads, the rows beside a row, the other
-// branches of a tree and matrices in an exact storage must not change a bit.
+// Every instruction set is compared with `generic`. Within one, threads, the rows beside a row, the slots
+// of a path and matrices in an exact storage must not change a bit.
 #include "models.h"
 
 namespace fuzz {
@@ -9,9 +9,8 @@ namespace {
 
 struct Plan {  // two chains and what follows them
     int64_t batch, first, nodes, depths;
-    Integers rows, first_tokens, tokens, start, tree_depths, parents, node;
-    std::vector<uint8_t> ancestry;
-    bool tree, chosen;
+    Integers rows, first_tokens, tokens, start, node;
+    bool chosen;
     float confidence;
 };
 
@@ -26,16 +25,8 @@ Plan plan_of(const Decoder &d) {
     for (int64_t i = 0; i < p.batch * p.nodes; i++) p.tokens.push_back(pick(0, d.vocab - 1));
     for (int64_t b = 0; b < p.batch; b++)
         p.start.push_back(pick(0, p.first)), p.node.push_back(pick(0, p.nodes - 1));
-    p.tree = pick(0, 1), p.chosen = pick(0, 1);
+    p.chosen = pick(0, 1);
     p.confidence = pick(0, 1) ? 0.2f : 0.0f;
-    p.ancestry.assign(p.nodes * p.nodes, 0);
-    for (int64_t i = 0; i < p.nodes; i++) {
-        const int64_t parent = i ? pick(0, i - 1) : -1;
-        p.parents.push_back(parent);
-        p.tree_depths.push_back(i ? p.tree_depths[parent] + 1 : 0);
-        for (int64_t j = 0; i && j < i; j++) p.ancestry[i * p.nodes + j] = p.ancestry[parent * p.nodes + j];
-        p.ancestry[i * p.nodes + i] = 1;
-    }
     return p;
 }
 
@@ -48,13 +39,14 @@ const int64_t TAPS = 3;
 // Logits, hidden states, taps and queries of one forward: [rows, columns], [rows, width], [rows, TAPS, width] and
 // [layers, rows, width].
 Floats forward(const Decoder &d, const Plan &p, const Integers &tokens, const Integers &start, int64_t nodes,
-               bool tree, bool chosen, int threads, int64_t only) {
+               bool chosen, int threads, int64_t only, const Integers *paths = nullptr) {
     const Integers rows = some(p.rows, 1, only), node = some(p.node, 1, only);
     const int64_t batch = (int64_t)rows.size(), outs = batch * (chosen ? 1 : nodes);
     fs_step s = {};
     s.batch = batch, s.nodes = nodes, s.reach = d.slots, s.threads = threads;
     s.tokens = tokens.data(), s.start = start.data(), s.rows = rows.data();
-    if (tree) s.depths = p.tree_depths.data(), s.ancestry = p.ancestry.data();
+    const Integers lengths(batch, paths ? (int64_t)paths->size() / (batch * nodes) : 0);
+    if (paths) s.paths = paths->data(), s.lengths = lengths.data(), s.path_slots = lengths[0];
     if (chosen) s.node = node.data();
     std::unique_ptr<float[]> logits(new float[outs * d.columns]), hidden(new float[batch * nodes * d.width]());
     s.logits = logits.get(), s.hidden = d.whisper ? hidden.get() : nullptr;
@@ -91,9 +83,9 @@ Results run(const Decoder &d, const Plan &p, int threads, int64_t only = -1) {
     const Integers rows = some(p.rows, 1, only), zeros(rows.size(), 0);
     d.admit(rows, threads);
     Results r;
-    r.first = forward(d, p, some(p.first_tokens, p.first, only), zeros, p.first, false, false, threads, only);
-    r.second = forward(d, p, some(p.tokens, p.nodes, only), some(p.start, 1, only), p.nodes, p.tree, p.chosen,
-                       threads, only);
+    r.first = forward(d, p, some(p.first_tokens, p.first, only), zeros, p.first, false, threads, only);
+    r.second = forward(d, p, some(p.tokens, p.nodes, only), some(p.start, 1, only), p.nodes, p.chosen, threads,
+                       only);
     return r;
 }
 
@@ -102,7 +94,7 @@ void drafts(const Decoder &d, const Plan &p, int threads) {
     d.reset();
     const Integers zeros(p.batch, 0);
     d.admit(p.rows, threads);
-    forward(d, p, p.first_tokens, zeros, p.first, false, false, threads, -1);
+    forward(d, p, p.first_tokens, zeros, p.first, false, threads, -1);
     fs_step s = {};
     s.batch = p.batch, s.nodes = p.nodes, s.reach = d.slots, s.threads = threads;
     s.tokens = p.tokens.data(), s.start = p.start.data(), s.rows = p.rows.data(), s.node = p.node.data();
@@ -125,12 +117,12 @@ void drafts(const Decoder &d, const Plan &p, int threads) {
 
     d.reset();
     d.admit(p.rows, threads);
-    forward(d, p, p.first_tokens, zeros, p.first, false, false, threads, -1);
+    forward(d, p, p.first_tokens, zeros, p.first, false, threads, -1);
     Integers fed = p.tokens, at = p.start;
     Floats expected(p.batch, 1);
     for (int64_t depth = 0; depth < draft.drafted; depth++) {
         require(!depth || p.confidence <= 0 || expected[0] >= p.confidence, "a draft goes on without belief");
-        Floats found = forward(d, p, fed, at, depth ? 1 : p.nodes, false, !depth, threads, -1);
+        Floats found = forward(d, p, fed, at, depth ? 1 : p.nodes, !depth, threads, -1);
         fs_choice c = {};
         Integers best(p.batch);
         Floats sure(p.batch);
@@ -165,19 +157,31 @@ Floats part(const Decoder &d, const Floats &all, int64_t batch, int64_t outs, in
     return found;
 }
 
-// The path to one node of the tree, as a chain: the same logits.
-void path(const Decoder &d, const Plan &p, const Results &whole) {
-    const int64_t leaf = pick(0, p.nodes - 1), b = pick(0, p.batch - 1);
-    Integers tokens;
-    for (int64_t i = leaf; i >= 0; i = p.parents[i]) tokens.insert(tokens.begin(), p.tokens[b * p.nodes + i]);
-    d.reset();
-    d.admit(some(p.rows, 1, b), 1);
-    forward(d, p, some(p.first_tokens, p.first, b), {0}, p.first, false, false, 1, b);
-    const Floats found = forward(d, p, tokens, some(p.start, 1, b), (int64_t)tokens.size(), false, false, 1, b);
-    const int64_t last = (int64_t)tokens.size() - 1, from = (b * p.nodes + leaf) * d.columns;
-    require(same(Floats(found.begin() + last * d.columns, found.begin() + (last + 1) * d.columns),
-                 Floats(whole.second.begin() + from, whole.second.begin() + from + d.columns)),
-            "a path of a tree and the same chain");
+// A text of one row as a chain, and as the path of a beam beside another one, each in slots of its own: the same
+// logits.
+void path(const Decoder &d, const Plan &p) {
+    const int64_t b = pick(0, p.batch - 1);
+    const Integers start = some(p.start, 1, b), tokens = some(p.tokens, p.nodes, b);
+    const auto begin = [&] {
+        d.reset();
+        d.admit(some(p.rows, 1, b), 1);
+        forward(d, p, some(p.first_tokens, p.first, b), {0}, p.first, false, 1, b);
+    };
+    begin();
+    const Floats chain = forward(d, p, tokens, start, p.nodes, false, 1, b);
+    begin();
+    Integers mine, other;
+    for (int64_t slot = 0; slot < start[0]; slot++) mine.push_back(slot), other.push_back(slot);
+    for (int64_t i = 0; i < p.nodes; i++) {
+        const int64_t swapped = pick(0, 1);
+        mine.push_back(p.first + 2 * i + swapped), other.push_back(p.first + 2 * i + 1 - swapped);
+        Integers both = mine;
+        both.insert(both.end(), other.begin(), other.end());
+        const Floats found = forward(d, p, {tokens[i], pick(0, d.vocab - 1)}, start, 2, false, (int)pick(1, 3), b, &both);
+        require(same(Floats(found.begin(), found.begin() + d.columns),
+                     Floats(chain.begin() + i * d.columns, chain.begin() + (i + 1) * d.columns)),
+                "a path and the same chain");
+    }
 }
 
 void one_case(const Decoder &d, Differences &differences) {
@@ -197,7 +201,7 @@ void one_case(const Decoder &d, Differences &differences) {
         const Results alone = run(d, p, 1, b);
         require(same(alone.first, part(d, found.first, p.batch, p.first, p.first, b)), "a row alone");
         require(same(alone.second, part(d, found.second, p.batch, outs, p.nodes, b)), "a row alone, second step");
-        if (p.tree && !p.chosen) path(d, p, found);
+        path(d, p);
         drafts(d, p, (int)pick(1, 3));
         all.push_back(found);
     }

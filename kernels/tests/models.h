@@ -34,7 +34,7 @@ struct Caches {
 
 struct Sizes {
     int64_t first = pick(1, 9), nodes = pick(1, 13), depths = pick(1, 4);
-    int64_t slots = first + nodes + depths + pick(0, 3), batch = pick(1, 4);
+    int64_t slots = first + 2 * nodes + depths + pick(0, 3), batch = pick(1, 4);
 };
 
 inline int64_t head_size() {
@@ -158,7 +158,6 @@ struct CausalModel {
                 if (r / 32 * 16 + r % 16 >= m.ffn) memset(gate_up + r * m.width, 0, m.width * 4);
             l.gate_up = linear(gate_up, 2 * F, m.width, m.weight_storage, false), l.down = matrix(m.width, m.ffn);
             l.keys = caches.add(own), l.values = caches.add(own);
-            // Slots stand for positions, so a window is as wide as a tree at least.
             l.window = pick(0, 1) ? sizes.nodes + pick(0, 3) : 0;
             l.rotary = rotary == 1 || (rotary == 2 && pick(0, 1));
             layers.push_back(l);

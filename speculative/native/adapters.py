@@ -197,9 +197,9 @@ class NativeDecoder(SlotModel, ABC):
         paths: Paths | None = None,
     ) -> Tensor | None:
         """Runs `tokens [B, N]` from slot `start [B]` on, or at the ends of `paths`, with torch's number of
-        threads, and the `draft` behind them; returns the taps. `rows [B]` are those of the caches, `node [B]` the only nodes with
-        `logits`; `queries [L, B N, H, d]` get those of cross-attention. Raises ValueError for a tensor of
-        another dtype, device or shape."""
+        threads, and the `draft` behind them; returns the taps. `rows [B]` are those of the caches, `node [B]`
+        the only nodes with `logits`; `queries [L, B N, H, d]` get those of cross-attention. Raises ValueError
+        for a tensor of another dtype, device or shape."""
         if self.cache is None:
             raise RuntimeError("allocate() comes before the first forward")
         (batch, nodes), record, threads = tokens.shape, self._record, torch.get_num_threads()
@@ -222,7 +222,9 @@ class NativeDecoder(SlotModel, ABC):
         }
         if paths is not None:
             step.path_slots = paths.slots.shape[2]
-            given["paths"] = checked("paths", paths.slots, torch.int64, batch, nodes, step.path_slots)
+            given["paths"] = checked(
+                "paths", paths.slots, torch.int64, batch, nodes, step.path_slots
+            )
             given["lengths"] = checked("lengths", paths.lengths, torch.int64, batch)
         if logits is not None:
             shape = batch, read, self._columns

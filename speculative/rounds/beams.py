@@ -17,16 +17,18 @@ place and at the end, so that a round that fails can be repeated row by row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from ..protocols import BeamModel, Processor
+from ..protocols import AllowingProcessor, BeamModel, Processor
 from ..requests import MOST_PATIENCE
 from ..types import Paths, Prefix
+from .choice import Allowed, masked
 from .round import is_end
 
 NEVER = float("-inf")
@@ -53,7 +55,9 @@ class BeamRows:
     ended_logprobs: Tensor  # [B, F + 1] float32, of the end of text alone
 
     @staticmethod
-    def empty(batch: int, size: int, positions: int, longest: int, device: torch.device) -> BeamRows:
+    def empty(
+        batch: int, size: int, positions: int, longest: int, device: torch.device
+    ) -> BeamRows:
         """Free rows of `size` beams, of prompts of up to `positions` tokens and texts of `longest`."""
         slots, texts = positions + size * longest, size * MOST_PATIENCE
         zeros = partial(torch.zeros, dtype=torch.int64, device=device)
@@ -102,18 +106,16 @@ class BeamRows:
 
 
 def beam_round(
-    rows: BeamRows, target: BeamModel, processors: Iterable[Processor], eos: Tensor, *, reach: int
+    rows: BeamRows, target: BeamModel, processors: Sequence[Processor], eos: Tensor, *, reach: int
 ) -> None:
     """Runs one round of all rows, in place. `eos [E]` end a text; no slot of an active row is at `reach` or
     behind."""
-    count, size, room = rows.paths.shape
+    _, size, room = rows.paths.shape
     last = rows.lengths - 1
     at = rows.paths.gather(2, last[:, None, None].expand(-1, size, 1))[..., 0]  # [B, K]
     fed = rows.tokens.gather(1, at)
     logits = target.score_paths(fed, Paths(rows.paths, rows.lengths), reach=reach)  # [B, K, V]
-    logits = _processed(rows, processors, logits, last)
-
-    best, chances = _best(logits, size + len(eos))  # [B, K, W]
+    best, chances = _best(rows, processors, logits, last, size + len(eos))  # [B, K, W]
     width = best.shape[2]
     scores, order = (
         (rows.sums[..., None] + chances).flatten(1).sort(dim=1, descending=True, stable=True)
@@ -157,25 +159,45 @@ def beam_round(
     rows.active &= (rows.ended < rows.wanted) & (rows.lengths < rows.limits) & alive
 
 
-def _processed(
-    rows: BeamRows, processors: Iterable[Processor], logits: Tensor, last: Tensor
-) -> Tensor:
-    """The logits processors see a row for each beam."""
-    count, size, room = rows.paths.shape
-    texts = rows.tokens[:, None].expand(-1, size, -1).gather(2, rows.paths)
-    prefix = Prefix(
-        texts.flatten(0, 1),
-        last.repeat_interleave(size)[:, None],
-        rows.begin.repeat_interleave(size),
-    )
-    flat = logits.flatten(0, 1)[:, None]
-    for processor in processors:
-        flat = processor(flat, prefix)
-    return flat.view(count, size, -1)
+def _best(
+    rows: BeamRows, processors: Sequence[Processor], logits: Tensor, last: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    """The `width` most probable tokens `[B, K, W]` of `logits [B, K, V]`, and their log-probabilities. The
+    processors see a row for each beam."""
+    count, size, _ = rows.paths.shape
+    texts = rows.tokens[:, None].expand(-1, size, -1).gather(2, rows.paths).flatten(0, 1)
+    begin, ends = rows.begin.repeat_interleave(size), last.repeat_interleave(size)[:, None]
+    prefix = Prefix(texts, ends, begin)
+    flat = logits.float().flatten(0, 1)[:, None]
+    if len(processors) == 1 and hasattr(processors[0], "allowed"):
+        allowed = cast(AllowingProcessor, processors[0]).allowed(prefix.chain())
+        tokens, logprobs = _best_allowed(flat, allowed, width)
+    else:
+        for processor in processors:
+            flat = processor(flat, prefix)
+        tokens, logprobs = _top(flat, width)
+        logprobs = logprobs - flat.logsumexp(2, keepdim=True)
+    return tokens.view(count, size, -1), logprobs.view(count, size, -1)
 
 
-def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` most probable tokens `[B, K, W]`, and their log-probabilities."""
-    logits = logits.float()
-    best = logits.topk(min(width, logits.shape[2]))
-    return best.indices, best.values - logits.logsumexp(2, keepdim=True)
+def _top(values: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    best = values.topk(min(width, values.shape[2]))
+    return best.indices, best.values
+
+
+def _best_allowed(logits: Tensor, allowed: Allowed, width: int) -> tuple[Tensor, Tensor]:
+    """As `rounds.choice.choose`, of the `width` best tokens: the rules of Whisper one by one took two thirds
+    of the time of rounds."""
+    kept, split = masked(logits, allowed), allowed.split
+    if split in (0, kept.shape[2]):
+        tokens, values = _top(kept, width)
+        return tokens, values - kept.logsumexp(2, keepdim=True)
+    first, second = kept[..., :split], kept[..., split:]
+    together = second.logsumexp(2, keepdim=True)
+    whole = torch.logaddexp(first.logsumexp(2, keepdim=True), together)
+    (tokens, values), (others, beside) = _top(first, width), _top(second, width)
+    joint = (second - whole).logsumexp(2, keepdim=True)
+    wins = allowed.joint[..., None] & (joint > values[..., :1] - whole)
+    values = torch.cat([values.masked_fill(wins, NEVER), beside], 2)
+    found, chances = _top(values - torch.where(wins, together, whole), width)
+    return torch.cat([tokens, others + split], 2).gather(2, found), chances

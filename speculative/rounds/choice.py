@@ -56,16 +56,16 @@ def choose(logits: Tensor, allowed: Allowed | None = None) -> Choice:
     if allowed is None:
         tokens = argmax(logits)
         return Choice(tokens, _at(logits, tokens) - logits.logsumexp(-1))
-    masked, split = _masked(logits, allowed), allowed.split
-    logprobs = masked.log_softmax(-1)
+    kept, split = masked(logits, allowed), allowed.split
+    logprobs = kept.log_softmax(-1)
     if split in (0, logits.shape[-1]):  # one part: `joint` forbids nothing
-        tokens = argmax(masked)
+        tokens = argmax(kept)
         return Choice(tokens, _at(logprobs, tokens))
-    first, second = argmax(masked[..., :split]), argmax(masked[..., split:]) + split
+    first, second = argmax(kept[..., :split]), argmax(kept[..., split:]) + split
     together = logprobs[..., split:].logsumexp(-1)
     wins = allowed.joint & (together > _at(logprobs, first))
     # Compared as logits: log-probabilities are rounded once more, which may hide a difference.
-    tokens = torch.where(wins | (_at(masked, second) > _at(masked, first)), second, first)
+    tokens = torch.where(wins | (_at(kept, second) > _at(kept, first)), second, first)
     whole = torch.where(wins, together, torch.zeros_like(together))
     return Choice(tokens, _at(logprobs, tokens) - whole)
 
@@ -91,15 +91,15 @@ def argmax(values: Tensor) -> Tensor:
     return torch.where(later, size // CHUNK * CHUNK + after, index)
 
 
-def _masked(logits: Tensor, allowed: Allowed) -> Tensor:
+def masked(logits: Tensor, allowed: Allowed) -> Tensor:
     """New logits `[B, N, V]` with -inf at the forbidden tokens, besides what `joint` forbids."""
     # A row of `bias` is copied and added to: masked_fill would branch on each of B x N x V numbers.
-    masked: Tensor = allowed.bias.index_select(0, allowed.kind.flatten()).view(logits.shape)
-    masked += logits
+    kept: Tensor = allowed.bias.index_select(0, allowed.kind.flatten()).view(logits.shape)
+    kept += logits
     ids = torch.arange(allowed.split, logits.shape[-1], device=logits.device)
     outside = (ids < allowed.low[..., None]) | (ids >= allowed.high[..., None])
-    masked[..., allowed.split :].masked_fill_(outside, float("-inf"))
-    return masked
+    kept[..., allowed.split :].masked_fill_(outside, float("-inf"))
+    return kept
 
 
 def _at(values: Tensor, tokens: Tensor) -> Tensor:

@@ -66,8 +66,8 @@ def test_no_word_is_lost(typed) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     {
-        "--beam_size 5": "--beam_size is not supported: leave it out: the text is the model's own greedy",
-        "--beam-size=5": "--beam-size is not supported",
+        "--best_of 5": "--best_of is not supported: leave it out: the text is the most probable one",
+        "--best-of=5": "--best-of is not supported",
         "--fp16 False": "--dtype float32",
         "-osrt": "use -f srt",
         "--hf_token=s3cret": "set HF_TOKEN",

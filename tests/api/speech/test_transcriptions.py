@@ -199,11 +199,9 @@ def test_fields_of_faster_whisper_count_where_they_mean_something(service) -> No
     body = post(client, response_format="verbose_json", **FASTER_WHISPER).json()
     assert body["words"] and body["segments"]
     (warning,) = [w for w in body["warnings"] if w["code"] == "unused_fields"]
-    assert warning["message"].endswith(
-        ": condition_on_previous_text, batch_size, beam_size, vad_parameters"
-    )
+    assert warning["message"].endswith(": condition_on_previous_text, batch_size, vad_parameters")
     subtitles = post(client, response_format="srt", **FASTER_WHISPER)
-    assert "-->" in subtitles.text and "beam_size" in subtitles.headers["warning"]
+    assert "-->" in subtitles.text and "batch_size" in subtitles.headers["warning"]
     assert "warning" not in post(client, response_format="srt", beam_size="1").headers
     streamed = events(post(client, stream="true", batch_size="8").text)
     assert streamed[-1]["warnings"][-1]["code"] == "unused_fields"
@@ -248,6 +246,10 @@ def test_a_translation_is_english_whatever_was_said(service) -> None:
         ({"timestamp_granularities": "word"}, 400, "invalid_value", "timestamp_granularities"),
         ({"known_speaker_names": "me"}, 400, "invalid_value", "known_speaker_names"),
         ({"beams": "5"}, 400, "invalid_value", "beams"),
+        ({"beam_size": "0"}, 400, "invalid_value", "beam_size"),
+        ({"beam_size": "1000"}, 400, "invalid_value", "beam_size"),
+        ({"beam_size": "5", "patience": "0"}, 400, "invalid_value", "patience"),
+        ({"beam_size": "5", "length_penalty": "1.5"}, 400, "invalid_value", "length_penalty"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(service, fields, status, code, param) -> None:

@@ -1,5 +1,5 @@
-"""Beam search against a plain one: whole forwards of one text at a time, lists and no cache, on a tiny model
-whose stale cache slots are poisoned."""
+"""Beam search against a plain one, on a tiny model whose stale cache slots are poisoned, and on tiny Whispers
+by every engine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative.engine.beams import BeamSearch
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.errors import RequestError
+from forescribe.speculative.model_engines import ModelEngine, whisper_decoder
 from forescribe.speculative.requests import Beams, Finish, Probe, Request, Result
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
+from tests.speculative.models import whispers
+from tests.speculative.plain_beams import searched_plainly
 
 EOS = 0
 LONGEST = 12
@@ -43,40 +47,14 @@ def forbids(logits: torch.Tensor, prefix: Prefix) -> torch.Tensor:
 
 
 def plainly(request: Request) -> tuple[tuple[int, ...], float]:
-    """The text and the sum of its log-probabilities."""
-    beams, prompt = request.beams, list(request.prompt)
-    assert beams is not None
-    ended: list[tuple[list[int], float]] = []
-    going: list[tuple[list[int], float]] = [([], 0.0)]
-    most = LONGEST if request.max_new_tokens is None else request.max_new_tokens
-    for _ in range(min(most, POSITIONS + 1 - len(prompt))):
-        found = []
-        for text, total in going:
-            whole = torch.tensor(prompt + text)
-            view = Prefix(
-                whole[None], torch.tensor([[len(whole) - 1]]), torch.tensor([len(prompt)])
-            )
-            logits = TinyModel(positions=POSITIONS).forward(whole, request.encoder_states or 0)
-            logprobs = forbids(logits[-1][None, None], view)[0, 0].log_softmax(-1)
-            found += [
-                ([*text, token], total + chance) for token, chance in enumerate(logprobs.tolist())
-            ]
-        found = sorted((f for f in found if f[1] > float("-inf")), key=lambda f: -f[1])
-        going = []
-        for text, total in found:
-            if text[-1] != EOS:
-                going.append((text, total))
-            elif len(ended) < beams.candidates:
-                ended.append((text, total))
-            if len(going) == beams.size:
-                break
-        if len(ended) >= beams.candidates:
-            break
-    ended += going[: max(0, beams.size - len(ended))]
-    lengths = [sum(token != EOS for token in text) for text, _ in ended]
-    ranked = zip(map(beams.score, [total for _, total in ended], lengths), ended, strict=True)
-    text, total = max(ranked, key=lambda entry: entry[0])[1]
-    return tuple(text), total
+    return searched_plainly(
+        lambda text: TinyModel(positions=POSITIONS).forward(text, request.encoder_states or 0),
+        request,
+        eos=EOS,
+        longest=LONGEST,
+        positions=POSITIONS,
+        processors=(forbids,),
+    )
 
 
 def searched(work: list[Request], size: int, batch: int) -> dict[int, Result]:
@@ -114,10 +92,52 @@ def test_texts_are_those_of_plain_beam_search_in_any_batch(work, given, size, ba
         assert (result.finish is Finish.STOP) == (text[-1] == EOS)
 
 
-def test_one_beam_is_greedy_decoding() -> None:
-    plain = Engine(
-        TinyModel(positions=POSITIONS), batch=1, eos=(EOS,), processors=(forbids,)
+@pytest.mark.parametrize(
+    "engine", ["modules", "lean", pytest.param("native", marks=pytest.mark.native)]
+)
+@settings(max_examples=6)
+@given(
+    work=st.lists(
+        st.tuples(st.lists(st.integers(6, 48), max_size=6), st.integers(0, 5)),
+        min_size=1,
+        max_size=5,
+    ),
+    size=st.sampled_from([2, 5]),
+    batch=st.integers(1, 3),
+)
+def test_every_engine_searches_alike(engine, work, size, batch) -> None:
+    target = whispers.whisper()
+    rules = whisper_rules(target.generation_config, target.config)
+    adapter = whisper_decoder(
+        target, lambda states: states, engine=ModelEngine.of(engine), stored=torch.float32
     )
+    search = BeamSearch(
+        adapter, size=size, batch=batch, longest=20, eos=(whispers.EOS,), processors=rules
+    )
+    for tag, (text, seed) in enumerate(work):
+        states = whispers.encoder_states(seed)
+        search.submit(Request((whispers.SOT, *text), states, beams=Beams(size), tag=tag))
+    found: dict[int, Result] = {}
+    while not search.idle:
+        found |= {result.request.tag: result for result in search.step()}
+    for result in found.values():
+        assert result.error is None
+        text, total = searched_plainly(
+            lambda tokens, states=result.request.encoder_states: whispers.forward(
+                target, states, tokens
+            ),
+            result.request,
+            eos=whispers.EOS,
+            longest=20,
+            positions=40,
+            processors=rules,
+        )
+        assert result.tokens == text
+        assert sum(result.logprobs) == pytest.approx(total, abs=1e-3)
+
+
+def test_one_beam_is_greedy_decoding() -> None:
+    plain = Engine(TinyModel(positions=POSITIONS), batch=1, eos=(EOS,), processors=(forbids,))
     for states in range(8):
         request = Request((3, 1), states, max_new_tokens=LONGEST)
         (greedy,) = plain.run([request])
@@ -147,9 +167,7 @@ class Faulty(TinyModel):
 def test_a_fault_of_one_row_reaches_no_other() -> None:
     work = [Request((3, i + 1), i, beams=Beams(3), tag=i) for i in range(3)]
     target = Faulty(positions=POSITIONS)
-    search = BeamSearch(
-        target, size=3, batch=3, longest=LONGEST, eos=(EOS,), processors=(forbids,)
-    )
+    search = BeamSearch(target, size=3, batch=3, longest=LONGEST, eos=(EOS,), processors=(forbids,))
     target.search = search
     for request in work:
         search.submit(request)

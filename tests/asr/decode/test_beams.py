@@ -1,0 +1,116 @@
+"""Windows that are searched with beams: everywhere, or where their most probable words are doubtful."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from torch import Tensor
+
+from forescribe.asr.decode import answers
+from forescribe.asr.decode.options import DOUBTFUL_BEAMS, Guards
+from forescribe.asr.decode.rules import whisper_rules
+from forescribe.asr.decode.transcriber import Decoded, Options, Transcriber
+from forescribe.asr.errors import UsageError
+from forescribe.speculative.requests import Beams
+from tests.real import BASE, model, voice
+from tests.speculative.plain_beams import searched_plainly
+
+from .ways import WAYS, called
+
+NOISY = "samples/noisy.flac"
+KNOWN: dict[int, tuple[int, ...]] = {}
+"""Texts of plain beam search by the first sample of a window, which take long."""
+
+
+@pytest.fixture(scope="module")
+def one() -> Transcriber:
+    return Transcriber.load("tiny.en", device="cpu", dtype="float32", batch=2)
+
+
+def searched(plain: Transcriber, decoded: Decoded) -> tuple[int, ...]:
+    """The tokens of a window by plain beam search over transformers' modules."""
+    assert decoded.encoder_states is not None
+    whisper, states = plain.whisper, decoded.encoder_states.target[None].float()
+    target = whisper.target
+
+    def forward(text: Tensor) -> Tensor:
+        read = target.model.decoder(text[None], encoder_hidden_states=states)
+        logits: Tensor = target.proj_out(read.last_hidden_state)[0]
+        return logits
+
+    positions = target.config.max_target_positions
+    text, _ = searched_plainly(
+        forward,
+        decoded.result.request,
+        eos=whisper.tokens.end,
+        longest=positions // 2,
+        positions=positions,
+        processors=whisper_rules(target.generation_config, target.config),
+    )
+    return text
+
+
+@WAYS
+def test_every_window_has_the_text_of_its_beams(way, one) -> None:
+    beams = Beams(2, patience=1.5, length_penalty=0.5)
+    options = Options(
+        beam_size=2, patience=1.5, length_penalty=0.5, keep_encoder_states=True, guards=Guards()
+    )
+    plain = Transcriber.load("tiny.en", "none", device="cpu", engine="modules", modules=True)
+    (outcome,) = way(one, [NOISY], options)
+    assert outcome.transcript is not None and len(outcome.decoded) > 2
+    for decoded in outcome.decoded:
+        assert decoded.result.request.beams == beams
+        if decoded.start not in KNOWN:
+            KNOWN[decoded.start] = searched(plain, decoded)
+        assert decoded.result.tokens == KNOWN[decoded.start]
+    assert one.context.slots.idle and one.context.slots.free == 2
+
+
+@pytest.mark.weights
+def test_published_weights_have_the_text_of_their_beams() -> None:
+    options = Options(language="en", beam_size=DOUBTFUL_BEAMS, keep_encoder_states=True)
+    folder, path = str(model(BASE)), str(voice("jfk"))
+    (outcome,) = called(Transcriber.load(folder, "none", device="cpu"), [path], options)
+    plain = Transcriber.load(folder, "none", device="cpu", engine="modules", modules=True)
+    for decoded in outcome.decoded:
+        assert decoded.result.tokens == searched(plain, decoded)
+
+
+def test_doubtful_windows_alone_are_searched(one, monkeypatch) -> None:
+    kept = Options(guards=Guards(), keep_encoder_states=True)
+    found = {}
+    for size, between in ((1, False), (DOUBTFUL_BEAMS, False), (None, True)):
+        if between:
+            means = sorted(sum(r.logprobs) / len(r.logprobs) for r in found[1].values())
+            monkeypatch.setattr(answers, "DOUBTFUL_LOGPROB", (means[0] + means[-1]) / 2)
+        (outcome,) = called(one, [NOISY], replace(kept, beam_size=size))
+        found[size] = {decoded.start: decoded.result for decoded in outcome.decoded}
+    with_beams = {start for start, result in found[None].items() if result.request.beams}
+    assert 0 < len(with_beams) < len(found[None])
+    for start, result in found[None].items():
+        other = found[DOUBTFUL_BEAMS if start in with_beams else 1]
+        assert result.tokens == other[start].tokens
+
+
+def test_beams_of_several_sizes_take_turns(one) -> None:
+    for size in (2, 3):
+        (outcome,) = called(one, ["samples/silence.flac", NOISY], Options(beam_size=size))[1:]
+        assert outcome.transcript is not None and list(one.context.slots.searches) == [size]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"beam_size": 0}, "beam_size is 0"),
+        ({"beam_size": 1000}, "from 1 to 32"),
+        ({"beam_size": 5, "gamma": 4}, "leave out one"),
+        ({"beam_size": 5, "patience": -1}, "patience is -1"),
+        ({"beam_size": 5, "length_penalty": 2}, "from 0 to 1"),
+        ({"patience": 2.0}, "give beam_size 2 or more"),
+    ],
+)
+def test_impossible_options_are_refused(fields, told) -> None:
+    with pytest.raises(UsageError, match=told):
+        Options(**fields)
