@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -32,23 +33,24 @@ def searched_plainly(
     ended: list[tuple[list[int], float]] = []
     going: list[tuple[list[int], float]] = [([], 0.0)]
     for _ in range(min(longest, positions + 1 - len(prompt))):
-        found: list[tuple[list[int], float]] = []
+        found: list[tuple[float, list[int], int]] = []
         for text, total in going:
             whole = torch.tensor(prompt + text)
             last, begin = torch.tensor([[len(whole) - 1]]), torch.tensor([len(prompt)])
             logits = forward(whole)[-1][None, None].float()
             for processor in processors:
                 logits = processor(logits, Prefix(whole[None], last, begin))
-            logprobs = logits[0, 0].log_softmax(-1).tolist()
-            found += [([*text, token], total + logprob) for token, logprob in enumerate(logprobs)]
+            best = logits[0, 0].log_softmax(-1).topk(beams.size + 1)  # one of them may be the end
+            pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            found += [(total + logprob, text, token) for logprob, token in pairs]
         going = []
-        for text, total in sorted(found, key=lambda pair: -pair[1]):
+        for total, text, token in sorted(found, key=itemgetter(0), reverse=True):
             if total == NEVER or len(going) == beams.size:
                 break
-            if text[-1] != eos:
-                going.append((text, total))
+            if token != eos:
+                going.append(([*text, token], total))
             elif len(ended) < beams.candidates:
-                ended.append((text, total))
+                ended.append(([*text, token], total))
         if len(ended) >= beams.candidates or not going:
             break
     ended += going[: max(0, beams.size - len(ended))]
