@@ -58,6 +58,10 @@ its length changes no word in float32; in half precision it may flip a near-tie,
 transcribe a folder again."""
 
 
+BEAMS = {None: "doubtful", 1: None}
+"""Numbers of beams in a fingerprint, where they are another word: auto would count as a default."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions):
     """The parsed command line, by field as typed. Raises UsageError for values and
@@ -441,6 +445,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         values = {field.name: getattr(self, field.name) for field in fields(self)} | {
             "vad": self.vad is not False,
             "word_timestamps": self.wants_words,
+            "beam_size": BEAMS.get(self.beams, self.beams),
         }
         return {
             name: value

@@ -139,6 +139,7 @@ def test_all_that_can_change_a_word_is_in_the_fingerprint() -> None:
     names = {p.name for p in real()[0].params}
     assert names >= NOT_IN_RESULTS
     assert sorted(names - NOT_IN_RESULTS - {"help"}) == [
+        "beam_size",
         "compression_ratio_threshold",
         "condition_on_previous_text",
         "dtype",
@@ -146,12 +147,14 @@ def test_all_that_can_change_a_word_is_in_the_fingerprint() -> None:
         "highlight_words",
         "initial_prompt",
         "language",
+        "length_penalty",
         "logprob_threshold",
         "long_form",
         "max_line_count",
         "max_line_width",
         "max_words_per_line",
         "no_speech_threshold",
+        "patience",
         "quantize",
         "task",
         "temperature_increment_on_fallback",
