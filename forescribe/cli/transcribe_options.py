@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from forescribe.asr.decode.options import DOUBTFUL_BEAMS
 from forescribe.asr.errors import UsageError
 from forescribe.speculative.requests import MOST_BEAMS
 
@@ -135,7 +134,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         DECODING,
         "--beam-size N",
         "Search each window with N beams, as openai/whisper; 1: its most probable words, with drafts; auto: "
-        f"{DOUBTFUL_BEAMS} beams where those are doubtful.",
+        "5 beams where those are doubtful.",
         "1",
         shown="1",
     )
