@@ -240,11 +240,14 @@ class Mode:
     @staticmethod
     def of(requests: Iterable[Request]) -> Mode:
         """The smallest mode that covers these requests."""
-        mode = Mode()
+        sampling = bounded = penalised = ranked = False
         for request in requests:
             sampled, own = request.temperature > 0, request.sampling
-            mode |= Mode(sampled, sampled and own.bounded, own.penalised, request.ranks > 0)
-        return mode
+            sampling |= sampled
+            bounded |= sampled and own.bounded
+            penalised |= own.penalised
+            ranked |= request.ranks > 0
+        return Mode(sampling, bounded, penalised, ranked)
 
 
 class Source(IntEnum):

@@ -179,7 +179,6 @@ class Slots:
         self.occupied: Mapping[
             int, SlotState
         ] = {}  # by row, ascending; a new one after every change
-        self.mode = Mode()  # that covers all of their requests
         # What the drafter has not read yet. It reads only when it is about to draft, so a schedule that does
         # not draft costs nothing. It feeds the last two tokens of a row itself, and a round without drafts
         # writes one: no row has more unread tokens after its prompt than there were such rounds since.
@@ -205,9 +204,14 @@ class Slots:
         groups = [Group(drafting, gamma, drafter=True)] if drafting else []
         return [*groups, Group(plain, 0, drafter=False)] if plain else groups
 
+    @property
+    def mode(self) -> Mode:
+        """The smallest one that covers all requests that are being decoded."""
+        return Mode.of(state.request for state in self.occupied.values())
+
     def occupy(self, row: int, state: SlotState, *, prefill_pending: bool) -> None:
         """Puts a request into a free slot; `prefill_pending` where a drafter has to read its prompt."""
-        self._hold({**self.occupied, row: state})
+        self.occupied = dict(sorted({**self.occupied, row: state}.items()))
         self.lengths[row] = len(state.request.prompt)
         # Of a guess it is not known yet how much was kept: at most all of it, and a token after it.
         gained = len(state.request.guess) + 1 if state.request.guess else 0
@@ -218,14 +222,8 @@ class Slots:
 
     def vacate(self, row: int) -> None:
         """Makes the slot free. The device row keeps its content until the next request."""
-        others = dict(self.occupied)
-        del others[row]
-        self._hold(others)
+        self.occupied = {other: state for other, state in self.occupied.items() if other != row}
         self.unread_prompts.pop(row, None)
-
-    def _hold(self, states: dict[int, SlotState]) -> None:
-        self.occupied = dict(sorted(states.items()))
-        self.mode = Mode.of(state.request for state in states.values())
 
     def cancel(self, rows: Collection[int]) -> None:
         """Stops decoding these rows; their slots are freed in the next poll."""
