@@ -194,7 +194,7 @@ class IsolatedEngine:
     @property
     def free(self) -> int:
         """Requests of any kind that could be decoded in the next step."""
-        return min(each.free for each in (self.engine, *self.searches.values()))
+        return min([self.engine.free, *(search.free for search in self.searches.values())])
 
     @property
     def stats(self) -> Stats:

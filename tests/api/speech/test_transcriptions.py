@@ -162,7 +162,8 @@ def test_a_strategy_moves_the_cuts(service) -> None:
     auto = post(client, wav(samples), chunking_strategy="auto", **fields).json()
     told = post(client, wav(samples), chunking_strategy=strategy, **fields).json()
     assert [s["state"] for s in auto["coverage"]["spans"]] == ["decoded", "silent", "decoded"]
-    assert [s["state"] for s in told["coverage"]["spans"]] == ["decoded"]
+    # What the random model's answer leaves of the window is decoded too, so that there may be two.
+    assert {s["state"] for s in told["coverage"]["spans"]} == {"decoded"}
 
 
 def test_keywords_and_a_prompt_are_what_was_said_before(service, transcriber) -> None:
