@@ -5,7 +5,7 @@ windows for it.
 another one:
 
     slots.submit(request)                           # never raises
-    for ended in slots.step():                      # a Result or a Fault for each request that ended
+    for ended in slots.ended(engine.step()):        # a Result or a Fault for each request that ended
         ...
 
 The engine itself contains the faults of its requests; here they become one type with those of requests that
@@ -231,16 +231,8 @@ class IsolatedEngine:
         where nothing is decoded."""
         if self.idle:
             return False
-        self._ended = self.step()
+        self._ended = self.ended(self.engine.step())
         return True
-
-    def step(self) -> list[Ended]:
-        """Runs a step of all; returns what has ended."""
-        results = self.engine.step()
-        for search in self.searches.values():
-            if not search.idle:
-                results = [*results, *search.step()]
-        return self.ended(results)
 
     def settle(self) -> None:
         """Free at once what was cancelled; what ends meanwhile is returned with the next step."""
@@ -249,8 +241,11 @@ class IsolatedEngine:
                 return
 
     def ended(self, results: Iterable[Result]) -> list[Ended]:
-        """What has ended by now, from the results of the engine's step; nothing that was cancelled."""
+        """What has ended by now, from the results of the engine's step, after one of each search; nothing
+        that was cancelled."""
         ended, self._ended = self._ended, []
+        searching = [search for search in self.searches.values() if not search.idle]
+        results = [*results, *(result for search in searching for result in search.step())]
         for result in results:
             if result.finish is Finish.CANCELLED:
                 continue

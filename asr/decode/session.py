@@ -172,7 +172,7 @@ class Session:
     def _step(self) -> None:
         self._handle_notes()
         self._fill_slots()
-        for ended in self.context.slots.step():
+        for ended in self.context.slots.ended(self.context.engine.step()):
             self._finish(ended)
         if self.clock() - self._stats_read_s >= STATS_S or self.context.slots.idle:
             self.stats, self._stats_read_s = self.context.stats(), self.clock()

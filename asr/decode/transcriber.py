@@ -356,7 +356,7 @@ class Call(Session):
             if context.caller is not self:
                 raise UsageError("another call of this transcriber has begun: one runs at a time")
             self._fill_slots()
-            for ended in context.slots.step():
+            for ended in context.slots.ended(context.engine.step()):
                 self._finish(ended)
                 self._handle_notes()
                 yield

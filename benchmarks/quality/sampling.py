@@ -100,7 +100,7 @@ def drafter(name: str) -> Drafter:
         both = [drafter("model"), ModelDrafter(renumbered(0.2, seed=1))]
         return RoutingDrafter(both, lambda request: request.seed % 2, skips=False)
     if name == "n-gram":
-        return NgramDrafter()
+        return NgramDrafter(length=LENGTH)
     own: Any = Letters("d", "ab", "c", "b", "a", "cd")
     theirs: Any = Letters("a", "b", "c", "d")
     model = TinyModel(vocab=len(own.tokens), width=8, positions=32, seed=3)

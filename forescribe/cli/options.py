@@ -84,7 +84,7 @@ class RunOptions:
     records: bool = opt(
         DIAGNOSTICS,
         "--records/--no-records",
-        "Print a line of JSON about each recording to stdout, as in manifest.jsonl; implies --quiet.",
+        "Print a line of JSON about each recording; implies --quiet.",
         False,
     )
 
@@ -114,8 +114,8 @@ class ModelOptions:
     draft: str | None = opt(
         MODEL,
         "--draft --draft-model MODEL",
-        "Draft model, named like --model; `none` drafts by lookup in the text only.",
-        shown="the model's own",
+        "Draft model, named like --model; `none`: by lookup.",
+        shown="its own",
     )
     local_files_only: bool = opt(
         MODEL,
@@ -244,7 +244,7 @@ class LoadOptions(ModelOptions, PerformanceOptions):
     engine: str = opt(
         PERFORMANCE,
         "--engine ENGINE",
-        "What computes the decoders: auto, native, lean or modules (transformers' own). Same text.",
+        "What computes the decoders: auto, native, lean or modules (transformers'). Same text.",
         AUTO,
         shown=AUTO,
     )

@@ -133,8 +133,8 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     beam_size: str = opt(
         DECODING,
         "--beam-size N",
-        "Search each window with N beams, as openai/whisper; 1: its most probable words, with drafts; auto: "
-        "5 beams where those are doubtful.",
+        "Beams of a search, as openai/whisper's; 1: no search, with drafts; auto: 5 for windows of doubtful "
+        "words.",
         "1",
         shown="1",
     )
@@ -144,7 +144,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     length_penalty: float | None = opt(
         DECODING,
         "--length-penalty ALPHA",
-        "Rank the texts of beams by a power of their length, 0 to 1.",
+        "Rank beams by length to this power.",
         shown="their mean",
     )
     guards: bool = opt(

@@ -76,7 +76,7 @@ def whisper(tmp_path_factory) -> Whisper:
 def test_plain_rounds_need_no_states_of_the_draft(whisper, monkeypatch, gamma, windows) -> None:
     assert not whisper.shared_encoder
     one = Transcriber(whisper, batch=2, gamma=None, detector=EnergyDetector())
-    monkeypatch.setattr(one.engine.schedule, "choose", lambda *, sampling: gamma)
+    monkeypatch.setattr(one.engine.schedule, "choose", lambda: gamma)
     encoded = []
 
     def count(name, model):

@@ -12,6 +12,7 @@ from torch import Tensor
 from forescribe.asr.decode.context import IsolatedEngine, NotFinite, encode_windows
 from forescribe.asr.model.whisper import EncoderStates
 from forescribe.speculative.device import Device, SideStream
+from forescribe.speculative.engine.beams import BeamSearch
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.recorder import Forbidden
 from tests.speculative.graphs.workloads import tiny_engine, tiny_requests
@@ -71,6 +72,10 @@ def test_elsewhere_work_runs_at_once() -> None:
     assert side.hand_over(made) is made
 
 
+def no_beams(size: int) -> BeamSearch:
+    raise AssertionError
+
+
 class Encoder:
     """A `Whisper` whose encoder doubles features; -1 in them gives NaN."""
 
@@ -111,7 +116,7 @@ def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tens
     work = [r for r in tiny_requests(12, seed=2) if not r.ranks]
     expected = {r.request.tag: r.tokens for r in tiny_engine(None, 3).run(work)}
     engine = tiny_engine(CUDA, 3)
-    slots, found = IsolatedEngine(engine), {}
+    slots, found = IsolatedEngine(engine, no_beams), {}
     with running(cuda, engine):
         for request in work:
             slots.submit(request)
@@ -129,11 +134,11 @@ def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tens
 
 
 def test_a_window_that_is_not_finite_fails_alone(cuda: FakeCuda, weight: Tensor) -> None:
-    slots = IsolatedEngine(tiny_engine(CUDA, 3))
+    slots = IsolatedEngine(tiny_engine(CUDA, 3), no_beams)
     with cuda:
         _, encoded = encode(cuda, weight, slots, [torch.ones(4), torch.full((4,), -1.0)])
     assert encoded[0].language == ("en", 0.5) and isinstance(encoded[1], NotFinite)
 
 
 def test_nothing_is_run_for_an_idle_engine() -> None:
-    assert IsolatedEngine(tiny_engine(None, 3)).advance() is False
+    assert IsolatedEngine(tiny_engine(None, 3), no_beams).advance() is False
