@@ -180,8 +180,11 @@ def test_two_who_correct_the_same_text_are_told(browser, tone) -> None:
         correct(page, "Good", "Mine.")
         page.get_by_text("Somebody else has saved another version meanwhile.").wait_for()
         assert job.saved == [theirs]
-        page.locator(".brand a").click()  # asked whether to leave without them, the answer is no
-        assert page.url.endswith("#job-1") and "Mine." in said(page)
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        with page.expect_event("dialog"):  # asked whether to leave without them, the answer is no
+            page.locator(".brand a").click()
+        page.wait_for_url("**/#job-1")
+        assert "Mine." in said(page)
         page.get_by_role("button", name="Show theirs").click()
         page.get_by_text("something").wait_for(state="detached")
         assert "Good morning" in said(page)
