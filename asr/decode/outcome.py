@@ -246,7 +246,7 @@ def _warnings(
     counted = {
         d.language
         for d in done
-        if d.state == "decoded" or d.level_db is None and d.state != "failed"
+        if d.state == "decoded" or (d.level_db is None and d.state != "failed")
     }
     if others := counted - {language}:
         text = f"some windows are in another language: {', '.join(sorted(others))}"

@@ -222,7 +222,7 @@ class Goodput:
         return expected_tokens(alpha, gamma) * (self.share[max(measured)] if measured else 1.0)
 
     def learn(self, poll: Poll) -> None:
-        """Learns nothing from rounds in which a coarse clock did not advance."""
+        """Learns from rounds, but for those in which a coarse clock did not advance."""
         if poll.seconds <= 0:
             return
         before = self.best()
