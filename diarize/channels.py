@@ -8,6 +8,7 @@ of voices.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import wave
 from collections import deque
@@ -239,15 +240,19 @@ def _turns(segments: Sequence[Segment]) -> Turns:
 
 
 def _coverage(coverages: Sequence[Coverage], length: int) -> Coverage:
-    """For each span, the state with the highest precedence among the channels."""
+    """For each span, the state with the highest precedence among the channels; of silence the loudest."""
+
+    def rank(span: Span) -> tuple[int, float]:
+        return STATES.index(span.state), -math.inf if span.level_db is None else span.level_db
+
     borders = {0, length, *(span.end_sample for coverage in coverages for span in coverage.spans)}
     found: list[Span] = []
     for start, end in pairwise(sorted(borders)):
         over = [s for c in coverages for s in c.spans if s.start_sample <= start < s.end_sample]
-        best = max(over, key=lambda span: STATES.index(span.state))
-        last = found[-1] if found else None
-        if last is not None and (last.state, last.reason) == (best.state, best.reason):
-            found[-1] = replace(last, end_sample=end)
+        best = replace(max(over, key=rank), start_sample=start, end_sample=end)
+        last = replace(found[-1], end_sample=end) if found else best
+        if last == replace(best, start_sample=last.start_sample):
+            found[-1:] = [last]
         else:
-            found.append(replace(best, start_sample=start, end_sample=end))
+            found.append(best)
     return Coverage(tuple(found))

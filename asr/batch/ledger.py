@@ -109,6 +109,7 @@ def result_fields(
             "silent_s": seconds(coverage.silent_samples),
             "failed_s": seconds(coverage.failed_samples),
             "voice_without_words_s": None if wordless is None else seconds(wordless),
+            "loud_silence_s": seconds(coverage.loud_samples),
         },
         "acceptance_rate": transcript.stats.get("acceptance_rate"),
         "mean_acceptance_length": transcript.stats.get("mean_acceptance_length"),

@@ -75,6 +75,7 @@ def test_a_record_says_what_became_of_a_recording() -> None:
             "silent_s": 0.0,
             "failed_s": 0.0,
             "voice_without_words_s": None,
+            "loud_silence_s": 0.0,
         },
         "acceptance_rate": 0.5,
         "mean_acceptance_length": 1.5,

@@ -93,6 +93,23 @@ def test_two_sides_become_one_conversation_in_the_order_of_what_was_said() -> No
     ]
 
 
+def test_what_is_loud_on_either_side_without_a_voice_stays_told() -> None:
+    def silence(*levels: float | None) -> Transcript:
+        spans = (
+            Span(n * RATE, (n + 1) * RATE, "silent", "no voice activity", level)
+            for n, level in enumerate(levels)
+        )
+        return Transcript((), len(levels) * RATE, Coverage(tuple(spans)))
+
+    found = merge_channels([silence(None, -20, None), silence(-30, -30, None)], ["a", "b"])
+    assert [(s.end_sample / RATE, s.level_db) for s in found.coverage.spans] == [
+        (1, -30),
+        (2, -20),
+        (3, None),
+    ]
+    assert found.coverage.loud_samples == 2 * RATE
+
+
 class Parrot:
     """Transcribes a recording to its length; the last recording comes first."""
 
