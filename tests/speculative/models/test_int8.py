@@ -21,6 +21,7 @@ from forescribe.speculative.model_engines import (
 from forescribe.speculative.models.modules import cut
 from forescribe.speculative.models.quantized import (
     Int8Linear,
+    balanced,
     int8_product,
     is_int8,
     quantize_causal,
@@ -118,6 +119,25 @@ def test_projections_of_one_input_are_one_matrix_of_integers(bias, scales):
         parts[1].weight.untyped_storage().data_ptr() == joined.weight.untyped_storage().data_ptr()
     )
     assert torch.equal(joined.rows(slice(5))(x), joined(x)[:, :5])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_balancing_a_norm_and_its_projection_changes_no_bit_and_less_is_rounded_away(dtype):
+    """As Whisper's last norm and head: where the norm's weight is large the head's column is small."""
+    spread = torch.logspace(-2, 2, 48)
+    norm, head = torch.nn.LayerNorm(48), torch.nn.Linear(48, 40, bias=False)
+    norm.weight.copy_(spread)
+    norm.bias.copy_(spread.flip(0) * 1e-3)
+    head.weight.copy_(rows_of(1, 48 * 40, 7).view(40, 48) / spread)
+    norm, head, x = norm.to(dtype), head.to(dtype), rows_of(6, 48, 8).to(dtype)
+    before = norm.weight.clone(), head.weight.clone()
+    smooth, even = balanced(norm, head)
+    expected = head(norm(x))
+    assert torch.equal(even(smooth(x)), expected)
+    assert torch.equal(norm.weight, before[0]) and torch.equal(head.weight, before[1])
+    rounded_head, rounded_even = Int8Linear.of(head)(norm(x)), Int8Linear.of(even)(smooth(x))
+    assert (rounded_even - expected).norm() < 0.2 * (rounded_head - expected).norm()
 
 
 def test_a_head_is_cut_to_a_list_of_tokens():
