@@ -38,16 +38,28 @@ def _frames(time_s: float) -> int:
     return round(time_s * SAMPLE_RATE / FRAME)
 
 
+HEADING = _frames(3.0)
+"""Less voice than this before a pause, and at least as much behind it, is a heading: both share a window, as
+Whisper hears a name better beside its text. Of 251 readers 13 have one. whisper-base, by sense: 4 places
+better ("Click here" is "Kletka"), 1 worse. 45 readers with a pause of 2.3 to 5.2 s behind their first words,
+against faster-whisper's five beams (1,570 words), tiny.en: 68 instead of 75 differ, 8 instead of 10 left out.
+Longer pieces stay apart: joined over 3 s two readers have 17 instead of 13 wrong words of 687
+(whisper-base, `max_silence_s` 4), and turns of a few words, joined both ways, 24 instead of 19 of 874."""
+
+HEADING_PAUSE = _frames(6.0)
+"""A longer pause parts a heading from its text."""
+
+
 @dataclass(frozen=True)
 class WindowOptions:
     """How to cut a recording.
 
     Speech begins at probability `onset` and lasts until the probability falls below `offset`; speech of
     less than `min_speech_s` is a click. A pause of `min_pause_s` is a place to cut; a pause of
-    `max_silence_s` is not decoded, except for `pad_s` on both sides of the speech. A full window is cut
-    in the longest pause of its last `search_s`, otherwise in its last pause, or, in speech without
-    pauses, where speech is least probable in the last `search_s`. Raises ValueError for values that
-    contradict each other.
+    `max_silence_s` is not decoded, except for `pad_s` on both sides of the speech, and behind a
+    `HEADING`. A full window is cut in the longest pause of its last `search_s`, otherwise in its last
+    pause, or, in speech without pauses, where speech is least probable in the last `search_s`. Raises
+    ValueError for values that contradict each other.
     """
 
     # Below silero-vad's own 0.5 and 0.35: a whisper in noise stays in, and noise stays out.
@@ -229,12 +241,30 @@ def next_piece(
     # The recording ends soon after the last speech, or beyond the lookahead.
     following = [start for start, _ in runs[1:]] + [total if last else total + max_silence]
     pauses = [(end, start) for (_, end), start in zip(runs, following, strict=True)]
-    for start, end in pauses:
-        if start <= MAX_FRAMES and end - start >= max_silence:
-            return Decision(min(start + pad, MAX_FRAMES, total), speech=True)
+    long = [
+        at
+        for at, (start, end) in enumerate(pauses)
+        if start <= MAX_FRAMES and end - start >= max_silence
+    ]
+    if long and _is_heading(runs, pauses, long, fits=fits):
+        del long[0]
+    if long:
+        return Decision(min(pauses[long[0]][0] + pad, MAX_FRAMES, total), speech=True)
     if fits:
         return Decision(total, speech=True)
     return Decision(_cut_at(pauses, probabilities, options), speech=True)
+
+
+def _is_heading(runs: list[Run], pauses: list[Run], long: list[int], *, fits: bool) -> bool:
+    """Whether the speech before the first of the `long` pauses is a heading of what follows it, up to the
+    next of them or the end, and both fit into a window."""
+    first, last = long[0], long[1] if len(long) > 1 else len(runs) - 1
+    start, end = pauses[first]
+    before, after = (
+        sum(b - a for a, b in r) for r in (runs[: first + 1], runs[first + 1 : last + 1])
+    )
+    whole = fits or len(long) > 1
+    return whole and end - start < HEADING_PAUSE and before < HEADING <= after
 
 
 def lookahead(options: WindowOptions) -> int:

@@ -158,6 +158,26 @@ def test_a_long_pause_is_a_silent_window_with_a_pad_left_on_both_sides() -> None
     assert windows[1].samples.size == 0
 
 
+@pytest.mark.parametrize(
+    ("stretches", "joined"),
+    [
+        ([(2, 1.0), (4, 0.0), (10, 1.0)], True),
+        ([(2, 1.0), (4, 0.0), (10, 1.0), (9, 0.0), (3, 1.0)], True),
+        ([(2, 1.0), (7, 0.0), (10, 1.0)], False),  # too far away
+        ([(2, 1.0), (4, 0.0), (2, 1.0)], False),  # two turns, not a text
+        ([(5, 1.0), (4, 0.0), (10, 1.0)], False),  # a sentence of its own
+        ([(2, 1.0), (4, 0.0), (28, 1.0)], False),  # more than a window
+    ],
+)
+def test_a_heading_shares_the_window_of_its_text(
+    stretches: list[tuple[float, float]], joined: bool
+) -> None:
+    first = windows_of(*stretches)[0]
+    text = round(sum(time for time, _ in stretches[:2]) * RATE)
+    assert first.start == 0 and (first.end > text + 9 * RATE) == joined
+    assert joined or near(first.end, stretches[0][0] + 0.3)
+
+
 def test_a_full_window_ends_in_the_middle_of_its_longest_late_pause() -> None:
     first, second = windows_of(
         (12, 1.0), (1.8, 0.0), (10, 1.0), (0.8, 0.0), (3, 1.0), (0.3, 0.0), (10, 1.0)
