@@ -132,7 +132,7 @@ def _tokens(whisper: Whisper, text: str) -> tuple[int, ...]:
 
 
 def _encoded(context: DecodingContext, window: Window, *, detect: bool) -> EncodedWindow:
-    (encoded,) = encode_windows(context, [window], [() if detect else None])
+    (encoded,) = encode_windows(context, [window], [() if detect else None], [False])
     if isinstance(encoded, Exception):
         raise fault("the recording", encoded)
     return encoded

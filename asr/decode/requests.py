@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..formats.transcript_parts import seconds
 from ..model.languages import Spoken
 from ..model.whisper import EncoderStates, Whisper
+from ..segment.windows import Window
 from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
 from .options import Guards, Options
 from .recording import DOUBTFUL, PendingWindow, RecordingState
@@ -45,6 +46,11 @@ class BoundOptions:
         """The code; None to detect it."""
         return self.spoken.one
 
+    def searches(self, window: Window) -> bool:
+        """Whether a window is decoded with beams at once. One in which no voice was detected is not: they
+        find words in music ("Thank you very much." with five) that the most probable tokens are not."""
+        return (self.options.beam_size or 1) > 1 and not window.unheard
+
 
 def bind(options: Options, context: DecodingContext) -> BoundOptions:
     """Check options against a model. Raises UsageError for those that it cannot serve."""
@@ -73,7 +79,7 @@ def window_request(
     """The request for a window at the first temperature; `previous` are the tokens before it, `hypothesis`
     what an earlier window has written of it."""
     options, route = bound.options, context.whisper.pair.route(pending.language)
-    everywhere = None if options.beam_size is None else options.beams
+    searched = bound.searches(pending.window)
     prompt = context.whisper.tokens.prompt(
         pending.language, options.task, timestamps=options.timestamps, previous=previous
     )
@@ -81,9 +87,9 @@ def window_request(
         prompt=prompt,
         encoder_states=replace(encoder_states, chosen=route or 0),
         gamma=0 if route is None else options.gamma,
-        beams=everywhere,
+        beams=options.beams if searched else None,
         hint=hint_for(pending, bound.hint) if bound.hint else hypothesis,
-        guess=pending.window.guess if context.engine.takes_guesses and not everywhere else (),
+        guess=pending.window.guess if context.engine.takes_guesses and not searched else (),
         probe=_probe(context, bound, prompt),
         max_new_tokens=pending.most_tokens,
         tag=pending,

@@ -208,7 +208,9 @@ class Session:
         self.context.watch.start()
         began_ns = time.time_ns()
         detect = [pending.submission.detects_language(pending.window) for pending in batch]
-        encoded = encode_windows(self.context, [pending.window for pending in batch], detect)
+        searched = [pending.submission.bound.searches(pending.window) for pending in batch]
+        windows = [pending.window for pending in batch]
+        encoded = encode_windows(self.context, windows, detect, searched)
         self.context.watch.mark("encode")
         for submission in set(map(attrgetter("submission"), batch)):
             _mark(submission, "encode", began_ns)

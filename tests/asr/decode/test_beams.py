@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import Tensor
+from transformers import WhisperFeatureExtractor
 
+from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode import answers
 from forescribe.asr.decode.options import DOUBTFUL_BEAMS, Guards
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.asr.decode.transcriber import Decoded, Options, Transcriber
 from forescribe.asr.errors import UsageError
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.speculative.requests import Beams
 from tests.real import BASE, model, voice
 from tests.speculative.plain_beams import searched_plainly
@@ -90,8 +94,31 @@ def test_doubtful_windows_alone_are_searched(one, monkeypatch) -> None:
     with_beams = {start for start, result in found[None].items() if result.request.beams}
     assert 0 < len(with_beams) < len(found[None])
     for start, result in found[None].items():
-        other = found[DOUBTFUL_BEAMS if start in with_beams else 1]
-        assert result.tokens == other[start].tokens
+        if start in with_beams:
+            assert result.request.beams == Beams(DOUBTFUL_BEAMS)
+        else:
+            assert result.tokens == found[1][start].tokens
+
+
+@pytest.mark.parametrize("size", [1, 2, None])
+def test_beams_everywhere_hear_zeros_behind_a_window(one, size) -> None:
+    """As openai/whisper's `transcribe` pads; others hear silence, as transformers' extractor pads."""
+    (outcome,) = called(one, [NOISY], Options(beam_size=size, keep_encoder_states=True))
+    plain = Transcriber.load(
+        "tiny.en", "none", device="cpu", engine="modules", modules=True
+    ).whisper
+    samples = read_audio(NOISY)
+    extract = WhisperFeatureExtractor(feature_size=plain.target.config.num_mel_bins)
+    short = [d for d in outcome.decoded if d.length < 25 * SAMPLE_RATE]
+    assert short
+    for decoded in short:
+        assert decoded.encoder_states is not None
+        heard = samples[decoded.start : decoded.end]
+        features = extract(heard, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_features
+        if size == 2:
+            features[..., -(-len(heard) // 160) :] = 0
+        states = plain.target.model.encoder(features).last_hidden_state[0]
+        assert torch.allclose(decoded.encoder_states.target, states, atol=0.02)
 
 
 def test_beams_of_several_sizes_take_turns(one) -> None:

@@ -328,7 +328,7 @@ def test_an_engine_that_fails_costs_the_item_and_no_other(
 ):
     from forescribe.asr.decode import session as module
 
-    def broken(context: Any, windows: Any, detect: Any) -> Any:
+    def broken(context: Any, windows: Any, detect: Any, searched: Any) -> Any:
         return [ArithmeticError("the encoder is broken")] * len(windows)
 
     heard = Heard()

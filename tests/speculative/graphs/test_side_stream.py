@@ -102,14 +102,16 @@ def encode(
     whisper = Encoder(cuda, weight)
     context: Any = SimpleNamespace(
         whisper=whisper,
-        features=lambda samples: (torch.stack(samples),),
+        features=lambda samples, searched: (torch.stack(samples),),
         slots=slots,
         side=SideStream(CUDA),
         expect=lambda features, spent_s: None,
     )
     wrapped: Any = [SimpleNamespace(samples=samples, features=None) for samples in windows]
     with cuda.reads_allowed():  # of the side stream, which it stops alone
-        return whisper, encode_windows(context, wrapped, [()] * len(windows))
+        return whisper, encode_windows(
+            context, wrapped, [()] * len(windows), [False] * len(windows)
+        )
 
 
 def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tensor) -> None:
