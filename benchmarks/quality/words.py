@@ -183,6 +183,15 @@ def places(name: str, spoken: str, written: str) -> list[str]:
     return lines
 
 
+def sets_of(files: Sequence[Path], made: Mapping[Path, Path]) -> dict[str, list[int]]:
+    """The recordings of each table, by number; no empty table."""
+    sets: dict[str, list[int]] = {"texts": [], "readers": [], "hard": []}
+    for i, file in enumerate(files):
+        with_text = file.with_suffix(".txt").is_file()
+        sets["hard" if file in made else "texts" if with_text else "readers"].append(i)
+    return {name: members for name, members in sets.items() if members}
+
+
 def measured(task: Task, folder: Path | None) -> Texts:
     """What a program writes; read from `folder` where the same was measured before."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -231,16 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sense = Sense.read(options.sense)
     clean = spoken(options.audio, dict(zip(files, basis.texts, strict=True)), sense)
     said = [clean[made.get(file, file)] for file in files]
-    with_text = [file.with_suffix(".txt").is_file() for file in files]
-    sets = {
-        "texts": [i for i, file in enumerate(files) if file not in made and with_text[i]],
-        "readers": [i for i, file in enumerate(files) if file not in made and not with_text[i]],
-        "hard": [i for i, file in enumerate(files) if file in made],
-    }
     records = []
-    for name, members in sets.items():
-        if not members:
-            continue
+    for name, members in sets_of(files, made).items():
         lines: list[Sequence[str]] = [HEAD]
         for system in systems:
             result = results[system]
