@@ -142,7 +142,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--places", action="store_true", help="print every place where programs differ")
     add("--json", type=Path, metavar="FILE", help="where the record goes")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.hard and len(options.audio) < 2:
+        parser.error("--hard needs two recordings or more: others speak behind each")
+    return options
 
 
 def make_hard(audio: Sequence[Path], count: int, folder: Path) -> dict[Path, Path]:
