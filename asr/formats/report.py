@@ -55,6 +55,7 @@ MODULES = (
     "model.js",
     "names.js",
     "formats.js",
+    "docx.js",
     "menu.js",
     "edits.js",
     "saving.js",

@@ -5,7 +5,7 @@ import { Viewer } from "./viewer.js";
 const report = JSON.parse(document.getElementById("report").textContent);
 const keeper = new LocalKeeper(report.key);
 const shown = (kept) => {
-  const downloads = ["txt", "srt", "json"].map((name) => [name, () => new Blob([viewer.files()[name]], { type: "text/plain" })]);
+  const downloads = ["docx", "md", "txt", "srt", "vtt", "json"].map((name) => [name, () => new Blob([viewer.file(name)], { type: "text/plain" })]);
   const about = { title: report.title, keeper, kept, src: report.audio, note: report.note, downloads };
   const viewer = new Viewer(report.transcript, about);
   viewer.player.onbroken = async () => {

@@ -1,8 +1,9 @@
 // The view of one recording: text, speakers, corrections, search, player. Page and report share it.
+import { docx } from "./docx.js";
 import { button, clock, h } from "./dom.js";
 import { Editor } from "./editor.js";
 import { Edits } from "./edits.js";
-import { srt, txt } from "./formats.js";
+import { md, srt, txt, vtt } from "./formats.js";
 import { menu } from "./menu.js";
 import { modelOf, segmentsOf, spacedIn } from "./model.js";
 import { Names } from "./names.js";
@@ -23,6 +24,7 @@ export const KINDS = {
   recording: "The recording",
 };
 const SAID_MS = 6000;
+const FILE = /^(?<stem>.*?)(?<ending>\.[a-z0-9]{1,5})?$/is;
 
 // `data` is the JSON of the result; `keeper` keeps corrections (saving.js), and `kept` are those it has.
 // `downloads` are [name, make]; `make` returns a Blob, a URL, or a promise of either.
@@ -64,9 +66,10 @@ export class Viewer {
     this.player.stop();
   }
 
-  // The files of pages without a server.
-  files() {
-    return { txt: txt(this.model, this.names), srt: srt(this.model, this.names), json: JSON.stringify(this.#corrected()) };
+  // A file of a page without a server.
+  file(name) {
+    const made = { docx, md, txt, srt, vtt, json: () => JSON.stringify(this.#corrected()) }[name];
+    return made(this.model, this.names, this.title.match(FILE).groups.stem);
   }
 
   #corrected() {
@@ -164,7 +167,7 @@ export class Viewer {
       return save(await make(), filename(this.title, name));
     })];
     const copied = this.#told(async () => {
-      await navigator.clipboard.writeText(this.files().txt);
+      await navigator.clipboard.writeText(this.file("txt"));
       return "Copied.";
     });
     this.said = h("p", { class: "said", role: "status" });
@@ -217,7 +220,7 @@ function warned(notices) {
 
 // Removes characters that file systems do not allow; letters of all scripts stay.
 function filename(title, name) {
-  const [, stem, ending] = title.match(/^(.*?)(\.[a-z0-9]{1,5})?$/is);
+  const { stem, ending } = title.match(FILE).groups;
   const clean = [...stem.replace(/[<>:"/\\|?*\p{Cc}\p{Cs}\u202a-\u202e\u2066-\u2069]+/gu, "_")].slice(0, 120).join("").replace(/^[ .]+|[ .]+$/g, "") || "transcript";
   return name === "recording" ? clean + (ending || "") : `${clean}.${name}`;
 }

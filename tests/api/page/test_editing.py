@@ -6,8 +6,10 @@ import json
 import random
 import re
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -48,10 +50,14 @@ def corrected(fake: Fake, id: str = "job-1") -> Transcript:
 
 
 def download(page: Any, name: str) -> str:
+    return download_bytes(page, name).decode()
+
+
+def download_bytes(page: Any, name: str) -> bytes:
     page.get_by_role("button", name="Download", exact=True).click()
     with page.expect_download() as waiting:
         page.get_by_role("menuitem", name=f".{name})").click()
-    return Path(waiting.value.path()).read_text(encoding="utf-8")
+    return Path(waiting.value.path()).read_bytes()
 
 
 def test_text_is_corrected_in_place_saved_and_undone(browser, tone) -> None:
@@ -274,12 +280,25 @@ def test_doubtful_words_are_marked_and_gone_through(browser, tone) -> None:
             assert page.evaluate("document.activeElement.textContent") == word
 
 
+def of_word(document: bytes) -> list[tuple[str, str]]:
+    """The styles and texts of a docx, as Word's reader in Python finds them."""
+    from docx import Document
+
+    with ZipFile(BytesIO(document)) as parts:
+        assert parts.testzip() is None
+    paragraphs = Document(BytesIO(document)).paragraphs
+    return [(paragraph.style.name, paragraph.text) for paragraph in paragraphs]
+
+
 def test_a_report_keeps_corrections_in_the_browser_and_writes_files(browser, tmp_path) -> None:
     path = tmp_path / "r.html"
-    path.write_text(render_page(walk(), "call", Sound(None, "nothing to play")), "utf-8")
+    path.write_text(render_page(walk(), "call.mp3", Sound(None, "nothing to play")), "utf-8")
     with browsing.watched(browser, path.as_uri()) as page:
-        for name in ("txt", "srt"):
+        for name in ("txt", "srt", "vtt"):
             assert download(page, name) == files.FORMATS[name].render(walk()), name
+        assert download(page, "md") == files.FORMATS["md"].render(walk(), title="call")
+        made = of_word(files.FORMATS["docx"].render(walk(), title="call"))
+        assert of_word(download_bytes(page, "docx")) == made and len(made) > 5
         assert json.loads(download(page, "json")) == walk().to_dict()
         correct(page, "Good", f"Changed {HOSTILE}.")
         saved(page)
@@ -288,6 +307,9 @@ def test_a_report_keeps_corrections_in_the_browser_and_writes_files(browser, tmp
         told = json.loads(download(page, "json"))
         assert told["segments"][0]["text"].startswith(" Changed <img")
         assert told["text"].startswith("Changed") and len(told["segments"]) == 5
+        texts = [text for _, text in of_word(download_bytes(page, "docx"))]
+        assert texts[2] == f"0:00\tChanged {HOSTILE}."
+        assert "\n00:" in download(page, "vtt") and "--> \u202e" not in download(page, "vtt")
 
 
 def test_words_keep_or_share_times_whatever_is_written(browser, tone) -> None:
