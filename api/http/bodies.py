@@ -100,8 +100,19 @@ def text(value: str, param: str) -> str:
 
 
 def label(name: str, max_length: int = 255) -> str | None:
-    """A name for people, as it can be stored and shown; None if nothing of it is left."""
-    return "".join(filter(str.isprintable, name))[:max_length].strip() or None
+    """A name for people, as it can be stored and shown; None if nothing of it is left. What is too long is
+    cut before the ending of its file, with an ellipsis."""
+    text = "".join(filter(str.isprintable, name)).strip()
+    if len(text) > max_length:
+        stem, ending = split_name(text)
+        text = f"{stem[: max_length - len(ending) - 1]}…{ending}"
+    return text or None
+
+
+def split_name(label: str) -> tuple[str, str]:
+    """The name of a recording, and the ending of its file, which may be empty: "memo", ".flac"."""
+    ending = re.search(r"(?<=.)\.[A-Za-z0-9]{1,5}$", label)
+    return (label[: ending.start()], ending[0]) if ending else (label, "")
 
 
 def whole(text: str, maximum: int) -> int | None:

@@ -24,6 +24,7 @@ from forescribe.asr.formats.transcript import Transcript
 
 from ..access.outbound import networks
 from ..errors import ApiError
+from ..http.bodies import split_name
 from ..settings import Settings
 from ..speech.serving import Serving
 from ..telemetry import WHOLE_DATABASE
@@ -69,12 +70,6 @@ PATIENCE_S = 30.0
 """Of requests to object storage: clients wait for some of them, and jobs wait on after them anyway."""
 
 ID = re.compile(r"job_[0-9a-f]{32}")
-
-
-def split_name(label: str) -> tuple[str, str]:
-    """The name of a recording, and the ending of its file, which may be empty: "memo", ".flac"."""
-    ending = re.search(r"(?<=.)\.[A-Za-z0-9]{1,5}$", label)
-    return (label[: ending.start()], ending[0]) if ending else (label, "")
 
 
 class Jobs:

@@ -43,12 +43,13 @@ from ..http.bodies import (
     label,
     receive_form,
     small_field,
+    split_name,
     whole,
 )
 from ..http.openapi import form_body, json_body
 from ..jobs.corrections import MAX_BYTES, CorrectedJobs, Corrections, Version
 from ..jobs.database import Place
-from ..jobs.service import MAX_LABEL_LENGTH, Jobs, Operations, split_name
+from ..jobs.service import MAX_LABEL_LENGTH, Jobs, Operations
 from ..jobs.store import Store
 from ..jobs.submissions import RETRY_S, JobForm, Recording, check
 from ..jobs.tables import ENDED, Job, LogEntry, State
@@ -349,9 +350,11 @@ def _rendered(name: str, transcript: Transcript, job: Job) -> bytes:
 
 
 def _file_stem(job: Job) -> str:
-    """The name of a recording without what file systems do not allow."""
+    """The name of a recording without what file systems do not allow: more than 255 bytes, with a number and
+    an ending, among it."""
     stem, _ = split_name(job.label or files.RECORDING)
-    return re.sub(r'[<>:"/\\|?*]', "_", stem)[:120].strip(" .") or files.RECORDING
+    cut = re.sub(r'[<>:"/\\|?*]', "_", stem).encode()[:200].decode(errors="ignore")
+    return cut.strip(" .") or files.RECORDING
 
 
 def _line_rules(

@@ -100,6 +100,12 @@ def test_all_of_them_are_one_zip_in_which_equal_names_are_told_apart(client, job
     client.patch(f"{JOBS}/{job}", json={"label": '../a\\b: "c"? 🚚.wav'})
     assert archive(client, "md").keys() == {"talk.md", "_a_b_ _c__ 🚚.md"}
     assert client.get(f"{JOBS}/archive?response_format=mp3").status_code == 400
+    ids = [one["id"] for one in client.get(JOBS).json()["data"]]
+    for id in ids:
+        client.patch(f"{JOBS}/{id}", json={"label": "会議" * 120})
+    names = archive(client, "docx").keys()
+    assert len(names) == 2 and max(len(name.encode()) for name in names) <= 255
+    client.patch(f"{JOBS}/{ids[0]}", json={"label": "talk"})
 
 
 def test_what_cannot_be_had_is_named_in_the_zip(client, job, monkeypatch) -> None:

@@ -129,7 +129,9 @@ def test_silence_is_a_job_too(client) -> None:
 def test_a_files_name_comes_back_as_it_was(client) -> None:
     """Forms hold a quote and line breaks as %22, %0D and %0A (WHATWG); tus holds names as they are."""
     name = 'the "best" of ä & 100%.wav'
-    for sent, label in ((name, name), ("a\r\nb%20c.wav", "a  b%20c.wav")):
+    long = f"{'x' * 300}.wav"
+    cut = f"{'x' * 250}….wav"  # 255 characters, and still a wav
+    for sent, label in ((name, name), ("a\r\nb%20c.wav", "a  b%20c.wav"), (long, cut)):
         answer = client.post(JOBS, files={"file": (sent, memo(1))}, data=FORM)
         assert answer.json()["label"] == label
         audio = client.get(f"{JOBS}/{answer.json()['id']}/audio")
