@@ -240,7 +240,8 @@ def _turns(segments: Sequence[Segment]) -> Turns:
 
 
 def _coverage(coverages: Sequence[Coverage], length: int) -> Coverage:
-    """For each span, the state with the highest precedence among the channels; of silence the loudest."""
+    """For each span, the state with the highest precedence among the channels; of silence the loudest. What
+    has no words is the sum: a voice of one channel is missed whatever is said in another."""
 
     def rank(span: Span) -> tuple[int, float]:
         return STATES.index(span.state), -math.inf if span.level_db is None else span.level_db
@@ -255,4 +256,5 @@ def _coverage(coverages: Sequence[Coverage], length: int) -> Coverage:
             found[-1:] = [last]
         else:
             found.append(best)
-    return Coverage(tuple(found))
+    wordless = [c.wordless_samples for c in coverages if c.wordless_samples is not None]
+    return Coverage(tuple(found), sum(wordless) if len(wordless) == len(coverages) else None)

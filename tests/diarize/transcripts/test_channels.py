@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,19 @@ def test_what_is_loud_on_either_side_without_a_voice_stays_told() -> None:
         (3, None),
     ]
     assert found.coverage.loud_samples == 2 * RATE
+
+
+def test_voice_without_words_is_summed_over_the_sides() -> None:
+    def missed(*samples: int | None) -> int | None:
+        sides = [side((0, 1, " Hello."), total=2) for _ in samples]
+        told = [
+            replace(one, coverage=replace(one.coverage, wordless_samples=n))
+            for one, n in zip(sides, samples, strict=True)
+        ]
+        return merge_channels(told, ["a", "b"]).coverage.wordless_samples
+
+    assert missed(3, 4) == 7 and missed(0, 0) == 0
+    assert missed(3, None) is None, "nothing is known of the other side"
 
 
 class Parrot:
