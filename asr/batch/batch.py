@@ -8,7 +8,7 @@
 A run is planned before a model is loaded, and loading is the caller's. The longest recordings come first,
 so that none is left alone at the end; on stdout, results keep the order given. The files of a recording are
 put in place as soon as it ends, its record after them, so a run that was killed continues where it stopped. A
-failure affects one recording only. Out of memory, the run continues with half the batch, once.
+failure affects one recording only. Out of memory (for drafts too) it goes on with half the batch, once.
 
 Recordings at locations are fetched ahead by a `Spool`; one that cannot be fetched fails alone. Results for a
 distant store are written in threads while the engine works.
@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..audio.reading import BYTES_PER_S, length_of
 from ..errors import CapacityError, ForescribeError, out_of_memory
@@ -35,7 +35,7 @@ from .spool import Fetching, LocalCopy, Spool
 if TYPE_CHECKING:
     from forescribe.speculative.requests import Stats
 
-    from ..decode.options import Hook, Options, Outcome
+    from ..decode.options import Follows, Hook, Options, Outcome, Partial, Progress
 
 WRITERS = 8
 """Threads that write results to a distant store."""
@@ -164,16 +164,14 @@ class Batch:
                         if smaller:
                             transcriber.set_batch(size)
                         self._taken, smaller = {}, False
-                        outcomes = transcriber.transcribe(sources, options, hook)
+                        watched = _Watched(self._taken, hook) if may_halve else hook
+                        outcomes = transcriber.transcribe(sources, options, watched)
                     more = True
                     while more:
                         with self.stop.interruptible():
                             outcome = next(outcomes, None)
                         yield from self._until_failure(self._ended(outcome))
                         more = outcome is not None
-                        draft_error = outcome and outcome.draft_error
-                        if may_halve and draft_error and out_of_memory(draft_error):
-                            raise draft_error  # the words are complete; the next would lack drafts too
                     assert len(self._open) < before, "recordings were left without outcomes"
                     continue  # with those that there was no room for
                 except Exception as error:
@@ -260,8 +258,7 @@ class Batch:
         read again. Else those that were being decoded, or all if none has ended, as then none will."""
         lost = list(self._open if stuck else self._taken)
         if halved and not self._elsewhere:
-            taken = self._taken.items()
-            lost = [path for path, one in taken if one.content is None and one.version is None]
+            lost = [path for path, one in self._taken.items() if one.is_pipe]
         advice = "try a smaller --batch-size or --dtype float16"
         for path in lost:
             error = CapacityError(f"{path}: {FULL.format(size)}; {advice}")
@@ -322,6 +319,35 @@ class _Taken:
     source: Source
     content: str | None = None
     version: str | None = None
+
+    @property
+    def is_pipe(self) -> bool:
+        """Whether it cannot be read again."""
+        return self.content is None and self.version is None
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """The hook of a call, which ends where memory runs out for drafts: what follows would have none either,
+    and half the batch writes the same words sooner. Where a pipe is being decoded it goes on without drafts.
+    """
+
+    taken: Mapping[str, _Taken]
+    hook: Hook | None
+
+    @property
+    def wants(self) -> bool:
+        return getattr(self.hook, "wants", False)
+
+    def follow(self, partial: Partial) -> None:
+        cast("Follows", self.hook).follow(partial)
+
+    def __call__(self, progress: Progress) -> None:
+        error, pipes = progress.draft_error, any(one.is_pipe for one in self.taken.values())
+        if error is not None and out_of_memory(error) and not pipes:
+            raise error
+        if self.hook is not None:
+            self.hook(progress)
 
 
 @dataclass(eq=False)

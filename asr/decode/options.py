@@ -264,7 +264,6 @@ class Outcome:
     error: ForescribeError | None = None
     wall_s: float = 0.0  # from its first block to its last word, other recordings included
     decoded: tuple[Decoded, ...] = ()  # with `Options.keep_encoder_states`
-    draft_error: BaseException | None = None  # why a window of the transcript has no drafts
     # What another machine has read: the SHA-256 of the bytes, and what the store says about them.
     content: str | None = None
     entry: Entry | None = None
@@ -292,6 +291,7 @@ class Progress:
     stats: Stats  # of the call so far
     # New segments in order, from the start of the recording without gaps.
     spoken: tuple[Segment, ...] = ()
+    draft_error: BaseException | None = None  # why the window had no drafts
 
 
 @dataclass(frozen=True)

@@ -60,14 +60,7 @@ def outcome_of(context: DecodingContext, bound: BoundOptions, recording: Recordi
     except Exception as error:
         return Outcome(recording.source, error=fault(recording.name, error), wall_s=wall)
     kept = tuple(done) if bound.options.keep_encoder_states else ()
-    plain = next((d.result.draft_error for d in done if d.result.draft_error), None)
-    return Outcome(
-        recording.source,
-        transcript,
-        wall_s=wall,
-        decoded=kept,
-        draft_error=plain and plain.__cause__,
-    )
+    return Outcome(recording.source, transcript, wall_s=wall, decoded=kept)
 
 
 def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:

@@ -415,7 +415,7 @@ class Call(Session):
     def _window_ended(self, recording: RecordingState, decoded: Decoded) -> None:
         """Tell the hook of a window, and of the segments that are complete in order now; without words."""
         assert self._hook is not None
-        spoken = recording.next_windows() or ()
+        spoken, error = recording.next_windows() or (), decoded.result.draft_error
         progress = Progress(
             recording.source,
             seconds(recording.done),
@@ -423,6 +423,7 @@ class Call(Session):
             tuple(timed_segments(self.context.whisper, recording, decoded)),
             self.context.slots.stats - self._stats_before,
             tuple(s for d in spoken for s in recording.segments.get(d.start, ())),
+            error and error.__cause__,
         )
         self._hook(progress)
 

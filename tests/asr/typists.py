@@ -38,7 +38,6 @@ class Outcome:
     transcript: Transcript | None = None
     error: ForescribeError | None = None
     wall_s: float = 0.5
-    draft_error: BaseException | None = None
     content: str | None = None
     entry: None = None
 

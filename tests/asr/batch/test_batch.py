@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,10 @@ from hypothesis import strategies as st
 
 from forescribe.asr.batch.destinations import MANIFEST as NAME
 from forescribe.asr.batch.ledger import content_hash, file_version
+from forescribe.asr.decode.options import Progress
 from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.storage.locations import Source
+from forescribe.speculative.requests import Stats
 from tests.asr.typists import Outcome, Typist, batch, run, text_of, write_wav
 
 ROOT = Path(__file__).parents[3]
@@ -403,20 +404,32 @@ def test_out_of_memory_halves_the_batch_once_and_says_so() -> None:
     expect_complete(8)
 
 
-def test_memory_that_runs_out_for_drafts_halves_the_batch_and_loses_nothing() -> None:
-    calls(4)
+@pytest.mark.parametrize("count", [1, 4])
+def test_memory_that_runs_out_for_drafts_halves_the_batch_and_loses_nothing(count: int) -> None:
+    """At the first window that lacks them, so that one long recording gets drafts too."""
+    calls(count)
     error = OutOfMemoryError("CUDA out of memory")
+    shown: list[Progress] = []
 
     class Drafting(Typist):
-        def _typed(self, path):
-            outcome = super()._typed(path)
-            return replace(outcome, draft_error=error) if self.batch > 4 else outcome
+        def transcribe(self, sources, options=None, hook=None):
+            def seen():
+                for path in sources:
+                    self.windows += 1
+                    hook(
+                        Progress(path, 1.0, 2.0, (), Stats(), (), error if self.batch > 4 else None)
+                    )
+                    yield path
+
+            return super().transcribe(seen(), options, hook)
 
     said: list[str] = []
     typist = Drafting(sizes=[8])
-    ended = list(batch(["calls"], "out", notice=said.append).run(typist))
-    assert typist.sizes == [8, 4] and statuses(ended) == {"succeeded": 4} and len(said) == 1
-    expect_complete(4)
+    typist.windows = 0
+    ended = list(batch(["calls"], "out", notice=said.append).run(typist, hook=shown.append))
+    assert typist.sizes == [8, 4] and statuses(ended) == {"succeeded": count} and len(said) == 1
+    assert typist.windows == 1 + count == 1 + len(shown)
+    expect_complete(count)
 
 
 def test_a_second_time_fails_what_was_in_the_air_and_goes_on() -> None:

@@ -18,6 +18,7 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.decode import recording
+from forescribe.asr.decode.options import Progress
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import CapacityError, UsageError
@@ -179,6 +180,9 @@ def test_a_draft_that_fails_costs_no_word(whisper, monkeypatch, way) -> None:
     (expected,) = way(one, [sound(2, 18)], options)
     monkeypatch.setattr(one.engine.drafter, "propose", fail)
     (outcome,) = way(one, [sound(2, 18)], options)
+    told: list[Progress] = []
+    list(one.transcribe([sound(2, 18)], options, told.append))
+    assert [str(progress.draft_error) for progress in told] == ["the draft"]
     assert written(outcome) == written(expected)
     notices = {notice.code: notice.message for notice in outcome.transcript.warnings}
     assert (
