@@ -336,6 +336,20 @@ class Extractor:
         return filters
 
 
+QUIET, HEARD = 0.01, 0.1
+"""Peaks. Whisper's features are not free of scale: powers end at 1e-10, and a constant is added to their
+logarithms. Of three readers, in float32, with peaks at -50, -60, -70, -80 and -90 dB, other words are
+written than at full scale: by whisper-base 3, 7, 17, 65 and 81 of 81, amplified 0, 0, 0, 4 and 6; by
+whisper-tiny.en 4, 4, 11, 69 and 85 of 85, amplified 0, 0, 0, 5 and 8. 14 kinds of noise and music at -50 and
+-70 dB stay without words."""
+
+
+def amplified(window: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A window with a peak below QUIET, amplified to HEARD; every other one unchanged."""
+    peak = np.abs(window).max(initial=0.0)
+    return window * np.float32(HEARD / max(peak, 1e-9)) if peak < QUIET else window
+
+
 class LogMel:
     """Computes Whisper's features. Built once per model and device.
 

@@ -18,7 +18,7 @@ from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.speculative.requests import Result
 from tests.asr.decode.test_rests import answers, with_tokens
-from tests.real import BASE, READ, TINY, errors, model, voice
+from tests.real import BASE, READ, TINY, errors, model, normal, voice
 
 pytestmark = [pytest.mark.weights, pytest.mark.usefixtures("encoded_once")]
 
@@ -231,6 +231,32 @@ def test_noise_silence_and_music_have_no_words(base, tmp_path, mode) -> None:
     options = Options(guards=Guards(), **HOSTILE[mode])
     for outcome in base.transcribe([str(tmp_path / f"{name}.wav") for name in sounds], options):
         assert outcome.transcript.text == "", outcome.source
+
+
+def test_a_quiet_voice_keeps_its_words(base, tmp_path) -> None:
+    """At -80 dB as at full scale: recorders of 32 bits write such files. Not amplified, 3 of 81
+    words are others at -50 dB and 65 at -80 dB."""
+    import soundfile
+
+    names = ("jfk", "librispeech-1089", "lj-1")
+    for name in names:
+        speech, rate = soundfile.read(voice(name), dtype="float32")
+        speech = speech[: 12 * rate] / np.abs(speech[: 12 * rate]).max()
+        for level in (0, -50, -80):
+            path = tmp_path / f"{name}{level}.wav"
+            soundfile.write(path, speech * 10 ** (level / 20), rate, "FLOAT")
+    options = Options(language="en", guards=Guards())
+    paths = sorted(map(str, tmp_path.glob("*.wav")))
+    found = {str(o.source): o.transcript for o in base.transcribe(paths, options)}
+    for level, allowed in ((-50, 1), (-80, 4)):
+        wrong = 0
+        for name in names:
+            loud, quiet = (
+                normal(found[str(tmp_path / f"{name}{db}.wav")].text).split() for db in (0, level)
+            )
+            codes = SequenceMatcher(None, loud, quiet, autojunk=False).get_opcodes()
+            wrong += sum(max(b - a, d - c) for tag, a, b, c, d in codes if tag != "equal")
+        assert wrong <= allowed, level
 
 
 def test_a_reverberant_voice_that_is_not_detected_is_decoded(base, tmp_path) -> None:

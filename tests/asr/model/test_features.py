@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
-from forescribe.asr.model.whisper import LogMel
+from forescribe.asr.model.whisper import LogMel, amplified
 
 Samples = NDArray[np.float32]
 
@@ -45,6 +45,16 @@ def test_a_window_does_not_depend_on_who_shares_its_batch(windows: list[Samples]
     together = log_mel(windows)
     for row, window in zip(together, windows, strict=True):
         assert row.equal(log_mel([window])[0])
+
+
+def test_quiet_windows_are_amplified_and_others_left_alone(windows: list[Samples]) -> None:
+    full, quiet = windows[0], windows[0] * np.float32(1e-4)
+    loudest = np.abs(full).max()
+    np.testing.assert_allclose(amplified(quiet), full * (0.1 / loudest), rtol=1e-3, atol=1e-7)
+    assert amplified(full) is full
+    for odd in (np.zeros(9, np.float32), np.zeros(0, np.float32), np.full(9, np.nan, np.float32)):
+        np.testing.assert_array_equal(amplified(odd), odd)
+    assert np.isfinite(amplified(np.full(9, 1e-45, np.float32))).all()
 
 
 def test_an_extractor_of_another_length_keeps_its_own_shape() -> None:
