@@ -19,6 +19,7 @@ const settings = new Settings();
 const store = new ServerJobs();
 
 let recordings = null;
+const early = []; // [files, batch] that were given before the server has answered
 let open = null;
 let served = ""; // the name of its model
 let starting = null; // aborts a beginning when another begins
@@ -88,6 +89,7 @@ async function begin() {
     settings.limit(model);
     notices.drop("key");
     element("files").disabled = false;
+    for (const given of early.splice(0)) add(...given);
     await recordings.refresh();
     await route(true);
   } catch (error) {
@@ -122,7 +124,7 @@ connection.listeners.push((up) => {
 
 // What this page does once the server is back.
 function tellWaiting() {
-  const { length } = outbox.waiting;
+  const { length } = outbox.waiting.concat(...early.map(([files]) => files));
   const waiting = [
     length ? `${length} ${length === 1 ? "recording" : "recordings"} to be sent` : "",
     open?.following ? `the text of ${nameOf(open.job)}` : "",
@@ -168,7 +170,13 @@ async function told(job, work) {
 function take(files) {
   const batch = { from: location.hash };
   const ordered = [...files].sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
-  if (recordings) outbox.add(ordered, settings.get(), batch);
+  if (recordings) return add(ordered, batch);
+  early.push([ordered, batch]);
+  if (!connection.up) tellWaiting();
+}
+
+function add(files, batch) {
+  outbox.add(files, settings.get(), batch);
 }
 
 // Anywhere on the page, because a file dropped outside the zone would replace the page.

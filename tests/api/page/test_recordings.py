@@ -11,6 +11,7 @@ import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -470,6 +471,23 @@ def test_an_upload_goes_on_where_it_was_in_the_server_that_comes_back(browser, t
     assert fake.offsets == [0, 100_000]
     assert fake.bodies == [tone.read_bytes()] and len(fake.jobs) == 1
     assert fake.forbidden == []
+
+
+def test_a_file_that_is_dropped_before_the_server_has_answered_is_sent(browser, tone) -> None:
+    fake = Fake(tone, walk())
+    drop = """() => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.items.add(new File(["sound"], "early.wav"));
+        dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
+    }"""
+
+    def dropped_first(page: Any) -> None:
+        page.route("**/v1/models", lambda route: (page.evaluate(drop), route.continue_()))
+
+    with running(fake.app) as url, browsing.watched(browser, url, before=dropped_first) as page:
+        page.locator(".running-text", has_text="weather report").wait_for()
+        assert page.locator("h1").inner_text() == "early.wav"
+    assert fake.bodies == [b"sound"]
 
 
 def test_what_other_tabs_and_programs_do_is_seen(browser, tone) -> None:
