@@ -129,14 +129,24 @@ def _is_tail(whisper: Whisper, window: Window, tokens: Sequence[int]) -> bool:
     return finished or _repeats(whisper, window.before, tokens)
 
 
-def is_short(whisper: Whisper, window: Window, attempt: Attempt) -> bool:
-    """Whether an answer is a few tokens that end before much of the voice: their mean says little, and
-    sampling would be of the whole window ("21." at -1.00 became "Chapter XXI. A momens glance"). What it
-    leaves is decoded as a part of its own. In noise its answer at the end of all temperatures was the
-    same in three of three."""
-    tokens, stamp = attempt.result.tokens, whisper.tokens.stamp
-    *_, last = (0, *(at for t in tokens if (at := stamp(t)) is not None))
-    left = _voice(window.voiced or (), window.start + last, window.end)
+def is_short(whisper: Whisper, options: Options, window: Window, attempt: Attempt) -> bool:
+    """Whether the most probable answer is a few tokens that end before much of the voice: their mean says
+    little, and sampling would be of the whole window ("21." at -1.00 became "Chapter XXI. A momens glance").
+    What it leaves is decoded as a part of its own, if parts are. In noise its answer at the end of all
+    temperatures was the same in three of three.
+
+    Where its words are probable and only its timestamp is not, it ends with them, wherever that is:
+    whisper-base closed "21." behind 14 s of other words."""
+    result, tokens, guards = attempt.result, attempt.result.tokens, options.guards
+    if guards is None or result.request.temperature or window.features is not None:
+        return False
+    voiced, special = window.voiced or (), whisper.tokens
+    *_, last = (0, *(at for t in tokens if (at := special.stamp(t)) is not None))
+    left = _voice(voiced, window.start + last, window.end)
+    words = [p for t, p in zip(tokens, result.logprobs, strict=True) if t < special.end]
+    probable = mean_logprob(words) >= (-math.inf if guards.logprob is None else guards.logprob)
+    if probable and options.task == "transcribe":  # `reached` asks the attention then
+        left = max(left, total(voiced) - SLOW[0] - SLOW[1] * len(tokens))
     return attempt.rank[0] and len(tokens) <= SHORT_ANSWER and 0 < last and left >= TAIL
 
 

@@ -183,19 +183,21 @@ class Submission:
             return Following()
         if isinstance(ended, Fault):
             return self._failed(pending, ended.error)
-        guards, whisper = self.bound.options.guards, self.context.whisper
+        options, whisper = self.bound.options, self.context.whisper
+        guards = options.guards
         try:
             attempt = attempt_of(whisper, guards, ended, pending)
             rejected = attempt.judgement is Judgement.RETRY
             if pending.best is None or attempt.replaces(pending.best):
                 pending.best = attempt
-            search = search_of(ended.request, self.bound.options, attempt)
+            search = search_of(ended.request, options, attempt)
             if search is not None and pending.heard:
                 pending.request = search
                 return Following(search)
             rejected &= pending.best.judgement is Judgement.RETRY
             # Without a voice nothing is sampled: a text that passes at last would be invented.
-            sampled = rejected and pending.heard and not is_short(whisper, pending.window, attempt)
+            short = is_short(whisper, options, pending.window, attempt)
+            sampled = rejected and pending.heard and not short
             retry = retry_of(ended.request, guards) if sampled else None
             if retry is not None:
                 pending.request = retry
@@ -203,7 +205,7 @@ class Submission:
             decoded, rest = self._accept(pending, ended)
         except Exception as error:
             return self._failed(pending, error)
-        if self.bound.options.words:
+        if options.words:
             pending.decoded, pending.states = decoded, ended.request.encoder_states
             tail = rest is not None and total(rest.voiced or ()) < TAIL
             pending.spoken = (pending.window if tail else decoded).length

@@ -231,26 +231,43 @@ def test_a_closing_timestamp_behind_words_that_are_not_written_is_not_believed(
     assert all(a.end_sample <= b.start_sample for a, b in pairwise(made.segments))
 
 
-def test_a_short_answer_in_a_long_window_is_not_sampled(demo, memo, whole, monkeypatch) -> None:
-    """What it leaves of the window is decoded as a part."""
+@pytest.mark.parametrize(
+    ("closed_s", "long_form", "short_from", "sampled"),
+    [
+        (0.1, "windows", 0.0, False),
+        (30.0, "windows", 0.0, False),
+        (0.1, "windows", 0.2, True),
+        (0.1, "sequential", 0.0, True),
+    ],
+)
+def test_a_short_answer_in_a_long_window_is_not_sampled(
+    demo, memo, whole, monkeypatch, closed_s, long_form, short_from, sampled
+) -> None:
+    """What it leaves of the window is decoded as a part, also where its timestamp leaves nothing. One that
+    was sampled ends nothing. Whisper's own long-form has no parts, and samples."""
     special, asked = demo.whisper.tokens, list[Result]()
-    yes = demo.whisper.tokenizer.encode(" Yes.", add_special_tokens=False)
 
     def change(result: Result) -> Result:
         asked.append(result)
-        if result.request.tag.window.start:
+        window = result.request.tag.window
+        if window.start:
             return result
-        stop = special.timestamp_begin + 5
-        changed = with_tokens(result, (special.timestamp_begin, *yes, stop, special.end))
-        return replace(changed, logprobs=(-1.2,) * len(changed.tokens))
+        stop = special.timestamp_begin + round(50 * min(closed_s, window.end / RATE))
+        if result.request.temperature < short_from:
+            return replace(result, logprobs=(-1.2,) * len(result.tokens))
+        changed = with_tokens(result, (*result.tokens[:4], stop, special.end))
+        return replace(changed, logprobs=(*4 * [-0.2], -6.2, -0.2))
 
     answers(monkeypatch, change)
-    (outcome,) = demo.transcribe([memo], replace(ENGLISH, guards=Guards()))
-    made = outcome.transcript
-    assert {result.request.temperature for result in asked} == {0.0}
-    assert made.text.startswith("Yes.") and len(made.text) > 0.9 * len(whole.transcript.text)
+    guards = Guards(temperatures=(0.0, 0.2, 0.4))
+    (outcome,) = demo.transcribe([memo], replace(ENGLISH, guards=guards, long_form=long_form))
+    made, tried = outcome.transcript, {result.request.temperature for result in asked}
+    assert tried == ({0.0, 0.2, 0.4} if sampled else {0.0})
+    assert made.text.startswith("This is a")
     assert made.segments[0].doubt == "improbable (mean log-probability -1.20)"
-    assert not any(segment.doubt for segment in made.segments[1:])
+    if not sampled:
+        assert len(made.text) > 0.9 * len(whole.transcript.text)
+        assert not any(segment.doubt for segment in made.segments[1:])
 
 
 def test_a_voice_without_words_is_told(demo, memo, whole, monkeypatch) -> None:
