@@ -80,12 +80,13 @@ GONE: Mapping[str, str] = {
 """Flags and commands of the version before."""
 
 GREEDY = "leave it out: the text is the most probable one, or with --beam-size 5 that of beams"
+ONE_SAMPLE = "leave it out: a window that is decoded again is sampled once at each temperature"
 PAUSES = "leave it out: windows are cut in pauses by fixed thresholds; --no-vad decodes silence too"
 ALIGNMENT = "use --word-timestamps: word times come from the model's own attention"
 ONE_LETTER = "options of one dash are one letter here: "
 
 FOREIGN: Mapping[str, str] = {
-    "--best-of": GREEDY,
+    "--best-of": ONE_SAMPLE,
     "--temperature": f"{GREEDY}; doubtful windows are decoded again at rising temperatures, see --guards",
     "--suppress-tokens": "leave it out: the model's own list is used",
     "--hotwords": "use --initial-prompt, which names spellings to expect",
@@ -103,6 +104,8 @@ FOREIGN: Mapping[str, str] = {
     **{f"-o{name}": f"{ONE_LETTER}use -f {name}" for name in ("txt", "srt", "vtt")},
     "-oj": f"{ONE_LETTER}use -f json",
     "-of": f"{ONE_LETTER}use -o DIR",
+    "-bo": f"{ONE_LETTER}{ONE_SAMPLE}",
+    "-bs": f"{ONE_LETTER}use --beam-size N",
     "-tr": f"{ONE_LETTER}use --task translate",
     "-di": f"{ONE_LETTER}use --diarize",
     "-ml": f"{ONE_LETTER}use --max-line-width N",

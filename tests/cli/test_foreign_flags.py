@@ -66,7 +66,8 @@ def test_no_word_is_lost(typed) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     {
-        "--best_of 5": "--best_of is not supported: leave it out: the text is the most probable one",
+        "--best_of 5": "--best_of is not supported: leave it out: a window that is decoded again is sampled",
+        "-bo 5": "options of one dash are one letter here: leave it out: a window that is decoded again",
         "--best-of=5": "--best-of is not supported",
         "--fp16 False": "--dtype float32",
         "-osrt": "use -f srt",
