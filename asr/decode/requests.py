@@ -112,11 +112,12 @@ def retry_of(request: Request, guards: Guards | None) -> Request | None:
     """The same window at the next temperature; None after the last one.
 
     One sample at each, where openai/whisper and faster-whisper keep the most probable of five. Where windows
-    come here the audio is lost anyway: none of 254 readers, of recordings made hard to hear 16 of 224 by
-    tiny.en, 10 of 96 of the six hardest kinds by whisper-base. Wrong words of these (and of 5 more by
+    come here the audio is lost anyway: none of 254 readers by tiny.en, of recordings made hard to hear 16 of
+    224 by tiny.en, 10 of 96 of the six hardest kinds by whisper-base. Wrong words of these (and of 5 more by
     whisper-base), with one, three and five samples: tiny.en 345, 345 and 350 of 415 (four seeds; five less
     one: 5 +- 7), whisper-base 352, 349 and 339 of 485 (two seeds; -13 +- 15), for four times as many samples.
-    Choosing among those that the guards keep: 352 and 351; the first that they keep: 346 and 350.
+    Choosing among those that do not repeat themselves: 352 and 351; the first that the guards keep: 346 and
+    350.
     """
     if guards is None:
         return None
