@@ -47,7 +47,7 @@ class Texts:
     error: str | None = None
 
 
-def ours(task: Task, beams: int | None) -> Transcribe:
+def ours(task: Task, beams: int | None, quantize: str | None = None) -> Transcribe:
     from forescribe.asr.decode.options import Guards
     from forescribe.asr.decode.transcriber import Options, Transcriber
 
@@ -58,6 +58,7 @@ def ours(task: Task, beams: int | None) -> Transcribe:
         language=LANGUAGE,
         device="cpu",
         dtype=task.dtype,
+        quantize=quantize,
         batch=task.batch,
         network=False,
     )
@@ -144,6 +145,7 @@ def openai_whisper(task: Task) -> Transcribe:
 
 SYSTEMS: dict[str, Callable[[Task], Transcribe]] = {
     "forescribe": lambda task: ours(task, 1),
+    "forescribe, int8": lambda task: ours(task, 1, "int8"),
     "forescribe, beams where doubtful": lambda task: ours(task, None),
     "forescribe, five beams": lambda task: ours(task, 5),
     "faster-whisper": lambda task: faster_whisper(task, 5, batched=False),
