@@ -16,6 +16,7 @@ from itertools import pairwise
 from forescribe.speculative.requests import Finish, Request, Result
 
 from ..formats.transcript_parts import SAMPLE_RATE, Segment, State
+from ..model.languages import SPACELESS
 from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Run, Window, total, within
 from ..words.assembly import CLOSING, MARKS, SENTENCE_END, split_words
@@ -74,6 +75,12 @@ whisper-base and four with tiny.en, 206 made hard to hear ten: from 0.5 to 0.8 s
 probabilities of -0.60 to -2.11, all invented or repeated ("Thank you.", " it.", " types."). Parts that hold
 words have 2 s and more."""
 
+AGAIN = 4
+"""Words in a row that a part of a window repeats of the text before it: it is decoded once more without that
+text. Five beams of whisper-base write 57 further parts of 251 readers (8,232 words): 72 words are wrong where
+parts are decoded alone; 92 where they read the text before them, 35 and 6 of these in two parts that write it
+again; 53 with this rule."""
+
 SHORT_PAUSE = round(0.2 * SAMPLE_RATE)
 """Within a word, at most."""
 
@@ -127,6 +134,15 @@ def _is_tail(whisper: Whisper, window: Window, tokens: Sequence[int]) -> bool:
         return False
     finished = text_of(whisper, window.before).rstrip(CLOSING)[-1:] in SENTENCE_END
     return finished or _repeats(whisper, window.before, tokens)
+
+
+def says_again(whisper: Whisper, pending: PendingWindow, tokens: Sequence[int]) -> bool:
+    """Whether an answer repeats `AGAIN` words of the part before its own."""
+    before, words = (
+        _words(whisper, pending.language, some) for some in (pending.window.before, tokens)
+    )
+    runs = {tuple(before[i : i + AGAIN]) for i in range(len(before) - AGAIN + 1)}
+    return any(tuple(words[i : i + AGAIN]) in runs for i in range(len(words) - AGAIN + 1))
 
 
 def is_short(whisper: Whisper, options: Options, window: Window, attempt: Attempt) -> bool:
@@ -388,11 +404,15 @@ def rest_of(
 
 def _repeats(whisper: Whisper, before: Sequence[int], tokens: Sequence[int]) -> bool:
     """Whether the words of `tokens` are the last ones `before`, whatever their case and punctuation."""
-    earlier, words = (
-        [word for part in text_of(whisper, t).casefold().split() if (word := part.strip(MARKS))]
-        for t in (before, tokens)
-    )
+    earlier, words = (_words(whisper, None, some) for some in (before, tokens))
     return bool(words) and earlier[-len(words) :] == words
+
+
+def _words(whisper: Whisper, language: str | None, tokens: Sequence[int]) -> list[str]:
+    """Words without case and punctuation, characters where no spaces are written."""
+    text = text_of(whisper, tokens).casefold()
+    parts = text if language in SPACELESS else text.split()
+    return [word for part in parts if (word := part.strip(MARKS))]
 
 
 def doubted(whisper: Whisper, decoded: Decoded) -> Decoded:

@@ -71,7 +71,8 @@ class Options:
     # "windows": cut in pauses and decoded in parallel. "sequential": Whisper's own long-form, where a
     # window starts at the last timestamp of the previous one; only different recordings share a batch.
     long_form: Literal["windows", "sequential"] = "windows"
-    condition_on_previous_text: bool = True  # sequential only
+    # Sequential windows read the text of those before, further parts of a window that of the part before.
+    condition_on_previous_text: bool = True
     # For audits: the outcome holds the windows with their encoder states.
     keep_encoder_states: bool = False
 

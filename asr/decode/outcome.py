@@ -87,8 +87,7 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "timestamps": options.timestamps,
         "initial_prompt": options.initial_prompt,
         "long_form": options.long_form,
-        # Windows that are decoded in parallel have no text before them.
-        "condition_on_previous_text": sequential and options.condition_on_previous_text,
+        "condition_on_previous_text": options.condition_on_previous_text,
         "vad": vad,
         "windows": asdict(options.windows) if vad else None,
         "beam_size": "auto" if options.beam_size is None else options.beam_size,

@@ -8,6 +8,7 @@ temperature. Knows nothing of engines or of what they answer.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from forescribe.speculative.requests import Probe, Request
@@ -15,6 +16,7 @@ from forescribe.speculative.requests import Probe, Request
 from ..errors import UsageError
 from ..formats.transcript_parts import seconds
 from ..model.languages import Spoken
+from ..model.tokens import SpecialTokens
 from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Window
 from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
@@ -75,12 +77,18 @@ def window_request(
     encoder_states: EncoderStates,
     previous: tuple[int, ...],
     hypothesis: tuple[int, ...] = (),
+    *,
+    alone: bool = False,
 ) -> Request:
     """The request for a window at the first temperature; `previous` are the tokens before it, `hypothesis`
-    what an earlier window has written of it."""
+    what an earlier window has written of it. A further part of a window reads what was written before it,
+    unless it is to be decoded `alone`."""
     options, route = bound.options, context.whisper.pair.route(pending.language)
-    searched = bound.searches(pending.window)
-    prompt = context.whisper.tokens.prompt(
+    searched, special = bound.searches(pending.window), context.whisper.tokens
+    if options.condition_on_previous_text and special.previous is not None and not alone:
+        before = previous_text(pending.window.before, special)
+        previous = (*previous, *before)[-prompt_room(context.whisper) :]
+    prompt = special.prompt(
         pending.language, options.task, timestamps=options.timestamps, previous=previous
     )
     request = Request(
@@ -162,6 +170,14 @@ def language_in(recording: RecordingState, window: EncodedWindow, *, unheard: bo
         recording.language, recording.language_probability = language, probability
     assert recording.language is not None
     return recording.language if probability < CONFIDENT else language
+
+
+def previous_text(tokens: Sequence[int], special: SpecialTokens) -> tuple[int, ...]:
+    """The tokens of an answer, as previous text of the next window: without the end, and a closing pair of
+    timestamps is written once."""
+    written = tuple(token for token in tokens if token != special.end)
+    stamps = [token >= special.timestamp_begin for token in written[-2:]]
+    return written[:-1] if len(written) > 2 and stamps == [True, True] else written
 
 
 def prompt_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from ..segment.windows import Window, within
 from .context import DecodingContext
 from .options import Decoded
 from .recording import RecordingState, WordTimer
-from .requests import BoundOptions, prompt_room, settled_language
+from .requests import BoundOptions, previous_text, prompt_room, settled_language
 from .submission import CutWindows
 
 FRAMES_PER_STEP = 2
@@ -220,10 +220,3 @@ def advance(tokens: Sequence[int], special: SpecialTokens, frames: int) -> Advan
     if moved == 0:
         return Advance(tuple(written), frames)
     return Advance(tuple(written[: last + 2]), min(moved, frames))
-
-
-def previous_text(tokens: Sequence[int], special: SpecialTokens) -> tuple[int, ...]:
-    """The tokens of an answer that count, as previous text of the next window: a closing pair of
-    timestamps is written once."""
-    stamps = [token >= special.timestamp_begin for token in tokens[-2:]]
-    return tuple(tokens[:-1] if len(tokens) > 2 and stamps == [True, True] else tokens)

@@ -27,6 +27,7 @@ from ..audio.inputs import Input
 from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import CapacityError, ForescribeError, out_of_memory
 from ..formats.transcript_parts import State, seconds
+from ..model.whisper import EncoderStates
 from ..segment.cut_plan import Plan, planned_windows
 from ..segment.cutter import cut
 from ..segment.windows import Window, total
@@ -40,6 +41,7 @@ from .answers import (
     failed_window,
     is_short,
     rest_of,
+    says_again,
     search_of,
 )
 from .context import Among, DecodingContext, EncodedWindow, Ended, Fault
@@ -154,7 +156,7 @@ class Submission:
     def encoded(self, pending: PendingWindow, encoded: EncodedWindow | Exception) -> Following:
         """A window has been encoded: its request, unless an exception has ended it. Raises as `report`
         does."""
-        window, recording, windows = pending.window, pending.recording, self._windows
+        window, recording = pending.window, pending.recording
         known = self.bound.language or window.language
         try:
             if isinstance(encoded, Exception):
@@ -162,14 +164,7 @@ class Submission:
             pending.language = known or language_in(recording, encoded, unheard=window.unheard)
             if self.bound.options.words:
                 pending.pauses = pauses(encoded.features, window.length)
-            pending.request = window_request(
-                self.context,
-                self.bound,
-                pending,
-                encoded.encoder_states,
-                windows.previous,
-                windows.hypothesis,
-            )
+            pending.request = self._request(pending, encoded.encoder_states)
         except Exception as error:
             pending.language = known or recording.language or ""
             return self._failed(pending, error)
@@ -186,6 +181,11 @@ class Submission:
         options, whisper = self.bound.options, self.context.whisper
         guards = options.guards
         try:
+            if pending.window.before and says_again(whisper, pending, ended.tokens):
+                alone = self._request(pending, ended.request.encoder_states, alone=True)
+                if alone.prompt != ended.request.prompt:
+                    pending.request, pending.best = alone, None
+                    return Following(alone)
             attempt = attempt_of(whisper, guards, ended, pending)
             rejected = attempt.judgement is Judgement.RETRY
             if pending.best is None or attempt.replaces(pending.best):
@@ -211,6 +211,20 @@ class Submission:
             pending.spoken = (pending.window if tail else decoded).length
             self._timer.add(pending)
         return self._window_ended(pending, decoded, () if rest is None else (rest,))
+
+    def _request(
+        self, pending: PendingWindow, states: EncoderStates, *, alone: bool = False
+    ) -> Request:
+        windows = self._windows
+        return window_request(
+            self.context,
+            self.bound,
+            pending,
+            states,
+            windows.previous,
+            windows.hypothesis,
+            alone=alone,
+        )
 
     def report(self, ended: Decoded | None = None) -> None:
         """Tell of a window that has ended and of what is complete in order, and make the outcome when

@@ -127,7 +127,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     condition_on_previous_text: bool | None = opt(
         DECODING,
         "--condition-on-previous-text/--no-condition-on-previous-text",
-        "Sequential only: give windows the text before.",
+        "The rest of a window reads the text before it.",
         shown="yes",
     )
     beam_size: str = opt(
@@ -298,8 +298,8 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
             raise UsageError(f"--long-form {self.long_form} is neither windows nor sequential")
         if self.long_form == "windows" and self.condition_on_previous_text:
             raise UsageError(
-                "--condition-on-previous-text: windows are decoded in parallel, so there is no "
-                "previous text; leave it out, or use --long-form sequential"
+                "--condition-on-previous-text: windows are decoded in parallel, without the text of "
+                "those before; leave it out, or use --long-form sequential"
             )
         if self.long_form == "sequential" and self.vad:
             raise UsageError(

@@ -27,9 +27,10 @@ from forescribe.asr.decode.answers import (
     accounted,
 )
 from forescribe.asr.decode.context import Ended, IsolatedEngine
-from forescribe.asr.decode.options import Guards
+from forescribe.asr.decode.options import Decoded, Guards
 from forescribe.asr.decode.planned import Group
 from forescribe.asr.decode.recording import Stretch
+from forescribe.asr.decode.requests import previous_text
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.model.whisper import EncoderStates
@@ -68,14 +69,16 @@ def whole(demo, memo) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def closed(demo, memo) -> Callable[[str], Outcome]:
-    """What becomes of answers that are closed early or late, each decoded once, with word times."""
+def closed(demo, memo) -> Callable[..., Outcome]:
+    """What becomes of answers that are closed early or late, each decoded once, with word times; parts read
+    the text before them where they are `conditioned`."""
 
     @cache
-    def read(moment: str) -> Outcome:
+    def read(moment: str, conditioned: bool = True) -> Outcome:
         with pytest.MonkeyPatch.context() as patch:
             answers(patch, CLOSED[moment](demo))
             options = replace(ENGLISH, words=True, keep_encoder_states=True)
+            options = replace(options, condition_on_previous_text=conditioned)
             (outcome,) = demo.transcribe([memo], options)
         return outcome
 
@@ -170,7 +173,8 @@ def test_an_answer_that_is_closed_early_loses_no_words(whole, closed) -> None:
 
 
 def test_a_part_is_what_its_samples_are_alone(demo, memo, closed) -> None:
-    outcome = closed("early")
+    """Where it does not read the text before it."""
+    outcome = closed("early", conditioned=False)
     samples = read_audio(memo)
     ends = {d.index: d.end for d in outcome.decoded}  # of the last part: the window's own
     parts = [d for d in outcome.decoded if d.start not in (0, *(e for e in ends.values()))]
@@ -184,6 +188,47 @@ def test_a_part_is_what_its_samples_are_alone(demo, memo, closed) -> None:
         expected = found.decoded[0].result.tokens
         left = cut_short(demo, expected) or len(expected)
         assert part.result.tokens[:left] == expected[:left]
+
+
+def continued(outcome: Outcome) -> list[tuple[Decoded, Decoded]]:
+    """Each further part of a window, behind the one before it."""
+    return [(a, b) for a, b in pairwise(outcome.decoded) if a.continued]
+
+
+def test_a_part_reads_the_text_before_it(demo, memo, monkeypatch, closed) -> None:
+    outcome = closed("early")
+    special = demo.whisper.tokens
+    assert len(continued(outcome)) >= 3
+    for before, part in continued(outcome):
+        text = previous_text(before.tokens, special)
+        prompt = special.prompt("en", "transcribe", timestamps=True, previous=text)
+        assert len(text) > 5 and part.result.request.prompt == prompt
+    plain = Transcriber(demo.whisper, batch=1, gamma=0)
+    answers(monkeypatch, closed_early(plain))
+    (alone,) = plain.transcribe([memo], ENGLISH)
+    assert alone.transcript.text == outcome.transcript.text
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_part_that_says_its_text_again_is_decoded_without_it(
+    demo, memo, monkeypatch, closed, repeats
+) -> None:
+    special, change, parts = demo.whisper.tokens, closed_early(demo), set[int]()
+
+    def again(result: Result) -> Result:
+        window = result.request.tag.window
+        if not window.part or special.previous not in result.request.prompt:
+            return change(result)
+        parts.add(window.start)
+        text = [t for t in window.before if t < special.end]
+        said = text[-8:] if repeats else []
+        return with_tokens(result, (special.timestamp_begin, *said, special.end))
+
+    answers(monkeypatch, again)
+    (outcome,) = demo.transcribe([memo], ENGLISH)
+    expected = closed("early", conditioned=False).transcript
+    assert len(parts) >= 2
+    assert (outcome.transcript.text == expected.text) == repeats
 
 
 def test_a_session_goes_on_as_a_call_does(demo, memo, monkeypatch, closed) -> None:

@@ -7,7 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
-from forescribe.asr.decode.sequential import FRAMES_PER_STEP, advance, previous_text
+from forescribe.asr.decode.requests import previous_text
+from forescribe.asr.decode.sequential import FRAMES_PER_STEP, advance
 from forescribe.asr.model.tokens import SpecialTokens
 
 SPECIAL = SpecialTokens(

@@ -519,9 +519,10 @@ def test_what_the_guards_could_not_save_carries_a_warning(shared, three_windows)
 
 def test_settings_claim_only_what_was_done(shared, recordings) -> None:
     cases = {
-        "windows": (Options(language="de"), (False, True)),
-        "no voice activity": (Options(language="de", vad=False), (False, False)),
+        "windows": (Options(language="de"), (True, True)),
+        "no voice activity": (Options(language="de", vad=False), (True, False)),
         "sequential": (Options(language="de", long_form="sequential"), (True, False)),
+        "parts alone": (Options(language="de", condition_on_previous_text=False), (False, True)),
     }
     for options, expected in cases.values():
         told = shared.settings(options)
