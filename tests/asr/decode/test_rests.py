@@ -231,6 +231,39 @@ def test_a_part_that_says_its_text_again_is_decoded_without_it(
     assert (outcome.transcript.text == expected.text) == repeats
 
 
+@pytest.mark.parametrize(
+    ("before", "word", "kept"),
+    [
+        ("their former veracity had completely", " disappeared", True),
+        ("their former veracity had completely gone.", " disappeared", False),
+        ("their former veracity had disappeared", " disappeared", False),
+    ],
+)
+def test_the_last_words_of_an_open_sentence_are_kept(
+    demo, memo, monkeypatch, before, word, kept
+) -> None:
+    """As whisper-base wrote both, in two parts; it took the voice of the second one for none."""
+    special, encode = demo.whisper.tokens, demo.whisper.tokenizer.encode
+    begin = special.timestamp_begin
+
+    def change(result: Result) -> Result:
+        window = result.request.tag.window
+        if not window.part:
+            text = encode(f" {before}", add_special_tokens=False)
+            return with_tokens(result, (begin, *text, begin + 50, begin + 50, special.end))
+        few = with_tokens(result, (begin, *encode(word, add_special_tokens=False), special.end))
+        unlikely = replace(few, logprobs=(-1.05,) * len(few.tokens))
+        return replace(unlikely, probe=(0.7, *few.probe[1:]))
+
+    answers(monkeypatch, change)
+    held = io.BytesIO()
+    soundfile.write(held, read_audio(memo)[: 4 * RATE], RATE, format="FLAC")
+    (outcome,) = demo.transcribe([held.getvalue()], replace(ENGLISH, guards=Guards()))
+    made = outcome.transcript
+    assert made.text == before + word * kept
+    assert made.coverage.spans[1].state == ("decoded" if kept else "silent")
+
+
 def test_a_session_goes_on_as_a_call_does(demo, memo, monkeypatch, closed) -> None:
     """Without word times."""
     called = closed("late")
