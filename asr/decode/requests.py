@@ -85,7 +85,8 @@ def window_request(
     unless it is to be decoded `alone`."""
     options, route = bound.options, context.whisper.pair.route(pending.language)
     searched, special = bound.searches(pending.window), context.whisper.tokens
-    if options.condition_on_previous_text and special.previous is not None and not alone:
+    alone = alone or pending.window.alone or not options.condition_on_previous_text
+    if not alone and special.previous is not None:
         before = previous_text(pending.window.before, special)
         previous = (*previous, *before)[-prompt_room(context.whisper) :]
     prompt = special.prompt(

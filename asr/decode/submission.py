@@ -40,8 +40,8 @@ from .answers import (
     doubted,
     failed_window,
     is_short,
+    misled,
     rest_of,
-    says_again,
     search_of,
 )
 from .context import Among, DecodingContext, EncodedWindow, Ended, Fault
@@ -181,12 +181,12 @@ class Submission:
         options, whisper = self.bound.options, self.context.whisper
         guards = options.guards
         try:
-            if pending.window.before and says_again(whisper, pending, ended.tokens):
+            attempt = attempt_of(whisper, guards, ended, pending)
+            if pending.window.before and misled(whisper, pending, attempt):
                 alone = self._request(pending, ended.request.encoder_states, alone=True)
                 if alone.prompt != ended.request.prompt:
-                    pending.request, pending.best = alone, None
+                    pending.request = alone
                     return Following(alone)
-            attempt = attempt_of(whisper, guards, ended, pending)
             rejected = attempt.judgement is Judgement.RETRY
             if pending.best is None or attempt.replaces(pending.best):
                 pending.best = attempt

@@ -130,11 +130,12 @@ class Window:
     have any length and holds no samples: ten silent minutes are one record. `voiced` are the runs of
     the window in which a detector heard a voice (`VOICE`), in order; None if nothing listened.
 
-    `part` is above 0 for what is left of a cut window whose model closed its answer early: the number
-    of answers before it. It keeps the index of the cut window; `language` is that of the answers before it,
-    `before` are the tokens of the last one. `guess` is how its answer probably begins. A `tentative` window
-    ends where the audio ends so far: what its answer leaves of it is not decoded. A window with `features`
-    holds no samples: it makes its features [M, F] for each model itself, of more than its own samples. Raises
+    `part` is above 0 for what is left of a cut window whose model closed its answer early: the number of
+    answers before it. It keeps the index of the cut window; `language` is that of the answers before it,
+    `before` are the tokens of the last one, which its model does not read if it is to be decoded `alone`.
+    `guess` is how its answer probably begins. A `tentative` window ends where the audio ends so far: what its
+    answer leaves of it is not decoded. A window with `features` holds no samples: it makes its features [M,
+    F] for each model itself, of more than its own samples. Raises
     ValueError for inconsistent values.
     """
 
@@ -147,6 +148,7 @@ class Window:
     part: int = 0
     language: str | None = None
     before: tuple[int, ...] = ()
+    alone: bool = False
     guess: tuple[int, ...] = ()
     tentative: bool = False
     features: Callable[[], tuple[Tensor, ...]] | None = None
@@ -171,7 +173,9 @@ class Window:
         """The window without its samples."""
         return WindowSpan(self.start, self.end, self.speech, self.voiced, self.unheard)
 
-    def rest(self, start: int, language: str, before: tuple[int, ...]) -> Window:
+    def rest(
+        self, start: int, language: str, before: tuple[int, ...], *, alone: bool = False
+    ) -> Window:
         """The window from sample `start` on, as the next part of this one, which has the answer `before`."""
         return replace(
             self,
@@ -181,6 +185,7 @@ class Window:
             part=self.part + 1,
             language=language,
             before=before,
+            alone=alone,
             guess=(),
         )
 

@@ -445,6 +445,9 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
             "vad": self.vad is not False,
             "word_timestamps": self.wants_words,
             "beam_size": BEAMS.get(self.beams, self.beams),
+            "condition_on_previous_text": "no"
+            if self.condition_on_previous_text is False
+            else None,
         }
         return {
             name: value

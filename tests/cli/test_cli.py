@@ -242,6 +242,7 @@ def test_a_single_recording_is_done_once_too(forescribe, pair, here) -> None:
         ["--overwrite"],
         ["--language", "de"],
         ["--initial-prompt", "Ann"],
+        ["--no-condition-on-previous-text"],
     ):
         assert "2.0 s of audio" in forescribe("a.wav", *pair, "-f", "txt", *other).err, other
 
