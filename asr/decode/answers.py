@@ -79,8 +79,7 @@ AGAIN = 4
 """Words in a row, or twice as many characters where no spaces are written, that a part of a window repeats of
 the text before it: it is decoded once more without that text. Five beams of whisper-base write 57 further
 parts of 251 readers (8,232 words): 72 words are wrong where parts are decoded alone; 92 where they read the
-text before them, 35 and 6 of these in two parts that write it again; 53 with this rule, and 50 where the
-guards too send a part back to be decoded alone."""
+text before them, 35 and 6 of these in two parts that write it again; 53 with this rule."""
 
 SHORT_PAUSE = round(0.2 * SAMPLE_RATE)
 """Within a word, at most."""
