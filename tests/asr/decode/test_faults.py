@@ -260,7 +260,7 @@ def in_pauses(one, patch):
 
 def in_building_the_request(one, patch):
     real = submission.window_request
-    wrong = raises(lambda context, bound, pending, *rest: pending.window.index == SECOND, real)
+    wrong = raises(lambda context, bound, pending, *_, **__: pending.window.index == SECOND, real)
     patch.setattr(submission, "window_request", wrong)
 
 
@@ -453,7 +453,9 @@ def test_a_sequential_recording_goes_on_behind_a_lost_window(
     else:
         real = getattr(submission, plant)
         firsts = {
-            "window_request": lambda context, bound, pending, *_: pending.window.end == 30 * RATE,
+            "window_request": lambda context, bound, pending, *_, **__: (
+                pending.window.end == 30 * RATE
+            ),
             "attempt_of": lambda whisper, guards, result, *_: (
                 result.request.tag.window.end == 30 * RATE
             ),
