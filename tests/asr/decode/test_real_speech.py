@@ -7,6 +7,7 @@ repository: FORESCRIBE_VOICES names their folder (FLAC files with their text bes
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -71,7 +72,9 @@ def test_an_answer_of_its_first_segments_goes_on_behind_its_last_word(
         return with_tokens(result, (*result.tokens[: stamps[3]], *closing, special.end))
 
     answers(monkeypatch, few)
-    (outcome,) = base.transcribe([str(voice("lj-1"))], ENGLISH)
+    (outcome,) = base.transcribe(
+        [str(voice("lj-1"))], replace(ENGLISH, condition_on_previous_text=False)
+    )
     assert sum(d.continued for d in outcome.decoded) >= (4 if late else 5)
     assert errors({"lj-1": outcome}).deletions <= 3 and errors({"lj-1": outcome}).insertions <= 3
 
