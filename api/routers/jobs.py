@@ -350,8 +350,8 @@ def _rendered(name: str, transcript: Transcript, job: Job) -> bytes:
 
 
 def _file_stem(job: Job) -> str:
-    """The name of a recording without what file systems do not allow: more than 255 bytes, with a number and
-    an ending, among it."""
+    """The name of a recording as file systems take it: without special characters, and with room for a number
+    and an ending in 255 bytes."""
     stem, _ = split_name(job.label or files.RECORDING)
     cut = re.sub(r'[<>:"/\\|?*]', "_", stem).encode()[:200].decode(errors="ignore")
     return cut.strip(" .") or files.RECORDING

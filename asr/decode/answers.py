@@ -41,7 +41,7 @@ DOUBTFUL_LOGPROB = -0.3
 (8,588 words) and 70 hard recordings (2,054), choosing between texts with and without beams, by a reference
 with fewer corrections than that of docs/performance.md: none searched 110 and 480; all 93 and 436; those
 below -0.25 94 and 436; below -0.3, 34 and 83 % of the recordings, 92 and 428; below -0.35, 20 and 71 %, 105
-and 429. Since parts read the text before them, by that page's reference 93, 50 and, below -0.3, 71."""
+and 429. Since parts read the text before them, by that page's reference 93, 53 and, below -0.3, 71."""
 
 LEAST = round(0.5 * SAMPLE_RATE)
 """Samples of voice that are worth another pass of the encoder, and without words worth a warning: the edges
