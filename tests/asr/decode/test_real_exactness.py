@@ -49,9 +49,9 @@ def test_other_number_formats_write_as_few_wrong_words(stored) -> None:
 def test_tokens_equal_generate_on_human_voices(
     tmp_path, target, draft, gamma, batch, engine, names
 ) -> None:
-    """Every window and every part of one, against transformers' plain greedy decoding of its samples; where
-    an answer ends early, `generate` goes on by itself, with a timestamp of 0 s. Of the longest recording the
-    first 35 s: two windows."""
+    """Every window and every part of one, against transformers' plain greedy decoding of its samples behind
+    the same previous text; where an answer ends early, `generate` goes on by itself, with a timestamp of 0 s.
+    Of the longest recording the first 35 s: two windows."""
     folders = [None if name is None else str(model(name)) for name in (target, draft)]
     speculative = Transcriber.load(
         *folders, gamma=gamma, batch=batch, engine=engine, device="cpu", dtype="float32"
@@ -65,7 +65,8 @@ def test_tokens_equal_generate_on_human_voices(
         assert outcome.transcript is not None, outcome.error
         for part in outcome.decoded:
             assert part.result.request.temperature == 0
-            expected = generated(target, samples[part.start : ends[part.index]])
+            prompt = part.result.request.prompt
+            expected = generated(target, samples[part.start : ends[part.index]], prompt)
             written, end = part.result.tokens[:-1], part.result.tokens[-1]
             assert end == speculative.whisper.tokens.end
             assert written == expected[: len(written)], (outcome.source, part.start)
@@ -81,21 +82,25 @@ def reference(name: str) -> tuple[WhisperForConditionalGeneration, object]:
     return loaded, WhisperFeatureExtractor.from_pretrained(folder)
 
 
-KNOWN: dict[tuple[str, bytes], tuple[int, ...]] = {}
+KNOWN: dict[tuple[str, bytes, tuple[int, ...]], tuple[int, ...]] = {}
 
 
-def generated(name: str, samples: np.ndarray) -> tuple[int, ...]:
-    key = (name, samples.tobytes())
+def generated(name: str, samples: np.ndarray, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    key = (name, samples.tobytes(), prompt)
     if key not in KNOWN:
         loaded, extractor = reference(name)
         features = extractor(samples, sampling_rate=16_000, return_tensors="pt").input_features
         named = {} if name.endswith(".en") else {"language": "en", "task": "transcribe"}
+        start = prompt.index(loaded.generation_config.decoder_start_token_id)
+        if start:
+            named["prompt_ids"] = torch.tensor(prompt[:start])
         with torch.inference_mode():
             rows = loaded.generate(
                 features, return_timestamps=True, num_beams=1, do_sample=False, **named
             )
         ids = rows[0].tolist()
-        begin = ids.index(loaded.generation_config.no_timestamps_token_id + 1)
+        zero = loaded.generation_config.no_timestamps_token_id + 1
+        begin = 0 if start else ids.index(zero)  # behind previous text only what is new is returned
         end = loaded.generation_config.eos_token_id
         KNOWN[key] = tuple(t for t in ids[begin:] if t != end)
     return KNOWN[key]
