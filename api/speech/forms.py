@@ -57,7 +57,6 @@ _NO, _ONE = ("false", "0"), ("1", "1.0")
 
 FASTER_WHISPER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "condition_on_previous_text": _NO,
         "best_of": _ONE,
         "repetition_penalty": _ONE,
         "no_repeat_ngram_size": ("0",),
@@ -137,6 +136,7 @@ class AudioForm(BaseModel):
     beam_size: Annotated[int, Field(ge=1, le=MOST_BEAMS)] | Literal["auto"] = 1
     patience: float = Field(default=1.0, gt=0, le=MOST_PATIENCE)
     length_penalty: float = Field(default=1.0, ge=0, le=1)
+    condition_on_previous_text: bool = True  # within a window; windows do not read each other's
 
     @property
     def beams(self) -> dict[str, Any]:
@@ -256,6 +256,7 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
         windows=windows,
         words=form.diarized or "word" in granularities(form),
         guards=form.guards,
+        condition_on_previous_text=form.condition_on_previous_text,
         **form.beams,
     )
 
@@ -277,6 +278,7 @@ def translation(form: TranslationForm, serving: Serving) -> Options:
         vad=form.vad_filter,
         words="word" in granularities(form),
         guards=form.guards,
+        condition_on_previous_text=form.condition_on_previous_text,
         **form.beams,
     )
 

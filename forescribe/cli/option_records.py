@@ -79,37 +79,80 @@ GONE: Mapping[str, str] = {
 }
 """Flags and commands of the version before."""
 
-GREEDY = "leave it out: the text is the most probable one, or with --beam-size 5 that of beams"
-ONE_SAMPLE = "leave it out: a window that is decoded again is sampled once at each temperature"
 PAUSES = "leave it out: windows are cut in pauses by fixed thresholds; --no-vad decodes silence too"
 ALIGNMENT = "use --word-timestamps: word times come from the model's own attention"
+CLIP = "cut the recording before, such as with ffmpeg: all of it is transcribed"
+SOUND = "filter the sound before, such as with ffmpeg"
+PRINTED = "leave it out: --quiet prints less, --verbose the text"
+LINES = "use --max-line-width N, --max-line-count N and --max-words-per-line N"
+REPEATED = "leave it out: windows that repeat themselves are decoded again, see --guards"
 ONE_LETTER = "options of one dash are one letter here: "
 
 FOREIGN: Mapping[str, str] = {
-    "--best-of": ONE_SAMPLE,
-    "--temperature": f"{GREEDY}; doubtful windows are decoded again at rising temperatures, see --guards",
-    "--suppress-tokens": "leave it out: the model's own list is used",
-    "--hotwords": "use --initial-prompt, which names spellings to expect",
-    "--translate": "use --task translate",
-    "--fp16": "use --dtype float16, or --dtype float32 for False",
-    "--compute-type": "use --dtype float16, bfloat16 or float32, or --quantize int8",
-    "--device-index": "use --device cuda:N",
-    "--model-dir": "use --model FOLDER, or set HF_HUB_CACHE",
-    "--hf-token": "set HF_TOKEN in the environment: everybody who lists processes can read a command line",
-    "--vad-method": "leave it out: pauses are found by silero-vad",
-    **dict.fromkeys(("--vad-onset", "--vad-offset", "--vad-threshold", "--chunk-size"), PAUSES),
-    **dict.fromkeys(("--align-model", "--interpolate-method", "--no-align"), ALIGNMENT),
-    "--diarize-model": "use --diarizer ENGINE",
-    **{f"--output-{name}": f"use -f {name}" for name in ("txt", "srt", "vtt", "json")},
-    **{f"-o{name}": f"{ONE_LETTER}use -f {name}" for name in ("txt", "srt", "vtt")},
-    "-oj": f"{ONE_LETTER}use -f json",
-    "-of": f"{ONE_LETTER}use -o DIR",
-    "-bo": f"{ONE_LETTER}{ONE_SAMPLE}",
-    "-bs": f"{ONE_LETTER}use --beam-size N",
-    "-tr": f"{ONE_LETTER}use --task translate",
-    "-di": f"{ONE_LETTER}use --diarize",
-    "-ml": f"{ONE_LETTER}use --max-line-width N",
-    "--file": "write the recording alone",
+    name: instead
+    for names, instead in {
+        "--best-of -bo": "leave it out: a window that is decoded again is sampled once at each temperature",
+        "--temperature -tp": "leave it out: the text is the most probable one, or with --beam-size 5 that "
+        "of beams; doubtful windows are decoded again at rising temperatures, see --guards",
+        "-bs": "use --beam-size N",
+        "-tpi": "use --temperature-increment-on-fallback STEP",
+        "-nf --no-fallback": "use --temperature-increment-on-fallback None, or --no-guards",
+        "-et --entropy-thold": "use --compression-ratio-threshold RATIO, another measure of repetitions",
+        "-lpt": "use --logprob-threshold LOGPROB",
+        "-nth": "use --no-speech-threshold PROB",
+        "--repetition-penalty --no-repeat-ngram-size": REPEATED,
+        "--suppress-tokens --suppress-blank --suppress-nst -sns --suppress-regex": "leave it out: the "
+        "model's own list is used",
+        "--suppress-numerals": "leave it out: words of digits have times too",
+        "--hotwords --prefix --grammar --grammar-rule --grammar-penalty": "use --initial-prompt, "
+        "which names spellings to expect",
+        "--carry-initial-prompt": "leave it out: every window reads --initial-prompt",
+        "--prompt-reset-on-temperature": "leave it out: windows are read alone",
+        "-mc --max-context": "use --no-condition-on-previous-text for 0; windows are read alone",
+        "--translate -tr": "use --task translate",
+        "--detect-langs": "use --language de,en",
+        "-dl --detect-language --multilingual": "leave it out: the language is detected, window by window",
+        "--fp16": "use --dtype float16, or --dtype float32 for False",
+        "--compute-type": "use --dtype float16, bfloat16 or float32, or --quantize int8",
+        "--device-index -dev": "use --device cuda:N",
+        "-ng --no-gpu": "use --device cpu",
+        "-fa -nfa --flash-attn --no-flash-attn -ac --audio-ctx -oved --ov-e-device": "leave it out: no word "
+        "depends on it",
+        "-t": "use --threads N",
+        "-p --processors --batched": "leave it out: windows are decoded together, --batch-size N of them",
+        "--model-dir --model-directory": "use --model FOLDER, or set HF_HUB_CACHE",
+        "--model-cache-only": "use --local-files-only",
+        "--hf-token": "set HF_TOKEN in the environment: who lists processes can read a command line",
+        "--vad-method --vad-alt-method --vad-model -vm": "leave it out: pauses are found by silero-vad",
+        "--vad-onset --vad-offset --vad-threshold -vt --vad-min-speech-duration-ms -vspd "
+        "--vad-max-speech-duration-s -vmsd --vad-min-silence-duration-ms -vsd --vad-speech-pad-ms -vp "
+        "--vad-samples-overlap -vo --vad-parameters --chunk-size --chunk-length "
+        "--hallucination-silence-threshold": PAUSES,
+        "--align-model --interpolate-method --no-align --return-char-alignments --timestamp-sanitize "
+        "-wt --word-thold -dtw --dtw": ALIGNMENT,
+        "--diarize-model": "use --diarizer ENGINE",
+        "-di -tdrz --tinydiarize": "use --diarize",
+        "-ot --offset-t -on --offset-n -d --duration --clip-timestamps": CLIP,
+        "--ff-mdx-kim2 --ff-vocal-extract --ff-loudnorm --ff-speechnorm --ff-tempo --ff-lowhighpass": SOUND,
+        **{f"--output-{name} -o{name}": f"use -f {name}" for name in ("txt", "srt", "vtt")},
+        "--output-json -oj --output-json-full -ojf": "use -f json",
+        "--output-csv -ocsv": "use -f tsv",
+        "--output-lrc -olrc --output-words -owts --font-path -fp": "use -f vtt with "
+        "--word-timestamps --highlight-words",
+        "--output-file -of": "use -o DIR",
+        "-ml --max-len": "use --max-line-width N",
+        "--standard --standard-asia --sentence --max-comma --max-gap --segment-resolution": LINES,
+        "--one-word": "use --max-words-per-line 1",
+        "-sow --split-on-word": "leave it out: lines are broken between words",
+        "-nt --without-timestamps": "use --no-timestamps",
+        "-np --no-prints -ps --print-special -pc --print-colors -pp --print-progress -debug --debug-mode "
+        "-ls --log-score --log-level": PRINTED,
+        "--skip": "leave it out: what is up to date is skipped",
+        "--batch-recursive -br": "use --recursive",
+        "--live-transcribe": "use forescribe listen",
+        "--file": "write the recording alone",
+    }.items()
+    for name in names.split()
 }
 """The most typed, with what to use. The parser refuses all others and names similar options."""
 
@@ -274,7 +317,8 @@ def checked(typed: list[str], valued: set[str], switches: Mapping[str, str | Non
         elif name.startswith("-") and gone:
             raise UsageError(f"{flag} is gone: {gone}")
         elif name in FOREIGN:
-            raise UsageError(f"{flag} is not supported: {FOREIGN[name]}")
+            one = ONE_LETTER if re.fullmatch(r"-\w{2,}", name) else ""
+            raise UsageError(f"{flag} is not supported: {one}{FOREIGN[name]}")
         else:
             found.append(token)
     return found

@@ -158,7 +158,7 @@ class SpeakerChoice:
         AUTO,
     )
     num_speakers: int | None = opt(
-        SPEAKERS, "--num-speakers N", "Exact number of speakers, if known.", min=1
+        SPEAKERS, "--num-speakers --speaker-num N", "Exact number of speakers, if known.", min=1
     )
     min_speakers: int | None = opt(
         SPEAKERS, "--min-speakers N", "Minimum number of speakers.", min=1

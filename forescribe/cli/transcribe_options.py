@@ -161,19 +161,19 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     )
     logprob_threshold: str | None = opt(
         DECODING,
-        "--logprob-threshold --log-prob-threshold LOGPROB",
+        "--logprob-threshold --log-prob-threshold --logprob-thold LOGPROB",
         "Less probable text is retried; None: off.",
         shown="-1.0",
     )
     no_speech_threshold: str | None = opt(
         DECODING,
-        "--no-speech-threshold PROB",
+        "--no-speech-threshold --no-speech-thold PROB",
         "Windows above it are silent; None: off.",
         shown="0.6",
     )
     temperature_increment_on_fallback: str | None = opt(
         DECODING,
-        "--temperature-increment-on-fallback STEP",
+        "--temperature-increment-on-fallback --temperature-inc STEP",
         "Increase between attempts; None: one attempt.",
         shown="0.2",
     )

@@ -67,6 +67,11 @@ def test_no_word_is_lost(typed) -> None:
     ("typed", "said"),
     {
         "--best_of 5": "--best_of is not supported: leave it out: a window that is decoded again is sampled",
+        "-tpi 0.1": "one letter here: use --temperature-increment-on-fallback",
+        "-et 2.8": "one letter here: use --compression-ratio-threshold",
+        "-t 4": "-t is not supported: use --threads",
+        "-ocsv": "one letter here: use -f tsv",
+        "--ff_mdx_kim2": "filter the sound before",
         "-bo 5": "options of one dash are one letter here: leave it out: a window that is decoded again",
         "--best-of=5": "--best-of is not supported",
         "--fp16 False": "--dtype float32",
@@ -117,6 +122,10 @@ def test_what_is_refused_is_no_option_and_what_is_named_instead_is_one() -> None
         ("--lang de", {"language": "de"}),
         ("--whisper_model base", {"model": "base"}),
         ("--log_prob_threshold -0.5", {"logprob_threshold": "-0.5"}),
+        ("--logprob-thold -0.5", {"logprob_threshold": "-0.5"}),
+        ("--temperature-inc None", {"temperature_increment_on_fallback": "None"}),
+        ("--no-speech-thold 0.7", {"no_speech_threshold": "0.7"}),
+        ("--speaker_num 3", {"num_speakers": 3}),
         ("--compression_ratio_threshold None", {"compression_ratio_threshold": "None"}),
     ],
 )

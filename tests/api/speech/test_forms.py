@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.api.errors import ApiError
-from forescribe.api.speech.forms import TranscriptionForm, TranslationForm, VadConfig, parse
+from forescribe.api.jobs import submissions
+from forescribe.api.jobs.submissions import JobForm
+from forescribe.api.settings import Settings
+from forescribe.api.speech import forms
+from forescribe.api.speech.forms import (
+    TranscriptionForm,
+    TranslationForm,
+    VadConfig,
+    parse,
+    set_aside,
+)
 
 MODEL = ("model", "whisper-1")
 
@@ -103,6 +114,22 @@ def test_the_nearest_field_is_named() -> None:
 @pytest.mark.parametrize("name", ["language", "stream", "timestamp_granularities[]", "include"])
 def test_a_translation_has_no_fields_of_a_transcription(name) -> None:
     assert refused(MODEL, (name, "en"), kind=TranslationForm).param == name.removesuffix("[]")
+
+
+@pytest.mark.parametrize(("value", "reads"), [(None, True), ("true", True), ("False", False)])
+def test_the_rest_of_a_window_reads_the_text_before_it_unless_a_client_says_no(
+    value, reads
+) -> None:
+    """For uploads, translations and jobs; no warning names the field."""
+    name, serving = "condition_on_previous_text", Mock(multilingual=True)
+    fields, unused = set_aside([MODEL, *([] if value is None else [(name, value)])])
+    made = [
+        forms.transcription(parse(TranscriptionForm, fields), serving, Settings(_env_file=None)),
+        forms.translation(parse(TranslationForm, fields), serving),
+        submissions.transcription(parse(JobForm, fields), serving, Settings(_env_file=None)),
+    ]
+    assert [options.condition_on_previous_text for options in made] == [reads] * 3 and not unused
+    assert refused(MODEL, (name, "perhaps")).param == name
 
 
 @given(st.lists(st.tuples(st.text(max_size=30), st.text(max_size=30)), max_size=5))
