@@ -347,7 +347,14 @@ class _Sinc:
     """
 
     def __init__(self, orig: int, new: int, width: int) -> None:
+        import torch
+        from torchaudio.transforms import Resample
+
         self.orig, self.new = orig, new
+        # In float32, as the function computes them; it does so in each call, for half of its time.
+        self.filters = Resample(
+            orig, new, lowpass_filter_width=FILTER_WIDTH, rolloff=ROLLOFF, dtype=torch.float32
+        )
         self.context = math.ceil(width / orig) + 1
         self.buffer = np.zeros(0, np.float32)
         self.waiting: list[Samples] = []
@@ -384,18 +391,10 @@ class _Sinc:
 
     def _resample(self, samples: Samples) -> Samples:
         import torch
-        from torchaudio.functional import resample
 
         if not len(samples):
             return samples
-        given = resample(
-            torch.from_numpy(samples),
-            self.orig,
-            self.new,
-            lowpass_filter_width=FILTER_WIDTH,
-            rolloff=ROLLOFF,
-        )
-        return np.asarray(given.numpy(), np.float32)
+        return np.asarray(self.filters(torch.from_numpy(samples)).numpy(), np.float32)
 
 
 class _Soxr:
