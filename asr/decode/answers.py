@@ -227,7 +227,7 @@ def decoded_of(
         tried=tried,
         encoder_states=request.encoder_states if keep_encoder_states else None,
         heard=_heard(whisper, result),
-        level_db=pending.level_db,
+        level_db=window.level_db,
     )
 
 

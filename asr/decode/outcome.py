@@ -137,7 +137,11 @@ def _transcript(
 def coverage(done: Sequence[Decoded], silent: Iterable[Window]) -> Coverage:
     """What became of every sample; a window is decoded up to its last word, where a voice goes on behind
     that."""
-    spans = [Span(w.start, w.end, "silent", "no voice activity") for w in silent]
+    reason = "no voice activity"
+    spans = [
+        Span(w.start, w.end, "silent", reason + (w.level_db is not None) * ", loud", w.level_db)
+        for w in silent
+    ]
     wordless = 0
     for decoded in done:
         wordless += total(decoded.wordless)

@@ -28,7 +28,6 @@ from ..formats.transcript_parts import Segment, TokenSource, Word, seconds
 from ..model.tokens import SpecialTokens, Task
 from ..model.vocabulary import bytes_of
 from ..model.whisper import EncoderStates, Whisper
-from ..segment.vad import level_of
 from ..segment.windows import Window
 from ..words.assembly import Pause, assemble_words
 from ..words.timing import TokenTimes, Utterance, token_times
@@ -185,11 +184,6 @@ class PendingWindow:
         """The most that its answer may have; None: as many as the model has room for."""
         window = self.window
         return round(SURE.tokens_per_s * seconds(window.length)) + 10 if window.unheard else None
-
-    @property
-    def level_db(self) -> float | None:
-        """Its level against full scale, if it was decoded for that alone."""
-        return level_of(self.window.samples) if self.window.unheard else None
 
     def end(self) -> None:
         """No cycle through a request: encoder states are freed with the window."""

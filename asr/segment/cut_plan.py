@@ -85,11 +85,12 @@ def _notice(item: Any) -> Notice:
 
 
 def span_of(values: Sequence[Any]) -> WindowSpan:
-    """A span from JSON; those of an earlier version lack their voiced runs and `unheard`. Raises TypeError or
+    """A span from JSON; those of earlier versions lack their voiced runs and their level. Raises TypeError or
     ValueError for other values."""
     start, end, speech, *rest = values
     voiced = tuple((int(a), int(b)) for a, b in rest[0]) if rest and rest[0] is not None else None
-    return WindowSpan(int(start), int(end), bool(speech), voiced, any(rest[1:]))
+    level = next((float(db) for db in rest[1:] if not isinstance(db, bool | None)), None)
+    return WindowSpan(int(start), int(end), bool(speech), voiced, level)
 
 
 def plan_of(
@@ -117,7 +118,7 @@ def planned_windows(
         while len(block):
             if index == len(plan.spans):
                 raise ValueError(f"the recording is longer than the {at} samples of its plan")
-            start, end, speech, voiced, unheard = plan.spans[index]
+            start, end, speech, voiced, level_db = plan.spans[index]
             part, block = block[: end - at], block[end - at :]
             at += len(part)
             if speech and index not in skip:
@@ -125,7 +126,7 @@ def planned_windows(
             if at == end:
                 if index not in skip:
                     own = np.concatenate(held) if speech else part[:0].copy()
-                    yield Window(index, start, end, speech, own, voiced, unheard=unheard)
+                    yield Window(index, start, end, speech, own, voiced, level_db=level_db)
                 index, held = index + 1, []
     if index < len(plan.spans):
         raise ValueError(f"the recording ends at {at} of the {plan.sample_count} samples planned")

@@ -119,7 +119,7 @@ class WindowSpan(NamedTuple):
     end: int
     speech: bool
     voiced: tuple[Run, ...] | None = None
-    unheard: bool = False
+    level_db: float | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ class Window:
 
     With `speech`, `samples` [end - start] float32 are held, at most 30 s. Without, the window may
     have any length and holds no samples: ten silent minutes are one record. `voiced` are the runs of
-    the window in which a detector heard a voice (`VOICE`), in order; None if nothing listened.
+    the window in which a detector heard a voice (`VOICE`), in order; None if nothing listened. What is loud
+    though no voice was heard has a `level_db` against full scale; with speech it is `unheard`.
 
     `part` is above 0 for what is left of a cut window whose model closed its answer early: the number of
     answers before it. It keeps the index of the cut window; `language` is that of the answers before it,
@@ -152,7 +153,7 @@ class Window:
     guess: tuple[int, ...] = ()
     tentative: bool = False
     features: Callable[[], tuple[Tensor, ...]] | None = None
-    unheard: bool = False
+    level_db: float | None = None
 
     def __post_init__(self) -> None:
         if self.index < 0 or not 0 <= self.start < self.end:
@@ -169,9 +170,14 @@ class Window:
         return self.end - self.start
 
     @property
+    def unheard(self) -> bool:
+        """Whether it is decoded because it is loud, though no voice was heard."""
+        return self.speech and self.level_db is not None
+
+    @property
     def span(self) -> WindowSpan:
         """The window without its samples."""
-        return WindowSpan(self.start, self.end, self.speech, self.voiced, self.unheard)
+        return WindowSpan(self.start, self.end, self.speech, self.voiced, self.level_db)
 
     def rest(
         self, start: int, language: str, before: tuple[int, ...], *, alone: bool = False

@@ -208,10 +208,20 @@ def test_what_is_loud_without_voice_activity_is_a_window_of_its_own() -> None:
     gains[90:97] = 0.005  # 26 dB below the speech
     samples *= np.repeat(gains, RATE)
     samples[110 * RATE : 110 * RATE + 600] = 0.5  # a click
-    values = np.where(np.arange(120 * RATE // FRAME) < 5 * RATE // FRAME, 0.9, 0.0)
+    seconds = np.arange(120 * RATE // FRAME) * FRAME / RATE
+    values = np.where(seconds < 5, 0.9, 0.0) + 0.05 * ((32 < seconds) & (seconds < 33.1))
     windows = list(cut([samples], Track(values.astype(np.float32))))
     spoken = [window for window in windows if window.speech]
     assert [window.unheard for window in spoken] == [False, True]
+    level = 20 * np.log10(0.03) + 10 * np.log10(7 / 7.6)
+    assert abs(spoken[1].level_db - level) < 0.3 and spoken[0].level_db is None
+    # Without a hint of a voice it is left out, and told.
+    left = list(cut([samples], Track(np.where(seconds < 5, 0.9, 0.04).astype(np.float32))))
+    assert [(w.start, w.end, w.level_db) for w in left if w.level_db is not None] == [
+        (spoken[1].start, spoken[1].end, spoken[1].level_db)
+    ]
+    assert [w.speech for w in left] == [True, False, False, False] and not len(left[2].samples)
+    assert [span_of(json.loads(json.dumps(w.span))) for w in left] == [w.span for w in left]
     assert near(spoken[1].start, 29.7) and near(spoken[1].end, 37.3) and spoken[1].voiced == ()
     assert np.array_equal(spoken[1].samples, samples[spoken[1].start : spoken[1].end])
     assert span_of(json.loads(json.dumps(spoken[1].span))) == spoken[1].span
