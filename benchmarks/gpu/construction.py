@@ -219,6 +219,7 @@ def _embedding(path: TextPath, blocks: Blocks, step_codes: Tensor) -> Tensor:
     made[:, blocks.step] = codes(d.vocab, step_codes.shape[1], seed=13)  # tokens off the path
     for step, kinds in enumerate(path.ids):
         made[[t for pair in kinds for t in pair], blocks.step] = step_codes[step]
+    made[list(d.openers), blocks.step] = step_codes[0]
     made[:, blocks.sign] = torch.tensor(path.signs)[:, None].float()
     return made
 
@@ -268,4 +269,6 @@ def _head(path: TextPath, blocks: Blocks, step_codes: Tensor, misled: dict[int, 
         assert len(kinds) == d.classes
     for step in path.ends:
         made[d.eos, blocks.step] += step_codes[step]
+    if d.openers:  # behind the task comes the timestamp of 0 s
+        made[d.openers[1], blocks.step] = codes(d.vocab, size, seed=13)[d.task]
     return made * (20 / size)

@@ -6,7 +6,7 @@ distil-whisper/distil-large-v3, which keeps large-v3's encoder and two of its de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FREQUENT = 8000
 """Tokens that constructed texts consist of, as a text of a domain uses a part of the vocabulary. A draft head
@@ -31,6 +31,7 @@ class Dimensions:
     classes: int  # kinds of audio; each has texts of its own
     tokens: int  # that constructed texts consist of
     eos: int
+    openers: tuple[int, ...] = ()  # special tokens after which a text begins at the path's first step
     window_s: float = 30.0
 
     @property
@@ -41,6 +42,11 @@ class Dimensions:
     def prompt(self) -> tuple[int, ...]:
         """Start of transcript and three more special tokens, as in Whisper's prompts."""
         return tuple(range(self.eos + 1, self.eos + 5))
+
+    @property
+    def task(self) -> int:
+        """The token of transcription, where there are openers: the fourth before them, as in large-v3."""
+        return self.openers[0] - 4
 
     @property
     def steps(self) -> int:
@@ -63,6 +69,7 @@ LARGE_V3 = Dimensions(
     classes=16,
     tokens=FREQUENT,
     eos=50257,
+    openers=(50364, 50365),  # no timestamps, and the timestamp of 0 s
 )
 
 SMALL = Dimensions(
@@ -81,5 +88,18 @@ SMALL = Dimensions(
     tokens=480,
     eos=1100,
 )
+
+SMALL_WINDOWS = replace(
+    SMALL,
+    name="small, of 30 s",
+    heads=3,
+    vocab=LARGE_V3.vocab,
+    eos=LARGE_V3.eos,
+    openers=LARGE_V3.openers,
+    bands=LARGE_V3.bands,
+    frames=LARGE_V3.frames,
+    positions=LARGE_V3.positions,
+)
+"""Narrow and shallow, for programs that read recordings, whose windows, features and tokens are Whisper's."""
 
 KNOWN = {each.name: each for each in (LARGE_V3, SMALL)}

@@ -8,16 +8,28 @@ token i - 1 chooses. So a text depends on the token before (residual stream), on
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from benchmarks import provenance
+
 from .dimensions import Dimensions
 
 END_EVERY = 60
 """Steps between two ends of texts, on average."""
+
+TOKENIZER = provenance.ROOT / "bundled" / "tiny.en" / "tokenizer.json"
+
+
+def spoken() -> list[int]:
+    """The tokens of the bundled tokenizer that are words or their beginnings, so that texts can be read."""
+    known = json.loads(TOKENIZER.read_text(encoding="utf-8"))["model"]["vocab"]
+    return sorted(number for word, number in known.items() if re.fullmatch("\u0120[a-z]{2,}", word))
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,8 @@ class TextPath:
     def of(cls, dimensions: Dimensions, seed: int = 0) -> TextPath:
         """The path of a seed."""
         draw = random.Random(seed)
-        pool = draw.sample(range(dimensions.eos), dimensions.tokens)
+        known = spoken() if dimensions.openers else range(dimensions.eos)
+        pool = draw.sample(known, dimensions.tokens)
         steps, classes = dimensions.steps, dimensions.classes
         pairs = iter([(pool[i], pool[i + 1]) for i in range(0, 2 * steps * classes, 2)])
         ids = [[next(pairs) for _ in range(classes)] for _ in range(steps)]

@@ -7,15 +7,17 @@
 
 The `batch` rows are windows, each with all of its beams (`rounds.beams`), in caches of their own; a row that
 ends makes room for the next request. The result of a request does not depend on the others, and an exception
-fails only the request in which it occurred. Rounds run operator by operator. Knows requests and rows;
-nothing of audio or text.
+fails only the request in which it occurred. Rounds and prefills are captured where the device captures.
+Knows requests and rows; nothing of audio or text.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -23,14 +25,18 @@ from torch import Tensor
 
 from ..device import Device, Stopwatch, choose, upload
 from ..errors import ENGINE, PREFILL, RESULT, SCORE, RequestError
-from ..protocols import BeamModel, Model, Processor
-from ..requests import Finish, Request, Result, Source, Stats, check_in_vocabulary
+from ..protocols import BeamModel, Model, Processor, StackedModel
+from ..requests import Finish, Mode, Request, Result, Source, Stats, check_in_vocabulary
 from ..rounds.beams import BeamRows, beam_round
 from .admission import Prompts
+from .captures import Function, PrefillRunner, capture_for
+from .runner import ShapeSet
 from .slots import FaultLog, failed
 
+log = logging.getLogger(__name__)
+
 REACH = 128
-"""Slots that attention reads are a multiple of this."""
+"""Slots that attention reads are a multiple of this in rounds that are not captured."""
 
 
 class BeamSearch:
@@ -57,11 +63,21 @@ class BeamSearch:
         self._waiting: deque[Request] = deque()
         self._states: dict[int, _State] = {}  # by row
         self._rounds = self._row_rounds = self._emitted = self._forwards = 0
+        self._capture, self._prefills = capture_for(device), target.prefill
+        if self._capture and device.captures_at_once and hasattr(target, "prefill_stacked"):
+            self._prefills = PrefillRunner(cast(StackedModel, target), batch, self._capture)
+        self._graphs: dict[tuple[int, int], Function] = {}  # by rows and reach
         with device.guard():
             self.rows = BeamRows.empty(batch, size, target.max_positions, longest, device.torch)
             self._eos = torch.tensor(sorted(set(eos)), dtype=torch.int64, device=device.torch)
             target.tap(())
             target.allocate(batch, self.rows.slots + 1)
+        self._shapes = ShapeSet.of(device, batch, self.rows.slots, (0,), (Mode(),))
+
+    @property
+    def captured(self) -> tuple[tuple[int, int], ...]:
+        """The rows and reaches of the rounds that have been captured so far."""
+        return tuple(self._graphs)
 
     @property
     def free(self) -> int:
@@ -144,7 +160,7 @@ class BeamSearch:
         place, probes = self.device.torch, dict[int, Tensor]()
         prompts = Prompts.of(chosen, self.device, self._target.max_positions)
         nodes = prompts.places(0)
-        prefilled = self._target.prefill(
+        prefilled = self._prefills(
             prompts.index,
             prompts.tokens,
             [request.encoder_states for request in prompts.requests],
@@ -174,7 +190,8 @@ class BeamSearch:
         ended = []
         if error is not None:
             for row, state in list(self._states.items()):
-                alone = self.faults.attempt(lambda row=row: self._run([row]), SCORE)  # type: ignore[misc]
+                run = partial(self._run, [row], captured=False)
+                alone = self.faults.attempt(run, SCORE)
                 if alone is not None:
                     self._vacate(row)
                     ended.append(failed(state.request, alone))
@@ -187,23 +204,54 @@ class BeamSearch:
         self._watch.mark("score")
         return ended
 
-    def _run(self, chosen: Sequence[int]) -> None:
+    def _run(self, chosen: Sequence[int], *, captured: bool = True) -> None:
         """One round of these rows, with the others masked."""
-        rows = self.rows.first(max(self._states) + 1)
+        count, slots = max(self._states) + 1, self.rows.slots
         longest = max(
             len(s.request.prompt) + (s.rounds + 1) * self.size for s in self._states.values()
         )
-        reach = min(-(-longest // REACH) * REACH, self.rows.slots)
-        masked = [row not in chosen for row in range(len(rows.active))]
+        reach = min(-(-longest // REACH) * REACH, slots)
+        run = self._round_of(count, reach)
+        if captured and self._capture is not None:
+            shape = self._shapes.pick(count, 0, Mode(), min(longest, slots))
+            run = self._captured(shape.rows, shape.reach) or run
+        rows = self.rows.first(count)
+        masked = [row not in chosen for row in range(count)]
         resting = rows.active & upload(masked, torch.bool, self.device.torch)
         rows.active &= ~resting
         try:
-            target = cast(BeamModel, self._target)
-            beam_round(rows, target, self._processors, self._eos, reach=reach)
+            run()
         finally:
             rows.active |= resting
         self._forwards += 1
         self.device.mark_step()
+
+    def _round_of(self, count: int, reach: int) -> Function:
+        rows, target = self.rows.first(count), cast(BeamModel, self._target)
+        processors, eos = self._processors, self._eos
+
+        def round_() -> None:
+            beam_round(rows, target, processors, eos, reach=reach)
+
+        return round_
+
+    def _captured(self, count: int, reach: int) -> Function | None:
+        """The captured round of the first rows. None after a capture has failed, for lack of memory, say:
+        rounds run operator by operator from then on."""
+        key, active = (count, reach), self.rows.active
+        if key not in self._graphs:
+            assert self._capture is not None
+            before = active.clone()
+            active.fill_(False)  # capturing runs a few rounds, which change no row that rests
+            try:
+                self._graphs[key] = self._capture(self._round_of(count, reach))
+            except Exception as error:
+                self._capture = None
+                log.warning("beams of %d rows are not captured, and slower: %s", count, error)
+                return None
+            finally:
+                active.copy_(before)
+        return self._graphs[key]
 
     def _vacate(self, row: int) -> None:
         del self._states[row]

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from forescribe.speculative import Engine, device
 from forescribe.speculative.device import Device
-from forescribe.speculative.engine import engine
+from forescribe.speculative.engine import beams, engine
 from forescribe.speculative.engine.captures import CudaCapture
 from forescribe.speculative.models import lean
 from tests.speculative.graphs.recorder import Forbidden, Recorder, compare, tensors
@@ -166,7 +166,8 @@ class FakeCuda(TorchDispatchMode):
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(device, "pinned", self._pin)
         monkeypatch.setattr(Tensor, "record_stream", self._record_stream)
-        monkeypatch.setattr(engine, "capture_for", self._capture_for)
+        for maker in (engine, beams):
+            monkeypatch.setattr(maker, "capture_for", self._capture_for)
         monkeypatch.setattr(
             lean, "EXACT", frozenset()
         )  # the layout of a card, whose admission reads nothing

@@ -10,12 +10,15 @@ import torch
 
 from forescribe.speculative import Engine, Request
 from forescribe.speculative.engine.runner import ShapeSet
+from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Mode, Result
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.recorder import Forbidden
 from tests.speculative.graphs.workloads import (
     BATCH,
+    beam_search,
+    searched,
     tiny_engine,
     tiny_requests,
     whisper_engine,
@@ -68,6 +71,34 @@ def test_whisper_with_its_rules_replays_too(cuda: FakeCuda) -> None:
     assert found == expected
     assert cuda.replays > 20 and cuda.synchronized == 0
     check_shapes(engine)
+
+
+@pytest.mark.parametrize("decoder", [WhisperDecoder, LeanWhisperDecoder])
+def test_beams_replay_what_was_captured(cuda: FakeCuda, decoder: Any) -> None:
+    expected = searched(beam_search(None, decoder), 12)
+    search = beam_search(CUDA, decoder)
+    cuda.mark(search.rows, search._eos)
+    with cuda, cuda.reads_allowed():  # results are read when rows end; captures still forbid reads
+        found = searched(search, 12)
+    assert found == expected and not search.faults.count
+    assert cuda.replays > 30 and len(search.captured) > 1
+    assert {rows for rows, _ in search.captured} <= {1, 2, 4, BATCH}
+
+
+def test_beams_go_on_where_a_capture_fails(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = beam_search(CUDA, LeanWhisperDecoder)
+
+    def full(fn: Any) -> Any:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(search, "_capture", full)
+    with cuda, cuda.reads_allowed():
+        found = searched(search, 4)
+    assert found == searched(beam_search(None, LeanWhisperDecoder), 4)
+    assert not search.faults.count and not search.captured
+    assert len([r for r in caplog.records if "slower: full" in r.message]) == 1
 
 
 def test_a_warm_up_captures_largest_first_and_nothing_is_captured_after_it(cuda: FakeCuda) -> None:

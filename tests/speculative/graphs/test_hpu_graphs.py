@@ -18,6 +18,8 @@ from forescribe.speculative.requests import Mode
 from tests.speculative.graphs.recorder import Recorder, check_operator, compare, tensors
 from tests.speculative.graphs.workloads import (
     Pretend,
+    beam_search,
+    searched,
     tiny_engine,
     tiny_requests,
     whisper_engine,
@@ -84,6 +86,13 @@ def test_whisper_repeats_its_recipes_too(compiled: Compiled) -> None:
     engine = whisper_engine(HPU, 0, 3, decoder=LeanWhisperDecoder)
     assert tokens(engine, work) == tokens(whisper_engine(None, 0, 3), work)
     assert compiled.calls > 2 * len(compiled.recipes)
+
+
+def test_beams_repeat_a_recipe_for_each_number_of_rows(compiled: Compiled) -> None:
+    search = beam_search(HPU, LeanWhisperDecoder)
+    assert searched(search, 9) == searched(beam_search(None, LeanWhisperDecoder), 9)
+    assert set(search.captured) <= {(rows, search.rows.slots) for rows in (1, 4, 5)}
+    assert len(compiled.recipes) == len(search.captured) and compiled.calls > 15
 
 
 @pytest.mark.nightly

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from forescribe.asr.decode.rules import whisper_rules
-from forescribe.speculative import Engine, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative import Engine, ModelDrafter, NgramDrafter
 from forescribe.speculative.device import Device
+from forescribe.speculative.engine.beams import BeamSearch
 from forescribe.speculative.models.modules import WhisperDecoder
-from forescribe.speculative.requests import Mode, Probe, Sampling
+from forescribe.speculative.requests import Beams, Mode, Probe, Request, Sampling
 from forescribe.speculative.testing import TinyModel
 from tests.speculative.models.whispers import EOS, SOT, decoder_only, encoder_states, whisper
 
@@ -133,3 +134,30 @@ def whisper_requests(count: int, seed: int = 0) -> list[Request]:
         )
         for n in range(count)
     ]
+
+
+def beam_search(device: Device | None, decoder: Callable[[Any], Any]) -> BeamSearch:
+    """Three beams in each of five rows, with Whisper's rules."""
+    target = whisper()
+    return BeamSearch(
+        decoder(target),
+        size=3,
+        batch=BATCH,
+        longest=20,
+        eos=(EOS,),
+        processors=whisper_rules(target.generation_config, target.config),
+        device=device,
+    )
+
+
+def searched(search: BeamSearch, count: int) -> dict[Any, tuple[int, ...]]:
+    """The texts of `count` windows of different lengths. Raises what one fails with."""
+    for n, request in enumerate(whisper_requests(count)):
+        search.submit(replace(request, beams=Beams(3), max_new_tokens=4 + n % 17))
+    found = {}
+    while not search.idle:
+        for result in search.step():
+            if result.error is not None:
+                raise result.error
+            found[result.request.tag] = result.tokens
+    return found
