@@ -227,7 +227,9 @@ def capacity(chosen: Any, recordings: Sequence[Any]) -> list[list[str]]:
         rows.append([name, str(count), *found, late, str(len(lags))])
         print("  ".join(rows[-1]), flush=True)
 
-    for guesses, gamma in ((True, None), (False, 0)):
+    for name, guesses, gamma in ((WAYS[0], True, None), (WAYS[3], False, 0)):
+        if name not in chosen.ways:
+            continue
         loaded = _load(chosen, gamma, batch=max(chosen.streams))
         options = LiveOptions(_options(chosen), step_s=chosen.step, guesses=guesses)
         with serving(loaded) as session:
@@ -246,7 +248,6 @@ def capacity(chosen: Any, recordings: Sequence[Any]) -> list[list[str]]:
 
                     return stream.feed, end
 
-                name = "guess + draft" if guesses else "plain"
                 of(name, count, paced(count, chosen.seconds, recordings, begin))
     return rows
 
@@ -262,7 +263,7 @@ def _load(chosen: Any, gamma: int | None, batch: int = 1) -> Transcriber:
         draft,
         batch=batch,
         gamma=gamma,
-        device="cpu",
+        device=chosen.device,
         dtype=chosen.dtype,
         quantize=chosen.quantize,
     )
@@ -298,6 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="tiny.en")
     parser.add_argument("--draft")
     parser.add_argument("--gamma", type=int, default=5, help="drafts of the ways with a draft")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", help="of our ways")
     parser.add_argument("--quantize", default="none", help="int8")
     parser.add_argument("--language", default="en")

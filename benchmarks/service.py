@@ -294,6 +294,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=64, metavar="N", help="for each load")
     parser.add_argument("--lengths", type=float, nargs="+", default=list(LENGTHS_S), metavar="S")
     parser.add_argument("--language", default="en")
+    parser.add_argument(
+        "--no-vad", action="store_true", help="of sounds without a voice, decode all of it"
+    )
     parser.add_argument("--least", type=float, default=LEAST, metavar="SHARE")
     parser.add_argument(
         "--repeats",
@@ -320,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     sources = given.audio or sorted((provenance.ROOT / "samples").glob("*.flac"))
     work = clips(sources, given.requests, given.lengths)
-    options = Options(language=given.language, guards=Guards())
+    options = Options(language=given.language, vad=not given.no_vad, guards=Guards())
     try:
         transcriber = Transcriber.load(
             given.model, given.draft, device=given.device, dtype=given.dtype, batch=given.batch
@@ -338,6 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             **dict(s.split("=", 1) for s in given.setting),
         }
         fields = {"model": "load", "language": given.language}
+        fields |= {"vad_filter": "false"} if given.no_vad else {}
         rows = []
         with served(command, settings) as (address, process):
             memory = [(0, resident_mb(process))]  # after so many uploads

@@ -31,7 +31,9 @@ class Dimensions:
     classes: int  # kinds of audio; each has texts of its own
     tokens: int  # that constructed texts consist of
     eos: int
-    openers: tuple[int, ...] = ()  # special tokens after which a text begins at the path's first step
+    openers: tuple[
+        int, ...
+    ] = ()  # special tokens after which a text begins at the path's first step
     window_s: float = 30.0
 
     @property

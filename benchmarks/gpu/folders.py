@@ -49,28 +49,26 @@ class Folders:
         assert found is not None and tokens[-1] == d.eos
         return found.decode(tokens, skip_special_tokens=True).strip()
 
-    def sound(self, kind: int, seconds: float, seed: int = 0) -> NDArray[np.float32]:
-        """Noise of a class. Classes of the lowest bands are narrower than a line of the spectrum, and are of
-        no use here: see `kinds`."""
-        d, count = self.pair.dimensions, round(seconds * RATE)
-        group = d.bands // d.classes
-        filters = Extractor(feature_size=d.bands).mel_filters[:, kind * group : (kind + 1) * group]
-        lines = np.fft.rfftfreq(count, 1 / RATE) / (RATE / 2) * (len(filters) - 1)
-        loud = np.interp(lines, np.arange(len(filters)), filters.max(1))
-        phases = np.random.default_rng(seed + 97 * kind).uniform(0, 2 * np.pi, len(lines))
-        made = np.fft.irfft(np.sqrt(loud) * np.exp(1j * phases), count)
-        return (0.5 * made / np.abs(made).max()).astype(np.float32)
-
     def write(self, path: Path, kind: int, seconds: float) -> Path:
         """A file with noise of a class."""
-        soundfile.write(path, self.sound(kind, seconds), RATE, subtype="PCM_16")
+        soundfile.write(path, sound(self.pair.dimensions, kind, seconds), RATE, subtype="PCM_16")
         return path
 
-    @property
-    def kinds(self) -> range:
-        """Classes that recordings may have."""
-        classes = self.pair.dimensions.classes
-        return range(classes // 4, classes)
+
+def kinds(d: Dimensions) -> range:
+    """Classes that recordings may have: the bands of the lowest are narrower than a line of the spectrum."""
+    return range(d.classes // 4, d.classes)
+
+
+def sound(d: Dimensions, kind: int, seconds: float) -> NDArray[np.float32]:
+    """Noise of a class."""
+    count, group = round(seconds * RATE), d.bands // d.classes
+    filters = Extractor(feature_size=d.bands).mel_filters[:, kind * group : (kind + 1) * group]
+    lines = np.linspace(0, len(filters) - 1, count // 2 + 1)
+    loud = np.interp(lines, np.arange(len(filters)), filters.max(1))
+    phases = np.random.default_rng(kind).uniform(0, 2 * np.pi, len(lines))
+    made = np.fft.irfft(np.sqrt(loud) * np.exp(1j * phases), count)
+    return (0.5 * made / np.abs(made).max()).astype(np.float32)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.models.plain import Encoder
 from forescribe.speculative.native.adapters import NativeWhisperDecoder
-from forescribe.speculative.protocols import Model, Schedule
+from forescribe.speculative.protocols import Drafter, Model, Schedule
 from forescribe.speculative.requests import Mode
 
 DECODERS: dict[str, Callable[..., Model]] = {
@@ -63,14 +63,15 @@ class Pair:
         gamma: int = 0,
         schedule: Schedule | None = None,
         agreement: float | None = None,
+        drafter: Drafter | None = None,
         decoder: str = "lean",
         captured: bool = True,
         cut: bool = False,
         modes: Sequence[Mode] = (Mode(), Mode(sampling=True)),
     ) -> Engine:
-        """An engine with Whisper's rules; without an agreement there are no drafts. `cut` cuts the draft's
-        head to the tokens that occur."""
-        kind, drafter = DECODERS[decoder], None
+        """An engine with Whisper's rules; without an agreement and a drafter there are no drafts. `cut` cuts
+        the draft's head to the tokens that occur."""
+        kind = DECODERS[decoder]
         if agreement is not None:
             listed = sorted(self.path.tokens) if cut else None
             drafter = ModelDrafter(kind(self.drafts[agreement], listed=listed))
@@ -126,8 +127,8 @@ class Known:
     text: tuple[int, ...]
 
 
-def decode(engine: Engine, work: Sequence[Known]) -> dict[int, tuple[int, ...]]:
-    """The texts by tag. Raises what a request or its draft failed with."""
+def decode(engine: Engine, work: Iterable[Known]) -> dict[int, tuple[int, ...]]:
+    """The texts by tag; `work` is pulled as slots become free. Raises what a request or draft failed with."""
     found = {}
     for result in engine.run(known.request for known in work):
         if error := result.error or result.draft_error:

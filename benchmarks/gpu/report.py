@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.sections import Bench, Record, release
+from benchmarks.gpu.sections import Bench, Record, TimeIsUp, release
 from forescribe.speculative.device import Device
+
+GRACE = 1.5
+"""How much longer than its seconds a section may take before it is stopped: what it runs by then has to end
+by itself first."""
+
+
+LONGEST_S = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -22,23 +33,59 @@ class Section:
     seconds: float
 
 
-def run(bench: Bench, sections: Mapping[str, Section]) -> tuple[dict[str, Record], list[str]]:
-    """The records by section, and the names of those that failed: their record is a traceback."""
-    found: dict[str, Record] = {}
-    failed = []
+def run(
+    bench: Bench,
+    sections: Mapping[str, Section],
+    *,
+    seconds: float = math.inf,
+    told: Callable[[str, Record], None] = lambda name, record: None,
+) -> None:
+    """Tells the records as sections end; that of one that failed has an `error`. All take `seconds` together;
+    a section for which there is no time is left out."""
+    end = time.perf_counter() + seconds
     for name, section in sections.items():
         began = time.perf_counter()
-        bench.deadline = began + section.seconds
+        if began >= end:
+            told(name, {"left out": "no time left"})
+            continue
+        bench.deadline = min(began + section.seconds, end)
         try:
-            found[name] = section.measure(bench)
+            with stopped_after(GRACE * (bench.deadline - began)):
+                record = section.measure(bench)
         except Exception:
-            failed.append(name)
-            found[name] = {"error": traceback.format_exc()}
+            record = {"error": traceback.format_exc()}
         finally:
             release(bench.device)
-        found[name]["section_s"] = round(time.perf_counter() - began, 2)
-        print(f"{name}: {found[name]['section_s']} s", flush=True)
-    return found, failed
+        record["section_s"] = round(time.perf_counter() - began, 2)
+        print(f"{name}: {record['section_s']} s", flush=True)
+        told(name, record)
+
+
+def failures(found: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """The sections and figures that have an error in place of a record."""
+    for name, record in found.items():
+        if isinstance(record, Mapping):
+            shown = f"{within}, {name}" if within else name
+            yield from [shown] if "error" in record else failures(record, shown)
+
+
+@contextmanager
+def stopped_after(seconds: float) -> Iterator[None]:
+    """Raises TimeIsUp in a block of the main thread that takes longer."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeIsUp(f"stopped after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, LONGEST_S))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def table(record: Mapping[str, Any]) -> str:

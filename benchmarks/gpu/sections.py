@@ -5,10 +5,13 @@ Each is a function of a `Bench` that returns a record for JSON; figures stand be
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +30,10 @@ AGREEMENTS = (0.7, 0.8, 0.9)
 Record = dict[str, Any]
 
 
+class TimeIsUp(Exception):
+    """A section has taken longer than it may."""
+
+
 @dataclass(eq=False)
 class Bench:
     """What the sections share."""
@@ -35,6 +42,10 @@ class Bench:
     device: Device
     batches: tuple[int, ...]
     tokens: int  # per text, at most
+    small: bool = False  # a rehearsal
+    real: Sequence[str] = ("tiny.en",)  # published models, by name or folder
+    voices: Sequence[Path] = ()  # recordings of people
+    expected: Path = Path(os.devnull)  # where transcripts of a CPU are kept
     pair: Pair | None = None
     deadline: float = float("inf")
     copy_gb_per_s: float | None = None  # what `bandwidth` measured
@@ -62,6 +73,10 @@ class Bench:
             record[name] = measure()
         except torch.OutOfMemoryError:
             record[name] = "out of memory"
+        except TimeIsUp:
+            raise
+        except Exception:  # it costs itself
+            record[name] = {"error": traceback.format_exc()}
         release(self.device)  # what it allocated is gone by now
 
     def check(self, name: str, found: dict[int, tuple[int, ...]], work: list[Known]) -> Record:
@@ -112,16 +127,18 @@ def equality(bench: Bench) -> Record:
         ("lean, captured, gamma auto", {"agreement": 0.8, "schedule": automatic(pair, 0.8)}),
     ]
     for name, options in ways:
-        bench.figure(record, name, partial(compared, bench, name, batch, work, options))
+        made = partial(compared, bench, name, batch=batch, work=work, options=options)
+        bench.figure(record, name, made)
     hot = [heated(known) for known in work]
     for name, captured in (("sampled, captured", True), ("sampled, eager", False)):
         options = {"gamma": 5, "agreement": 0.8, "captured": captured}
-        bench.figure(record, name, partial(compared, bench, name, batch, hot, options))
+        made = partial(compared, bench, name, batch=batch, work=hot, options=options)
+        bench.figure(record, name, made)
     return record
 
 
 def compared(
-    bench: Bench, name: str, batch: int, work: list[Known], options: dict[str, Any]
+    bench: Bench, name: str, *, batch: int, work: list[Known], options: dict[str, Any]
 ) -> Record:
     """The texts of one way against those of the path."""
     engine = bench.models.engine(batch, **options)
@@ -163,6 +180,24 @@ def release(device: Device) -> None:
     """Returns cached memory, so that the next engine can allocate."""
     if device.kind == "cuda":
         torch.cuda.empty_cache()
+
+
+def memory(bench: Bench) -> Record:
+    """Bytes of an engine with its captured rounds, by batch; and what one more row takes."""
+    record: Record = {}
+    for batch in (*bench.batches, 2 * max(bench.batches), 4 * max(bench.batches)):
+        bench.figure(record, f"batch {batch}", partial(held, bench, batch))
+    return record
+
+
+def held(bench: Bench, batch: int) -> Record:
+    """What is allocated once an engine has decoded, besides the models."""
+    release(bench.device)
+    before = bench.device.free_memory() or 0
+    engine = bench.models.engine(batch, gamma=5, agreement=0.8, modes=(Mode(),))
+    decode(engine, bench.work(min(batch, 8)))
+    taken = before - (bench.device.free_memory() or 0)
+    return {"bytes": taken, "bytes_per_row": taken // batch}
 
 
 def end_to_end(bench: Bench) -> Record:

@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.gpu import construction
 from benchmarks.gpu.dimensions import Dimensions
+from benchmarks.gpu.pair import decode
 from benchmarks.gpu.sections import Bench, Record, encode, weigh
 from forescribe.speculative import Engine
 from forescribe.speculative.engine.schedule import BUCKETS, expected_tokens
@@ -180,28 +181,52 @@ def row_bytes(d: Dimensions, layers: int, size: int) -> int:
 
 
 def kernels(bench: Bench) -> Record:
-    """The operators or kernels that take most of the time of captured rounds."""
+    """The operators or kernels that take most of the time of captured rounds, and of a whole engine; and how
+    long the device waits for the host."""
     record: Record = {}
     for batch in (bench.batches[0], bench.batches[-1]):
-        bench.figure(record, f"batch {batch}", partial(profiled, bench, batch))
+        engine = bench.models.engine(batch, gamma=4, agreement=0.8)
+        bench.figure(
+            record,
+            f"rounds, batch {batch}",
+            partial(profiled, bench, active_rounds(engine, 4, bench), 3),
+        )
+        engine = bench.models.engine(batch, gamma=4, agreement=0.8)
+        work = bench.work(2 * batch)
+        name = f"admissions, rounds and results, batch {batch}"
+        bench.figure(record, name, partial(profiled, bench, partial(decode, engine, work), 1))
     return record
 
 
-def profiled(bench: Bench, batch: int) -> Record:
-    """The milliseconds and calls per round of the fifteen that take longest."""
+def profiled(bench: Bench, run: Callable[[], object], times: int) -> Record:
+    """The milliseconds and calls of the twenty that take longest, of one of `times` runs."""
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     cuda = bench.device.kind == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    engine = bench.models.engine(batch, gamma=4, agreement=0.8)
-    run = active_rounds(engine, 4, bench)
-    run()
+    for _ in range(2):
+        run()
+    bench.device.synchronize()
+    began = time.perf_counter()
     with profile(activities=activities) as found:
-        for _ in range(3):
+        for _ in range(times):
             run()
         bench.device.synchronize()
+        wall_ms = 1000 * (time.perf_counter() - began) / times
     field = "self_device_time_total" if cuda else "self_cpu_time_total"
-    events = sorted(found.key_averages(), key=lambda e: getattr(e, field), reverse=True)
+    place = DeviceType.CUDA if cuda else DeviceType.CPU  # operators have their kernels' time too
+    events = [event for event in found.key_averages() if event.device_type == place]
+    events.sort(key=lambda event: getattr(event, field), reverse=True)
+    busy_ms = sum(getattr(e, field) for e in events) / (1000 * times)
     return {
-        e.key[:90]: {"calls": e.count // 3, "ms": getattr(e, field) / 3000} for e in events[:15]
+        "whole": {
+            "wall_ms": wall_ms,
+            "busy_ms": busy_ms,
+            "waits": max(0.0, 1 - busy_ms / wall_ms),
+        },
+        **{
+            e.key[:90]: {"calls": e.count // times, "ms": getattr(e, field) / (1000 * times)}
+            for e in events[:20]
+        },
     }

@@ -89,8 +89,8 @@ def transcribe(**values: Any) -> None:
         if batch.todo:
             transcriber: BatchTranscriber | None = None
             readable = any_readable(batch.todo)
-            if options.cluster and readable:
-                transcriber = _on_cluster(options, batch, console)
+            if options.workers_at and readable:
+                transcriber = _on_workers(options, batch, console)
             elif readable:
                 batch.fetch_ahead()
                 console.status("loading the model")
@@ -105,7 +105,7 @@ def transcribe(**values: Any) -> None:
             except KeyboardInterrupt:
                 interrupted = True
             console.summary(None if transcriber is None else transcriber.stats(), vad=options.cuts)
-            if transcriber is not None and options.cluster is None:
+            if transcriber is not None and options.workers_at is None:
                 totals, target = console.totals, resolve(options.model, options.draft).target
                 on_cpu = totals.devices == {"cpu"}
                 remember(target, seconds(totals.audio), console.wall_s, on_cpu=on_cpu)
@@ -180,7 +180,7 @@ def _batch(
             overwrite=options.overwrite,
             fail_fast=options.fail_fast,
             fetching=Fetching(stores, options.spool, options.spool_limit),
-            elsewhere=options.cluster is not None,
+            elsewhere=options.workers_at is not None,
             stop=stop,
             notice=console.notice,
         )
@@ -206,36 +206,48 @@ def load_transcriber(
     kind = transcriber.whisper.device.kind
     if console is not None:
         console.advice(advice(transcriber.context.forward, asked=options.engine, device=kind))
-    readers = readers_for(options.readers, recordings=recordings, on_cpu=kind == "cpu")
+    beside = 1 if options.cluster else options.workers or 1
+    readers = readers_for(
+        options.readers, recordings=recordings, on_cpu=kind == "cpu", beside=beside
+    )
     return with_speakers(transcriber.with_readers(readers))
 
 
-def readers_for(readers: int | None, *, recordings: int, on_cpu: bool) -> int:
+def readers_for(readers: int | None, *, recordings: int, on_cpu: bool, beside: int = 1) -> int:
     """How many readers there are for a call; None chooses: none on a CPU, whose cores the model uses, and
-    none for a single recording, which is read as it is transcribed."""
+    none for a single recording, which is read as it is transcribed. `beside`: processes that share the
+    cores."""
     if readers is not None:
         return readers
-    spare = len(os.sched_getaffinity(0)) - OTHER_CORES
+    spare = len(os.sched_getaffinity(0)) // beside - OTHER_CORES
     return 0 if on_cpu or recordings < 2 else max(1, min(MOST_READERS, spare))
 
 
-def _on_cluster(options: TranscribeOptions, batch: Batch, console: Console) -> BatchTranscriber:
-    """The workers of a cluster in place of a model. Raises UsageError for an address or recordings that
-    cannot be used; Ray is started or connected with the first recording."""
+def _on_workers(options: TranscribeOptions, batch: Batch, console: Console) -> BatchTranscriber:
+    """The workers of a cluster, or of this machine, in place of a model. Raises UsageError for an address,
+    recordings or a number of workers that cannot be used; Ray is started or connected with the first
+    recording."""
     from ..cluster.connection import check_address, require_ray
-    from ..cluster.workers import ClusterTranscriber
+    from ..cluster.workers import ClusterTranscriber, cards_for
 
-    assert options.cluster is not None
-    check_address(options.cluster)
-    require_ray()
+    address, cards = options.workers_at, None
+    assert address is not None
+    if options.cluster is None:
+        require_ray(f"--workers {options.workers}")
+        assert options.workers is not None
+        cards = cards_for(options.device, options.workers)
+    else:
+        check_address(address)
+        require_ray()
     recordings = [source for source in batch.todo if source.error is None]
     return ClusterTranscriber(
-        options.cluster,
+        address,
         work_order(options, recordings),
         recordings,
         device=options.device,
         workers=options.workers,
         threads=options.threads,
+        cards=cards,
         status=console.status,
     )
 

@@ -36,6 +36,9 @@ STDOUT = "-"
 PAGES = frozenset({"html", "htm", "report"})
 """What people call the page of --report where formats are named."""
 
+HERE = "here"
+"""In place of a cluster's address: workers on this machine."""
+
 CLUSTER_DEVICES = (AUTO, "cuda", "hpu", "cpu")
 
 NOT_IN_RESULTS = frozenset(
@@ -211,8 +214,8 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     workers: int | None = opt(
         PERFORMANCE,
         "--workers N",
-        "Workers on the cluster.",
-        shown="one per accelerator or 4 cores",
+        "Processes on this machine, one per GPU; with --cluster, workers on it.",
+        shown="1; on a cluster one per GPU or 4 cores",
         min=1,
     )
     # Diagnostics
@@ -306,27 +309,28 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
                 "--vad: sequential decoding cuts at timestamps, not in pauses; leave it out"
             )
 
+    @property
+    def workers_at(self) -> str | None:
+        """The address of the workers' cluster, `HERE` for one that this run starts; None for this process."""
+        several = self.workers is not None and self.workers > 1
+        return HERE if self.cluster is None and several else self.cluster
+
     def _check_cluster(self) -> None:
-        if self.cluster is None:
-            if self.workers is not None:
-                raise UsageError(
-                    "--workers needs --cluster; one machine uses all of its cores by itself"
-                )
+        if self.workers_at is None:
             return
-        if not self.cluster:
+        if not self.workers_at:
             raise UsageError("--cluster needs an address: auto, ray://HOST:10001 or HOST:6379")
         if "-" in self.audio:
-            raise UsageError(
-                "--cluster: other machines cannot read stdin; write it to a file first"
-            )
-        if self.known:
+            option = "--cluster" if self.cluster else f"--workers {self.workers}"
+            raise UsageError(f"{option}: workers cannot read stdin; write it to a file first")
+        if self.known and self.cluster:
             raise UsageError(
                 "--known uses the voices that are enrolled on this machine, which others do not have; "
                 "leave out --known or --cluster"
             )
         if self.device not in CLUSTER_DEVICES:
             raise UsageError(
-                f"--device {self.device}: on a cluster Ray chooses the devices; use "
+                f"--device {self.device}: Ray gives each worker a device of its own; use "
                 f"{', '.join(CLUSTER_DEVICES)}"
             )
 

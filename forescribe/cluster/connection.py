@@ -3,7 +3,8 @@
     with connected("auto", status=print) as ray:
         ray.cluster_resources()
 
-`auto` is a cluster on this machine that runs already, else a new one. Knows nothing of workers or recordings.
+`auto` is a cluster on this machine that runs already, else a new one; with a number of `cards` it is always a
+new one. Knows nothing of workers or recordings.
 """
 
 from __future__ import annotations
@@ -33,28 +34,38 @@ OBJECT_STORE_BYTES = 256 << 20
 """Of a cluster of our own: what passes through it are transcripts."""
 
 
-def require_ray() -> Any:
+def require_ray(option: str = "--cluster") -> Any:
     """The module `ray`. Raises UsageError where it is missing."""
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise UsageError(f"--cluster needs Ray: {how_to_install('cluster')}") from error
+        raise UsageError(f"{option} needs Ray: {how_to_install('cluster')}") from error
     return ray
 
 
 @contextmanager
-def connected(address: str, *, status: Callable[[str], None] = lambda text: None) -> Iterator[Any]:
-    """Connect to a cluster; yields the module `ray`. Ends a cluster that it has started.
+def connected(
+    address: str,
+    *,
+    status: Callable[[str], None] = lambda text: None,
+    cards: int | None = None,
+) -> Iterator[Any]:
+    """Connect to a cluster; yields the module `ray`. Ends a cluster that it has started. With `cards` it
+    starts one on this machine, which has so many GPUs, whatever `address` says.
 
     Raises UsageError for an address that cannot be used or a cluster of other versions, CapacityError where a
     cluster cannot be reached or started.
     """
-    check_address(address)
+    if cards is None:
+        check_address(address)
     ray = require_ray()
     logging.getLogger("ray").setLevel(logging.ERROR)
     with _stdout_kept():
         with _signals_kept():
-            _connect(ray, address, status)
+            if cards is None:
+                _connect(ray, address, status)
+            else:
+                _start(ray, status, cards)
         try:
             yield ray
         finally:
@@ -129,9 +140,9 @@ def reachable(address: str) -> bool:
         return False
 
 
-def _start(ray: Any, status: Callable[[str], None]) -> None:
-    """Start a cluster on this machine. On a busy one this fails now and then: the second attempt finds
-    what the first one has compiled."""
+def _start(ray: Any, status: Callable[[str], None], cards: int | None = None) -> None:
+    """Start a cluster on this machine; without `cards` Ray counts its GPUs. On a busy one this fails now and
+    then: the second attempt finds what the first one has compiled."""
     status("starting Ray on this machine")
     for attempt in range(1, STARTS + 1):
         try:
@@ -139,6 +150,7 @@ def _start(ray: Any, status: Callable[[str], None]) -> None:
                 address="local",
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
+                num_gpus=cards,
                 **_quiet(),
             )
             return

@@ -65,9 +65,7 @@ class WorkOrder:
         paths = [source.path for source in recordings if source.location is None]
         for path in paths:
             if os.path.exists(path) and not os.path.isfile(path):
-                raise UsageError(
-                    f"--cluster: other machines cannot read the pipe {path}; write it to a file first"
-                )
+                raise UsageError(f"workers cannot read the pipe {path}; write it to a file first")
         folder = find(target) if recordings else None
         return cls(
             load,

@@ -275,6 +275,23 @@ class Slot:
         return f"{self.workers} worker{'s' * (self.workers > 1)}, each with {each}"
 
 
+def cards_for(device: str, workers: int) -> int:
+    """The GPUs of this machine, 0 where `device` is another; for workers on it. Raises UsageError where there
+    are not as many devices, or cores, and DeviceError for a device that is not available."""
+    from forescribe.speculative.device import choose, device_count
+
+    kind = choose(device).kind
+    found = len(os.sched_getaffinity(0)) if kind == "cpu" else device_count(kind)
+    what = {"cuda": "GPU", "hpu": "Gaudi card", "cpu": "core"}.get(kind, f"{kind} device")
+    if workers > found:
+        alone = "; without --workers one process uses them all" if kind == "cpu" else ""
+        raise UsageError(
+            f"--workers {workers}: this machine has {found} {what}{'s' * (found != 1)}, and each worker "
+            f"needs one; use {found} or fewer{alone}"
+        )
+    return found if kind == "cuda" else 0
+
+
 class DatasetRun:
     """The actor that runs the dataset of a command, on the cluster."""
 
@@ -350,8 +367,10 @@ class ClusterTranscriber:
         device: str = "auto",
         workers: int | None = None,
         threads: int = 0,
+        cards: int | None = None,
         status: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self.cards = cards  # of this machine, where the workers are to be
         self.address, self.order, self.batch = address, order, order.batch
         self.recordings = {source.path: source for source in recordings}
         self.device, self.workers, self.threads, self.status = device, workers, threads, status
@@ -362,7 +381,7 @@ class ClusterTranscriber:
         """Yield outcomes as recordings end. Raises what no worker can serve, and CapacityError where none
         can be started."""
         given = [self.recordings[path] for path in sources]
-        with connected(self.address, status=self.status) as ray:
+        with connected(self.address, status=self.status, cards=self.cards) as ray:
             nodes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
             slot = Slot.planned(
                 ray.cluster_resources(),

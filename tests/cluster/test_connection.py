@@ -54,6 +54,15 @@ def ray(monkeypatch: pytest.MonkeyPatch):
     return install
 
 
+def test_workers_of_this_machine_get_a_cluster_of_their_own(ray, monkeypatch) -> None:
+    module = ray(None)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # of another one
+    with connected("here", cards=8):
+        pass
+    (options,) = module.inits
+    assert (options["address"], options["num_gpus"], module.ended) == ("local", 8, 1)
+
+
 def test_auto_joins_a_cluster_of_this_machine(ray) -> None:
     module = ray(None)
     before = signal.getsignal(signal.SIGTERM)

@@ -13,7 +13,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.storage.locations import Source
 from forescribe.cli.main import main
 from forescribe.cli.transcribe import load_transcriber, work_order
-from forescribe.cli.transcribe_options import TranscribeOptions
+from forescribe.cli.transcribe_options import HERE, TranscribeOptions
 
 MEMO = str(Path(__file__).parents[2] / "samples" / "memo.flac")
 
@@ -21,16 +21,31 @@ MEMO = str(Path(__file__).parents[2] / "samples" / "memo.flac")
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"workers": 2}, "--workers needs --cluster"),
+        ({"workers": 2, "audio": ["-"]}, "--workers 2: workers cannot read stdin"),
+        ({"workers": 2, "device": "cuda:1"}, "gives each worker a device of its own"),
         ({"cluster": ""}, "--cluster needs an address"),
         ({"cluster": "auto", "audio": ["-"]}, "cannot read stdin"),
-        ({"cluster": "auto", "device": "cuda:1"}, "Ray chooses the devices"),
-        ({"cluster": "auto", "device": "mps"}, "Ray chooses the devices"),
+        ({"cluster": "auto", "device": "cuda:1"}, "gives each worker a device"),
+        ({"cluster": "auto", "device": "mps"}, "gives each worker a device"),
     ],
 )
 def test_what_a_cluster_cannot_serve_is_refused_by_name(given: dict, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         TranscribeOptions(**({"audio": [MEMO]} | given))
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ({}, None),
+        ({"workers": 1}, None),
+        ({"workers": 2}, HERE),
+        ({"workers": 2, "cluster": "auto"}, "auto"),
+        ({"cluster": "auto"}, "auto"),
+    ],
+)
+def test_several_workers_need_no_cluster(given: dict, address: str | None) -> None:
+    assert TranscribeOptions(audio=[MEMO], **given).workers_at == address
 
 
 def test_known_voices_are_those_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:

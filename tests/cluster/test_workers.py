@@ -12,7 +12,8 @@ import pytest
 from forescribe.asr.errors import AudioError, ForescribeError, UsageError
 from forescribe.asr.storage.locations import Source
 from forescribe.cluster.order import WorkOrder
-from forescribe.cluster.workers import Slot, TranscribeRows, Worker, portable
+from forescribe.cluster.workers import Slot, TranscribeRows, Worker, cards_for, portable
+from forescribe.speculative import device
 from tests.asr.batch.remote.objects import CopyTypist, put_calls
 from tests.asr.storage.faults import memory
 from tests.asr.typists import Outcome, text_of, write_wav
@@ -127,6 +128,20 @@ def test_rows_keep_their_columns_and_get_those_of_transcripts(calls, tmp_path) -
 def test_workers_fill_the_cluster(resources, given, expected) -> None:
     assert Slot.planned(resources, min(8, resources["CPU"]), **given) == expected
     assert ("num_gpus" in expected.options) is (expected.kind == "GPU")
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "workers", "found"),
+    [("cuda", 8, 8, 8), ("cuda", 8, 3, 8), ("hpu", 8, 8, 0), ("cpu", 1, 4, 0)],
+)
+def test_workers_of_one_machine_have_a_card_each(monkeypatch, kind, count, workers, found) -> None:
+    monkeypatch.setattr(device, "available", lambda name: name in (kind, "cpu"))
+    monkeypatch.setattr(device, "device_count", lambda name: count)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
+    assert cards_for("auto", workers) == found
+    what = {"cuda": "8 GPUs", "hpu": "8 Gaudi cards", "cpu": "4 cores"}[kind]
+    with pytest.raises(UsageError, match=f"--workers 9: this machine has {what}"):
+        cards_for(kind, 9)
 
 
 def test_a_device_that_the_cluster_does_not_have_is_refused() -> None:

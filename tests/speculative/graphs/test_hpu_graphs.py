@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -15,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forescribe.speculative.engine.runner import ShapeSet
 from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.requests import Mode
-from tests.speculative.graphs.recorder import Recorder, check_operator, compare, tensors
+from tests.speculative.graphs.fake_hpu import HPU, Compiled
+from tests.speculative.graphs.recorder import check_operator, tensors
 from tests.speculative.graphs.workloads import (
-    Pretend,
     beam_search,
     searched,
     tiny_engine,
@@ -26,39 +25,7 @@ from tests.speculative.graphs.workloads import (
     whisper_requests,
 )
 
-HPU = Pretend("hpu", torch.float32)
 GREEDY = [r for r in tiny_requests(40) if not r.ranks]
-
-
-class Compiled:
-    """A double of `torch.compile`: each function has one recipe, which every later call must repeat."""
-
-    def __init__(self) -> None:
-        self.recipes: list[Recorder] = []
-        self.calls = 0
-
-    def __call__(self, fn: Callable[[], None], **options: Any) -> Callable[[], None]:
-        assert options == {"backend": "hpu_backend", "fullgraph": True, "dynamic": False}
-        recipe: list[Recorder] = []
-
-        def run() -> None:
-            with Recorder(fn) as now:
-                fn()
-            self.calls += 1
-            if not recipe:
-                recipe.append(now)
-                self.recipes.append(now)
-            compare(recipe[0], now)
-
-        return run
-
-
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
-    monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
-    made = Compiled()
-    monkeypatch.setattr(torch, "compile", made)
-    return made
 
 
 def tokens(engine: Any, work: Any) -> dict[Any, tuple[int, ...]]:
