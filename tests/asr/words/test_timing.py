@@ -17,6 +17,7 @@ from forescribe.asr.words.timing import (
     alignment_heads,
     attention,
     boundaries,
+    medians,
     token_times,
 )
 from forescribe.speculative import choose
@@ -87,6 +88,13 @@ def test_the_path_is_that_of_librosa(rows, frames, seed):
     expected = [min(frame for at, frame in path if at == row) for row in range(rows)]
     found = boundaries(torch.from_numpy(-costs), rows - 1, frames * 320)
     assert [at // 320 for at in found] == expected
+
+
+@given(st.integers(1, 5), st.integers(7, 30), st.integers(1, 8), st.integers(0, 2**32))
+def test_medians_are_those_of_torch(rows, count, kinds, seed):
+    """With many equal numbers too."""
+    values = torch.from_numpy(np.random.default_rng(seed).integers(0, kinds, (rows, count))).float()
+    assert torch.equal(medians(values), values.unfold(-1, 7, 1).median(-1).values)
 
 
 def test_heads_are_those_of_the_generation_config_or_the_upper_half(whisper, monkeypatch):
