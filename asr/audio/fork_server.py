@@ -11,9 +11,9 @@ takes seconds, a fork milliseconds; this process has one thread, so that forking
 its client ends, and the kernel kills its children when it ends, so no decoder outlives its client.
 
 A request is one message with three files attached: recording, samples, reply. The reply consists of
-lines of JSON: the child's (`samples`, `notices` and, where the recording was to be cut into windows,
-`spans`, or `error`), then the server's (`exit`). When a client closes a reply, that child is killed;
-when it closes the socket, all of them are.
+lines of JSON: where the recording is to be cut, a list for each window, once its samples are in the file;
+then the child's (`samples` and `notices`, or `error`) and the server's (`exit`). When a client closes a
+reply, that child is killed; when it closes the socket, all of them are.
 """
 
 from __future__ import annotations
@@ -189,11 +189,11 @@ class _ForkServer:
                     with suppress(OSError):
                         os.close(descriptor)
             _bound(bounds)
-            with open(source, "rb") as file, open(samples, "wb") as output:
-                answer = _decode(name, bounds, cutting, self.detector, file, output)
-            with open(reply, "wb", closefd=False) as pipe:
-                # The spans of ten hours fill it several times.
-                pipe.write(json.dumps(answer).encode() + b"\n")
+            pipe = open(reply, "w", buffering=1, closefd=False)  # each window is told at once
+            with open(source, "rb") as file, open(samples, "wb") as output, pipe:
+                for line in _decode(name, bounds, cutting, self.detector, file, output):
+                    output.flush()
+                    print(json.dumps(line), file=pipe)
         finally:
             os._exit(0)
 
@@ -251,9 +251,9 @@ def _decode(
     detector: Detector | None,
     file: BinaryIO,
     output: BinaryIO,
-) -> dict[str, object]:
-    """Write the samples and return the child's reply. Whatever a decoder raises is an error of the
-    recording; lack of room for its samples is not."""
+) -> Iterator[object]:
+    """Write the samples and yield the lines of the child's reply. Whatever a decoder raises is an error of
+    the recording; lack of room for its samples is not."""
 
     def written(blocks: Iterator[Samples]) -> Iterator[Samples]:
         for block in blocks:
@@ -266,7 +266,6 @@ def _decode(
 
     try:
         with open_audio(file, max_s=bounds.max_s, name=name, demuxers=bounds.demuxers) as recording:
-            reply: dict[str, object] = {}
             blocks = written(recording.blocks())
             if cutting is None:
                 for _ in blocks:
@@ -274,14 +273,14 @@ def _decode(
             else:
                 assert detector is not None
                 options = cutting.options
-                windows = cut(blocks, detector, options, skip_silence=cutting.vad)
-                reply["spans"] = [window.span for window in windows]
+                for window in cut(blocks, detector, options, skip_silence=cutting.vad):
+                    yield window.span
             output.flush()
             notices = [astuple(notice) for notice in recording.warnings]
-            return {"samples": recording.sample_count, "notices": notices, **reply}
+            yield {"samples": recording.sample_count, "notices": notices}
     except Exception as error:
         refused = _refusal(name, bounds, error)
-    return {"error": [refused.code, refused.message]}
+        yield {"error": [refused.code, refused.message]}
 
 
 def _refusal(name: str, bounds: Bounds, error: Exception) -> ForescribeError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias, cast
 
@@ -38,7 +38,7 @@ WIDTH = np.dtype(np.float32).itemsize
 READ_SAMPLES = 1 << 16
 """Samples of one read."""
 
-Spans = tuple[WindowSpan, ...]
+Spans = Sequence[WindowSpan]
 """Windows in order."""
 
 
@@ -162,13 +162,20 @@ class _DecodedFileReader:
         self.spans = decoded.spans
 
     def read(self) -> Iterator[Pcm]:
-        for start in range(0, self.decoded.sample_count, READ_SAMPLES):
-            count = min(READ_SAMPLES, self.decoded.sample_count - start)
-            data = os.pread(self.decoded.file.fileno(), count * WIDTH, start * WIDTH)
-            yield Pcm(np.frombuffer(data, np.float32)[:, None], SAMPLE_RATE)
+        return read_samples(self.decoded.file, 0, self.decoded.sample_count)
 
     def close(self) -> None:
         """Nothing to close: the decoded file stays open."""
+
+
+def read_samples(file: BinaryIO, start: int, end: int) -> Iterator[Pcm]:
+    """Decoded samples, by position. Raises AudioError where the file ends before."""
+    for at in range(start, end, READ_SAMPLES):
+        count = min(READ_SAMPLES, end - at)
+        data = os.pread(file.fileno(), count * WIDTH, at * WIDTH)
+        if len(data) < count * WIDTH:
+            raise AudioError("the decoder wrote fewer samples than it reported")
+        yield Pcm(np.frombuffer(data, np.float32)[:, None], SAMPLE_RATE)
 
 
 def _from_mapping(audio: Mapping[str, Any], rate: float | None) -> Input:

@@ -4,11 +4,11 @@
         for source in pool.ahead(paths):
             with pool.open(source) as recording: ...
 
-A core decodes and cuts an mp3 at 350 times its length; a model that transcribes faster waits for audio
-otherwise. The windows are those that reading in this process gives. Samples wait in unnamed files, 64 kB
-per second, `spool_bytes` of them at most. What does not fit, and what no child has begun when its turn
-comes, is read in this process, block by block: memory and disk are bounded whatever comes, and the first
-recording is not waited for.
+A core decodes and cuts an mp3 at 500 times its length; a model that transcribes faster waits for audio
+otherwise. The windows are those that reading in this process gives, and are there as soon as a child has
+cut them. Samples wait in unnamed files, 64 kB per second, `spool_bytes` of them at most. What does not fit is
+read in this process, block by block: memory and disk are bounded whatever comes. So is a first recording that
+is short, which does not wait for the children to be loaded.
 
 Knows nothing of models.
 """
@@ -19,25 +19,36 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from queue import SimpleQueue
+from typing import BinaryIO, Self
 
 from ..errors import ForescribeError, visible
-from ..formats.transcript_parts import SAMPLE_RATE
-from .containers import DEMUXERS
+from ..formats.transcript_parts import SAMPLE_RATE, Notice
+from ..segment.cut_plan import plan_of
+from ..segment.vad import SileroDetector
+from ..segment.windows import WindowSpan
+from .containers import DEMUXERS, Pcm
 from .fork_server import Bounds, Cutting
-from .inputs import WIDTH, DecodedFile, Input
+from .inputs import WIDTH, DecodedFile, Input, read_samples
 from .opening import open_path
 from .reading import Recording, length_of, open_audio
 from .sandbox import Decoders
+
+SECOND = SAMPLE_RATE * WIDTH
+"""Bytes of samples."""
 
 SPOOL_BYTES = 4 << 30
 """Samples of 18 hours."""
 
 AHEAD = 4
 """Recordings that are begun for each reader: of short ones several are used up while the next is read."""
+
+LONG_S = 1200.0
+"""A first recording of less is read in this process, which takes about as long as loading the children."""
 
 DAY_S = 24 * 3600
 MEMORY_BYTES = 4 << 30
@@ -68,7 +79,7 @@ class ReaderPool:
         self._lock = threading.Lock()
         self._used = 0
         self._bounds = Bounds(
-            max_s=spool_bytes / (SAMPLE_RATE * WIDTH),
+            max_s=spool_bytes / SECOND,
             wall_s=DAY_S,
             cpu_s=DAY_S,
             memory_bytes=MEMORY_BYTES,
@@ -101,7 +112,8 @@ class ReaderPool:
         coming = iter(sources)
         first = next(coming, None)
         if first is not None:
-            self._waiting.append(_Waiting(first, 0))
+            size = self._size(first)
+            self._waiting.append(_Waiting(first, size if size >= LONG_S * SECOND else 0))
         while True:
             while len(self._waiting) < self.readers * AHEAD:
                 if self._waiting and not getattr(coming, "ready", True):
@@ -126,24 +138,14 @@ class ReaderPool:
         waiting = self._waiting.popleft()
         if waiting.decoded is None:
             return open_audio(source)
-        if waiting.decoded.cancel():  # the children have others
-            self._release(waiting.size)
-            return open_audio(source)
-        try:
-            decoded = waiting.decoded.result()
-        except BaseException as error:
-            self._release(waiting.size)
-            if isinstance(error, ForescribeError) and error.code in NO_ROOM:
-                return open_audio(source)
-            raise
-        return _Spooled(decoded, self, waiting.size)
+        return _Spooled(waiting, self)
 
     def _size(self, source: Input) -> int:
         """Bytes to reserve for the samples of a source; 0 for one that is to be read in this process."""
         if not isinstance(source, str | os.PathLike):
             return 0
         length = length_of(os.fspath(source))  # 0 for "-", pipes and what is missing
-        size = round(length * SAMPLE_RATE * WIDTH)
+        size = round(length * SECOND)
         return size if size <= self.spool_bytes else 0
 
     def _begin(self) -> None:
@@ -155,20 +157,29 @@ class ReaderPool:
                 if self._used + waiting.size > self.spool_bytes:
                     return
                 self._used += waiting.size
-            waiting.decoded = self._threads.submit(self._decode, waiting.source)
+            waiting.decoded = self._threads.submit(self._decode, waiting)
 
-    def _decode(self, source: Input) -> DecodedFile:
-        assert isinstance(source, str | os.PathLike)
-        path, name = Path(source), visible(str(source))
-        with open_path(path, name) as file:
-            return self._decoders.decode(file, self._bounds, name=name, cutting=self.cutting)
+    def _decode(self, waiting: _Waiting) -> DecodedFile:
+        assert isinstance(waiting.source, str | os.PathLike)
+        path, name = Path(waiting.source), visible(str(waiting.source))
+        try:
+            with open_path(path, name) as file:
+                return self._decoders.decode(
+                    file, self._bounds, name=name, cutting=self.cutting, told=waiting.told
+                )
+        finally:
+            waiting.windows.put(None)
 
     def _drop(self, waiting: _Waiting) -> None:
-        if waiting.decoded is None:
-            return
+        """Make room in the spool, once no child writes there: it ends with its next window."""
+        waiting.dropped = True
+        if waiting.decoded is not None:
+            waiting.decoded.cancel()
+            waiting.decoded.add_done_callback(lambda _: self._dropped(waiting))
+
+    def _dropped(self, waiting: _Waiting) -> None:
+        waiting.close()
         self._release(waiting.size)
-        if not waiting.decoded.cancel() and waiting.decoded.exception() is None:
-            waiting.decoded.result().close()
 
     def _release(self, size: int) -> None:
         with self._lock:
@@ -178,29 +189,91 @@ class ReaderPool:
 class _Spooled(Recording):
     """A recording in the spool, which it leaves when it is closed."""
 
-    def __init__(self, decoded: DecodedFile, pool: ReaderPool, size: int) -> None:
-        self._held: tuple[DecodedFile, ReaderPool, int] | None = (decoded, pool, size)
+    def __init__(self, waiting: _Waiting, pool: ReaderPool) -> None:
+        self._leave = ExitStack()
+        self._leave.callback(pool._drop, waiting)
         try:
-            super().__init__(decoded.reader(), name=decoded.name)
+            super().__init__(_SpoolReader(waiting, pool.cutting), name=visible(str(waiting.source)))
         except BaseException:
-            self._leave()
+            self._leave.close()
             raise
 
     def close(self) -> None:
         super().close()
-        self._leave()
+        self._leave.close()
 
-    def _leave(self) -> None:
-        if self._held is not None:
-            (decoded, pool, size), self._held = self._held, None
-            decoded.close()
-            pool._release(size)
+
+class _SpoolReader:
+    """The `Reader` of a recording that a child decodes and cuts. What there is no room for is cut here."""
+
+    declared_s: float | None = None  # the notices say what was missing
+
+    def __init__(self, waiting: _Waiting, cutting: Cutting | None) -> None:
+        self._waiting, self._cutting = waiting, cutting
+        self.notices: tuple[Notice, ...] = ()
+        self.spans: list[WindowSpan] | None = None if cutting is None else []
+
+    def read(self) -> Iterator[Pcm]:
+        waiting, end = self._waiting, 0
+        assert waiting.decoded is not None
+        for file, span in iter(waiting.windows.get, None):
+            assert self.spans is not None
+            self.spans.append(span)
+            yield from read_samples(file, end, span.end)
+            end = span.end
+        try:
+            decoded = waiting.decoded.result()
+        except ForescribeError as error:
+            if error.code not in NO_ROOM:
+                raise
+        else:
+            self.notices = decoded.notices
+            yield from read_samples(decoded.file, end, decoded.sample_count)
+            return
+        if self._cutting is not None:
+            with open_audio(waiting.source) as recording:
+                vad, options = self._cutting.vad, self._cutting.options
+                plan = plan_of(recording.blocks(), SileroDetector(), options, skip_silence=vad)
+            assert self.spans is not None
+            self.spans[:] = plan.spans  # those that are known begin them
+        with open_audio(waiting.source) as recording:
+            at = 0
+            for block in recording.blocks():
+                yield Pcm(block[max(0, end - at) :, None], SAMPLE_RATE)
+                at += len(block)
+            self.notices = recording.warnings
+
+    def close(self) -> None:
+        """The spool is not this one's."""
 
 
 @dataclass(eq=False)
 class _Waiting:
-    """A source that was pulled; `decoded` is None as long as it does not fit into the spool."""
+    """A source that was pulled; `decoded` is None as long as it does not fit into the spool. `windows` are
+    those that a child has cut, with the files of their samples; None behind the last one."""
 
     source: Input
     size: int  # bytes to reserve; 0: not for the spool
     decoded: Future[DecodedFile] | None = None
+    windows: SimpleQueue[tuple[BinaryIO, WindowSpan] | None] = field(default_factory=SimpleQueue)
+    files: dict[BinaryIO, BinaryIO] = field(default_factory=dict)  # ours, by those of the children
+    end: int = 0
+    dropped: bool = False
+
+    def told(self, file: BinaryIO, span: WindowSpan) -> None:
+        """A window has been cut. A second child, after one that has died, begins again. Raises CancelledError
+        where nobody reads it any more."""
+        if self.dropped:
+            raise CancelledError
+        if file not in self.files:
+            self.files[file] = os.fdopen(os.dup(file.fileno()), "rb")
+        if span.start >= self.end:
+            self.end = span.end
+            self.windows.put((self.files[file], span))
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+        if self.decoded is not None and not self.decoded.cancelled():
+            if self.decoded.exception() is None:
+                self.decoded.result().close()

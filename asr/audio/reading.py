@@ -110,7 +110,7 @@ def open_audio(
 class Recording(AbstractContextManager["Recording"]):
     """An opened recording, to be read once.
 
-    `spans` are its windows where it was cut before.
+    `spans` are its windows where it is cut elsewhere, each of them there before the last of its samples.
     `sample_count` and `warnings` are complete when `blocks()` is exhausted. `resample` makes the resampler of
     a rate.
     """

@@ -5,7 +5,8 @@
     with open_audio(decoded) as recording: ...
 
 The child writes the samples to their file directly: nothing is copied through this process, and a
-long recording is never in memory as a whole. `asr.audio.fork_server` is the other process.
+long recording is never in memory as a whole. Of a recording that it cuts, it tells each window as soon as it
+is certain. `asr.audio.fork_server` is the other process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, cast, get_args
@@ -36,8 +37,9 @@ from ..errors import (
 )
 from ..formats.transcript_parts import Notice, merged
 from ..segment.cut_plan import span_of
+from ..segment.windows import WindowSpan
 from .fork_server import Bounds, Cutting
-from .inputs import WIDTH, DecodedFile, Spans
+from .inputs import WIDTH, DecodedFile
 
 TRIES = 2
 """A decoder that dies is started once more: the machine may have been short of memory."""
@@ -53,6 +55,9 @@ CLOSE_S = 3.0
 
 REPEATED = "short_audio"
 """A notice that reading the decoded samples produces again."""
+
+Told = Callable[[BinaryIO, WindowSpan], None]
+"""Is told of a window whose samples are in this file now."""
 
 
 class Decoders:
@@ -86,9 +91,10 @@ class Decoders:
         *,
         name: str,
         cutting: Cutting | None = None,
+        told: Told | None = None,
     ) -> DecodedFile:
-        """Decode a recording and wait for its samples and, with `cutting`, for its windows. The source stays
-        open.
+        """Decode a recording and wait for its samples and, with `cutting`, for its windows. `told` hears of
+        these before, and from the first one again where a child has died. The source stays open.
 
         Raises AudioError: what `open_audio` and reading raise; `invalid_audio` also where the decoder
         crashes, hangs or exceeds its bounds; `internal_error` where it cannot be started. Raises
@@ -99,13 +105,17 @@ class Decoders:
             with tempfile.TemporaryFile() as file:
                 file.write(source)
                 file.flush()
-                return self.decode(cast(BinaryIO, file), bounds, name=name, cutting=cutting)
+                return self.decode(
+                    cast(BinaryIO, file), bounds, name=name, cutting=cutting, told=told
+                )
         source.flush()
         ends: list[int | None] = []
         for _ in range(TRIES):
             samples = cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder))
+            windows = _Windows(samples, told)
             try:
-                reply = self._request(source, samples, bounds.request(name, cutting), bounds)
+                message = bounds.request(name, cutting)
+                reply = self._request(source, samples, message, bounds, windows)
                 if "error" in reply:
                     raise _error(*reply["error"])
                 if "samples" in reply:
@@ -116,7 +126,8 @@ class Decoders:
                         raise AudioError(
                             "the decoder wrote a different number of samples than it reported"
                         )
-                    spans = None if cutting is None else _checked_spans(reply["spans"], count)
+                    windows.check(count if cutting is not None else 0)
+                    spans = None if cutting is None else tuple(windows.spans)
                     return DecodedFile(name, samples, count, merged(notices), spans)
                 late, status = reply["late"], reply["exit"]
             except (ValueError, TypeError, LookupError, RecursionError) as error:
@@ -149,16 +160,28 @@ class Decoders:
         self._pool.shutdown()
 
     def _request(
-        self, source: BinaryIO, samples: BinaryIO, message: bytes, bounds: Bounds
+        self,
+        source: BinaryIO,
+        samples: BinaryIO,
+        message: bytes,
+        bounds: Bounds,
+        windows: _Windows,
     ) -> dict[str, Any]:
-        """Have a recording decoded; returns the child's reply and how it ended. Raises ValueError for a reply
-        that is too long or not JSON."""
+        """Have a recording decoded; returns the child's reply and how it ended, `exit` None where that is
+        unknown. Raises ValueError for a reply that is too long or not JSON, and what `windows` raises."""
         ours, theirs = os.pipe()
         with open(ours, "rb") as reply:
             # Reopened, so that the child can neither write to it nor move our position in it.
             with open(theirs, "wb") as end, open(f"/dev/fd/{source.fileno()}", "rb") as readable:
                 self._send(message, [readable.fileno(), samples.fileno(), end.fileno()])
-            return _read_reply(reply, bounds.wall_s + GRACE_S, bounds.reply_bytes)
+            result: dict[str, Any] = {"exit": None, "late": False}
+            for line in _lines(reply, bounds.wall_s + GRACE_S, bounds.reply_bytes):
+                said = json.loads(line)
+                if isinstance(said, list):
+                    windows.add(said)
+                else:
+                    result |= said
+            return result
 
     def _send(self, message: bytes, files: list[int]) -> None:
         with self._lock:
@@ -205,25 +228,22 @@ class Decoders:
         return self._control
 
 
-def _read_reply(reply: BinaryIO, wait_s: float, most_bytes: int) -> dict[str, Any]:
-    """The lines of a reply, merged. `exit` is None where the end of the child is unknown.
-
-    Raises ValueError for more than `most_bytes` and for what is not JSON. The server kills the child once the
-    caller closes the reply.
-    """
-    poll, data, end_s = select.poll(), bytearray(), time.monotonic() + wait_s
+def _lines(reply: BinaryIO, wait_s: float, most_bytes: int) -> Iterator[bytes]:
+    """The lines of a reply, as they come. Raises ValueError for more than `most_bytes`. The server kills the
+    child once the caller closes the reply."""
+    poll, rest, end_s = select.poll(), b"", time.monotonic() + wait_s
     poll.register(reply, select.POLLIN)
     while poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
         piece = os.read(reply.fileno(), 1 << 16)
         if not piece:
             break
-        data += piece
-        if len(data) > most_bytes:
-            raise ValueError(f"more than {most_bytes} bytes")
-    result: dict[str, Any] = {"exit": None, "late": False}
-    for line in data.splitlines():
-        result |= json.loads(line)
-    return result
+        most_bytes -= len(piece)
+        if most_bytes < 0:
+            raise ValueError("a reply that is too long")
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
 
 
 def _notice(fields: Sequence[Any]) -> Notice:
@@ -235,16 +255,28 @@ def _notice(fields: Sequence[Any]) -> Notice:
     )
 
 
-def _checked_spans(values: Sequence[Any], samples: int) -> Spans:
+class _Windows:
     """The windows of a reply, which must partition the samples."""
-    spans, at = tuple(map(span_of, values)), 0
-    for span in spans:
-        if span.start != at or span.end <= span.start:
-            break
-        at = span.end
-    if at != samples:
-        raise AudioError("the decoder reported windows that do not cover its samples")
-    return spans
+
+    def __init__(self, samples: BinaryIO, told: Told | None) -> None:
+        self._samples, self._told = samples, told
+        self._end = 0
+        self.spans: list[WindowSpan] = []
+
+    def add(self, values: Sequence[Any]) -> None:
+        """The next window. Raises AudioError where it does not follow the last one."""
+        span = span_of(values)
+        if span.start != self._end or span.end <= span.start:
+            raise AudioError("the decoder reported windows that do not cover its samples")
+        self._end = span.end
+        self.spans.append(span)
+        if self._told is not None:
+            self._told(self._samples, span)
+
+    def check(self, samples: int) -> None:
+        """Raise AudioError unless they cover so many samples."""
+        if self._end != samples:
+            raise AudioError("the decoder reported windows that do not cover its samples")
 
 
 def _error(code: Code, message: str) -> ForescribeError:

@@ -103,7 +103,7 @@ class PlannedWindows(CutWindows):
     def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
         """The windows of the plan that have not been restored."""
         skip = frozenset(decoded.index for group in self.kept for decoded in group.decoded)
-        windows = planned_windows(blocks, self.plan, skip)
+        windows = planned_windows(blocks, self.plan.spans, skip)
         return recording.spoken_windows(windows)
 
     def ended(

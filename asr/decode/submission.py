@@ -28,7 +28,7 @@ from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import CapacityError, ForescribeError, out_of_memory
 from ..formats.transcript_parts import State, seconds
 from ..model.whisper import EncoderStates
-from ..segment.cut_plan import Plan, planned_windows
+from ..segment.cut_plan import planned_windows
 from ..segment.cutter import cut
 from ..segment.windows import Window, total
 from ..words.assembly import pauses
@@ -352,7 +352,7 @@ class CutWindows:
         cut into before; else cut in its pauses."""
         spans, options = recording.audio.spans, self.bound.options
         if spans is not None:
-            windows = planned_windows(blocks, Plan(spans))
+            windows = planned_windows(blocks, spans)
         else:
             detector = self.context.voice_detector()
             windows = cut(blocks, detector, options.windows, skip_silence=options.vad)

@@ -106,19 +106,23 @@ def plan_of(
 
 
 def planned_windows(
-    blocks: Iterable[Samples], plan: Plan, skip: frozenset[int] = frozenset()
+    blocks: Iterable[Samples], spans: Iterable[WindowSpan], skip: frozenset[int] = frozenset()
 ) -> Iterator[Window]:
-    """The plan's windows except those of `skip`, from the recording's blocks [any length].
+    """The windows of `spans` except those of `skip`, from the recording's blocks [any length]. A list may
+    grow meanwhile: a span is needed with the first of its samples.
 
-    Raises ValueError where the blocks are not the recording that was planned.
+    Raises ValueError where the blocks are not the recording that was cut.
     """
-    index, at = 0, 0
+    coming, index, at = iter(spans), -1, 0
+    span: WindowSpan | None = None
     held: list[Samples] = []
     for block in blocks:
         while len(block):
-            if index == len(plan.spans):
-                raise ValueError(f"the recording is longer than the {at} samples of its plan")
-            start, end, speech, voiced, level_db = plan.spans[index]
+            if span is None:
+                span, index = next(coming, None), index + 1
+                if span is None:
+                    raise ValueError(f"the recording is longer than the {at} samples of its plan")
+            start, end, speech, voiced, level_db = span
             part, block = block[: end - at], block[end - at :]
             at += len(part)
             if speech and index not in skip:
@@ -127,6 +131,6 @@ def planned_windows(
                 if index not in skip:
                     own = np.concatenate(held) if speech else part[:0].copy()
                     yield Window(index, start, end, speech, own, voiced, level_db=level_db)
-                index, held = index + 1, []
-    if index < len(plan.spans):
-        raise ValueError(f"the recording ends at {at} of the {plan.sample_count} samples planned")
+                span, held = None, []
+    if span is not None or next(coming, None) is not None:
+        raise ValueError(f"the recording ends at sample {at}, before its plan does")

@@ -214,13 +214,12 @@ def load_transcriber(
 
 
 def readers_for(readers: int | None, *, recordings: int, on_cpu: bool, beside: int = 1) -> int:
-    """How many readers there are for a call; None chooses: none on a CPU, whose cores the model uses, and
-    none for a single recording, which is read as it is transcribed. `beside`: processes that share the
-    cores."""
+    """How many readers there are for a call; None chooses: none on a CPU, whose cores the model uses.
+    `beside`: processes that share the cores."""
     if readers is not None:
         return readers
     spare = len(os.sched_getaffinity(0)) // beside - OTHER_CORES
-    return 0 if on_cpu or recordings < 2 else max(1, min(MOST_READERS, spare))
+    return 0 if on_cpu else max(1, min(MOST_READERS, spare, recordings))
 
 
 def _on_workers(options: TranscribeOptions, batch: Batch, console: Console) -> BatchTranscriber:

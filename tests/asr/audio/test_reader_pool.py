@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pytest
 import soundfile
 
-from forescribe.asr.audio import reader_pool
+from forescribe.asr.audio import reader_pool, sandbox
 from forescribe.asr.audio.fork_server import Bounds, Cutting
 from forescribe.asr.audio.inputs import Input
 from forescribe.asr.audio.reader_pool import ReaderPool
 from forescribe.asr.audio.reading import open_audio
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.errors import AudioError, CapacityError, ForescribeError, OutputError
+from forescribe.asr.segment.cut_plan import planned_windows
 from forescribe.asr.segment.cutter import cut
 from forescribe.asr.segment.vad import SileroDetector
 from forescribe.asr.segment.windows import WindowOptions
@@ -67,8 +71,8 @@ def test_windows_and_samples_are_those_of_reading_here(vad: bool) -> None:
                 assert warnings == recording.warnings
             windows = cut(iter([expected]), SileroDetector(), options, skip_silence=vad)
             wanted = tuple(window.span for window in windows)
-            # The first is read here, so that nobody waits for it.
-            assert spans == (None if number == 0 else wanted)
+            # The first is short and read here, so that nobody waits for it.
+            assert (spans and tuple(spans)) == (None if number == 0 else wanted)
         assert pool.used_bytes == 0
 
 
@@ -139,36 +143,6 @@ def test_a_full_disk_of_the_spool_costs_no_recording(
 
 
 @pytest.mark.usefixtures("loaded")
-def test_what_no_child_has_begun_is_read_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The only child is busy with the second recording while the third one's turn comes."""
-    begun, go_on = threading.Event(), threading.Event()
-    decode = Decoders.decode
-
-    def slow(self: Decoders, *arguments: object, **more: object) -> object:
-        begun.set()
-        assert go_on.wait(60)
-        return decode(self, *arguments, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Decoders, "decode", slow)
-    paths: list[Input] = [noise(tmp_path / f"{i}.wav", 1.0, i) for i in range(3)]
-    with ReaderPool(1, Cutting(vad=False)) as pool:
-        ahead = pool.ahead(paths)
-        next(ahead)
-        assert begun.wait(60)
-        next(ahead)
-        threading.Timer(0.2, go_on.set).start()
-        with pool.open(paths[1]) as second:
-            assert second.spans is not None  # it had been begun: worth the wait
-        begun.clear()
-        assert pool.used_bytes <= SIZE
-        next(ahead)
-        with pool.open(paths[2]) as third:
-            assert sum(map(len, third.blocks())) == SECOND
-
-
-@pytest.mark.usefixtures("loaded")
 def test_a_killed_child_is_tried_again_and_then_fails_its_recording_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,11 +151,11 @@ def test_a_killed_child_is_tried_again_and_then_fails_its_recording_alone(
     tries = 0
 
     def killed(
-        self: Decoders, source: object, samples: object, message: bytes, wall_s: float
+        self: Decoders, source: object, samples: object, message: bytes, *more: object
     ) -> object:
         nonlocal tries
         if b"poison" not in message:
-            return reply(self, source, samples, message, wall_s)  # type: ignore[arg-type]
+            return reply(self, source, samples, message, *more)  # type: ignore[arg-type]
         tries += 1
         return {"exit": -signal.SIGKILL, "late": False}
 
@@ -193,6 +167,79 @@ def test_a_killed_child_is_tried_again_and_then_fails_its_recording_alone(
     assert tries == 2
     assert found[1][:2] == (CapacityError, "overloaded")  # type: ignore[index]
     assert [len(found[i][0]) for i in (0, 2)] == [SECOND, SECOND]  # type: ignore[index]
+
+
+def talk(folder: Path, seconds: int = 90) -> str:
+    """A recording of several windows: the samples, one after the other."""
+    voices = np.concatenate([soundfile.read(path, dtype="float32")[0] for path in SAMPLES])
+    repeated = np.tile(voices, 1 + seconds * SECOND // len(voices))[: seconds * SECOND]
+    soundfile.write(folder / "talk.flac", repeated, SECOND)
+    return str(folder / "talk.flac")
+
+
+@pytest.mark.usefixtures("loaded")
+def test_windows_of_a_long_recording_are_there_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is the first one, and the only one."""
+    first, go_on, hear = threading.Event(), threading.Event(), sandbox._Windows.add
+
+    def waiting(self: sandbox._Windows, values: list[object]) -> None:
+        if first.is_set():
+            assert go_on.wait(60)
+        hear(self, values)
+        first.set()
+
+    monkeypatch.setattr(sandbox._Windows, "add", waiting)
+    monkeypatch.setattr(reader_pool, "LONG_S", 60.0)
+    path = talk(tmp_path)
+    with open_audio(path) as recording:
+        expected = np.concatenate([*recording.blocks()])
+    spans = [w.span for w in cut(iter([expected]), SileroDetector(), WindowOptions())]
+    assert len(spans) > 3
+    with ReaderPool(1, Cutting()) as pool:
+        with pool.open(next(pool.ahead([path]))) as recording:
+            windows = planned_windows(recording.blocks(), recording.spans or ())
+            assert recording.spans == spans[:1] and not go_on.is_set()
+            go_on.set()
+            found = list(windows)
+    assert [window.span for window in found] == spans
+    for window in filter(attrgetter("speech"), found):
+        assert np.array_equal(window.samples, expected[window.start : window.end])
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("end", ["killed", "no room"])
+def test_what_ends_a_child_between_two_windows_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    request, tries = Decoders._request, 0
+
+    def ends(self: Decoders, source: BinaryIO, samples: BinaryIO, *more: Any) -> dict[str, Any]:
+        nonlocal tries
+        tries += 1
+        if tries > 1:
+            return request(self, source, samples, *more)
+        with tempfile.TemporaryFile() as whole, monkeypatch.context() as patch:
+            patch.setattr(more[-1], "_told", None)
+            request(self, source, cast(BinaryIO, whole), *more)
+            spans, more[-1].spans[:], more[-1]._end = [*more[-1].spans], [], 0
+            os.pwrite(samples.fileno(), os.pread(whole.fileno(), SIZE * 60, 0), 0)
+        for span in spans[:2]:
+            more[-1].add(span)
+        if end == "killed":
+            return {"exit": -signal.SIGKILL, "late": False}
+        return {"error": ["storage_full", "no room for the samples"], "exit": 0, "late": False}
+
+    monkeypatch.setattr(reader_pool, "LONG_S", 60.0)
+    path = talk(tmp_path)
+    with ReaderPool(1, Cutting()) as pool:
+        (expected,) = contents(pool, [path])
+        monkeypatch.setattr(Decoders, "_request", ends)
+        (found,) = contents(pool, [path])
+        assert pool.used_bytes == 0
+    assert tries == (2 if end == "killed" else 1)
+    assert np.array_equal(found[0], expected[0]) and found[1:] == expected[1:]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -219,6 +266,23 @@ def test_an_answer_that_is_none_fails_the_recording(monkeypatch, reply) -> None:
         decoders.decode(b"any", Bounds(), name="a")
     decoders.close()
     assert caught.value.code == "invalid_audio"
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_recording_that_is_closed_early_ends_its_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one would wait for it."""
+    monkeypatch.setattr(reader_pool, "LONG_S", 60.0)
+    paths: list[Input] = [talk(tmp_path, 1200), noise(tmp_path / "b.wav", 1.0)]
+    with ReaderPool(1, Cutting()) as pool:
+        ahead = pool.ahead(paths)
+        with pool.open(next(ahead)) as first:
+            next(first.blocks())
+        with pool.open(next(ahead)) as second:
+            assert sum(map(len, second.blocks())) == SECOND
+        assert len(first.spans or ()) < 10
+        assert pool.used_bytes == 0
 
 
 def test_ending_early_leaves_neither_children_nor_files(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_readers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     assert readers_for(None, recordings=100, on_cpu=False) == 8
     assert readers_for(None, recordings=100, on_cpu=True) == 0
-    assert readers_for(None, recordings=1, on_cpu=False) == 0
+    assert readers_for(None, recordings=1, on_cpu=False) == 1
     assert readers_for(None, recordings=100, on_cpu=False, beside=4) < 8  # they share the cores
     assert readers_for(3, recordings=1, on_cpu=True) == 3
     assert readers_for(0, recordings=100, on_cpu=False) == 0
