@@ -48,7 +48,7 @@ AHEAD = 4
 """Recordings that are begun for each reader: of short ones several are used up while the next is read."""
 
 LONG_S = 1200.0
-"""A first recording of less is read in this process, which takes about as long as loading the children."""
+"""A first recording of less is read in this process: that takes 3 s, as loading the children does."""
 
 DAY_S = 24 * 3600
 MEMORY_BYTES = 4 << 30
