@@ -207,14 +207,18 @@ def _cut(segment: Segment, words: Sequence[Word], who: Sequence[Attribution]) ->
         yield _named(replace(segment, words=kept), named)
         return
     runs = [tuple(run) for _, run in groupby(named, key=attrgetter("speaker"))]
+    at = 0
     for number, run in enumerate(runs):
+        text, begin = _text(run), at
+        at += len(text)
         start = run[0].start_sample if number else segment.start_sample
         end = run[-1].end_sample if number < len(runs) - 1 else segment.end_sample
         piece = replace(
             segment,
             start_sample=start,
             end_sample=max(start, end),
-            text=_text(run),
+            text=text,
+            corrections=segment.corrected_from(begin, at),
             tokens=segment.tokens if len(runs) == 1 else (),
             words=run,
             continues=segment.continues or number > 0,

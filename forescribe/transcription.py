@@ -87,6 +87,7 @@ def transcribe(
     language: str | None = ...,
     task: Task = ...,
     initial_prompt: str | None = ...,
+    terms: Sequence[str] = ...,
     hint: str | None = ...,
     words: bool = ...,
     diarize: bool = ...,
@@ -105,6 +106,7 @@ def transcribe(
     language: str | None = ...,
     task: Task = ...,
     initial_prompt: str | None = ...,
+    terms: Sequence[str] = ...,
     hint: str | None = ...,
     words: bool = ...,
     diarize: bool = ...,
@@ -122,6 +124,7 @@ def transcribe(
     language: str | None = None,
     task: Task = "transcribe",
     initial_prompt: str | None = None,
+    terms: Sequence[str] = (),
     hint: str | None = None,
     words: bool = False,
     diarize: bool = False,
@@ -147,6 +150,7 @@ def transcribe(
         language: the spoken language, a code (`pt`, `pt-BR`) or a name; None detects it.
         task: "transcribe", or "translate" into English.
         initial_prompt: text with names and spellings to expect.
+        terms: names and terms, written so where they are heard; each as a line of `--terms`.
         hint: text that is probably spoken, such as a script: drafts are copied from it in place of a draft
             model, which saves time and changes no word.
         words: give every segment its words with their times.
@@ -183,6 +187,7 @@ def transcribe(
         language=language,
         task=task,
         initial_prompt=initial_prompt,
+        terms=terms if isinstance(terms, str) else tuple(terms),
         hint=hint,
         words=words,
         guards=Guards(),

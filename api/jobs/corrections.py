@@ -162,6 +162,7 @@ class _Original:
             speaker_confidence=None,
             doubt=None,
             continues=False,
+            corrections=(),
         )
 
     def _word(self, word: int | NewWord, speaker: str | None) -> Word:

@@ -40,6 +40,7 @@ SHOWN = (
     "language",
     "prompt",
     "keywords",
+    "terms",
     "temperature",
     "task",
     "diarize",

@@ -21,8 +21,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forescribe.asr.decode.options import Guards, Options
+from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.segment.windows import WindowOptions
+from forescribe.asr.words.terms import MOST_TERMS, read_terms
 from forescribe.speculative.requests import MOST_BEAMS, MOST_PATIENCE
 
 from ..errors import ApiError
@@ -91,6 +93,8 @@ Entry = Annotated[str, Field(max_length=MAX_NAME)]
 
 ARRAYS = frozenset(
     {
+        "terms",
+        "keyterms",
         "languages",
         "keywords",
         "include",
@@ -127,6 +131,8 @@ class AudioForm(BaseModel):
     response_format: Format = "json"
     temperature: float = Field(default=0.0, ge=0, le=1)
     initial_prompt: str | None = Field(default=None, max_length=MAX_PROMPT)
+    terms: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
+    keyterms: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
     hotwords: str | None = Field(default=None, max_length=MAX_PROMPT)
     vad_filter: bool = True
     word_timestamps: bool = False
@@ -159,12 +165,20 @@ class AudioForm(BaseModel):
             (self.temperature,) if self.temperature else Guards.temperatures,
         )
 
-    def prompted(self, *more: str) -> str | None:
+    @property
+    def prompted(self) -> str | None:
         """The text before every window."""
-        return (
-            ", ".join(filter(None, (self.prompt, self.initial_prompt, *more, self.hotwords)))
-            or None
-        )
+        return ", ".join(filter(None, (self.prompt, self.initial_prompt))) or None
+
+    def listed(self, *more: str) -> tuple[str, ...]:
+        """The terms to write, as `Options.terms` has them. Raises ApiError `invalid_value`."""
+        hot = (part for part in (self.hotwords or "").split(",") if part.strip())
+        lines = (*self.terms, *self.keyterms, *more, *hot)
+        try:
+            read_terms(lines)
+        except UsageError as error:
+            raise invalid("terms", str(error)) from error
+        return lines
 
 
 class TranscriptionForm(AudioForm):
@@ -250,7 +264,8 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
     return Options(
         language=language,
         task=form.task,
-        initial_prompt=form.prompted(*form.keywords),
+        initial_prompt=form.prompted,
+        terms=form.listed(*form.keywords),
         hint=form.hint,
         vad=form.vad_filter,
         windows=windows,
@@ -274,7 +289,8 @@ def translation(form: TranslationForm, serving: Serving) -> Options:
         raise invalid("model", "an English-only model cannot translate")
     return Options(
         task="translate",
-        initial_prompt=form.prompted(),
+        initial_prompt=form.prompted,
+        terms=form.listed(),
         vad=form.vad_filter,
         words="word" in granularities(form),
         guards=form.guards,
@@ -328,8 +344,8 @@ def _elements(name: str, value: str) -> list[str]:
     if not value.lstrip().startswith("["):
         return [value]
     items = loads(value, name)
-    if len(items) > MAX_LISTED:  # before each is checked
-        raise ApiError("invalid_value", f"{name}: more than {MAX_LISTED} entries", param=name)
+    if len(items) > MOST_TERMS:  # before each is checked
+        raise ApiError("invalid_value", f"{name}: more than {MOST_TERMS} entries", param=name)
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise ApiError("invalid_value", f"{name}: not a list of strings", param=name)
     return items

@@ -29,6 +29,7 @@ from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Segment, State
 from ..model.tokens import TASKS, Task
 from ..segment.windows import Samples, WindowOptions
+from ..words.terms import read_terms
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ..model.whisper import EncoderStates
     from ..segment.windows import Run
     from ..storage.locations import Entry
+    from ..words.second_look import Change
 
 
 DOUBTFUL_BEAMS = 5
@@ -50,8 +52,10 @@ class Options:
     tokens per round; None takes the transcriber's own, which is also the maximum. `initial_prompt` is text
     before every window: names and spellings to expect. `hint` is text that is probably spoken, such as a
     script or an earlier transcript of the whole recording: drafts are copied from it, and no word depends
-    on it. `beam_size` is 1 for the most probable token, or the number of beams of every window; None searches
-    with `DOUBTFUL_BEAMS` where a window is doubtful without. `patience` and `length_penalty` are of `Beams`.
+    on it. `terms` are words and phrases to write where the model agrees that they were spoken, as lines of
+    `asr.words.terms`. `beam_size` is 1 for the most probable token, or the number of beams of every window;
+    None searches with `DOUBTFUL_BEAMS` where a window is doubtful without. `patience` and `length_penalty`
+    are of `Beams`.
     Raises UsageError for invalid values.
     """
 
@@ -60,6 +64,7 @@ class Options:
     timestamps: bool = True
     initial_prompt: str | None = None
     hint: str | None = None
+    terms: tuple[str, ...] = ()
     gamma: int | None = None
     vad: bool = True
     windows: WindowOptions = field(default_factory=WindowOptions)
@@ -86,6 +91,9 @@ class Options:
         whole = isinstance(self.gamma, int) and not isinstance(self.gamma, bool)
         if self.gamma is not None and (not whole or self.gamma < 0):
             raise UsageError(f"gamma is {self.gamma}; it must be 0 (plain decoding) or more")
+        if not isinstance(self.terms, tuple):
+            raise UsageError(f"terms is {self.terms!r}; give a tuple of texts, one for each term")
+        read_terms(self.terms)
         _ = self.beams
         if self.gamma and self.beam_size not in (1, None):
             raise UsageError(
@@ -249,6 +257,7 @@ class Decoded:
     # The most probable language with its probability, where the call has named one.
     heard: tuple[str, float] | None = None
     level_db: float | None = None  # of a window without a voice that is loud, against full scale
+    changes: tuple[Change, ...] = ()  # of its words into terms
 
     @property
     def length(self) -> int:

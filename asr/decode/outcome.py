@@ -28,6 +28,7 @@ from ..formats.transcript_parts import (
 from ..model.languages import ALIKE, LANGUAGES
 from ..model.whisper import Whisper
 from ..segment.windows import Window, total
+from ..words.terms import read_terms
 from .answers import LAST_WORD
 from .context import DecodingContext
 from .options import Decoded, Options, Outcome
@@ -86,6 +87,7 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "task": options.task,
         "timestamps": options.timestamps,
         "initial_prompt": options.initial_prompt,
+        "terms": len(read_terms(options.terms)),
         "long_form": options.long_form,
         "condition_on_previous_text": options.condition_on_previous_text,
         "vad": vad,

@@ -24,12 +24,13 @@ from forescribe.speculative.requests import Finish, Request, Result, Source
 from ..audio.inputs import Input
 from ..audio.reading import Recording
 from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
-from ..formats.transcript_parts import Segment, TokenSource, Word, seconds
+from ..formats.transcript_parts import Correction, Segment, TokenSource, Word, seconds
 from ..model.tokens import SpecialTokens, Task
 from ..model.vocabulary import bytes_of
 from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Window
 from ..words.assembly import Pause, assemble_words
+from ..words.second_look import Change
 from ..words.timing import TokenTimes, Utterance, token_times
 from .options import SURE, Decoded, Judgement, PhaseTimes, Token
 
@@ -292,9 +293,21 @@ def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:
             compression_ratio=ratio,
             no_speech_prob=result.probe[0],
             doubt=decoded.doubt,
+            corrections=tuple(_corrections(whisper, part, decoded.changes)),
         )
         for part, text in parts
     )
+
+
+def _corrections(
+    whisper: Whisper, part: Stretch, changes: Iterable[Change]
+) -> Iterator[Correction]:
+    """The changes of a stretch."""
+    for change in changes:
+        place = change.first - part.first
+        if 0 <= place < len(part.tokens):
+            at = len(text_of(whisper, part.tokens[:place])) + change.indent
+            yield Correction(at, change.heard, change.written, "terms")
 
 
 def timed_segments(whisper: Whisper, recording: RecordingState, decoded: Decoded) -> list[Segment]:

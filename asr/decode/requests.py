@@ -19,6 +19,7 @@ from ..model.languages import Spoken
 from ..model.tokens import SpecialTokens
 from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Window
+from ..words.terms import TermList
 from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
 from .options import Guards, Options
 from .recording import DOUBTFUL, PendingWindow, RecordingState
@@ -42,6 +43,7 @@ class BoundOptions:
     spoken: Spoken
     previous: tuple[int, ...]
     hint: tuple[int, ...] = ()
+    terms: TermList | None = None
 
     @property
     def language(self) -> str | None:
@@ -67,7 +69,8 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
             f"gamma {options.gamma} is more than the {limit} that the transcriber was created with"
         )
     hint = hint_tokens(context.whisper, options.hint)
-    return BoundOptions(options, spoken, previous, hint)
+    terms = TermList.of(options.terms) if options.terms else None
+    return BoundOptions(options, spoken, previous, hint, terms)
 
 
 def window_request(

@@ -32,6 +32,7 @@ from ..segment.cut_plan import planned_windows
 from ..segment.cutter import cut
 from ..segment.windows import Window, total
 from ..words.assembly import pauses
+from ..words.second_look import look_again
 from .answers import (
     TAIL,
     accounted,
@@ -276,15 +277,20 @@ class Submission:
         what the answer leaves of the window."""
         whisper, options, window = self.context.whisper, self.bound.options, pending.window
         assert pending.best is not None
+        best, changes, states = pending.best, (), result.request.encoder_states
+        terms = None if window.unheard else self.bound.terms
+        if terms is not None and best.judgement is not Judgement.SILENCE:
+            answer, changes = look_again(whisper, pending.language, best.result, states, terms)
+            best = replace(best, result=answer)
         decoded = decoded_of(
             whisper,
             pending,
-            pending.best,
+            best,
             tried=result.request.temperature,
             extent=self._windows.extent,
             keep_encoder_states=options.keep_encoder_states,
         )
-        states = result.request.encoder_states
+        decoded = replace(decoded, changes=changes)
         decoded, rest = rest_of(whisper, options, window, decoded, states)
         if options.guards is not None and not window.tentative:
             decoded = doubted(whisper, decoded)

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import cast
@@ -19,6 +19,8 @@ from typing import cast
 from ..errors import UsageError, one_line
 from . import documents, files
 from .transcript_parts import (
+    Correction,
+    CorrectionSource,
     Coverage,
     Json,
     Notice,
@@ -340,6 +342,8 @@ def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
         data["doubt"] = segment.doubt
     if segment.continues:
         data["continues"] = True
+    if segment.corrections:
+        data["corrections"] = [dict[str, Json](asdict(own)) for own in segment.corrections]
     if segment.words is not None:
         data["words"] = [_word_to_dict(word, diarized) for word in segment.words]
     if diarized:
@@ -372,7 +376,15 @@ def _segment_from_dict(record: Fields) -> Segment:
         speaker_confidence=record.optional_number("speaker_confidence"),
         doubt=record.optional_text("doubt"),
         continues=bool(record.optional_flag("continues")),
+        corrections=tuple(map(_correction_from_dict, record.records("corrections")))
+        if "corrections" in record.data
+        else (),
     )
+
+
+def _correction_from_dict(record: Fields) -> Correction:
+    source = cast(CorrectionSource, record.text("source"))  # Correction rejects unknown ones
+    return Correction(record.integer("at"), record.text("heard"), record.text("written"), source)
 
 
 def _word_to_dict(word: Word, diarized: bool) -> dict[str, Json]:

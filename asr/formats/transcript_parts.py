@@ -41,6 +41,10 @@ TOKEN_SOURCES: tuple[TokenSource, ...] = ("accepted", "correction", "bonus", "pl
 """Where a token comes from: drafted and accepted; the target's own after a rejection, after full
 acceptance, or in a round without drafts."""
 
+CorrectionSource = Literal["terms", "replacements"]
+CORRECTION_SOURCES: tuple[CorrectionSource, ...] = ("terms", "replacements")
+"""What has changed words: a list of terms that the model agrees to, or replacements of texts."""
+
 
 def seconds(samples: int) -> float:
     """Convert samples to seconds. `samples_at` returns exactly the same count for 17,000 years of
@@ -107,6 +111,21 @@ class Word(_InSeconds):
         return self._brief(self.text, self.speaker)
 
 
+@dataclass(frozen=True)
+class Correction:
+    """Words that are not as they were heard: `written` from character `at` of a segment's text on, in place
+    of `heard`. `source` says by what: `terms`, or `replacements`. Raises ValueError for another one."""
+
+    at: int
+    heard: str
+    written: str
+    source: CorrectionSource
+
+    def __post_init__(self) -> None:
+        if self.source not in CORRECTION_SOURCES:
+            raise ValueError(f"unknown source {self.source!r} of a correction")
+
+
 @dataclass(frozen=True, repr=False)
 class Segment(_InSeconds):
     """A decoded span with its text and the values that guards check.
@@ -115,9 +134,10 @@ class Segment(_InSeconds):
     `window` is the index of the window it was decoded in, `window_sample` where that window starts.
     Guard values are None if they were not measured, `words` is None without word times.
     `speaker_confidence` is the mean over its words. A segment that was cut at a change of speaker has no
-    tokens, as a token may reach over the cut; `continues` says that it is no first piece. `doubt` is the
-    reason why the guards rejected the text of its window, if it was kept for lack of a better one. Raises
-    ValueError unless 0 <= start_sample <= end_sample."""
+    tokens, as a token may reach over the cut; `continues` says that it is no first piece. `corrections` are
+    the words that were heard otherwise, in the order of its text. `doubt` is the reason why the guards
+    rejected the text of its window, if it was kept for lack of a better one. Raises ValueError unless
+    0 <= start_sample <= end_sample."""
 
     id: int
     window: int
@@ -135,12 +155,18 @@ class Segment(_InSeconds):
     speaker_confidence: float | None = None
     doubt: str | None = None
     continues: bool = False
+    corrections: tuple[Correction, ...] = ()
 
     def __post_init__(self) -> None:
         self._place(self.start_sample, self.end_sample, f"segment {self.id}")
 
     def __repr__(self) -> str:
         return self._brief(beginning(self.text), self.speaker)
+
+    def corrected_from(self, start: int, end: int) -> tuple[Correction, ...]:
+        """The corrections of characters `start` to `end` (exclusive), as those of that text alone."""
+        within = (own for own in self.corrections if start <= own.at < end)
+        return tuple(replace(own, at=own.at - start) for own in within)
 
     @property
     def seek(self) -> int:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Task:
     batch: int
     dtype: str
     files: Sequence[str]
+    terms: Sequence[Sequence[str]] = ()  # a list for each file
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,28 @@ def ours(task: Task, beams: int | None, quantize: str | None = None) -> Transcri
         network=False,
     )
     options = Options(language=LANGUAGE, beam_size=beams, guards=Guards())
+    lists = listed(task)
 
     def run(files: Sequence[str]) -> list[tuple[str, bool]]:
-        found = {o.name: o.transcript for o in transcriber.transcribe(files, options)}
+        found = {}
+        for terms, group in groupby(files, key=lambda file: lists.get(file, ())):
+            asked = replace(options, terms=terms)
+            found |= {o.name: o.transcript for o in transcriber.transcribe(list(group), asked)}
         done = [found[file] for file in files]
         return [("", False) if t is None else (t.text, bool(t.warnings)) for t in done]
 
     return run
 
 
-def faster_whisper(task: Task, beams: int, batched: bool) -> Transcribe:
+def listed(task: Task) -> dict[str, tuple[str, ...]]:
+    """The terms of each file that has a list."""
+    return dict(zip(task.files, map(tuple, task.terms), strict=False))
+
+
+def faster_whisper(
+    task: Task, beams: int, batched: bool, terms_as: str | None = None
+) -> Transcribe:
+    """With `terms_as` the option that takes terms, joined by commas."""
     library: Any = importlib.import_module("faster_whisper")
     model = library.WhisperModel(
         task.model, device="cpu", compute_type=task.dtype, cpu_threads=task.threads
@@ -82,8 +96,13 @@ def faster_whisper(task: Task, beams: int, batched: bool) -> Transcribe:
         model = library.BatchedInferencePipeline(model)
         options["batch_size"] = task.batch
 
+    lists = listed(task)
+
+    def own(file: str) -> dict[str, str]:
+        return {} if terms_as is None else {terms_as: ", ".join(lists[file])}
+
     def run(files: Sequence[str]) -> list[tuple[str, bool]]:
-        written = (model.transcribe(file, **options)[0] for file in files)
+        written = (model.transcribe(file, **options, **own(file))[0] for file in files)
         return [("".join(segment.text for segment in segments), False) for segments in written]
 
     return run
@@ -151,6 +170,8 @@ SYSTEMS: dict[str, Callable[[Task], Transcribe]] = {
     "faster-whisper": lambda task: faster_whisper(task, 5, batched=False),
     "faster-whisper, greedy": lambda task: faster_whisper(task, 1, batched=False),
     "faster-whisper, batched": lambda task: faster_whisper(task, 5, batched=True),
+    "faster-whisper, hotwords": lambda task: faster_whisper(task, 5, False, "hotwords"),
+    "faster-whisper, initial_prompt": lambda task: faster_whisper(task, 5, False, "initial_prompt"),
     "openai-whisper": openai_whisper,
 }
 

@@ -203,7 +203,7 @@ def measured(task: Task, folder: Path | None) -> Texts:
         kept = folder / f"{task.system} {Path(task.model).name}.json".replace(" ", "-")
         if kept.is_file():
             record = json.loads(kept.read_text())
-            if record["task"] == asdict(task):
+            if record["task"] == json.loads(json.dumps(asdict(task))):
                 return Texts(**record["texts"])
         texts = apart(task, Path(scratch))
         if texts.error is None:

@@ -28,6 +28,7 @@ from .options import (
     RunOptions,
     SpeakerChoice,
     SpeakerOptions,
+    WordLists,
     codes_of,
 )
 from .transcribe_options import STDOUT, TranscribeOptions
@@ -64,7 +65,7 @@ ENDING = b"forescribe: ending; the last words are decoded, a second Ctrl-C ends 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListenOptions(LoadOptions, SpeakerChoice):
+class ListenOptions(LoadOptions, SpeakerChoice, WordLists):
     """The parsed command line. Raises UsageError for values and combinations that are impossible."""
 
     audio: str | None = arg("[-]", "- reads stdin; without it, the microphone is used.", None)
@@ -159,6 +160,7 @@ class ListenOptions(LoadOptions, SpeakerChoice):
             raise UsageError("-o -: stdout has the lines already; name a folder")
         self._check_files()
         _ = self.speakers
+        _ = self.term_lines
 
     def _check_input(self) -> None:
         if self.audio not in (None, STDIN):
@@ -255,6 +257,7 @@ class ListenOptions(LoadOptions, SpeakerChoice):
                 language=self.language,
                 task=self.task,  # type: ignore[arg-type]  # checked by Options
                 initial_prompt=self.initial_prompt,
+                terms=self.term_lines,
                 words=bool(self.word_timestamps) or self.diarize,
                 guards=Guards(),
             ),

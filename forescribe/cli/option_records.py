@@ -104,8 +104,8 @@ FOREIGN: Mapping[str, str] = {
         "--suppress-tokens --suppress-blank --suppress-nst -sns --suppress-regex": "leave it out: the "
         "model's own list is used",
         "--suppress-numerals": "leave it out: words of digits have times too",
-        "--hotwords --prefix --grammar --grammar-rule --grammar-penalty": "use --initial-prompt, "
-        "which names spellings to expect",
+        "--hotwords": "use --terms FILE, a list of names and terms, one a line",
+        "--prefix --grammar --grammar-rule --grammar-penalty": "use --initial-prompt, or --terms FILE",
         "--carry-initial-prompt": "leave it out: every window reads --initial-prompt",
         "--prompt-reset-on-temperature": "leave it out: windows are read alone",
         "-mc --max-context": "use --no-condition-on-previous-text for 0; windows are read alone",

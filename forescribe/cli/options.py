@@ -147,6 +147,26 @@ class DecodingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WordLists:
+    """How words are to be written."""
+
+    terms: str | None = opt(
+        DECODING,
+        "--terms FILE",
+        "Names and terms, one a line: written so where they are heard.",
+    )
+
+    @cached_property
+    def term_lines(self) -> tuple[str, ...]:
+        """The lines of the list of terms. Raises UsageError."""
+        from forescribe.asr.words.terms import lines_of, read_terms
+
+        lines = () if self.terms is None else lines_of("--terms", self.terms)
+        read_terms(lines)
+        return lines
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeakerChoice:
     """How speakers are found and named. Checked together by `SpeakerOptions`."""
 

@@ -22,6 +22,7 @@ from .options import (
     RunOptions,
     SpeakerChoice,
     SpeakerOptions,
+    WordLists,
     guards,
     shown_url,
 )
@@ -65,7 +66,7 @@ BEAMS = {None: "doubtful", 1: None}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions):
+class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, LoadOptions):
     """The parsed command line, by field as typed. Raises UsageError for values and
     combinations that are impossible."""
 
@@ -246,6 +247,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         self._check_decoding()
         _ = self.active_guards
         _ = self.hint
+        _ = self.term_lines
         if self.readers and self.channels == "split":
             raise UsageError("--readers: channels are decoded one by one; leave it out")
         self._check_cluster()
@@ -433,6 +435,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
             timestamps=self.timestamps,
             initial_prompt=self.initial_prompt,
             hint=self.hint,
+            terms=self.term_lines,
             vad=self.vad is not False,
             words=bool(self.wants_words) or not self.line_rules.plain,
             guards=self.active_guards,
@@ -449,6 +452,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
             "vad": self.vad is not False,
             "word_timestamps": self.wants_words,
             "beam_size": BEAMS.get(self.beams, self.beams),
+            "terms": self.term_lines or None,
             "condition_on_previous_text": "no"
             if self.condition_on_previous_text is False
             else None,

@@ -1,0 +1,234 @@
+"""A second look: where the words of a window may be a term, the model says which of the two was spoken.
+
+Its text with the term in place of the words is scored as its own text is: by one teacher-forced pass behind
+the same prompt, over the same encoder states. The term is taken where it is nearly as probable as what was
+written. So nothing but these words can change, what was heard decides, and the result depends on the text
+alone: not on drafts, the batch or the engine.
+
+Knows tokens, terms and the model; nothing of recordings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from forescribe.speculative.requests import Result, Source
+
+from ..model.languages import SPACELESS
+from ..model.whisper import EncoderStates, Whisper
+from .assembly import MARKS, SENTENCE_END, split_words
+from .terms import ALIKE, Candidate, TermList
+
+WORTH, BY_LIKENESS = 2.0, 8.0
+"""Nats that the words lack of certainty, with so many for what is more alike than it has to be, from which on
+a candidate is scored: of 1,000 terms 2.2 for tiny.en's window of a reader in place of 32, and 179 instead of
+182 of 199 terms are right."""
+
+MOST_CANDIDATES = 32
+"""Candidates of a window that are scored, the most alike ones: with 10,000 terms there may be many."""
+
+BEHIND = 8
+"""Tokens behind a term whose probabilities count: what was spoken fits what follows."""
+
+YIELDS, YIELDS_BY_LIKENESS, USUAL_LIKENESS = 2.5, 10.0, 0.75
+"""Nats that a term may be less probable than what was written: for each of its tokens, and for what is more
+alike than usual."""
+
+
+class Change(NamedTuple):
+    """Words that became a term: before it are `first` text tokens of the window, and `indent` characters of
+    its own first one."""
+
+    first: int
+    indent: int
+    heard: str
+    written: str
+
+
+class Variant(NamedTuple):
+    """The text of a window with other tokens from position `at` on: the term's, in place of `instead` of the
+    window's own, and `behind` those that follow."""
+
+    at: int
+    instead: int
+    tokens: tuple[int, ...]
+    behind: tuple[int, ...]
+    indent: int
+    heard: str
+    written: str
+    yields: float
+
+    @property
+    def end(self) -> int:
+        return self.at + self.instead
+
+
+@torch.inference_mode()
+def look_again(
+    whisper: Whisper, language: str, result: Result, states: EncoderStates, terms: TermList
+) -> tuple[Result, tuple[Change, ...]]:
+    """The answer with the terms that were spoken in place of what was written, and these changes in order."""
+    variants = list(_variants(whisper, language, result, terms))
+    if not variants:
+        return result, ()
+    better = list[tuple[float, Variant, tuple[float, ...]]]()
+    text = (*result.request.prompt, *result.tokens)
+    scores = _scores(whisper, states, text, len(result.request.prompt), variants)
+    for variant, (new, old) in zip(variants, scores, strict=True):
+        margin = float(new.sum() - old.sum()) + variant.yields
+        if margin > 0:
+            better.append((margin, variant, tuple(new[: len(variant.tokens)].tolist())))
+    chosen = list[tuple[Variant, tuple[float, ...]]]()
+    for _, variant, logprobs in sorted(better, key=lambda found: -found[0]):
+        if all(variant.end <= other.at or other.end <= variant.at for other, _ in chosen):
+            chosen.append((variant, logprobs))
+    return _written(result, sorted(chosen, key=lambda found: -found[0].at), whisper.tokens.end)
+
+
+def _written(
+    result: Result, chosen: Sequence[tuple[Variant, tuple[float, ...]]], end: int
+) -> tuple[Result, tuple[Change, ...]]:
+    """The answer with variants, which are in the order from the last one to the first."""
+    tokens, logprobs, sources = (
+        list(result.tokens),
+        list(result.logprobs),
+        list(result.sources),
+    )
+    for variant, own in chosen:
+        place = slice(variant.at, variant.end)
+        tokens[place], logprobs[place] = variant.tokens, own
+        sources[place] = [Source.PLAIN] * len(own)
+    changes, longer = list[Change](), 0
+    for variant, _ in reversed(chosen):
+        first = sum(token < end for token in tokens[: variant.at + longer])
+        changes.append(Change(first, variant.indent, variant.heard, variant.written))
+        longer += len(variant.tokens) - variant.instead
+    changed = replace(
+        result, tokens=tuple(tokens), logprobs=tuple(logprobs), sources=tuple(sources)
+    )
+    return changed, tuple(changes)
+
+
+def _variants(
+    whisper: Whisper, language: str, result: Result, terms: TermList
+) -> Iterator[Variant]:
+    """The variants of an answer that are worth a look."""
+    prompt, tokens = result.request.prompt, result.tokens
+    found = list[tuple[Candidate, Sequence[str], slice]]()
+    for begin, run in _texts(tokens, whisper.tokens.end):
+        split = split_words(whisper.tokenizer, language, run)
+        words, places = [word.text for word in split], [begin]
+        for word in split:
+            places.append(places[-1] + word.count)
+        for candidate in terms.candidates(words, spaces=language not in SPACELESS):
+            own = slice(places[candidate.first], places[candidate.last])
+            doubt = -math.fsum(result.logprobs[own])
+            worth = doubt + BY_LIKENESS * (candidate.likeness - ALIKE)
+            if worth * candidate.term.weight > WORTH:
+                found.append((candidate, words, own))
+    found.sort(key=lambda each: -each[0].likeness)
+    for candidate, words, own in found[:MOST_CANDIDATES]:
+        heard = "".join(words[candidate.first : candidate.last])
+        before = words[candidate.first - 1].rstrip() if candidate.first else "."
+        written = _form(candidate, heard, begins=before[-1:] in SENTENCE_END)
+        lead, core, tail = _parts(heard)
+        ids = whisper.tokenizer.encode(lead + written + tail, add_special_tokens=False)
+        behind = tuple(tokens[own.stop : own.stop + BEHIND])
+        end = len(prompt) + own.start + len(ids) + len(behind)
+        fits = end <= whisper.target.config.max_target_positions
+        if core != written and fits and all(token < whisper.tokens.end for token in ids):
+            usual = YIELDS * len(ids)
+            unusual = YIELDS_BY_LIKENESS * (candidate.likeness - USUAL_LIKENESS)
+            yields = candidate.term.weight * (usual + unusual)
+            at, instead = own.start, own.stop - own.start
+            yield Variant(at, instead, tuple(ids), behind, len(lead), core, written, yields)
+
+
+def _texts(tokens: Sequence[int], end: int) -> Iterator[tuple[int, list[int]]]:
+    """The runs of text tokens, with the position of the first one."""
+    run = list[int]()
+    for position, token in enumerate((*tokens, end)):
+        if token < end:
+            run.append(token)
+        elif run:
+            yield position - len(run), run
+            run = []
+
+
+def _parts(heard: str) -> tuple[str, str, str]:
+    """Words without what stands before and behind them, and that: spaces and punctuation."""
+    marks = MARKS + " "
+    behind = heard.lstrip(marks)
+    core = behind.rstrip(marks)
+    return heard[: len(heard) - len(behind)], core, behind[len(core) :]
+
+
+def _form(candidate: Candidate, heard: str, *, begins: bool) -> str:
+    """The term as it is written there: with a capital where a sentence `begins`."""
+    text = candidate.term.text
+    if begins and _parts(heard)[1][:1].isupper():
+        text = text[:1].upper() + text[1:]
+    return text + candidate.ending
+
+
+def _scores(
+    whisper: Whisper,
+    states: EncoderStates,
+    text: Sequence[int],
+    begin: int,
+    variants: Sequence[Variant],
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Log-probabilities of each variant's tokens and those behind, and of what `text` has in their place;
+    `begin` tokens of it are the prompt. Native kernels read the text once and of each variant what differs,
+    the last one first, so that what is before it stays in their caches; modules read all in one pass."""
+    rows = [(begin + v.at, (*v.tokens, *v.behind)) for v in variants]
+    with whisper.reading() as decoder:
+        if decoder is None:
+            own, *read = _read_together(whisper, states, text, [(begin, text[begin:]), *rows])
+        else:
+            row = torch.zeros(1, dtype=torch.int64)
+            logits = decoder.prefill(row, torch.tensor([text]), [states]).logits[0]
+            own = _logprobs(logits[begin - 1 : -1], text[begin:])
+            read = [own] * len(rows)
+            for index in sorted(range(len(rows)), key=lambda index: -rows[index][0]):
+                at, tokens = rows[index]
+                given = torch.tensor([[text[at - 1], *tokens[:-1]]])
+                place = torch.full((1,), at - 1, dtype=torch.int64)
+                scored = decoder.score(given, place, reach=at + len(tokens) - 1).logits
+                read[index] = _logprobs(scored[0], tokens)
+    for variant, new in zip(variants, read, strict=True):
+        yield new, own[variant.at : variant.end + len(variant.behind)]
+
+
+def _read_together(
+    whisper: Whisper,
+    states: EncoderStates,
+    text: Sequence[int],
+    rows: Sequence[tuple[int, Sequence[int]]],
+) -> list[Tensor]:
+    """Log-probabilities of the tokens of each row behind as many of `text`, in one pass."""
+    place = whisper.device.torch
+    texts = [[*text[:at], *tokens] for at, tokens in rows]
+    longest = max(map(len, texts))
+    padded = [[*own, *[whisper.tokens.end] * (longest - len(own))] for own in texts]
+    hidden = whisper.target.model.decoder(
+        input_ids=torch.tensor(padded, device=place),
+        encoder_hidden_states=states.target.expand(len(rows), -1, -1),
+        use_cache=False,
+    ).last_hidden_state
+    return [
+        _logprobs(whisper.target.proj_out(own[at - 1 : at - 1 + len(tokens)]), tokens)
+        for own, (at, tokens) in zip(hidden, rows, strict=True)
+    ]
+
+
+def _logprobs(logits: Tensor, tokens: Sequence[int]) -> Tensor:
+    """Of `tokens [n]`, from the logits `[n, V]` at the places before them."""
+    chosen = torch.tensor(tokens, device=logits.device)[:, None]
+    return logits.float().log_softmax(-1).gather(1, chosen)[:, 0].cpu()

@@ -1,0 +1,207 @@
+"""Terms: words and phrases of one's own field, and the places of a text that are written or sound like them.
+
+    Guinevere                   a term
+    goo-nites => Kubernetes     how it is spoken, if that is not how it is written
+    Rostov *2                   a weight: the larger, the less the model has to agree
+
+A `TermList` finds candidates alone: whether one was spoken is for the model (`second_look`). Two forms are
+alike by their letters and by their sound: the mean of two edit distances (optimal string alignment) is used,
+one of the letters without case, accents, spaces and punctuation, one of these with what sounds alike as one
+letter. Other scripts than Latin are compared by their letters alone. Import is light.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import UsageError, clipped
+
+MOST_TERMS = 10_000
+"""Terms of a list: a window of 100 words is compared with them in 0.2 s of a core."""
+
+LONGEST_TERM = 100
+"""Characters of a term, and of how it is spoken."""
+
+MOST_WEIGHT = 10.0
+
+LARGEST = 4_000_000
+"""Bytes of a file with a list."""
+
+ALIKE = 0.62
+"""How alike a term and what was written have to be. Of 73 terms of readers that whisper-base writes wrong 72
+are, of 83 of tiny.en's 80, and of 1,000 other names 30 are in a reader's text; from 0.65 on 70, 79 and 20. By
+Metaphone's codes in place of `ALIKE_LETTERS` 72, 79 and 30."""
+
+ALIKE_LETTERS = tuple(
+    pair.split(":")
+    for pair in "ph:f th:t ck:k sh:s ce:se ci:si c:k q:k x:ks z:s v:f d:t b:p g:k y:i j:k w: h:".split()
+)
+"""Letters, and what stands for them in a comparison by sound."""
+
+MOST_WORDS = 8
+"""Written words that may stand for one term."""
+
+CLOSING = ' .,;:!?…)]}»”"'
+"""What may stand behind a word."""
+
+POSSESSIVE = ("'s", "’s", "'", "’")
+
+_VOWELS, _DOUBLED = re.compile("[aeiou]+"), re.compile(r"(.)\1+")
+
+_LINE = re.compile(
+    r"(?:(?P<spoken>.*?)\s*=>\s*)?(?P<text>.*?)(?:\s\*\s?(?P<weight>\d+(?:\.\d+)?))?"
+)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term as it is to be written; `spoken` is how it is said, where that differs."""
+
+    text: str
+    spoken: str
+    weight: float = 1.0
+
+
+class Candidate(NamedTuple):
+    """A term that may have been spoken where words `first` to `last` (exclusive) are written. `ending` is
+    the possessive that stays behind it."""
+
+    first: int
+    last: int
+    term: Term
+    likeness: float
+    ending: str
+
+
+def read_terms(lines: Sequence[str]) -> tuple[Term, ...]:
+    """The terms of lines; blank ones and those that begin with # are none. Raises UsageError."""
+    if isinstance(lines, str):
+        raise UsageError(
+            f"terms is the text {clipped(lines, 40)!r}; give a list, a term in each entry"
+        )
+    terms = [_term(number, line) for number, line in enumerate(lines, 1) if _says(line, number)]
+    if len(terms) > MOST_TERMS:
+        raise UsageError(
+            f"{len(terms):,} terms; at most {MOST_TERMS:,} are looked for: keep those that these "
+            "recordings may hold"
+        )
+    return tuple(dict.fromkeys(terms))
+
+
+def lines_of(option: str, path: str | Path) -> tuple[str, ...]:
+    """The lines of a text file that `option` names. Raises UsageError for one that cannot be read or says
+    nothing."""
+    try:
+        with Path(path).open("rb") as opened:
+            data = opened.read(LARGEST + 1)
+        lines = tuple(data.decode("utf-8-sig").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{option} {path} cannot be read: {error}") from error
+    if len(data) > LARGEST:
+        raise UsageError(f"{option} {path} has more than {LARGEST:,} bytes: it is no list")
+    if not any(_says(line, number) for number, line in enumerate(lines, 1)):
+        raise UsageError(f"{option} {path} is empty; write one entry in each line")
+    return lines
+
+
+def _says(line: object, number: int) -> bool:
+    if not isinstance(line, str):
+        raise UsageError(f"term {number} is {line!r}; it must be text")
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
+def _term(number: int, line: str) -> Term:
+    match = _LINE.fullmatch(line.strip())
+    place = f"term {number}, {clipped(line.strip(), 60)!r}"
+    if match is None or not match["text"].isprintable():
+        raise UsageError(f"{place}: it holds what breaks or controls a line, or is not Unicode")
+    text, weight = match["text"], float(match["weight"] or 1)
+    spoken = text if match["spoken"] is None else match["spoken"]
+    if max(len(text), len(spoken)) > LONGEST_TERM:
+        raise UsageError(
+            f"{place}: more than {LONGEST_TERM} characters; give the words that matter"
+        )
+    if not letters(text) or not letters(spoken):
+        raise UsageError(f"{place}: no letter and no digit; write a term, or 'spoken form => term'")
+    if not 0 < weight <= MOST_WEIGHT:
+        raise UsageError(
+            f"{place}: the weight is {weight:g}; give more than 0, up to {MOST_WEIGHT:g}"
+        )
+    return Term(text, spoken, weight)
+
+
+def letters(text: str) -> str:
+    """Letters and digits, without case and accents."""
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text.casefold())))
+
+
+def _sound(written: str) -> str:
+    """`letters`, those that sound alike as one, vowels as one, and doubled ones once."""
+    for pair in ALIKE_LETTERS:
+        written = written.replace(*pair)
+    return _DOUBLED.sub(r"\1", _VOWELS.sub("a", written))
+
+
+class TermList:
+    """Terms, prepared for comparison with the words of many windows."""
+
+    def __init__(self, terms: Sequence[Term]) -> None:
+        self.terms = terms
+        self._letters = [letters(term.spoken) for term in terms]
+        self._sounds = list(map(_sound, self._letters))
+        self._written = [letters(term.text) for term in terms]
+        most = max((len(term.spoken.split()) for term in terms), default=0) + 1
+        self._most, self._longest = min(max(most, 3), MOST_WORDS), max(map(len, self._letters))
+
+    @classmethod
+    @lru_cache(maxsize=8)
+    def of(cls, lines: tuple[str, ...]) -> TermList:
+        """That of lines; those of the last few lists are kept. Raises UsageError."""
+        return cls(read_terms(lines))
+
+    def candidates(self, words: Sequence[str], *, spaces: bool = True) -> list[Candidate]:
+        """Where terms may have been spoken, the most alike first. In a language without `spaces` a word is a
+        character."""
+        from rapidfuzz import process
+        from rapidfuzz.distance import OSA
+
+        most = self._most if spaces else self._longest + 1
+        spans = list(_spans(words, most))
+        if not spans:
+            return []
+        forms, compare = [form for *_, form in spans], OSA.normalized_similarity
+        kwargs: dict[str, Any] = {"scorer": compare}
+        by_sound = process.cdist(self._sounds, list(map(_sound, forms)), **kwargs)  # [T, S]
+        alike = (process.cdist(self._letters, forms, **kwargs) + by_sound) / 2
+        found = list[Candidate]()
+        places = zip(*(alike >= ALIKE).nonzero(), strict=True)
+        for number, own in groupby(places, key=itemgetter(0)):
+            here = [(*spans[span], float(alike[number, span])) for _, span in own]
+            written = self._written[number]
+            right = [(a, b) for a, b, _, form, _ in here if form == written]
+            for first, last, ending, form, likeness in here:
+                # Where it is written already, nothing longer or shorter is it.
+                if form == written or all(b <= first or last <= a for a, b in right):
+                    found.append(Candidate(first, last, self.terms[number], likeness, ending))
+        return sorted(found, key=lambda candidate: -candidate.likeness)
+
+
+def _spans(words: Sequence[str], most: int) -> Iterator[tuple[int, int, str, str]]:
+    """Up to `most` words in a row, by the first and the one behind the last, each with the possessive at
+    their end that is left out, and the letters of the others."""
+    for first in range(len(words)):
+        text = ""
+        for last in range(first + 1, min(first + most, len(words)) + 1):
+            text += words[last - 1]
+            core = text.strip().rstrip(CLOSING)
+            for ending in ("", *(e for e in POSSESSIVE if core.endswith(e))):
+                if form := letters(core.removesuffix(ending)):
+                    yield first, last, ending, form

@@ -1,0 +1,107 @@
+"""Terms by the bundled pair on the samples: written where the model agrees, whatever drafts and engine do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forescribe.asr.decode.options import Guards
+from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.errors import UsageError
+from forescribe.asr.formats.transcript import Transcript
+
+pytestmark = pytest.mark.usefixtures("encoded_once")
+
+SAMPLES = Path(__file__).parents[3] / "samples"
+MEMO = str(SAMPLES / "memo.flac")
+TERMS = (
+    "Hellen Porter",
+    "Denvor",
+    "Kubernetes",
+    "Guinevere",
+    "hollow ween => Halloween",
+    "broshures",
+)
+OPTIONS = Options(language="en", guards=Guards(), words=True, terms=TERMS)
+
+
+def load(**options) -> Transcriber:
+    given = {"device": "cpu", "network": False, "language": "en", "batch": 4} | options
+    return Transcriber.load("tiny.en", given.pop("draft", None), **given)
+
+
+def made(transcriber: Transcriber, options: Options, source: object = MEMO) -> Transcript:
+    (outcome,) = transcriber.transcribe([source], options)
+    assert outcome.error is None
+    return outcome.transcript
+
+
+@pytest.fixture(scope="module")
+def plain() -> Transcriber:
+    return load(draft="none", gamma=0)
+
+
+@pytest.fixture(scope="module")
+def written(plain) -> Transcript:
+    return made(plain, OPTIONS)
+
+
+def told(transcript: Transcript) -> list[tuple[str, str]]:
+    """What was heard and what is written, each where the correction says."""
+    found = []
+    for segment in transcript.segments:
+        for own in segment.corrections:
+            assert segment.text[own.at :].startswith(own.written) and own.source == "terms"
+            found.append((own.heard, own.written))
+    return found
+
+
+def test_terms_are_written_where_they_are_heard_and_nothing_else_changes(plain, written) -> None:
+    without = made(plain, replace(OPTIONS, terms=()))
+    changes = told(written)
+    assert {new for _, new in changes} == {"Hellen Porter", "Denvor", "broshures"}
+    restored = written.text
+    for old, new in changes:
+        restored = restored.replace(new, old, 1)
+    assert restored == without.text and told(without) == []
+    assert "".join(word.text for word in written.words).strip() == written.text
+    assert written.settings["terms"] == len(TERMS)
+
+
+@pytest.mark.parametrize(
+    "loading",
+    [
+        {"gamma": 1, "batch": 1},
+        {"gamma": 4},
+        {"draft": "none", "gamma": 4},
+        {"gamma": 4, "engine": "modules", "modules": True},
+    ],
+    ids=lambda given: " ".join(f"{name}={value}" for name, value in given.items()),
+)
+def test_drafts_batch_and_engine_change_nothing(written, loading) -> None:
+    again = made(load(**loading), OPTIONS)
+    assert again.text == written.text and told(again) == told(written)
+
+
+@pytest.mark.parametrize("change", [{"long_form": "sequential"}, {"timestamps": False}])
+def test_every_way_of_decoding_knows_terms(plain, change) -> None:
+    assert "Hellen Porter" in made(plain, replace(OPTIONS, **change)).text
+
+
+def test_no_term_is_written_into_noise_or_silence(plain) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.1, 480_000).astype(np.float32)
+    for source in (noise, str(SAMPLES / "silence.flac")):
+        assert told(made(plain, replace(OPTIONS, vad=False), source)) == []
+
+
+def test_a_transcript_with_corrections_is_read_back(written, tmp_path) -> None:
+    written.save(tmp_path / "memo.json")
+    assert told(Transcript.load(tmp_path / "memo.json")) == told(written)
+
+
+def test_terms_that_are_no_tuple_are_refused() -> None:
+    with pytest.raises(UsageError, match="give a tuple"):
+        Options(terms=["Lynde"])
