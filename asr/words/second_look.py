@@ -25,7 +25,7 @@ from ..model.whisper import EncoderStates, Whisper
 from .assembly import MARKS, SENTENCE_END, split_words
 from .terms import ALIKE, Candidate, TermList
 
-WORTH, BY_LIKENESS = 2.0, 8.0
+WORTH, BY_LIKENESS = 2.5, 8.0
 """Nats that the words lack of certainty, with so many for what is more alike than it has to be, from which on
 a candidate is scored: of 1,000 terms 2.2 for tiny.en's window of a reader in place of 32, and 179 instead of
 182 of 199 terms are right."""

@@ -17,8 +17,6 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,16 +179,22 @@ class TermList:
         kwargs: dict[str, Any] = {"scorer": compare}
         by_sound = process.cdist(self._sounds, list(map(_sound, forms)), **kwargs)  # [T, S]
         alike = (process.cdist(self._letters, forms, **kwargs) + by_sound) / 2
+        numbers = [*zip(*(alike >= ALIKE).nonzero(), strict=True)]
+        right = [
+            (*spans[span][:2], self._written[number])
+            for number, span in numbers
+            if spans[span][3] == self._written[number]
+        ]
         found = list[Candidate]()
-        places = zip(*(alike >= ALIKE).nonzero(), strict=True)
-        for number, own in groupby(places, key=itemgetter(0)):
-            here = [(*spans[span], float(alike[number, span])) for _, span in own]
-            written = self._written[number]
-            right = [(a, b) for a, b, _, form, _ in here if form == written]
-            for first, last, ending, form, likeness in here:
-                # Where it is written already, nothing longer or shorter is it.
-                if form == written or all(b <= first or last <= a for a, b in right):
-                    found.append(Candidate(first, last, self.terms[number], likeness, ending))
+        for number, span in numbers:
+            first, last, ending, form = spans[span]
+            written, likeness = self._written[number], float(alike[number, span])
+            # A term that is written already is left alone, unless it is a part of another one.
+            if form == written or all(
+                b <= first or last <= a or (other in written and other != written)
+                for a, b, other in right
+            ):
+                found.append(Candidate(first, last, self.terms[number], likeness, ending))
         return sorted(found, key=lambda candidate: -candidate.likeness)
 
 
