@@ -15,6 +15,7 @@ import asyncio
 import json
 import math
 from collections.abc import (
+from dataclasses import asdict
     AsyncIterator,
     Awaitable,
     Callable,
@@ -130,7 +131,8 @@ def short(transcript: Transcript, tokens: Sequence[Token] | None) -> dict[str, J
     body: dict[str, Json] = {"text": transcript.text, "languages": languages(transcript)}
     if tokens is not None:
         body["logprobs"] = token_logprobs(tokens)
-    return {**body, "usage": duration_usage(transcript), **warnings(transcript)}
+    told = {**corrections(transcript), **warnings(transcript)}
+    return {**body, "usage": duration_usage(transcript), **told}
 
 
 def verbose(transcript: Transcript, granularities: set[str]) -> dict[str, Json]:
@@ -157,6 +159,7 @@ def verbose(transcript: Transcript, granularities: set[str]) -> dict[str, Json]:
         probability = None
     return {
         **body,
+        **corrections(transcript),
         "usage": duration_usage(transcript),
         "language_probability": probability,
         "warnings": [notice_to_dict(notice) for notice in transcript.warnings],
@@ -165,6 +168,16 @@ def verbose(transcript: Transcript, granularities: set[str]) -> dict[str, Json]:
             key: transcript.stats[key] for key in SPECULATION if key in transcript.stats
         },
     }
+
+
+def corrections(transcript: Transcript) -> dict[str, Json]:
+    """The words that were heard otherwise, if there are any: by segment, at a character of its text."""
+    told: list[Json] = [
+        {"segment": segment.id, **asdict(own)}
+        for segment in transcript.segments
+        for own in segment.corrections
+    ]
+    return {"corrections": told} if told else {}
 
 
 def diarized(transcript: Transcript) -> dict[str, Json]:

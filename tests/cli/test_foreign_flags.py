@@ -168,6 +168,7 @@ def test_all_that_can_change_a_word_is_in_the_fingerprint() -> None:
         "quantize",
         "task",
         "temperature_increment_on_fallback",
+        "terms",
         "timestamps",
         "vad",
         "word_timestamps",
