@@ -15,7 +15,6 @@ import asyncio
 import json
 import math
 from collections.abc import (
-from dataclasses import asdict
     AsyncIterator,
     Awaitable,
     Callable,
@@ -24,6 +23,7 @@ from dataclasses import asdict
     Mapping,
     Sequence,
 )
+from dataclasses import asdict
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
