@@ -78,9 +78,7 @@ FREE_S = 3600.0
 silence takes 20 bytes a second in flac (8 kHz, blocks of 4096 samples) and 17 in opus (one packet in 120 ms).
 The hour is for silence in place of gaps in short files."""
 
-KINDS = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}
-"""The types of libav's samples."""
-
+KINDS = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}  # of libav
 READ_FRAMES = 1 << 16
 MIN_GAP_S = 0.1
 MAX_GAP_S = 600.0
@@ -454,19 +452,16 @@ class _Gaps:
 
 
 def _pcm(frame: AudioFrame) -> Pcm | None:
-    """The samples of a frame; None for one that a damaged packet has given
-    another rate, no channels, or a format that cannot be read."""
+    """The samples of a frame; None where a damaged packet has spoilt its rate, channels or format."""
     channels, rate = frame.layout.nb_channels, frame.sample_rate
     try:
         if not _within_limits(channels, rate):
             return None
         # to_ndarray() and its checks take three times as long, a second for an hour of mp3.
-        form = frame.format
-        kind, count = KINDS[form.name.removesuffix("p")], frame.samples
-        if form.is_planar:
-            samples = np.array([np.frombuffer(p, kind, count) for p in frame.planes]).T
-        else:
-            samples = np.frombuffer(frame.planes[0], kind, count * channels).reshape(-1, channels)
+        kind = KINDS[frame.format.name.removesuffix("p")]
+        count = frame.samples * (1 if frame.format.is_planar else channels)
+        planes = [np.frombuffer(plane, kind, count) for plane in frame.planes]
+        samples = np.array(planes).T if frame.format.is_planar else planes[0].reshape(-1, channels)
         return Pcm(scaled(samples), rate)
     except Exception as error:
         if not _is_damage(error):
@@ -475,13 +470,12 @@ def _pcm(frame: AudioFrame) -> Pcm | None:
 
 
 def scaled(samples: NDArray[Any]) -> NDArray[np.float32]:
-    """Samples of any type as float32: integers by their range, nominally -1 to 1. A double beyond float32
-    becomes infinite, which the caller checks."""
+    """Samples as float32: integers by their range. A double beyond it becomes infinite; callers check."""
     if samples.dtype == np.float32:
         return samples
     if samples.dtype.kind in "iu":
         half = float(1 << (8 * samples.dtype.itemsize - 1))
-        samples = samples / half - (samples.dtype.kind == "u")
+        return (samples / half - (samples.dtype.kind == "u")).astype(np.float32)
     with np.errstate(over="ignore"):
         return samples.astype(np.float32, copy=False)
 

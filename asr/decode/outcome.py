@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from importlib.metadata import version
 from operator import attrgetter
 
@@ -97,8 +98,13 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "length_penalty": options.length_penalty,
         "guards": guards,
         "word_timestamps": options.words,
-        "versions": {name: version(name) for name in ("forescribe", "torch", "transformers")},
+        "versions": dict(_versions()),
     }
+
+
+@cache  # 6 ms, on the engine's thread
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("forescribe", "torch", "transformers")}
 
 
 def _transcript(
