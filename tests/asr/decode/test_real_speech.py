@@ -14,12 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode.options import Guards
+from forescribe.asr.decode.requests import CONFIDENT
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.speculative.requests import Result
 from tests.asr.decode.test_rests import answers, with_tokens
-from tests.real import BASE, READ, TINY, errors, model, normal, voice
+from tests.real import BASE, READ, TINY, VOICES, errors, model, normal, voice
 
 pytestmark = [pytest.mark.weights, pytest.mark.usefixtures("encoded_once")]
 
@@ -180,6 +182,39 @@ def test_each_clip_is_in_its_language(base) -> None:
         (outcome,) = base.transcribe([str(voice(name))], Options(gamma=0))
         found[name] = outcome.transcript.language
     assert found == {"french": "fr", "chinese": "zh", "english": "en"}
+
+
+def test_parts_hear_their_own_language_behind_text_of_another(base, monkeypatch) -> None:
+    """Answers end behind their first segment: the next part reads it, in the language that was named, and
+    listens for others all the same. Without a name each window has its own language."""
+    special = base.whisper.tokens
+
+    def first_segment(result: Result) -> Result:
+        stamps = [i for i, t in enumerate(result.tokens) if t >= special.timestamp_begin]
+        if len(stamps) < 3 or result.request.tag.window.part:
+            return result
+        return with_tokens(result, (*result.tokens[: stamps[1] + 1], special.end))
+
+    answers(monkeypatch, first_segment)
+    french = np.concatenate([np.append(read_audio(str(voice("french"))), [0] * 8000)] * 4)
+    for audio, named, heard in (
+        ((french.astype(np.float32), 16_000), "en", "fr"),
+        (str(voice("librispeech-1089")), "de", "en"),
+        (str(voice("librispeech-1089")), "en", "en"),
+    ):
+        (outcome,) = base.transcribe([audio], replace(ENGLISH, language=named))
+        assert outcome.decoded[0].continued and len(outcome.decoded) > 1
+        assert {decoded.heard[0] for decoded in outcome.decoded} == {heard}
+        assert min(decoded.heard[1] for decoded in outcome.decoded) >= CONFIDENT
+        told = [notice for notice in outcome.transcript.warnings if notice.code == "other_language"]
+        assert len(told) == (heard != named)
+    mixed = VOICES / "multilingual.mp3"
+    if not mixed.is_file():
+        pytest.skip(f"{mixed} is missing")
+    (outcome,) = base.transcribe([str(mixed)], replace(ENGLISH, language=None))
+    languages = [decoded.language for decoded in outcome.decoded]
+    assert languages == sorted(languages, reverse=True) and {*languages} == {"en", "de"}
+    assert sum(decoded.continued for decoded in outcome.decoded) >= 2
 
 
 def test_an_english_draft_changes_no_token_of_another_language(base) -> None:
