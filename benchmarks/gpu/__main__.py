@@ -23,10 +23,10 @@ from pathlib import Path
 
 from benchmarks import provenance
 from benchmarks.gpu.changed import changed
-from benchmarks.gpu.dimensions import KNOWN, LARGE_V3, SMALL, SMALL_WINDOWS
-from benchmarks.gpu.mlperf import mlperf
+from benchmarks.gpu.dimensions import KNOWN, LARGE_V3, SMALL
+from benchmarks.gpu.mlperf import end_to_end, mlperf
 from benchmarks.gpu.report import Section, card, failures, run, table
-from benchmarks.gpu.sections import Bench, Record, build, end_to_end, equality, memory
+from benchmarks.gpu.sections import Bench, Record, build, equality, memory
 from benchmarks.gpu.timings import bandwidth, encoder, kernels, prefill, rounds
 from benchmarks.gpu.whole import live, real, service, whole
 from forescribe.speculative.device import at_most, can_set, choose
@@ -121,9 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = known_options.parse_args(arguments)
     names = options.sections or list(EVERYTHING if options.everything else SECTIONS)
     known = EVERYTHING | SECTIONS
-    windows = bool({"real", "mlperf", "whole", "service", "live"} & set(names))
-    small = SMALL_WINDOWS if windows else SMALL
-    dimensions = small if options.small else KNOWN[options.dimensions]
+    dimensions = SMALL if options.small else KNOWN[options.dimensions]
     batches = options.batches or ((1, 2, 4) if options.small else (1, 4, 8, 16, 32, 64))
     voices = sorted((options.voices or SAMPLES).glob("*.flac"))
     try:
@@ -180,8 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def done(sections: Mapping[str, Record]) -> set[str]:
-    """Those that have been measured."""
-    return {name for name, found in sections.items() if not {"error", "left out"} & set(found)}
+    """Those that have been measured without an error."""
+    failed = {each.partition(", ")[0] for each in failures(sections)}
+    return {name for name, found in sections.items() if "left out" not in found} - failed
 
 
 def save(path: Path, record: Mapping[str, object]) -> None:

@@ -269,6 +269,6 @@ def _head(path: TextPath, blocks: Blocks, step_codes: Tensor, misled: dict[int, 
         assert len(kinds) == d.classes
     for step in path.ends:
         made[d.eos, blocks.step] += step_codes[step]
-    if d.openers:  # behind the task comes the timestamp of 0 s
-        made[d.openers[1], blocks.step] = codes(d.vocab, size, seed=13)[d.task]
+    # Behind the task comes the timestamp of 0 s.
+    made[d.openers[1], blocks.step] = codes(d.vocab, size, seed=13)[d.task]
     return made * (20 / size)

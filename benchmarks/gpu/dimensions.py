@@ -31,9 +31,7 @@ class Dimensions:
     classes: int  # kinds of audio; each has texts of its own
     tokens: int  # that constructed texts consist of
     eos: int
-    openers: tuple[
-        int, ...
-    ] = ()  # special tokens after which a text begins at the path's first step
+    openers: tuple[int, int]  # no timestamps, and 0 s: behind them a text begins at the first step
     window_s: float = 30.0
 
     @property
@@ -47,7 +45,7 @@ class Dimensions:
 
     @property
     def task(self) -> int:
-        """The token of transcription, where there are openers: the fourth before them, as in large-v3."""
+        """The token of transcription."""
         return self.openers[0] - 4
 
     @property
@@ -71,37 +69,23 @@ LARGE_V3 = Dimensions(
     classes=16,
     tokens=FREQUENT,
     eos=50257,
-    openers=(50364, 50365),  # no timestamps, and the timestamp of 0 s
+    openers=(50364, 50365),
 )
 
-SMALL = Dimensions(
+SMALL = replace(
+    LARGE_V3,
     name="small",
     width=192,
-    heads=6,
+    heads=3,
     inner=256,
     encoder_layers=2,
     decoder_layers=4,
-    draft_layers=2,
-    vocab=1200,
-    bands=16,
-    frames=50,
-    positions=128,
+    vocab=5609,
     classes=4,
     tokens=480,
-    eos=1100,
+    eos=4000,
+    openers=(4107, 4108),
 )
-
-SMALL_WINDOWS = replace(
-    SMALL,
-    name="small, of 30 s",
-    heads=3,
-    vocab=LARGE_V3.vocab,
-    eos=LARGE_V3.eos,
-    openers=LARGE_V3.openers,
-    bands=LARGE_V3.bands,
-    frames=LARGE_V3.frames,
-    positions=LARGE_V3.positions,
-)
-"""Narrow and shallow, for programs that read recordings, whose windows, features and tokens are Whisper's."""
+"""Narrow and shallow; windows, features and special tokens are large-v3's, the vocabulary is cut."""
 
 KNOWN = {each.name: each for each in (LARGE_V3, SMALL)}

@@ -119,6 +119,10 @@ def _write(folder: Path, model: Any, d: Dimensions) -> None:
         (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
 
 
+def _pair(merge: str | list[str]) -> list[str]:
+    return merge.split() if isinstance(merge, str) else merge
+
+
 def _special(d: Dimensions) -> dict[int, str]:
     """Large-v3's special tokens, by number."""
     names = ["endoftext", "startoftranscript", *LANGUAGES, "translate", "transcribe"]
@@ -132,8 +136,13 @@ def _special(d: Dimensions) -> dict[int, str]:
 def _tokenizer(d: Dimensions) -> dict[str, Any]:
     made: dict[str, Any] = json.loads(TOKENIZER.read_text(encoding="utf-8"))
     vocab: dict[str, int] = made["model"]["vocab"]
-    vocab.pop("<|endoftext|>", None)
-    vocab |= {f"<unused{n}>": n for n in set(range(d.eos)) - set(vocab.values())}
+    vocab = {word: n for word, n in vocab.items() if n < d.eos and word != "<|endoftext|>"}
+    made["model"]["merges"] = [
+        merge for merge in made["model"]["merges"] if "".join(_pair(merge)) in vocab
+    ]
+    made["model"]["vocab"] = vocab | {
+        f"<unused{n}>": n for n in set(range(d.eos)) - set(vocab.values())
+    }
     like = made["added_tokens"][0]
     made["added_tokens"] = [like | {"id": n, "content": c} for n, c in _special(d).items()]
     return made | {"post_processor": None}

@@ -1,4 +1,5 @@
-"""MLPerf Inference's shape for Whisper large-v3: LibriSpeech dev in 1,633 windows, offline and as a server.
+"""Samples to texts, in MLPerf Inference's shape for Whisper large-v3 too: LibriSpeech dev in 1,633 windows,
+offline and as a server.
 
 Samples become features, encoder states and texts on the device. Weights are constructed, so there are no word
 errors; every text is known and has to be equal. Texts are as long as theirs: 105,350 words at 1.3 tokens in
@@ -19,14 +20,14 @@ import numpy as np
 
 from benchmarks.gpu.folders import kinds, sound
 from benchmarks.gpu.pair import Known, decode
-from benchmarks.gpu.sections import Bench, Record, encode
+from benchmarks.gpu.sections import Bench, Record, automatic, encode
 from forescribe.asr.model.whisper import Extractor, LogMel
 from forescribe.speculative import Engine, Request
 from forescribe.speculative.requests import Mode
 
 WINDOWS = 1633
 MEAN_TOKENS, SPREAD = 84.0, 18.0
-AGREEMENT, GAMMA = 0.8, 5
+GAMMA = 5
 LOADS = (0.7, 0.9)
 """Requests per second, as shares of what went through offline."""
 SERVED = 400
@@ -92,62 +93,89 @@ class Feed:
                 yield Known(request, window.known.text)
 
 
-def mlperf(bench: Bench) -> Record:
-    """Tokens per second offline, and the latencies of a server at shares of the best of these."""
+@dataclass(frozen=True)
+class Way:
+    """How an engine decodes; a gamma of None is chosen by measured cost."""
+
+    batch: int
+    gamma: int | None
+    agreement: float | None = 0.8
+
+    def __str__(self) -> str:
+        gamma = "auto" if self.gamma is None else self.gamma
+        return f"batch {self.batch}, gamma {gamma}, agreement {self.agreement}"
+
+    def engine(self, bench: Bench, feed: Feed) -> Engine:
+        """An engine that has captured what it needs."""
+        pair = bench.models
+        made = pair.engine(
+            self.batch,
+            gamma=self.gamma or 0,
+            schedule=automatic(pair, self.agreement or 0.8) if self.gamma is None else None,
+            agreement=self.agreement,
+            modes=(Mode(),),
+        )
+        made.warm_up()
+        for _ in range(2):  # a prefill is captured when its shape comes again
+            decode(made, feed.pulled(feed.windows[: 2 * TOGETHER]))
+        return made
+
+
+def end_to_end(bench: Bench) -> Record:
+    """Samples to texts of two windows for each row, by batch and agreement."""
     record: Record = {}
-    small, largest = bench.small, max(bench.batches)
-    feed, rates = Feed(bench, 6 if small else WINDOWS), dict[tuple[int, int], float]()
-
-    def measure(factor: int, gamma: int) -> None:
-        batch = factor * largest
-        name = f"offline, batch {batch}, gamma {gamma}"
-        bench.figure(record, name, partial(offline, bench, feed, name, batch, gamma))
-        if "windows_per_s" in record[name]:
-            rates[batch, gamma] = record[name]["windows_per_s"]
-
-    for factor, gamma in ((1, GAMMA), (2, GAMMA)):
-        measure(factor, gamma)
-    for share in LOADS if rates else ():
-        batch, gamma = max(rates, key=rates.__getitem__)
-        rate = share * rates[batch, gamma]
-        name = f"server, batch {batch}, gamma {gamma}, {share:.0%} of offline"
-        bench.figure(record, name, partial(server, bench, feed, name, batch, gamma, rate))
-    for factor, gamma in ((2, 0), (1, 0), (4, 0), (4, GAMMA)):
-        measure(factor, gamma)
+    for batch in reversed(bench.batches):
+        feed = Feed(bench, 2 * batch)
+        for gamma, agreement in ((0, None), (5, 0.7), (5, 0.8), (5, 0.9), (None, 0.8)):
+            way = Way(batch, gamma, agreement)
+            bench.figure(record, str(way), partial(offline, bench, feed, way))
     return record
 
 
-def warmed(bench: Bench, feed: Feed, batch: int, gamma: int) -> Engine:
-    """An engine that has captured what it needs."""
-    agreement = AGREEMENT if gamma else None
-    engine = bench.models.engine(batch, gamma=gamma, agreement=agreement, modes=(Mode(),))
-    engine.warm_up()
-    for _ in range(2):  # a prefill is captured when its shape comes again
-        decode(engine, feed.pulled(feed.windows[: 2 * TOGETHER]))
-    return engine
+def mlperf(bench: Bench) -> Record:
+    """Tokens per second offline, and the latencies of a server at shares of the best of these."""
+    record: Record = {}
+    largest = max(bench.batches)
+    feed, rates = Feed(bench, 6 if bench.small else WINDOWS), dict[Way, float]()
+
+    def measure(*ways: Way) -> None:
+        for way in ways:
+            name = f"offline, {way}"
+            bench.figure(record, name, partial(offline, bench, feed, way))
+            if "windows_per_s" in record[name]:
+                rates[way] = record[name]["windows_per_s"]
+
+    measure(Way(largest, GAMMA), Way(2 * largest, GAMMA))
+    for share in LOADS if rates else ():
+        best = max(rates, key=rates.__getitem__)
+        name = f"server, {best}, {share:.0%} of offline"
+        bench.figure(record, name, partial(server, bench, feed, best, share * rates[best]))
+    measure(Way(2 * largest, 0, None), Way(largest, 0, None), Way(4 * largest, 0, None))
+    return record
 
 
-def offline(bench: Bench, feed: Feed, name: str, batch: int, gamma: int) -> Record:
+def offline(bench: Bench, feed: Feed, way: Way) -> Record:
     """All windows as fast as they go."""
-    engine, work = warmed(bench, feed, batch, gamma), feed.windows
+    engine, work = way.engine(bench, feed), feed.windows
     before = engine.stats
     bench.device.synchronize()
     began = time.perf_counter()
     found = decode(engine, feed.pulled(work))
     wall_s, stats = time.perf_counter() - began, engine.stats - before
-    return bench.check(name, found, [window.known for window in work]) | {
+    return bench.check(f"offline, {way}", found, [window.known for window in work]) | {
         "tokens_per_s": round(sum(map(len, found.values())) / wall_s, 1),
         "windows_per_s": round(len(work) / wall_s, 2),
         "times_real_time": round(len(work) * bench.dimensions.window_s / wall_s, 1),
-        "wall_s": round(wall_s, 2),
+        "wall_s": round(wall_s, 3),
         "tokens_per_row_round": round(stats.mean_acceptance_length, 2),
-        "stages_s": {stage: round(s, 2) for stage, s in stats.seconds.items()},
+        "shapes_captured": len(engine.captured),
+        "stages_s": {stage: round(s, 3) for stage, s in stats.seconds.items()},
     }
 
 
-def server(bench: Bench, feed: Feed, name: str, batch: int, gamma: int, rate: float) -> Record:
+def server(bench: Bench, feed: Feed, way: Way, rate: float) -> Record:
     """Windows that arrive by a Poisson process; their latencies include the wait for a slot."""
-    engine, work = warmed(bench, feed, batch, gamma), feed.windows[:SERVED]
+    engine, work = way.engine(bench, feed), feed.windows[:SERVED]
     draw = random.Random(31)
     due = list(accumulate(draw.expovariate(rate) for _ in work))
     waiting, arrived = deque[Window](), 0
@@ -171,7 +199,7 @@ def server(bench: Bench, feed: Feed, name: str, batch: int, gamma: int, rate: fl
             found[number] = result.tokens
             latency[number] = time.perf_counter() - began - due[number]
     wall_s, spread = time.perf_counter() - began, sorted(latency.values())
-    return bench.check(name, found, [window.known for window in work]) | {
+    return bench.check(f"server, {way}", found, [window.known for window in work]) | {
         "asked_per_s": round(rate, 2),
         "tokens_per_s": round(sum(map(len, found.values())) / wall_s, 1),
         **{

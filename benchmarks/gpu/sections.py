@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import construction
 from benchmarks.gpu.dimensions import Dimensions
 from benchmarks.gpu.pair import Known, Pair, decode, differing, generate
 from forescribe.speculative import Engine
@@ -198,63 +197,6 @@ def held(bench: Bench, batch: int) -> Record:
     decode(engine, bench.work(min(batch, 8)))
     taken = before - (bench.device.free_memory() or 0)
     return {"bytes": taken, "bytes_per_row": taken // batch}
-
-
-def end_to_end(bench: Bench) -> Record:
-    """Features to texts: seconds and times real time, beside the texts' equality."""
-    record: Record = {}
-    for batch in reversed(bench.batches):
-        for gamma, agreement in ((0, None), (5, 0.7), (5, 0.8), (5, 0.9), (None, 0.8)):
-            name = (
-                f"batch {batch}, gamma {'auto' if gamma is None else gamma}, agreement {agreement}"
-            )
-            bench.figure(record, name, partial(transcribed, bench, name, batch, gamma, agreement))
-    return record
-
-
-def transcribed(
-    bench: Bench, name: str, batch: int, gamma: int | None, agreement: float | None
-) -> Record:
-    """Two windows for each row, encoded in batches and decoded, after passes that warm up."""
-    pair, d = bench.models, bench.dimensions
-    count, place = 2 * batch, bench.device.torch
-    kinds = [n % d.classes for n in range(count)]
-    mel = construction.features(d, kinds, place, bench.device.dtype)
-    schedule = None if gamma is not None else automatic(pair, agreement or 0.8)
-    engine = pair.engine(
-        batch, gamma=gamma or 0, agreement=agreement, schedule=schedule, modes=(Mode(),)
-    )
-    began = time.perf_counter()
-    engine.warm_up()
-    warmed = time.perf_counter() - began
-
-    def once() -> tuple[float, float, dict[int, tuple[int, ...]], list[Known]]:
-        bench.device.synchronize()
-        start = time.perf_counter()
-        states = [each for part in mel.split(min(16, batch)) for each in encode(pair, part)]
-        bench.device.synchronize()
-        encoded = time.perf_counter()
-        work = pair.requests(kinds, states, bench.tokens)
-        found = decode(engine, work)
-        return encoded - start, time.perf_counter() - encoded, found, work
-
-    for _ in range(2):  # a prefill is captured when its shape comes again
-        once()
-    before = engine.stats
-    encoding_s, decoding_s, found, work = once()
-    tokens = sum(map(len, found.values()))
-    stats = engine.stats - before
-    return bench.check(name, found, work) | {
-        "times_real_time": round(count * d.window_s / (encoding_s + decoding_s), 1),
-        "encoding_s": encoding_s,
-        "decoding_s": decoding_s,
-        "ms_per_token": round(1000 * decoding_s / tokens, 3),
-        "tokens": tokens,
-        "tokens_per_row_round": round(stats.mean_acceptance_length, 2),
-        "warm_up_s": round(warmed, 2),
-        "shapes_captured": len(engine.captured),
-        "stages_s": {stage: round(s, 3) for stage, s in stats.seconds.items()},
-    }
 
 
 @torch.inference_mode()

@@ -26,10 +26,11 @@ END_EVERY = 60
 TOKENIZER = provenance.ROOT / "bundled" / "tiny.en" / "tokenizer.json"
 
 
-def spoken() -> list[int]:
+def spoken(d: Dimensions) -> list[int]:
     """The tokens of the bundled tokenizer that are words or their beginnings, so that texts can be read."""
     known = json.loads(TOKENIZER.read_text(encoding="utf-8"))["model"]["vocab"]
-    return sorted(number for word, number in known.items() if re.fullmatch("\u0120[a-z]{2,}", word))
+    words = (number for word, number in known.items() if re.fullmatch("\u0120[a-z]{2,}", word))
+    return sorted(number for number in words if number < d.eos)
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,7 @@ class TextPath:
     def of(cls, dimensions: Dimensions, seed: int = 0) -> TextPath:
         """The path of a seed."""
         draw = random.Random(seed)
-        known = spoken() if dimensions.openers else range(dimensions.eos)
-        pool = draw.sample(known, dimensions.tokens)
+        pool = draw.sample(spoken(dimensions), dimensions.tokens)
         steps, classes = dimensions.steps, dimensions.classes
         pairs = iter([(pool[i], pool[i + 1]) for i in range(0, 2 * steps * classes, 2)])
         ids = [[next(pairs) for _ in range(classes)] for _ in range(steps)]

@@ -35,7 +35,7 @@ def texts(transcriber: Transcriber, names: tuple[str, ...]) -> dict[str, str]:
 
 def test_a_second_run_brings_no_new_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, shapes = Compiled.installed(monkeypatch), dict[str, set[tuple[int, ...]]]()
-    whisper = load(resolve("tiny.en"), HPU, network=False)
+    whisper = load(resolve("tiny.en", None), HPU, network=False)
 
     def noted(name: str, real: Any, tensor: int) -> Any:
         def call(*given: Any, **named: Any) -> Any:
@@ -51,7 +51,7 @@ def test_a_second_run_brings_no_new_shape(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(encoder, "forward", noted("features", encoder.forward, 0))
     found = texts(transcriber, NAMES)
     first = {name: set(values) for name, values in shapes.items()}
-    assert len(compiled.recipes) == ready and compiled.calls > 100
+    assert len(compiled.recipes) == ready and compiled.calls > 50
     assert texts(transcriber, NAMES[::-1]) == found and shapes == first
     assert {rows for rows, _ in shapes["prompts"]} <= {1, 2, 4}
     assert {length for _, length in shapes["prompts"]} <= {4, 8, 32}
