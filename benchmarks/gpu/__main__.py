@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         voices=voices[:1] if options.small else voices,
         expected=options.expected,
     )
-    record = provenance.record("benchmarks.gpu") | {
+    record: Record = provenance.record("benchmarks.gpu") | {
         "benchmark": "gpu",
         "weights": "constructed: agreement is set, tokens mean nothing",
         "dimensions": dimensions.__dict__,

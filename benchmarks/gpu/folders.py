@@ -99,6 +99,10 @@ def _write(folder: Path, model: Any, d: Dimensions) -> None:
             "no_timestamps_token_id": d.openers[0],
             "prev_sot_token_id": tokens["<|startofprev|>"],
             "max_initial_timestamp_index": 50,
+            # As many as large-v3 lists: words are timed by them.
+            "alignment_heads": [
+                [layer, 0] for layer in range(d.decoder_layers // 2, d.decoder_layers)
+            ][:10],
             "suppress_tokens": list(range(d.eos + 1, d.openers[0])),
         },
         "preprocessor_config": {

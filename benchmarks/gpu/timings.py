@@ -200,7 +200,7 @@ def kernels(bench: Bench) -> Record:
 
 def profiled(bench: Bench, run: Callable[[], object], times: int) -> Record:
     """The milliseconds and calls of the twenty that take longest, of one of `times` runs."""
-    from torch.autograd import DeviceType
+    from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     cuda = bench.device.kind == "cuda"

@@ -63,9 +63,10 @@ class BeamSearch:
         self._waiting: deque[Request] = deque()
         self._states: dict[int, _State] = {}  # by row
         self._rounds = self._row_rounds = self._emitted = self._forwards = 0
-        self._capture, self._prefills = capture_for(device), target.prefill
-        if self._capture and device.captures_at_once and hasattr(target, "prefill_stacked"):
-            self._prefills = PrefillRunner(cast(StackedModel, target), batch, self._capture)
+        self._capture = capture = capture_for(device)
+        self._prefills: PrefillRunner | None = None  # None: the target's own
+        if capture and device.captures_at_once and hasattr(target, "prefill_stacked"):
+            self._prefills = PrefillRunner(cast(StackedModel, target), batch, capture)
         self._graphs: dict[tuple[int, int], Function] = {}  # by rows and reach
         with device.guard():
             self.rows = BeamRows.empty(batch, size, target.max_positions, longest, device.torch)
@@ -160,7 +161,8 @@ class BeamSearch:
         place, probes = self.device.torch, dict[int, Tensor]()
         prompts = Prompts.of(chosen, self.device, self._target.max_positions)
         nodes = prompts.places(0)
-        prefilled = self._prefills(
+        prefill = self._target.prefill if self._prefills is None else self._prefills
+        prefilled = prefill(
             prompts.index,
             prompts.tokens,
             [request.encoder_states for request in prompts.requests],

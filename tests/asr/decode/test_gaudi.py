@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from forescribe import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
-from forescribe.asr.model.whisper import Whisper
+from forescribe.speculative.engine.admission import PROMPT_BUCKETS
+from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.weights import encoder_of
 from tests.speculative.graphs.fake_hpu import HPU, Compiled
 
@@ -33,9 +33,11 @@ def texts(transcriber: Transcriber, names: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def test_a_second_run_brings_no_new_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_it_is_ready_no_round_compiles_and_other_shapes_are_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     compiled, shapes = Compiled.installed(monkeypatch), dict[str, set[tuple[int, ...]]]()
-    whisper = load(resolve("tiny.en", None), HPU, network=False)
+    whisper = load(resolve("tiny.en", None), HPU, network=False, engine=ModelEngine.LEAN)
 
     def noted(name: str, real: Any, tensor: int) -> Any:
         def call(*given: Any, **named: Any) -> Any:
@@ -50,17 +52,14 @@ def test_a_second_run_brings_no_new_shape(monkeypatch: pytest.MonkeyPatch) -> No
     encoder = encoder_of(whisper.target)
     monkeypatch.setattr(encoder, "forward", noted("features", encoder.forward, 0))
     found = texts(transcriber, NAMES)
-    first = {name: set(values) for name, values in shapes.items()}
     assert len(compiled.recipes) == ready and compiled.calls > 50
-    assert texts(transcriber, NAMES[::-1]) == found and shapes == first
     assert {rows for rows, _ in shapes["prompts"]} <= {1, 2, 4}
-    assert {length for _, length in shapes["prompts"]} <= {4, 8, 32}
-    assert {rows for rows, *_ in shapes["features"]} <= {1, 2, 4}
+    assert {length for _, length in shapes["prompts"]} <= set(PROMPT_BUCKETS)
+    assert shapes["features"] <= {(rows, 80, 3000) for rows in (1, 2, 4)}
     rounds = [(s.rows, s.gamma, s.reach, s.mode.sampling) for s in engine.captured]
     sys.stdout.write(
-        f"{ready} recipes: rounds (rows, gamma, slots, sampling) {rounds}; a draft reads with "
-        f"{ready - len(rounds)} more; operator by operator {shapes}\n"
+        f"{ready} recipes: rounds (rows, gamma, slots, sampling) {rounds}, and {ready - len(rounds)} with "
+        f"which a draft reads; operator by operator {shapes}\n"
     )
     cpu = Transcriber.load("tiny.en", device="cpu", network=False, gamma=3)
     assert found == texts(cpu, NAMES)
-    assert isinstance(whisper, Whisper) and whisper.device.dtype == torch.float32

@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu.report import Section
-from benchmarks.gpu.sections import Bench
+from benchmarks.gpu.changed import changed
+from benchmarks.gpu.dimensions import SMALL
+from benchmarks.gpu.report import Section, failures
+from benchmarks.gpu.sections import Bench, build
 from forescribe.speculative.device import Device
+from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda
 
 CPU = Device("cpu", torch.float32)
 
@@ -51,6 +54,23 @@ def test_everything_is_rehearsed_and_continued(tmp_path: Path) -> None:
     assert len(checked) > 40 and not any(each["differ"] for each in checked)
     assert {"words", "five beams", "quiet"} < set(json.loads(expected.read_text())["tiny.en"])
     assert "no time left" not in record.read_text()
+
+
+@pytest.mark.nightly
+def test_what_has_changed_runs_on_a_double_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, modes = FakeCuda(monkeypatch), list[str]()
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    device = CudaOnCpu("cuda", torch.float32)
+    bench = Bench(SMALL, device, batches=(1, 2), tokens=8, small=True)
+    build(bench)
+    with cuda, cuda.reads_allowed():
+        found = changed(bench)
+    assert not bench.unequal and not list(failures(found))
+    assert found["five beams"]["shapes_captured"] and cuda.replays > 100
+    assert not found["five beams, not captured"]["shapes_captured"]
+    assert found["prefills that are not captured"]["refused"]
+    assert modes[:2] == ["error", "default"]
 
 
 def equalities(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
