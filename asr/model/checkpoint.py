@@ -171,7 +171,10 @@ class Checkpoint:
         if absent and lending is not None and not getattr(lending.model.decoder, "released", False):
             lent = {name: lending.get_parameter(name).detach().cpu() for name in absent}
         elif absent and lender is not None:
-            lent = float_weights(lender, None, absent)
+            # Rounded now: tiny.en's take 80 MB in float32, which would stay until the draft is packed.
+            read = float_weights(lender, None, absent)
+            lent = {name: weight.to(device.stored) for name, weight in read.items()}
+            del read
         if modules or asked is ModelEngine.MODULES:
             model = self._of_modules(device, lent)
         else:
