@@ -88,6 +88,7 @@ def transcribe(
     task: Task = ...,
     initial_prompt: str | None = ...,
     terms: Sequence[str] = ...,
+    replacements: Sequence[str] = ...,
     hint: str | None = ...,
     words: bool = ...,
     diarize: bool = ...,
@@ -107,6 +108,7 @@ def transcribe(
     task: Task = ...,
     initial_prompt: str | None = ...,
     terms: Sequence[str] = ...,
+    replacements: Sequence[str] = ...,
     hint: str | None = ...,
     words: bool = ...,
     diarize: bool = ...,
@@ -125,6 +127,7 @@ def transcribe(
     task: Task = "transcribe",
     initial_prompt: str | None = None,
     terms: Sequence[str] = (),
+    replacements: Sequence[str] = (),
     hint: str | None = None,
     words: bool = False,
     diarize: bool = False,
@@ -151,6 +154,7 @@ def transcribe(
         task: "transcribe", or "translate" into English.
         initial_prompt: text with names and spellings to expect.
         terms: names and terms, written so where they are heard; each as a line of `--terms`.
+        replacements: words to write otherwise; each as a line of `--replace`.
         hint: text that is probably spoken, such as a script: drafts are copied from it in place of a draft
             model, which saves time and changes no word.
         words: give every segment its words with their times.
@@ -187,7 +191,8 @@ def transcribe(
         language=language,
         task=task,
         initial_prompt=initial_prompt,
-        terms=terms if isinstance(terms, str) else tuple(terms),
+        terms=_listed(terms),
+        replacements=_listed(replacements),
         hint=hint,
         words=words,
         guards=Guards(),
@@ -215,6 +220,11 @@ def transcribe(
     if outcomes[0].error is not None:
         raise outcomes[0].error
     return made[0]
+
+
+def _listed(lines: Sequence[str]) -> Any:
+    """As `Options` takes them, which refuse a single text."""
+    return lines if isinstance(lines, str) else tuple(lines)
 
 
 def detect_language(

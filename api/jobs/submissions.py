@@ -41,6 +41,7 @@ SHOWN = (
     "prompt",
     "keywords",
     "terms",
+    "replacements",
     "temperature",
     "task",
     "diarize",

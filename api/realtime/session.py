@@ -81,13 +81,14 @@ class Transcription(Frozen):
     prompt: str | None = Field(None, max_length=MAX_PROMPT)
     keywords: Annotated[tuple[Entry, ...], Field(max_length=MAX_LISTED)] = ()
     terms: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
+    replacements: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
     delay: Literal["minimal", "low", "medium", "high", "xhigh"] = "medium"
     diarize: bool = False
     known_speaker_names: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
     known_speaker_references: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
     voices: str | None = Field(None, max_length=MAX_VOICES)
 
-    @field_validator("keywords", "terms", *KNOWN, mode="before")
+    @field_validator("keywords", "terms", "replacements", *KNOWN, mode="before")
     @classmethod
     def _none(cls, given: Any) -> Any:
         return () if given is None else given

@@ -24,6 +24,7 @@ from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.segment.windows import WindowOptions
+from forescribe.asr.words.replacements import Replacements
 from forescribe.asr.words.terms import MOST_TERMS, read_terms
 from forescribe.speculative.requests import MOST_BEAMS, MOST_PATIENCE
 
@@ -95,6 +96,7 @@ ARRAYS = frozenset(
     {
         "terms",
         "keyterms",
+        "replacements",
         "languages",
         "keywords",
         "include",
@@ -133,6 +135,7 @@ class AudioForm(BaseModel):
     initial_prompt: str | None = Field(default=None, max_length=MAX_PROMPT)
     terms: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
     keyterms: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
+    replacements: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
     hotwords: str | None = Field(default=None, max_length=MAX_PROMPT)
     vad_filter: bool = True
     word_timestamps: bool = False
@@ -179,6 +182,16 @@ class AudioForm(BaseModel):
         except UsageError as error:
             raise invalid("terms", str(error)) from error
         return lines
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """As `Options.replacements` has them; no expressions, which take time of all who are served. Raises
+        ApiError `invalid_value`."""
+        try:
+            Replacements(self.replacements, expressions=False)
+        except UsageError as error:
+            raise invalid("replacements", str(error)) from error
+        return self.replacements
 
 
 class TranscriptionForm(AudioForm):
@@ -266,6 +279,7 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
         task=form.task,
         initial_prompt=form.prompted,
         terms=form.listed(*form.keywords),
+        replacements=form.replaced,
         hint=form.hint,
         vad=form.vad_filter,
         windows=windows,
@@ -291,6 +305,7 @@ def translation(form: TranslationForm, serving: Serving) -> Options:
         task="translate",
         initial_prompt=form.prompted,
         terms=form.listed(),
+        replacements=form.replaced,
         vad=form.vad_filter,
         words="word" in granularities(form),
         guards=form.guards,

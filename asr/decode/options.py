@@ -29,6 +29,7 @@ from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Segment, State
 from ..model.tokens import TASKS, Task
 from ..segment.windows import Samples, WindowOptions
+from ..words.replacements import Replacements
 from ..words.terms import read_terms
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from ..model.whisper import EncoderStates
     from ..segment.windows import Run
     from ..storage.locations import Entry
-    from ..words.second_look import Change
+    from ..words.edits import Change
 
 
 DOUBTFUL_BEAMS = 5
@@ -53,9 +54,9 @@ class Options:
     before every window: names and spellings to expect. `hint` is text that is probably spoken, such as a
     script or an earlier transcript of the whole recording: drafts are copied from it, and no word depends
     on it. `terms` are words and phrases to write where the model agrees that they were spoken, as lines of
-    `asr.words.terms`. `beam_size` is 1 for the most probable token, or the number of beams of every window;
-    None searches with `DOUBTFUL_BEAMS` where a window is doubtful without. `patience` and `length_penalty`
-    are of `Beams`.
+    `asr.words.terms`; `replacements` are words to write otherwise, as lines of `asr.words.replacements`.
+    `beam_size` is 1 for the most probable token, or the number of beams of every window; None searches with
+    `DOUBTFUL_BEAMS` where a window is doubtful without. `patience` and `length_penalty` are of `Beams`.
     Raises UsageError for invalid values.
     """
 
@@ -65,6 +66,7 @@ class Options:
     initial_prompt: str | None = None
     hint: str | None = None
     terms: tuple[str, ...] = ()
+    replacements: tuple[str, ...] = ()
     gamma: int | None = None
     vad: bool = True
     windows: WindowOptions = field(default_factory=WindowOptions)
@@ -91,9 +93,11 @@ class Options:
         whole = isinstance(self.gamma, int) and not isinstance(self.gamma, bool)
         if self.gamma is not None and (not whole or self.gamma < 0):
             raise UsageError(f"gamma is {self.gamma}; it must be 0 (plain decoding) or more")
-        if not isinstance(self.terms, tuple):
-            raise UsageError(f"terms is {self.terms!r}; give a tuple of texts, one for each term")
+        for name in ("terms", "replacements"):
+            if not isinstance(value := getattr(self, name), tuple):
+                raise UsageError(f"{name} is {value!r}; give a tuple of texts, one for each")
         read_terms(self.terms)
+        Replacements.of(self.replacements)
         _ = self.beams
         if self.gamma and self.beam_size not in (1, None):
             raise UsageError(
@@ -257,7 +261,8 @@ class Decoded:
     # The most probable language with its probability, where the call has named one.
     heard: tuple[str, float] | None = None
     level_db: float | None = None  # of a window without a voice that is loud, against full scale
-    changes: tuple[Change, ...] = ()  # of its words into terms
+    changes: tuple[Change, ...] = ()  # of its words, by terms and replacements
+    skipped: tuple[str, ...] = ()  # replacements that took too long
 
     @property
     def length(self) -> int:

@@ -29,6 +29,7 @@ from ..formats.transcript_parts import (
 from ..model.languages import ALIKE, LANGUAGES
 from ..model.whisper import Whisper
 from ..segment.windows import Window, total
+from ..words.replacements import LIMIT_S
 from ..words.terms import read_terms
 from .answers import LAST_WORD
 from .context import DecodingContext
@@ -89,6 +90,7 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "timestamps": options.timestamps,
         "initial_prompt": options.initial_prompt,
         "terms": len(read_terms(options.terms)),
+        "replacements": len(options.replacements),
         "long_form": options.long_form,
         "condition_on_previous_text": options.condition_on_previous_text,
         "vad": vad,
@@ -247,6 +249,10 @@ def _warnings(
             "use a larger model"
         )
         notices.append(_notice("doubtful_text", text, doubted))
+    if slow := [d for d in done if d.skipped]:
+        lines = ", ".join(dict.fromkeys(line for d in slow for line in d.skipped))
+        text = f"these took more than {LIMIT_S} s and replaced nothing at {_places(slow)}: {lines}"
+        notices.append(_notice("slow_replacements", text, slow))
     counted = {
         d.language
         for d in done

@@ -30,7 +30,7 @@ from ..model.vocabulary import bytes_of
 from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Window
 from ..words.assembly import Pause, assemble_words
-from ..words.second_look import Change
+from ..words.edits import Change
 from ..words.timing import TokenTimes, Utterance, token_times
 from .options import SURE, Decoded, Judgement, PhaseTimes, Token
 
@@ -304,10 +304,11 @@ def _corrections(
 ) -> Iterator[Correction]:
     """The changes of a stretch."""
     for change in changes:
-        place = change.first - part.first
-        if 0 <= place < len(part.tokens):
+        place, last = change.first - part.first, len(part.tokens)
+        # Where words are gone, what is before them tells of it.
+        if 0 <= place < last if change.written or not part.first else 0 < place <= last:
             at = len(text_of(whisper, part.tokens[:place])) + change.indent
-            yield Correction(at, change.heard, change.written, "terms")
+            yield Correction(at, change.heard, change.written, change.source)
 
 
 def timed_segments(whisper: Whisper, recording: RecordingState, decoded: Decoded) -> list[Segment]:

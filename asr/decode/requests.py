@@ -19,6 +19,7 @@ from ..model.languages import Spoken
 from ..model.tokens import SpecialTokens
 from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Window
+from ..words.replacements import Replacements
 from ..words.terms import TermList
 from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
 from .options import Guards, Options
@@ -44,6 +45,7 @@ class BoundOptions:
     previous: tuple[int, ...]
     hint: tuple[int, ...] = ()
     terms: TermList | None = None
+    replacements: Replacements | None = None
 
     @property
     def language(self) -> str | None:
@@ -70,7 +72,8 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
         )
     hint = hint_tokens(context.whisper, options.hint)
     terms = TermList.of(options.terms) if options.terms else None
-    return BoundOptions(options, spoken, previous, hint, terms)
+    replacements = Replacements.of(options.replacements) if options.replacements else None
+    return BoundOptions(options, spoken, previous, hint, terms, replacements)
 
 
 def window_request(

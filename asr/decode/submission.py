@@ -32,6 +32,7 @@ from ..segment.cut_plan import planned_windows
 from ..segment.cutter import cut
 from ..segment.windows import Window, total
 from ..words.assembly import pauses
+from ..words.edits import replaced
 from ..words.second_look import look_again
 from .answers import (
     TAIL,
@@ -295,8 +296,14 @@ class Submission:
         if options.guards is not None and not window.tentative:
             decoded = doubted(whisper, decoded)
         segments = segments_of(whisper, decoded)
+        decoded = accounted(decoded, window.voiced, segments)
+        if (replacements := self.bound.replacements) is not None:
+            answer = (decoded.result, decoded.tokens)
+            changed = replaced(whisper, decoded.language, *answer, replacements, decoded.changes)
+            decoded = replace(decoded, **changed._asdict())
+            segments = segments_of(whisper, decoded)
         pending.recording.segments[window.start] = segments
-        return accounted(decoded, window.voiced, segments), rest
+        return decoded, rest
 
     def _failed(self, pending: PendingWindow, error: Exception) -> Following:
         """An exception has ended a window. Running out of memory may not happen with a smaller batch, so it

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from forescribe.speculative.requests import Result, Source
+from forescribe.speculative.requests import Result
 
 from ..model.languages import SPACELESS
 from ..model.whisper import EncoderStates, Whisper
 from .assembly import MARKS, SENTENCE_END, split_words
+from .edits import Change, Edit, edited, texts
 from .terms import ALIKE, Candidate, TermList
 
 WORTH, BY_LIKENESS = 2.5, 8.0
@@ -39,16 +39,6 @@ BEHIND = 8
 YIELDS, YIELDS_BY_LIKENESS, USUAL_LIKENESS = 2.5, 10.0, 0.75
 """Nats that a term may be less probable than what was written: for each of its tokens, and for what is more
 alike than usual."""
-
-
-class Change(NamedTuple):
-    """Words that became a term: before it are `first` text tokens of the window, and `indent` characters of
-    its own first one."""
-
-    first: int
-    indent: int
-    heard: str
-    written: str
 
 
 class Variant(NamedTuple):
@@ -68,6 +58,12 @@ class Variant(NamedTuple):
     def end(self) -> int:
         return self.at + self.instead
 
+    def edit(self, logprobs: Tensor) -> Edit:
+        """It as an edit, with the log-probabilities of its tokens and those behind."""
+        own = tuple(logprobs[: len(self.tokens)].tolist())
+        place = (self.at, self.instead, self.tokens, own)
+        return Edit(*place, self.indent, self.heard, self.written, "terms")
+
 
 @torch.inference_mode()
 def look_again(
@@ -77,42 +73,18 @@ def look_again(
     variants = list(_variants(whisper, language, result, terms))
     if not variants:
         return result, ()
-    better = list[tuple[float, Variant, tuple[float, ...]]]()
+    better = list[tuple[float, Edit]]()
     text = (*result.request.prompt, *result.tokens)
     scores = _scores(whisper, states, text, len(result.request.prompt), variants)
     for variant, (new, old) in zip(variants, scores, strict=True):
         margin = float(new.sum() - old.sum()) + variant.yields
         if margin > 0:
-            better.append((margin, variant, tuple(new[: len(variant.tokens)].tolist())))
-    chosen = list[tuple[Variant, tuple[float, ...]]]()
-    for _, variant, logprobs in sorted(better, key=lambda found: -found[0]):
-        if all(variant.end <= other.at or other.end <= variant.at for other, _ in chosen):
-            chosen.append((variant, logprobs))
-    return _written(result, sorted(chosen, key=lambda found: -found[0].at), whisper.tokens.end)
-
-
-def _written(
-    result: Result, chosen: Sequence[tuple[Variant, tuple[float, ...]]], end: int
-) -> tuple[Result, tuple[Change, ...]]:
-    """The answer with variants, which are in the order from the last one to the first."""
-    tokens, logprobs, sources = (
-        list(result.tokens),
-        list(result.logprobs),
-        list(result.sources),
-    )
-    for variant, own in chosen:
-        place = slice(variant.at, variant.end)
-        tokens[place], logprobs[place] = variant.tokens, own
-        sources[place] = [Source.PLAIN] * len(own)
-    changes, longer = list[Change](), 0
-    for variant, _ in reversed(chosen):
-        first = sum(token < end for token in tokens[: variant.at + longer])
-        changes.append(Change(first, variant.indent, variant.heard, variant.written))
-        longer += len(variant.tokens) - variant.instead
-    changed = replace(
-        result, tokens=tuple(tokens), logprobs=tuple(logprobs), sources=tuple(sources)
-    )
-    return changed, tuple(changes)
+            better.append((margin, variant.edit(new)))
+    chosen = list[Edit]()
+    for _, edit in sorted(better, key=lambda found: -found[0]):
+        if all(edit.end <= other.at or other.end <= edit.at for other in chosen):
+            chosen.append(edit)
+    return edited(result, chosen, whisper.tokens.end)
 
 
 def _variants(
@@ -121,7 +93,7 @@ def _variants(
     """The variants of an answer that are worth a look."""
     prompt, tokens = result.request.prompt, result.tokens
     found = list[tuple[Candidate, Sequence[str], slice]]()
-    for begin, run in _texts(tokens, whisper.tokens.end):
+    for begin, run in texts(tokens, whisper.tokens.end):
         split = split_words(whisper.tokenizer, language, run)
         words, places = [word.text for word in split], [begin]
         for word in split:
@@ -148,17 +120,6 @@ def _variants(
             yields = candidate.term.weight * (usual + unusual)
             at, instead = own.start, own.stop - own.start
             yield Variant(at, instead, tuple(ids), behind, len(lead), core, written, yields)
-
-
-def _texts(tokens: Sequence[int], end: int) -> Iterator[tuple[int, list[int]]]:
-    """The runs of text tokens, with the position of the first one."""
-    run = list[int]()
-    for position, token in enumerate((*tokens, end)):
-        if token < end:
-            run.append(token)
-        elif run:
-            yield position - len(run), run
-            run = []
 
 
 def _parts(heard: str) -> tuple[str, str, str]:

@@ -85,7 +85,9 @@ def read_terms(lines: Sequence[str]) -> tuple[Term, ...]:
         raise UsageError(
             f"terms is the text {clipped(lines, 40)!r}; give a list, a term in each entry"
         )
-    terms = [_term(number, line) for number, line in enumerate(lines, 1) if _says(line, number)]
+    terms = [
+        _term(number, line) for number, line in enumerate(lines, 1) if says(line, number, "term")
+    ]
     if len(terms) > MOST_TERMS:
         raise UsageError(
             f"{len(terms):,} terms; at most {MOST_TERMS:,} are looked for: keep those that these "
@@ -105,14 +107,15 @@ def lines_of(option: str, path: str | Path) -> tuple[str, ...]:
         raise UsageError(f"{option} {path} cannot be read: {error}") from error
     if len(data) > LARGEST:
         raise UsageError(f"{option} {path} has more than {LARGEST:,} bytes: it is no list")
-    if not any(_says(line, number) for number, line in enumerate(lines, 1)):
+    if not any(says(line, number, "term") for number, line in enumerate(lines, 1)):
         raise UsageError(f"{option} {path} is empty; write one entry in each line")
     return lines
 
 
-def _says(line: object, number: int) -> bool:
+def says(line: object, number: int, what: str) -> bool:
+    """Whether a line of a list says anything. Raises UsageError for one that is no text."""
     if not isinstance(line, str):
-        raise UsageError(f"term {number} is {line!r}; it must be text")
+        raise UsageError(f"{what} {number} is {line!r}; it must be text")
     return bool(line.strip()) and not line.lstrip().startswith("#")
 
 

@@ -160,7 +160,7 @@ class ListenOptions(LoadOptions, SpeakerChoice, WordLists):
             raise UsageError("-o -: stdout has the lines already; name a folder")
         self._check_files()
         _ = self.speakers
-        _ = self.term_lines
+        _ = self.term_lines, self.replacements
 
     def _check_input(self) -> None:
         if self.audio not in (None, STDIN):
@@ -258,6 +258,7 @@ class ListenOptions(LoadOptions, SpeakerChoice, WordLists):
                 task=self.task,  # type: ignore[arg-type]  # checked by Options
                 initial_prompt=self.initial_prompt,
                 terms=self.term_lines,
+                replacements=self.replacements,
                 words=bool(self.word_timestamps) or self.diarize,
                 guards=Guards(),
             ),

@@ -155,6 +155,11 @@ class WordLists:
         "--terms FILE",
         "Names and terms, one a line: written so where they are heard.",
     )
+    replace: str | None = opt(
+        DECODING,
+        "--replace FILE",
+        "Corrections, one a line: `heard => meant`, or `/expression/ => meant`.",
+    )
 
     @cached_property
     def term_lines(self) -> tuple[str, ...]:
@@ -163,6 +168,16 @@ class WordLists:
 
         lines = () if self.terms is None else lines_of("--terms", self.terms)
         read_terms(lines)
+        return lines
+
+    @cached_property
+    def replacements(self) -> tuple[str, ...]:
+        """The lines of the file with corrections. Raises UsageError."""
+        from forescribe.asr.words.replacements import Replacements
+        from forescribe.asr.words.terms import lines_of
+
+        lines = () if self.replace is None else lines_of("--replace", self.replace)
+        Replacements.of(lines)
         return lines
 
 

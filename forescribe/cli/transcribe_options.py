@@ -247,7 +247,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
         self._check_decoding()
         _ = self.active_guards
         _ = self.hint
-        _ = self.term_lines
+        _ = self.term_lines, self.replacements
         if self.readers and self.channels == "split":
             raise UsageError("--readers: channels are decoded one by one; leave it out")
         self._check_cluster()
@@ -436,6 +436,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
             initial_prompt=self.initial_prompt,
             hint=self.hint,
             terms=self.term_lines,
+            replacements=self.replacements,
             vad=self.vad is not False,
             words=bool(self.wants_words) or not self.line_rules.plain,
             guards=self.active_guards,
@@ -453,6 +454,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
             "word_timestamps": self.wants_words,
             "beam_size": BEAMS.get(self.beams, self.beams),
             "terms": self.term_lines or None,
+            "replace": self.replacements or None,
             "condition_on_previous_text": "no"
             if self.condition_on_previous_text is False
             else None,

@@ -21,6 +21,15 @@ TERMS = ("Hellen Porter", "Tewsday *10", "Denvor", "Kubernetes", "broshures", "m
 OPTIONS = Options(language="en", guards=Guards(), words=True, terms=TERMS)
 
 
+REPLACEMENTS = (
+    "helen porter => Elena Portier",
+    "new plant =>",
+    "four hundred => 400",
+    r"/September (\d+)/ => \1 September",
+    "/(.|..)+[0-9#]$/ => never",
+)
+
+
 def load(**options) -> Transcriber:
     given = {"device": "cpu", "network": False, "language": "en", "batch": 4} | options
     return Transcriber.load("tiny.en", given.pop("draft", None), **given)
@@ -94,6 +103,38 @@ def test_no_term_is_written_into_noise_or_silence(plain) -> None:
 def test_a_transcript_with_corrections_is_read_back(written, tmp_path) -> None:
     written.save(tmp_path / "memo.json")
     assert told(Transcript.load(tmp_path / "memo.json")) == told(written)
+
+
+def test_replacements_keep_times_and_are_told(plain) -> None:
+    before = made(plain, replace(OPTIONS, terms=("Hellen Porter",)))
+    after = made(plain, replace(OPTIONS, terms=(), replacements=REPLACEMENTS))
+    said = {own.heard: own.written for s in after.segments for own in s.corrections}
+    assert said["Helen Porter"] == "Elena Portier" and said["new plant"] == ""
+    assert said["September 14"] == "14 September"
+    assert "the manager, Elena Portier." in after.text and "on 14 September." in after.text
+    (name,) = (word for word in after.words if word.text.strip() == "Elena")
+    (old,) = (word for word in before.words if word.text.strip() == "Hellen")
+    assert abs(name.start - old.start) < 0.3
+    assert [notice.code for notice in after.warnings] == ["slow_replacements"]
+    assert "".join(word.text for word in after.words).strip() == after.text
+    for segment in after.segments:
+        for own in segment.corrections:
+            assert segment.text[own.at :].startswith(own.written)
+            assert own.source == "replacements"
+
+
+def test_what_terms_have_written_can_be_replaced(plain) -> None:
+    options = replace(OPTIONS, replacements=("hellen porter => Ms Porter", "memo => note"))
+    after = made(plain, options)
+    told_there = [(c.heard, c.written, c.source) for s in after.segments for c in s.corrections]
+    assert told_there == [
+        ("memo", "note", "replacements"),
+        ("Tuesday", "Tewsday", "terms"),
+        ("Hellen Porter", "Ms Porter", "replacements"),
+    ]
+    for segment in after.segments:
+        for own in segment.corrections:
+            assert segment.text[own.at :].startswith(own.written)
 
 
 def test_terms_that_are_no_tuple_are_refused() -> None:

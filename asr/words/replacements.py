@@ -1,0 +1,146 @@
+r"""Replacements: words that are to be written otherwise, wherever they are heard.
+
+    koo bernetes => Kubernetes      words, whatever their case; capitals are kept where all is small here
+    um =>                           nothing in their place
+    /(\d+) percent/ => \1 %         a regular expression, as of the package `regex`
+
+Words are whole ones. All of them are replaced in one pass, the longest first, so that no replacement is
+replaced again; then the expressions, in their order. An expression has `LIMIT_S` for a segment. Import is
+light.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ..errors import UsageError, clipped
+from .terms import LONGEST_TERM, says
+
+MOST_REPLACEMENTS, MOST_EXPRESSIONS = 10_000, 100
+LONGEST_EXPRESSION = 1000
+"""Characters."""
+
+LIMIT_S = 0.5
+"""Seconds that an expression may take for a segment."""
+
+_LINE = re.compile(r"(/(?P<expression>.+)/|(?P<heard>.*?))\s*=>\s*(?P<meant>.*)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Characters `start` to `end` of a text, and what is to be written there."""
+
+    start: int
+    end: int
+    written: str
+
+
+class Replacements:
+    """Replacements, ready for use. Raises UsageError for lines that say none."""
+
+    def __init__(self, lines: Sequence[str], *, expressions: bool = True) -> None:
+        if isinstance(lines, str):
+            raise UsageError("replacements is a text; give a list, a replacement in each entry")
+        self.words: dict[str, str] = {}
+        self.expressions: list[tuple[Any, str, str]] = []
+        lines_of_words: dict[str, int] = {}
+        for number, line in enumerate(lines, 1):
+            if not says(line, number, "replacement"):
+                continue
+            place = f"replacement {number}, {clipped(line.strip(), 60)!r}"
+            match = _LINE.fullmatch(line.strip())
+            if match is None or not match["meant"].isprintable():
+                raise UsageError(f"{place}: write 'heard => meant', or '/expression/ => meant'")
+            if match["expression"] is not None:
+                if not expressions:
+                    raise UsageError(
+                        f"{place}: expressions are taken from a file by --replace alone"
+                    )
+                self.expressions.append(
+                    (*_compiled(place, match["expression"], match["meant"]), line)
+                )
+                continue
+            heard = " ".join(match["heard"].casefold().split())
+            if not any(map(str.isalnum, heard)) or len(heard) > LONGEST_TERM:
+                raise UsageError(
+                    f"{place}: give words to replace, of {LONGEST_TERM} characters at most"
+                )
+            if self.words.setdefault(heard, match["meant"]) != match["meant"]:
+                raise UsageError(
+                    f"{place}: line {lines_of_words[heard]} writes {self.words[heard]!r} for the same words; "
+                    "keep one of them"
+                )
+            lines_of_words.setdefault(heard, number)
+        if len(self.words) > MOST_REPLACEMENTS or len(self.expressions) > MOST_EXPRESSIONS:
+            raise UsageError(
+                f"{len(self.words):,} replacements and {len(self.expressions):,} expressions; at most "
+                f"{MOST_REPLACEMENTS:,} and {MOST_EXPRESSIONS} are made"
+            )
+        self._pattern = {spaces: _pattern(self.words, spaces) for spaces in (True, False)}
+
+    @classmethod
+    @lru_cache(maxsize=8)
+    def of(cls, lines: tuple[str, ...]) -> Replacements:
+        """Those of lines; the last few are kept. Raises UsageError."""
+        return cls(lines)
+
+    def places(self, text: str, *, spaces: bool = True) -> list[Place]:
+        """Where the words of a text are replaced, in order. In a language without `spaces` words need not be
+        whole."""
+
+        def meant(match: re.Match[str]) -> str:
+            words = " ".join(match[0].casefold().split())
+            return _cased(self.words[words], match[0])
+
+        pattern = self._pattern[spaces]
+        return [] if pattern is None else list(_places(pattern.finditer(text), meant))
+
+    def places_by_expression(self, number: int, text: str) -> list[Place]:
+        """Where the expression with this number replaces a text. Raises TimeoutError."""
+        pattern, meant, _ = self.expressions[number]
+        found = pattern.finditer(text, timeout=LIMIT_S)
+        return list(_places(found, lambda match: match.expand(meant)))
+
+
+def _places(found: Iterator[Any], written: Callable[[Any], str]) -> Iterator[Place]:
+    for match in found:
+        new = written(match)
+        if match[0] and new != match[0]:
+            yield Place(match.start(), match.end(), new)
+
+
+def _pattern(words: dict[str, str], spaces: bool) -> re.Pattern[str] | None:
+    if not words:
+        return None
+    forms = [r"\s+".join(map(re.escape, heard.split())) for heard in words]
+    joined = "|".join(sorted(forms, key=len, reverse=True))
+    edges = (r"(?<!\w)", r"(?!\w)") if spaces else ("", "")
+    return re.compile(f"{edges[0]}(?:{joined}){edges[1]}", re.IGNORECASE)
+
+
+def _cased(meant: str, heard: str) -> str:
+    """With the capitals of what was heard, where none are given."""
+    if meant != meant.lower() or not heard[:1].isupper():
+        return meant
+    if len(heard) > 1 and heard.isupper():
+        return meant.upper()
+    return meant[:1].upper() + meant[1:]
+
+
+def _compiled(place: str, expression: str, meant: str) -> tuple[Any, str]:
+    """The pattern, and what is written for it. Raises UsageError."""
+    import regex
+
+    if len(expression) > LONGEST_EXPRESSION:
+        raise UsageError(f"{place}: more than {LONGEST_EXPRESSION} characters")
+    try:
+        pattern = regex.compile(expression)
+        pattern.sub(meant, "", timeout=LIMIT_S)  # an unknown group is found when it is used
+        regex.compile(f"(?:{expression})|").fullmatch("").expand(meant)
+    except (regex.error, IndexError, TimeoutError, OverflowError) as error:
+        raise UsageError(f"{place}: {error}") from error
+    return pattern, meant
