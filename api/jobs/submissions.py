@@ -40,8 +40,6 @@ SHOWN = (
     "language",
     "prompt",
     "keywords",
-    "terms",
-    "replacements",
     "temperature",
     "task",
     "diarize",

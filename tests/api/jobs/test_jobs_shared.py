@@ -180,7 +180,7 @@ def test_what_a_job_shows_has_a_bound_whatever_its_client_and_its_audio_contain(
     """Each poll repeats it, a list does for 100 jobs: 9 MB for a recording with 100,000 notices."""
     store = client.app.state.jobs.store
     notices = [{"code": "audio_gap", "message": f"a gap at {n} s " * 100} for n in range(100_000)]
-    made = submit(client, sound(1), prompt="word " * 20_000, keywords="k" * 500).json()["id"]
+    made = submit(client, sound(1), prompt="word " * 20_000, keywords="k" * 100).json()["id"]
     assert ended(client, made)["state"] == "succeeded"
     with store.transaction() as tx:
         store.jobs.set_warnings(tx, made, notices)
