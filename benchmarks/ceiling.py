@@ -226,12 +226,12 @@ def served(
         listener.done.wait()
     session.close()
     thread.join()
-    return [listener.outcome for listener in listeners if listener.outcome], spent[0]
+    return [listener.outcome for listener in listeners], spent[0]
 
 
 class _Listener:
     def __init__(self) -> None:
-        self.done, self.outcome = threading.Event(), None
+        self.done, self.outcome = threading.Event(), Outcome("")
 
     def progressed(self, part: Part) -> None:
         """Nobody listens."""
