@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.gpu.folders import kinds, sound
 from benchmarks.gpu.pair import Known, decode
-from benchmarks.gpu.sections import Bench, Record, automatic, encode
+from benchmarks.gpu.sections import Bench, Record, automatic, encode, release
 from forescribe.asr.model.whisper import Extractor, LogMel
 from forescribe.speculative import Engine, Request
 from forescribe.speculative.requests import Mode
@@ -107,6 +107,7 @@ class Way:
 
     def engine(self, bench: Bench, feed: Feed) -> Engine:
         """An engine that has captured what it needs."""
+        release(bench.device, thoroughly=True)
         pair = bench.models
         made = pair.engine(
             self.batch,
@@ -123,7 +124,7 @@ class Way:
 
 def end_to_end(bench: Bench) -> Record:
     """Samples to texts of two windows for each row, by batch and agreement."""
-    record: Record = {}
+    record = bench.record
     for batch in reversed(bench.batches):
         feed = Feed(bench, 2 * batch)
         for gamma, agreement in ((0, None), (5, 0.7), (5, 0.8), (5, 0.9), (None, 0.8)):
@@ -134,7 +135,7 @@ def end_to_end(bench: Bench) -> Record:
 
 def mlperf(bench: Bench) -> Record:
     """Tokens per second offline, and the latencies of a server at shares of the best of these."""
-    record: Record = {}
+    record = bench.record
     largest = max(bench.batches)
     feed, rates = Feed(bench, 6 if bench.small else WINDOWS), dict[Way, float]()
 

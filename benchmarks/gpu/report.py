@@ -48,14 +48,14 @@ def run(
         if began >= end:
             told(name, {"left out": "no time left"})
             continue
-        bench.deadline = min(began + section.seconds, end)
+        bench.deadline, bench.record = min(began + section.seconds, end), {}
         try:
             with stopped_after(GRACE * (bench.deadline - began)):
                 record = section.measure(bench)
         except Exception:
-            record = {"error": traceback.format_exc()}
+            record = bench.record | {"error": traceback.format_exc()}
         finally:
-            release(bench.device)
+            release(bench.device, thoroughly=True)
         record["section_s"] = round(time.perf_counter() - began, 2)
         print(f"{name}: {record['section_s']} s", flush=True)
         told(name, record)

@@ -5,6 +5,7 @@ Each is a function of a `Bench` that returns a record for JSON; figures stand be
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import traceback
@@ -49,6 +50,7 @@ class Bench:
     deadline: float = float("inf")
     copy_gb_per_s: float | None = None  # what `bandwidth` measured
     unequal: list[str] = field(default_factory=list)  # checks that failed
+    record: Record = field(default_factory=dict)  # of the section: what it has, if it is stopped
 
     @property
     def models(self) -> Pair:
@@ -111,7 +113,7 @@ def weigh(model: torch.nn.Module) -> int:
 def equality(bench: Bench) -> Record:
     """Texts of engines and of transformers against those that the construction predicts."""
     pair = bench.models
-    record: Record = {}
+    record = bench.record
     batch = bench.batches[min(2, len(bench.batches) - 1)]
     work = bench.work(3 * batch)
     first = work[: min(8, len(work))]
@@ -175,15 +177,17 @@ def accepted(engine: Engine) -> Record:
     }
 
 
-def release(device: Device) -> None:
-    """Returns cached memory, so that the next engine can allocate."""
+def release(device: Device, *, thoroughly: bool = False) -> None:
+    """Returns cached memory, so that the next engine can allocate; thoroughly also what cycles hold."""
+    if thoroughly:
+        gc.collect()
     if device.kind == "cuda":
         torch.cuda.empty_cache()
 
 
 def memory(bench: Bench) -> Record:
     """Bytes of an engine with its captured rounds, by batch; and what one more row takes."""
-    record: Record = {}
+    record = bench.record
     for batch in (*bench.batches, 2 * max(bench.batches), 4 * max(bench.batches)):
         bench.figure(record, f"batch {batch}", partial(held, bench, batch))
     return record
@@ -191,7 +195,7 @@ def memory(bench: Bench) -> Record:
 
 def held(bench: Bench, batch: int) -> Record:
     """What is allocated once an engine has decoded, besides the models."""
-    release(bench.device)
+    release(bench.device, thoroughly=True)
     before = bench.device.free_memory() or 0
     engine = bench.models.engine(batch, gamma=5, agreement=0.8, modes=(Mode(),))
     decode(engine, bench.work(min(batch, 8)))

@@ -53,7 +53,7 @@ def bandwidth(bench: Bench) -> Record:
 
 def encoder(bench: Bench) -> Record:
     """Windows per second of the encoder, by batch."""
-    record: Record = {}
+    record = bench.record
     for batch in bench.batches:
         if batch <= LARGEST_PART:
             bench.figure(record, f"batch {batch}", partial(encoded, bench, batch))
@@ -78,7 +78,7 @@ def encoded(bench: Bench, batch: int) -> Record:
 
 def prefill(bench: Bench) -> Record:
     """Milliseconds of an admission's forward: prompts, and keys and values of the encoder states."""
-    record: Record = {}
+    record = bench.record
     for batch in bench.batches:
         if batch <= LARGEST_PART:
             bench.figure(record, f"rows {batch}", partial(prefilled, bench, batch))
@@ -101,7 +101,7 @@ def prefilled(bench: Bench, batch: int) -> Record:
 def rounds(bench: Bench) -> Record:
     """Milliseconds of a round by batch and gamma, largest batch first; and what they would give at each
     agreement, by the formula of independent drafts."""
-    record: Record = {}
+    record = bench.record
     ways: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
         ("lean, captured", {}, BUCKETS),
         ("lean, captured, cut draft head", {"cut": True}, BUCKETS[1:]),
@@ -183,7 +183,7 @@ def row_bytes(d: Dimensions, layers: int, size: int) -> int:
 def kernels(bench: Bench) -> Record:
     """The operators or kernels that take most of the time of captured rounds, and of a whole engine; and how
     long the device waits for the host."""
-    record: Record = {}
+    record = bench.record
     for batch in (bench.batches[0], bench.batches[-1]):
         engine = bench.models.engine(batch, gamma=4, agreement=0.8)
         bench.figure(

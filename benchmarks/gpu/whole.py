@@ -52,7 +52,7 @@ WAYS: dict[str, Options] = {
 
 def real(bench: Bench) -> Record:
     """Every model of `bench.real`: what the device writes beside a CPU, then how fast it is."""
-    record: Record = {}
+    record = bench.record
     for model in bench.real:
         found = record[Path(model).name] = Record()
         with TemporaryDirectory() as name:
@@ -267,7 +267,7 @@ def timed(transcriber: Transcriber, paths: Sequence[Path], options: Options) -> 
 
 def whole(bench: Bench) -> Record:
     """The constructed pair from folders: files to transcripts whose texts are known, by batch."""
-    record: Record = {}
+    record = bench.record
     seconds, count = (60.0, 4) if bench.small else (1200.0, 256)
     with folders(bench.models, AGREEMENT) as made:
         place, known = made.model.parent, list(kinds(bench.dimensions))
@@ -318,7 +318,7 @@ def transcribed(
 
 def service(bench: Bench) -> Record:
     """64 uploads at a time: published weights with voices, then large-v3's dimensions."""
-    record: Record = {}
+    record = bench.record
     with folders(bench.models, AGREEMENT) as made, TemporaryDirectory() as name:
         voices = Path(name, "voices.wav")
         soundfile.write(voices, joined(bench.voices), RATE, subtype="PCM_16")
@@ -359,7 +359,7 @@ def uploads(bench: Bench, name: str, folder: Path, given: list[str]) -> Record:
 
 def live(bench: Bench) -> Record:
     """Live streams at the pace of the clock: the age of the newest sample when its words are known."""
-    record: Record = {}
+    record = bench.record
     streams = "1,2" if bench.small else "32,128"
     with folders(bench.models, AGREEMENT) as made, TemporaryDirectory() as name:
         for shown, given in (

@@ -84,8 +84,9 @@ def test_a_section_that_hangs_or_raises_costs_only_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def hangs(bench: Bench) -> dict[str, Any]:
-        time.sleep(60)
-        return {}
+        bench.figure(bench.record, "first", lambda: {"ms": 1})
+        bench.figure(bench.record, "second", lambda: {"ms": time.sleep(60)})
+        return bench.record
 
     def raises(bench: Bench) -> dict[str, Any]:
         record: dict[str, Any] = {}
@@ -101,6 +102,7 @@ def test_a_section_that_hangs_or_raises_costs_only_itself(
     assert command.main([*small, "--sections", "encoder", "prefill", "bandwidth"]) == 2
     found = json.loads(record.read_text())
     assert "stopped after" in found["sections"]["encoder"]["error"]
+    assert found["sections"]["encoder"]["first"] == {"ms": 1}
     assert found["sections"]["prefill"]["second"] == {"ms": 1}
     assert found["failed"] == ["encoder", "prefill, first"]
     assert found["sections"]["bandwidth"]["gb_per_s"] > 0
