@@ -72,6 +72,14 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
         )
     hint = hint_tokens(context.whisper, options.hint)
     terms = TermList.of(options.terms) if options.terms else None
+    for term in terms.terms if terms is not None else ():
+        if "<|" not in term.text:
+            continue
+        if (
+            max(context.whisper.tokenizer.encode(term.text, add_special_tokens=False))
+            >= special.end
+        ):
+            raise UsageError(f"the term {term.text!r} holds a special token of the model")
     replacements = Replacements.of(options.replacements) if options.replacements else None
     return BoundOptions(options, spoken, previous, hint, terms, replacements)
 

@@ -23,7 +23,7 @@ from ..model.languages import SPACELESS
 from ..model.whisper import EncoderStates, Whisper
 from .assembly import MARKS, SENTENCE_END, split_words
 from .edits import Change, Edit, edited, texts
-from .terms import ALIKE, Candidate, TermList
+from .terms import ALIKE, Candidate, Term, TermList
 
 WORTH, BY_LIKENESS = 2.5, 8.0
 """Nats that the words lack of certainty, with so many for what is more alike than it has to be, from which on
@@ -58,6 +58,11 @@ class Variant(NamedTuple):
     def end(self) -> int:
         return self.at + self.instead
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        """What was heard, and what may be written."""
+        return self.heard.casefold(), self.written.casefold()
+
     def edit(self, logprobs: Tensor) -> Edit:
         """It as an edit, with the log-probabilities of its tokens and those behind."""
         own = tuple(logprobs[: len(self.tokens)].tolist())
@@ -73,16 +78,19 @@ def look_again(
     variants = list(_variants(whisper, language, result, terms))
     if not variants:
         return result, ()
-    better = list[tuple[float, Edit]]()
+    better = list[tuple[float, Variant, Edit]]()
     text = (*result.request.prompt, *result.tokens)
     scores = _scores(whisper, states, text, len(result.request.prompt), variants)
     for variant, (new, old) in zip(variants, scores, strict=True):
         margin = float(new.sum() - old.sum()) + variant.yields
-        if margin > 0:
-            better.append((margin, variant.edit(new)))
+        better.append((margin, variant, variant.edit(new)))
+    # Once it is a term, the same words are one everywhere in the window.
+    taken = {variant.pair for margin, variant, _ in better if margin > 0}
     chosen = list[Edit]()
-    for _, edit in sorted(better, key=lambda found: -found[0]):
-        if all(edit.end <= other.at or other.end <= edit.at for other in chosen):
+    for _, variant, edit in sorted(better, key=lambda found: -found[0]):
+        if variant.pair in taken and all(
+            edit.end <= other.at or other.end <= edit.at for other in chosen
+        ):
             chosen.append(edit)
     return edited(result, chosen, whisper.tokens.end)
 
@@ -92,7 +100,7 @@ def _variants(
 ) -> Iterator[Variant]:
     """The variants of an answer that are worth a look."""
     prompt, tokens = result.request.prompt, result.tokens
-    found = list[tuple[Candidate, Sequence[str], slice]]()
+    found, worth = list[tuple[Candidate, Sequence[str], slice]](), set[tuple[str, Term]]()
     for begin, run in texts(tokens, whisper.tokens.end):
         split = split_words(whisper.tokenizer, language, run)
         words, places = [word.text for word in split], [begin]
@@ -101,9 +109,11 @@ def _variants(
         for candidate in terms.candidates(words, spaces=language not in SPACELESS):
             own = slice(places[candidate.first], places[candidate.last])
             doubt = -math.fsum(result.logprobs[own])
-            worth = doubt + BY_LIKENESS * (candidate.likeness - ALIKE)
-            if worth * candidate.term.weight > WORTH:
-                found.append((candidate, words, own))
+            gain = doubt + BY_LIKENESS * (candidate.likeness - ALIKE)
+            if gain * candidate.term.weight > WORTH:
+                worth.add((candidate.form, candidate.term))
+            found.append((candidate, words, own))
+    found = [each for each in found if (each[0].form, each[0].term) in worth]
     found.sort(key=lambda each: -each[0].likeness)
     for candidate, words, own in found[:MOST_CANDIDATES]:
         heard = "".join(words[candidate.first : candidate.last])

@@ -69,14 +69,15 @@ class Term:
 
 
 class Candidate(NamedTuple):
-    """A term that may have been spoken where words `first` to `last` (exclusive) are written. `ending` is
-    the possessive that stays behind it."""
+    """A term that may have been spoken where words `first` to `last` (exclusive) are written, whose letters
+    are `form`. `ending` is the possessive that stays behind it."""
 
     first: int
     last: int
     term: Term
     likeness: float
     ending: str
+    form: str
 
 
 def read_terms(lines: Sequence[str]) -> tuple[Term, ...]:
@@ -197,7 +198,7 @@ class TermList:
                 b <= first or last <= a or (other in written and other != written)
                 for a, b, other in right
             ):
-                found.append(Candidate(first, last, self.terms[number], likeness, ending))
+                found.append(Candidate(first, last, self.terms[number], likeness, ending, form))
         return sorted(found, key=lambda candidate: -candidate.likeness)
 
 

@@ -137,6 +137,11 @@ def test_what_terms_have_written_can_be_replaced(plain) -> None:
             assert segment.text[own.at :].startswith(own.written)
 
 
+def test_a_term_that_is_a_special_token_is_refused(plain) -> None:
+    with pytest.raises(UsageError, match="special token"):
+        plain.transcribe([MEMO], Options(terms=("x <|endoftext|>",)))
+
+
 def test_terms_that_are_no_tuple_are_refused() -> None:
     with pytest.raises(UsageError, match="give a tuple"):
         Options(terms=["Lynde"])
