@@ -52,7 +52,7 @@ def run(
         try:
             with stopped_after(GRACE * (bench.deadline - began)):
                 record = section.measure(bench)
-        except Exception:
+        except (Exception, TimeIsUp):
             record = bench.record | {"error": traceback.format_exc()}
         finally:
             release(bench.device, thoroughly=True)
