@@ -147,11 +147,10 @@ def _transcript(
 def coverage(done: Sequence[Decoded], silent: Iterable[Window]) -> Coverage:
     """What became of every sample; a window is decoded up to its last word, where a voice goes on behind
     that."""
-    reason = "no voice activity"
-    spans = [
-        Span(w.start, w.end, "silent", reason + (w.level_db is not None) * ", loud", w.level_db)
-        for w in silent
-    ]
+    spans = list[Span]()
+    for window in silent:
+        why = "no voice activity" if window.level_db is None else "no voice activity, loud"
+        spans.append(Span(window.start, window.end, "silent", why, window.level_db))
     wordless = 0
     for decoded in done:
         wordless += total(decoded.wordless)

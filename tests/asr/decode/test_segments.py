@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import zlib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forescribe.asr.decode.outcome import coverage
 from forescribe.asr.decode.recording import compression_ratio, stretches
 from forescribe.asr.model.tokens import SpecialTokens
+from forescribe.asr.segment.windows import Window
 
 SPECIAL = SpecialTokens(
     start=101,
@@ -80,3 +83,13 @@ def test_the_compression_ratio_is_openais() -> None:
     data = text.encode()
     assert compression_ratio(text) == len(data) / len(zlib.compress(data))
     assert compression_ratio("") == 0.0
+
+
+def test_loud_silence_that_was_not_decoded_is_told_with_its_level() -> None:
+    nothing = np.zeros(0, np.float32)
+    quiet = Window(0, 0, WINDOW, False, nothing, ())
+    loud = Window(1, WINDOW, WINDOW + 16_000, False, nothing, (), level_db=-30.0)
+    found = coverage((), [quiet, loud])
+    assert [span.reason for span in found.spans] == ["no voice activity", "no voice activity, loud"]
+    assert (found.silent_samples, found.loud_samples) == (WINDOW + 16_000, 16_000)
+    assert found.loud_db == pytest.approx(-30)
