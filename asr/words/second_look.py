@@ -63,9 +63,10 @@ class Variant(NamedTuple):
         """What was heard, and what may be written."""
         return self.heard.casefold(), self.written.casefold()
 
-    def edit(self, logprobs: Tensor) -> Edit:
-        """It as an edit, with the log-probabilities of its tokens and those behind."""
-        own = tuple(logprobs[: len(self.tokens)].tolist())
+    def edit(self, new: Tensor, old: Tensor) -> Edit:
+        """It as an edit, by what `_scores` tells of it. A term is at least as probable as the words that it
+        replaces: it shall not make a window doubtful that was not."""
+        own = tuple(new[: len(self.tokens)].clamp_min(float(old[: self.instead].mean())).tolist())
         place = (self.at, self.instead, self.tokens, own)
         return Edit(*place, self.indent, self.heard, self.written, "terms")
 
@@ -83,7 +84,7 @@ def look_again(
     scores = _scores(whisper, states, text, len(result.request.prompt), variants)
     for variant, (new, old) in zip(variants, scores, strict=True):
         margin = float(new.sum() - old.sum()) + variant.yields
-        better.append((margin, variant, variant.edit(new)))
+        better.append((margin, variant, variant.edit(new, old)))
     # Once it is a term, the same words are one everywhere in the window.
     taken = {variant.pair for margin, variant, _ in better if margin > 0}
     chosen = list[Edit]()
