@@ -32,7 +32,7 @@ from ..segment.cut_plan import planned_windows
 from ..segment.cutter import cut
 from ..segment.windows import Window, total
 from ..words.assembly import pauses
-from ..words.edits import replaced
+from ..words.edits import Change, replaced
 from ..words.second_look import look_again
 from .answers import (
     TAIL,
@@ -278,7 +278,8 @@ class Submission:
         what the answer leaves of the window."""
         whisper, options, window = self.context.whisper, self.bound.options, pending.window
         assert pending.best is not None
-        best, changes, states = pending.best, (), result.request.encoder_states
+        best, states = pending.best, result.request.encoder_states
+        changes: tuple[Change, ...] = ()
         terms = None if window.unheard else self.bound.terms
         if terms is not None and best.judgement is not Judgement.SILENCE:
             answer, changes = look_again(whisper, pending.language, best.result, states, terms)
@@ -298,8 +299,14 @@ class Submission:
         segments = segments_of(whisper, decoded)
         decoded = accounted(decoded, window.voiced, segments)
         if (replacements := self.bound.replacements) is not None:
-            answer = (decoded.result, decoded.tokens)
-            changed = replaced(whisper, decoded.language, *answer, replacements, decoded.changes)
+            changed = replaced(
+                whisper,
+                decoded.language,
+                decoded.result,
+                decoded.tokens,
+                replacements,
+                decoded.changes,
+            )
             decoded = replace(decoded, **changed._asdict())
             segments = segments_of(whisper, decoded)
         pending.recording.segments[window.start] = segments

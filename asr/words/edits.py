@@ -170,11 +170,11 @@ def _edits(
         ids = whisper.tokenizer.encode(new, add_special_tokens=False) if new else ()
         if any(token >= whisper.tokens.end for token in ids):
             continue  # it looks like a special token
-        place = slice(begin + counts[first], begin + counts[last])
-        mean = math.fsum(logprobs[place]) / (place.stop - place.start)
+        instead = slice(begin + counts[first], begin + counts[last])
+        mean = math.fsum(logprobs[instead]) / (instead.stop - instead.start)
         yield Edit(
-            place.start,
-            place.stop - place.start,
+            instead.start,
+            instead.stop - instead.start,
             tuple(ids),
             (mean,) * len(ids),
             own[0].start - start if new else 0,

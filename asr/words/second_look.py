@@ -101,7 +101,7 @@ def _variants(
 ) -> Iterator[Variant]:
     """The variants of an answer that are worth a look."""
     prompt, tokens = result.request.prompt, result.tokens
-    found, worth = list[tuple[Candidate, Sequence[str], slice]](), set[tuple[str, Term]]()
+    found, worth = list[tuple[Candidate, list[str], slice]](), set[tuple[str, Term]]()
     for begin, run in texts(tokens, whisper.tokens.end):
         split = split_words(whisper.tokenizer, language, run)
         words, places = [word.text for word in split], [begin]
@@ -159,10 +159,10 @@ def _scores(
     """Log-probabilities of each variant's tokens and those behind, and of what `text` has in their place;
     `begin` tokens of it are the prompt. Native kernels read the text once and of each variant what differs,
     the last one first, so that what is before it stays in their caches; modules read all in one pass."""
-    rows = [(begin + v.at, (*v.tokens, *v.behind)) for v in variants]
-    first = min(at for at, _ in rows)
+    places = [(begin + v.at, (*v.tokens, *v.behind)) for v in variants]
+    first = min(at for at, _ in places)
     last = begin + max(v.end + len(v.behind) for v in variants)
-    rows = [(first, text[first:last]), *rows]  # the own text first
+    rows = [(first, tuple(text[first:last])), *places]  # the own text first
     with whisper.reading() as decoder:
         if decoder is None:
             read = _read_together(whisper, states, text, rows)

@@ -154,7 +154,7 @@ def lists_of(
         groups[-1].append(name)
     every = [term for name in recordings for term in terms.get(name, ())]
     more = [*every, *names()] if size > SMALL else []
-    lists = {}
+    lists: dict[str, tuple[str, ...]] = {}
     for group in groups:
         own = [term for name in group for term in terms.get(name, ())]
         lists |= dict.fromkeys(group, tuple(dict.fromkeys([*own, *more]))[: max(size, len(own))])

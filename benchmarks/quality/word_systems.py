@@ -68,7 +68,7 @@ def ours(task: Task, beams: int | None, quantize: str | None = None) -> Transcri
     lists = listed(task)
 
     def run(files: Sequence[str]) -> list[tuple[str, bool]]:
-        found = {}
+        found: dict[str, Any] = {}
         for terms, group in groupby(files, key=lambda file: lists.get(file, ())):
             asked = replace(options, terms=terms)
             found |= {o.name: o.transcript for o in transcriber.transcribe(list(group), asked)}
