@@ -133,7 +133,7 @@ def _cased(meant: str, heard: str) -> str:
 
 def _compiled(place: str, expression: str, meant: str) -> tuple[Any, str]:
     """The pattern, and what is written for it. Raises UsageError."""
-    import regex
+    import regex  # type: ignore[import-untyped]  # types-regex is another package
 
     if len(expression) > LONGEST_EXPRESSION:
         raise UsageError(f"{place}: more than {LONGEST_EXPRESSION} characters")

@@ -147,8 +147,8 @@ def letters(text: str) -> str:
 
 def _sound(written: str) -> str:
     """`letters`, those that sound alike as one, vowels as one, and doubled ones once."""
-    for pair in ALIKE_LETTERS:
-        written = written.replace(*pair)
+    for letters_here, stands in ALIKE_LETTERS:
+        written = written.replace(letters_here, stands)
     return _DOUBLED.sub(r"\1", _VOWELS.sub("a", written))
 
 
