@@ -158,7 +158,7 @@ class WordLists:
     replace: str | None = opt(
         DECODING,
         "--replace FILE",
-        "Corrections, one a line: `heard => meant`, or `/expression/ => meant`.",
+        "Corrections, one a line: `heard => meant`.",
     )
 
     @cached_property
@@ -255,7 +255,7 @@ class PerformanceOptions:
     draft_dtype: str = opt(
         PERFORMANCE,
         "--draft-dtype TYPE",
-        "Number format of the draft: auto, float32, float16, bfloat16 or int8. Same text.",
+        "Of the draft: auto, float32, float16, bfloat16, int8. Same text.",
         AUTO,
         shown=AUTO,
     )
@@ -279,7 +279,7 @@ class LoadOptions(ModelOptions, PerformanceOptions):
     engine: str = opt(
         PERFORMANCE,
         "--engine ENGINE",
-        "What computes the decoders: auto, native, lean or modules (transformers'). Same text.",
+        "Of decoders: auto, native, lean, modules (transformers'). Same text.",
         AUTO,
         shown=AUTO,
     )

@@ -119,8 +119,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
     reference_text: str | None = opt(
         DECODING,
         "--reference-text FILE",
-        "Script or earlier transcript (txt, srt, vtt, tsv, json) to copy drafts from; the words stay the "
-        "same.",
+        "Script or transcript to copy drafts from; same words.",
     )
     long_form: str = opt(
         DECODING,
