@@ -255,7 +255,7 @@ class PerformanceOptions:
     draft_dtype: str = opt(
         PERFORMANCE,
         "--draft-dtype TYPE",
-        "Of the draft: auto, float32, float16, bfloat16, int8. Same text.",
+        "Of the draft: as --dtype, or int8. Same text.",
         AUTO,
         shown=AUTO,
     )
@@ -279,7 +279,7 @@ class LoadOptions(ModelOptions, PerformanceOptions):
     engine: str = opt(
         PERFORMANCE,
         "--engine ENGINE",
-        "Of decoders: auto, native, lean, modules (transformers'). Same text.",
+        "Of the decoders: auto, native, lean or modules. Same text.",
         AUTO,
         shown=AUTO,
     )
