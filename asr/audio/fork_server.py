@@ -31,6 +31,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
+from queue import Queue
+from threading import Thread
 from typing import Any, BinaryIO
 
 from ..errors import AudioError, ForescribeError, OutputError, clipped
@@ -54,6 +56,9 @@ at least 0.1 s, which take 30 bytes each."""
 
 FILES = 64
 """The maximum number of descriptors of a child; it needs six, and one for each module loaded late."""
+
+BLOCKS_AHEAD = 4
+"""Blocks of 30 s that wait in a child, 8 MB."""
 
 CPU_GRACE_S = 5
 """Time for a child that has used up its CPU time to end by itself."""
@@ -266,7 +271,7 @@ def _decode(
 
     try:
         with open_audio(file, max_s=bounds.max_s, name=name, demuxers=bounds.demuxers) as recording:
-            blocks = written(recording.blocks())
+            blocks = written(_ahead(recording.blocks()))
             if cutting is None:
                 for _ in blocks:
                     pass
@@ -281,6 +286,26 @@ def _decode(
     except Exception as error:
         refused = _refusal(name, bounds, error)
         yield {"error": [refused.code, refused.message]}
+
+
+def _ahead(blocks: Iterator[Samples]) -> Iterator[Samples]:
+    """The blocks, decoded and resampled in a thread beside what is done with them: voice activity takes as
+    long, and neither holds Python's lock for much of it."""
+    queue: Queue[Samples | BaseException | None] = Queue(BLOCKS_AHEAD)
+
+    def read() -> None:
+        try:
+            for block in blocks:
+                queue.put(block)
+            queue.put(None)
+        except BaseException as error:
+            queue.put(error)
+
+    Thread(target=read, daemon=True).start()
+    while (block := queue.get()) is not None:
+        if isinstance(block, BaseException):
+            raise block
+        yield block
 
 
 def _refusal(name: str, bounds: Bounds, error: Exception) -> ForescribeError:
