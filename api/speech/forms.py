@@ -25,7 +25,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.segment.windows import WindowOptions
 from forescribe.asr.words.replacements import Replacements
-from forescribe.asr.words.terms import MOST_TERMS, read_terms
+from forescribe.asr.words.terms import LONGEST_TERM, MOST_TERMS, letters, read_terms
 from forescribe.speculative.requests import MOST_BEAMS, MOST_PATIENCE
 
 from ..errors import ApiError
@@ -171,12 +171,19 @@ class AudioForm(BaseModel):
     @property
     def prompted(self) -> str | None:
         """The text before every window."""
-        return ", ".join(filter(None, (self.prompt, self.initial_prompt))) or None
+        said = None if self._hot_terms else self.hotwords
+        return ", ".join(filter(None, (self.prompt, self.initial_prompt, said))) or None
+
+    @property
+    def _hot_terms(self) -> tuple[str, ...]:
+        """A word, or terms with commas between them. Another text is for the prompt, as in faster-whisper."""
+        terms = tuple(part for part in (self.hotwords or "").split(",") if letters(part))
+        listed = len(terms) > 1 or len(terms) == 1 == len(terms[0].split())
+        return terms if listed and max(map(len, terms)) <= LONGEST_TERM else ()
 
     def listed(self, *more: str) -> tuple[str, ...]:
         """The terms to write, as `Options.terms` has them. Raises ApiError `invalid_value`."""
-        hot = (part for part in (self.hotwords or "").split(",") if part.strip())
-        lines = (*self.terms, *self.keyterms, *more, *hot)
+        lines = (*self.terms, *self.keyterms, *more, *self._hot_terms)
         try:
             read_terms(lines)
         except UsageError as error:

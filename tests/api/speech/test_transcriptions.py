@@ -203,6 +203,22 @@ def test_terms_by_any_name_are_one_list(service) -> None:
         assert error["param"] == "terms" and told in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("hotwords", "terms", "prompted"),
+    [
+        ("Hetzner", ("Hetzner",), None),
+        ("Zoë, Hetzner Cloud,", ("Zoë", " Hetzner Cloud"), None),
+        ("a talk about Hetzner", (), "a talk about Hetzner"),
+        (f"Zoë, {'long ' * 30}", (), f"Zoë, {'long ' * 30}"),
+        (" , ", (), " , "),
+    ],
+)
+def test_hotwords_without_commas_are_text_before_every_window(hotwords, terms, prompted) -> None:
+    """As in faster-whisper, whose clients send sentences too: none is refused."""
+    form = parse(TranscriptionForm, [("hotwords", hotwords)])
+    assert (form.listed(), form.prompted) == (terms, prompted)
+
+
 FASTER_WHISPER = {
     "model": None,
     "vad_filter": "true",
