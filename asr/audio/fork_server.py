@@ -195,10 +195,10 @@ class _ForkServer:
                         os.close(descriptor)
             _bound(bounds)
             pipe = open(reply, "w", buffering=1, closefd=False)  # each window is told at once
-            with open(source, "rb") as file, open(samples, "wb") as output, pipe:
-                for line in _decode(name, bounds, cutting, self.detector, file, output):
-                    output.flush()
-                    print(json.dumps(line), file=pipe)
+            # Nothing is closed: a thread may still decode. The windows that are told are in the file.
+            file, output = open(source, "rb"), open(samples, "wb", buffering=0)
+            for line in _decode(name, bounds, cutting, self.detector, file, output):
+                print(json.dumps(line), file=pipe)
         finally:
             os._exit(0)
 
@@ -262,27 +262,27 @@ def _decode(
 
     def written(blocks: Iterator[Samples]) -> Iterator[Samples]:
         for block in blocks:
+            rest = memoryview(block).cast("B")
             try:
-                output.write(block.data)
+                while rest:
+                    rest = rest[output.write(rest) :]
             except OSError as error:
                 text = f"no room for the samples ({error.strerror})"
                 raise OutputError(text, code="storage_full") from error
             yield block
 
     try:
-        with open_audio(file, max_s=bounds.max_s, name=name, demuxers=bounds.demuxers) as recording:
-            blocks = written(_ahead(recording.blocks()))
-            if cutting is None:
-                for _ in blocks:
-                    pass
-            else:
-                assert detector is not None
-                options = cutting.options
-                for window in cut(blocks, detector, options, skip_silence=cutting.vad):
-                    yield window.span
-            output.flush()
-            notices = [astuple(notice) for notice in recording.warnings]
-            yield {"samples": recording.sample_count, "notices": notices}
+        recording = open_audio(file, max_s=bounds.max_s, name=name, demuxers=bounds.demuxers)
+        blocks = written(_ahead(recording.blocks()))
+        if cutting is None:
+            for _ in blocks:
+                pass
+        else:
+            assert detector is not None
+            for window in cut(blocks, detector, cutting.options, skip_silence=cutting.vad):
+                yield window.span
+        notices = [astuple(notice) for notice in recording.warnings]
+        yield {"samples": recording.sample_count, "notices": notices}
     except Exception as error:
         refused = _refusal(name, bounds, error)
         yield {"error": [refused.code, refused.message]}

@@ -156,13 +156,13 @@ class _DecodedFileReader:
     """The `Reader` of a decoded file: a container of one channel."""
 
     declared_s: float | None = None  # the notices already say what was missing
+    decoded = True  # so they are of a recording that could be read, with no sample too
 
-    def __init__(self, decoded: DecodedFile) -> None:
-        self.decoded, self.notices = decoded, decoded.notices
-        self.spans = decoded.spans
+    def __init__(self, file: DecodedFile) -> None:
+        self.file, self.notices, self.spans = file, file.notices, file.spans
 
     def read(self) -> Iterator[Pcm]:
-        return read_samples(self.decoded.file, 0, self.decoded.sample_count)
+        return read_samples(self.file.file, 0, self.file.sample_count)
 
     def close(self) -> None:
         """Nothing to close: the decoded file stays open."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO, Self
 
-from ..errors import ForescribeError, visible
+from ..errors import AudioError, ForescribeError, visible
 from ..formats.transcript_parts import SAMPLE_RATE, Notice
 from ..segment.cut_plan import plan_of
 from ..segment.vad import SileroDetector
@@ -207,6 +207,7 @@ class _SpoolReader:
     """The `Reader` of a recording that a child decodes and cuts. What there is no room for is cut here."""
 
     declared_s: float | None = None  # the notices say what was missing
+    decoded = True
 
     def __init__(self, waiting: _Waiting, cutting: Cutting | None) -> None:
         self._waiting, self._cutting = waiting, cutting
@@ -267,9 +268,12 @@ class _Waiting:
             raise CancelledError
         if file not in self.files:
             self.files[file] = os.fdopen(os.dup(file.fileno()), "rb")
-        if span.start >= self.end:
-            self.end = span.end
-            self.windows.put((self.files[file], span))
+        if span.start < self.end:  # of the first child
+            return
+        if span.start > self.end:
+            raise AudioError(f"{visible(str(self.source))}: it was changed while it was read")
+        self.end = span.end
+        self.windows.put((self.files[file], span))
 
     def close(self) -> None:
         for file in self.files.values():

@@ -144,7 +144,7 @@ class Recording(AbstractContextManager["Recording"]):
         # the middle of a batch.
         pcm = reader.read()
         first = next(pcm, None)
-        if first is None and reader.notices:
+        if first is None and reader.notices and not getattr(reader, "decoded", False):
             raise AudioError(f"{name}: no sound could be decoded ({reader.notices[-1].message})")
         self._pcm: Iterator[Pcm] | None = pcm if first is None else chain([first], pcm)
 
@@ -243,7 +243,9 @@ class Recording(AbstractContextManager["Recording"]):
                 "the file is cut off or damaged"
             )
             self._warnings.append(Notice("truncated_audio", text))
-        elif self.duration_s < SHORT_S:
+        elif self.duration_s < SHORT_S and not any(
+            notice.code == "truncated_audio" for notice in self._reader.notices
+        ):
             text = f"{1000 * self.duration_s:.0f} ms of audio are too short for speech"
             self._warnings.append(Notice("short_audio", text))
 

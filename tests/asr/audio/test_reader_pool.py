@@ -84,6 +84,9 @@ def test_errors_are_those_of_reading_here_and_leave_the_others(tmp_path: Path) -
     text.write_text("no audio at all, but long enough to be tried\n" * 50)
     cut_off = tmp_path / "cut.flac"
     cut_off.write_bytes(SAMPLES[0].read_bytes()[:200_000])
+    heads = [tmp_path / "head.wav", tmp_path / "sample.wav"]
+    for head, length in zip(heads, (44, 46), strict=True):
+        head.write_bytes(Path(good).read_bytes()[:length])
     sources: list[Input] = [
         good,
         str(empty),
@@ -92,6 +95,7 @@ def test_errors_are_those_of_reading_here_and_leave_the_others(tmp_path: Path) -
         str(cut_off),
         good,
         str(tmp_path),
+        *map(str, heads),
     ]
     with ReaderPool(2, None) as pool:
         ahead = list(contents(pool, sources))
@@ -99,7 +103,7 @@ def test_errors_are_those_of_reading_here_and_leave_the_others(tmp_path: Path) -
     for source, found in zip(sources, ahead, strict=True):
         try:
             with open_audio(source) as recording:
-                samples = np.concatenate([*recording.blocks()])
+                samples = np.concatenate([np.zeros(0, np.float32), *recording.blocks()])
                 assert np.array_equal(found[0], samples)  # type: ignore[index]
                 assert found[2] == recording.warnings  # type: ignore[index]
         except AudioError as error:
