@@ -42,6 +42,7 @@ MAX_HINT = 1_000_000
 """Characters of a hint: more than a day of speech."""
 
 MAX_PROMPT = 100_000
+MOST_REPLACED = 20_000  # characters, in 0.3 s of the event loop
 """Characters of a prompt, of which a model reads the last 223 tokens."""
 
 MAX_LISTED, MAX_NAME = 1000, 1000
@@ -183,7 +184,7 @@ class AudioForm(BaseModel):
 
     def listed(self, *more: str) -> tuple[str, ...]:
         """The terms to write, as `Options.terms` has them. Raises ApiError `invalid_value`."""
-        lines = (*self.terms, *self.keyterms, *more, *self._hot_terms)
+        lines = (*self.terms, *self.keyterms, *filter(letters, more), *self._hot_terms)
         try:
             read_terms(lines)
         except UsageError as error:
@@ -192,10 +193,16 @@ class AudioForm(BaseModel):
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """As `Options.replacements` has them; no expressions, which take time of all who are served. Raises
-        ApiError `invalid_value`."""
+        """As `Options.replacements` has them; no expressions and no long lists, which take the time of all.
+        Raises ApiError `invalid_value`."""
         try:
-            Replacements(self.replacements, expressions=False)
+            if any(line.lstrip().startswith("/") for line in self.replacements):
+                raise UsageError("/expressions/ are taken from a file by --replace alone")
+            if (count := sum(map(len, self.replacements))) > MOST_REPLACED:
+                raise UsageError(
+                    f"{count:,} characters; the service takes {MOST_REPLACED:,}, and --replace a whole file"
+                )
+            Replacements.of(self.replacements)
         except UsageError as error:
             raise invalid("replacements", str(error)) from error
         return self.replacements

@@ -326,7 +326,9 @@ def _notice(code: str, message: str, windows: Sequence[Decoded]) -> Notice:
 
 def _places(windows: Sequence[Decoded]) -> str:
     """Times with reasons; of many windows the first ones, and the total."""
-    places = _listed(f"{_span(d)} ({d.reason or d.doubt})" for d in windows)
+    places = _listed(
+        f"{_span(d)} ({d.reason or d.doubt})" if d.reason or d.doubt else _span(d) for d in windows
+    )
     if len(windows) == 1:
         return places
     length = seconds(sum(d.length for d in windows))

@@ -20,6 +20,7 @@ from ..audio.inputs import Input
 from ..formats.transcript_parts import Segment, Word
 from ..segment.cut_plan import Plan, planned_windows
 from ..segment.windows import Samples, Window
+from ..words.edits import Change
 from .context import DecodingContext
 from .options import Decoded, Listener, Options
 from .recording import RecordingState, WordTimer, timed_segments
@@ -204,6 +205,7 @@ def _decoded_from_dict(data: Mapping[str, Any]) -> Decoded:
         if name in known
     }
     request = Request(**{name: _frozen(value) for name, value in data["request"].items()})
+    plain["changes"] = tuple(Change(*change) for change in plain.get("changes", ()))
     return Decoded(**plain, result=Result(request=request, **result))
 
 

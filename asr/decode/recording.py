@@ -306,7 +306,8 @@ def _corrections(
     for change in changes:
         place, last = change.first - part.first, len(part.tokens)
         # Where words are gone, what is before them tells of it.
-        if 0 <= place < last if change.written or not part.first else 0 < place <= last:
+        gone, begins = not change.written, place == 0 and not part.first
+        if begins or (0 < place <= last if gone else 0 <= place < last):
             at = len(text_of(whisper, part.tokens[:place])) + change.indent
             yield Correction(at, change.heard, change.written, change.source)
 

@@ -45,13 +45,15 @@ class Edit(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Where an edit is in a window: behind `first` text tokens, and `indent` characters of the next."""
+    """Where an edit is in a window: behind `first` text tokens, and `indent` characters of the next, over
+    `count` tokens."""
 
     first: int
     indent: int
     heard: str
     written: str
     source: CorrectionSource
+    count: int = 1
 
 
 def edited(
@@ -67,14 +69,15 @@ def edited(
         tokens[place], logprobs[place] = edit.tokens, edit.logprobs
         sources[place] = [Source.PLAIN] * len(edit.tokens)
     places = [position for position, token in enumerate(result.tokens) if token < end]
+    places.append(len(result.tokens))  # behind the last one, where words are gone
     changes, longer = list[Change](), 0
     for edit in edits:
         first = sum(place < edit.at for place in places) + longer
-        changes.append(Change(first, edit.indent, edit.heard, edit.written, edit.source))
+        changes.append(Change(first, *edit[4:], len(edit.tokens)))
         longer += edit.longer
     for change in before:
-        at = places[change.first]
-        if not any(edit.at <= at < edit.end for edit in edits):
+        at, last = places[change.first], places[min(change.first + change.count, len(places) - 1)]
+        if not any(edit.at < max(last, at + 1) and at < edit.end for edit in edits):
             moved = sum(edit.longer for edit in edits if edit.end <= at)
             changes.append(change._replace(first=change.first + moved))
     made = replace(result, tokens=tuple(tokens), logprobs=tuple(logprobs), sources=tuple(sources))

@@ -12,13 +12,14 @@ light.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from ..errors import UsageError, clipped
-from .terms import LONGEST_TERM, says
+from .terms import LONGEST_TERM, broken, says
 
 MOST_REPLACEMENTS, MOST_EXPRESSIONS = 10_000, 100
 LONGEST_EXPRESSION = 1000
@@ -28,6 +29,13 @@ LIMIT_S = 0.5
 """Seconds that an expression may take for a segment."""
 
 _LINE = re.compile(r"(/(?P<expression>.+)/|(?P<heard>.*?))\s*=>\s*(?P<meant>.*)")
+
+
+_WHOLE = r"(?<!\w)(?<!\w['’-])(?<!\d[.,:])", r"(?!\w)(?!['’-](?!s\b)\w)(?![.,:]\d)"
+"""A part of can't, 1,300 or well-known is no word; of Porter's it is."""
+
+_LATIN = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True)
@@ -42,29 +50,26 @@ class Place:
 class Replacements:
     """Replacements, ready for use. Raises UsageError for lines that say none."""
 
-    def __init__(self, lines: Sequence[str], *, expressions: bool = True) -> None:
+    def __init__(self, lines: Sequence[str]) -> None:
         if isinstance(lines, str):
             raise UsageError("replacements is a text; give a list, a replacement in each entry")
         self.words: dict[str, str] = {}
         self.expressions: list[tuple[Any, str, str]] = []
         lines_of_words: dict[str, int] = {}
+        written = set[str]()  # a letter may be folded to two: ß
         for number, line in enumerate(lines, 1):
             if not says(line, number, "replacement"):
                 continue
             place = f"replacement {number}, {clipped(line.strip(), 60)!r}"
             match = _LINE.fullmatch(line.strip())
-            if match is None or not match["meant"].isprintable():
+            if match is None or broken(line):
                 raise UsageError(f"{place}: write 'heard => meant', or '/expression/ => meant'")
             if match["expression"] is not None:
-                if not expressions:
-                    raise UsageError(
-                        f"{place}: expressions are taken from a file by --replace alone"
-                    )
                 self.expressions.append(
                     (*_compiled(place, match["expression"], match["meant"]), line)
                 )
                 continue
-            heard = " ".join(match["heard"].casefold().split())
+            heard = _folded(match["heard"])
             if not any(map(str.isalnum, heard)) or len(heard) > LONGEST_TERM:
                 raise UsageError(
                     f"{place}: give words to replace, of {LONGEST_TERM} characters at most"
@@ -75,12 +80,14 @@ class Replacements:
                     "keep one of them"
                 )
             lines_of_words.setdefault(heard, number)
+            written.add(" ".join(unicodedata.normalize("NFC", match["heard"]).split()))
         if len(self.words) > MOST_REPLACEMENTS or len(self.expressions) > MOST_EXPRESSIONS:
             raise UsageError(
                 f"{len(self.words):,} replacements and {len(self.expressions):,} expressions; at most "
                 f"{MOST_REPLACEMENTS:,} and {MOST_EXPRESSIONS} are made"
             )
-        self._pattern = {spaces: _pattern(self.words, spaces) for spaces in (True, False)}
+        forms = {*self.words, *written}
+        self._pattern = {spaces: _pattern(forms, spaces) for spaces in (True, False)}
 
     @classmethod
     @lru_cache(maxsize=8)
@@ -93,8 +100,8 @@ class Replacements:
         whole."""
 
         def meant(match: re.Match[str]) -> str:
-            words = " ".join(match[0].casefold().split())
-            return _cased(self.words[words], match[0])
+            meant = self.words.get(_folded(match[0]))  # None: re and Unicode fold it otherwise
+            return match[0] if meant is None else _cased(meant, match[0])
 
         pattern = self._pattern[spaces]
         return [] if pattern is None else list(_places(pattern.finditer(text), meant))
@@ -102,24 +109,34 @@ class Replacements:
     def places_by_expression(self, number: int, text: str) -> list[Place]:
         """Where the expression with this number replaces a text. Raises TimeoutError."""
         pattern, meant, _ = self.expressions[number]
-        found = pattern.finditer(text, timeout=LIMIT_S)
-        return list(_places(found, lambda match: match.expand(meant)))
+        lead = len(text) - len(text.lstrip())
+        found = pattern.finditer(text[lead:], timeout=LIMIT_S)
+        return list(_places(found, lambda match: _CONTROLS.sub(" ", match.expand(meant)), lead))
 
 
-def _places(found: Iterator[Any], written: Callable[[Any], str]) -> Iterator[Place]:
+def _places(found: Iterator[Any], written: Callable[[Any], str], lead: int = 0) -> Iterator[Place]:
     for match in found:
         new = written(match)
         if match[0] and new != match[0]:
-            yield Place(match.start(), match.end(), new)
+            yield Place(match.start() + lead, match.end() + lead, new)
 
 
-def _pattern(words: dict[str, str], spaces: bool) -> re.Pattern[str] | None:
+def _folded(words: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", words).casefold().split())
+
+
+def _pattern(words: Collection[str], spaces: bool) -> re.Pattern[str] | None:
+    """Without `spaces` words of Latin letters and numbers are whole ones, and others need not be."""
     if not words:
         return None
-    forms = [r"\s+".join(map(re.escape, heard.split())) for heard in words]
-    joined = "|".join(sorted(forms, key=len, reverse=True))
-    edges = (r"(?<!\w)", r"(?!\w)") if spaces else ("", "")
-    return re.compile(f"{edges[0]}(?:{joined}){edges[1]}", re.IGNORECASE)
+    forms = []
+    for heard in sorted(words, key=len, reverse=True):
+        form = r"\s+".join(map(re.escape, heard.split()))
+        if not spaces:
+            form = _LATIN[0] * heard[0].isascii() + form + _LATIN[1] * heard[-1].isascii()
+        forms.append(form)
+    before, behind = _WHOLE if spaces else ("", "")
+    return re.compile(f"{before}(?:{'|'.join(forms)}){behind}", re.IGNORECASE)
 
 
 def _cased(meant: str, heard: str) -> str:

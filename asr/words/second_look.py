@@ -109,6 +109,8 @@ def _variants(
             places.append(places[-1] + word.count)
         for candidate in terms.candidates(words, spaces=language not in SPACELESS):
             own = slice(places[candidate.first], places[candidate.last])
+            if _parts("".join(words[candidate.first : candidate.last]))[1] == candidate.term.text:
+                continue  # it is written, and would take the place of others
             doubt = -math.fsum(result.logprobs[own])
             gain = doubt + BY_LIKENESS * (candidate.likeness - ALIKE)
             if gain * candidate.term.weight > WORTH:
@@ -121,11 +123,17 @@ def _variants(
         before = words[candidate.first - 1].rstrip() if candidate.first else "."
         written = _form(candidate, heard, begins=before[-1:] in SENTENCE_END)
         lead, core, tail = _parts(heard)
+        if written[-1:] in MARKS:
+            tail = tail.lstrip(MARKS)
         ids = whisper.tokenizer.encode(lead + written + tail, add_special_tokens=False)
         behind = tuple(tokens[own.stop : own.stop + BEHIND])
         end = len(prompt) + own.start + len(ids) + len(behind)
         fits = end <= whisper.target.config.max_target_positions
-        if core != written and fits and all(token < whisper.tokens.end for token in ids):
+        if (
+            heard != lead + written + tail
+            and fits
+            and all(token < whisper.tokens.end for token in ids)
+        ):
             usual = YIELDS * len(ids)
             unusual = YIELDS_BY_LIKENESS * (candidate.likeness - USUAL_LIKENESS)
             yields = candidate.term.weight * (usual + unusual)
@@ -144,7 +152,7 @@ def _parts(heard: str) -> tuple[str, str, str]:
 def _form(candidate: Candidate, heard: str, *, begins: bool) -> str:
     """The term as it is written there: with a capital where a sentence `begins`."""
     text = candidate.term.text
-    if begins and _parts(heard)[1][:1].isupper():
+    if begins and text == text.lower() and _parts(heard)[1][:1].isupper():
         text = text[:1].upper() + text[1:]
     return text + candidate.ending
 

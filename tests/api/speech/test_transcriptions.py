@@ -201,6 +201,12 @@ def test_terms_by_any_name_are_one_list(service) -> None:
     for value, told in (("<>", "no letter"), ("x *0", "the weight is 0")):
         error = post(service(), terms=value).json()["error"]
         assert error["param"] == "terms" and told in error["message"]
+    for field, value in (("terms", "#MeToo"), ("keywords", '["\U0001f3e0"]'), ("hotwords", "#a")):
+        assert post(service(), **{field: value}).status_code == 200
+    long = json.dumps([f"{'word ' * 15}{number} => b" for number in range(400)])
+    for value, told in (("/a/ => b", "--replace alone"), (long, "the service takes 20,000")):
+        error = post(service(), replacements=value).json()["error"]
+        assert error["param"] == "replacements" and told in error["message"], error
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from forescribe.asr.decode.options import Guards
+from forescribe.asr.decode.planned import Group
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript import Transcript
@@ -49,6 +51,34 @@ def plain() -> Transcriber:
 @pytest.fixture(scope="module")
 def written(plain) -> Transcript:
     return made(plain, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("lines", "terms", "corrections"),
+    [
+        # The last word is gone when an expression matches.
+        (("listening =>", "/October/ => Oktober"), (), {("listening", ""), ("October", "Oktober")}),
+        (("/(?i)porter/ => Portier",), ("Hellen Porter",), {("Porter", "Portier")}),
+        ((), ("Denver. *9", "tHis *9"), set()),
+    ],
+)
+def test_changes_behind_each_other_are_told(plain, lines, terms, corrections) -> None:
+    options = replace(OPTIONS, terms=terms, replacements=lines)
+    transcript = made(plain, options)
+    own = [(c.heard, c.written) for s in transcript.segments for c in s.corrections]
+    assert set(own) >= corrections and ".." not in transcript.text and "THis" not in transcript.text
+    for segment in transcript.segments:
+        for c in segment.corrections:
+            assert segment.text[c.at :].startswith(c.written)
+
+
+def test_a_group_that_was_kept_tells_its_changes(plain) -> None:
+    (outcome,) = plain.transcribe([MEMO], replace(OPTIONS, words=False, keep_encoder_states=True))
+    decoded = tuple(replace(window, encoder_states=None) for window in outcome.decoded)
+    group = Group(0, decoded, (None,) * len(decoded), "en", None)
+    kept = Group.from_dict(json.loads(json.dumps(group.to_dict())))
+    assert [window.changes for window in kept.decoded] == [window.changes for window in decoded]
+    assert any(change.first for window in kept.decoded for change in window.changes)
 
 
 def told(transcript: Transcript) -> list[tuple[str, str]]:
