@@ -262,7 +262,7 @@ def _decode(
 
     def written(blocks: Iterator[Samples]) -> Iterator[Samples]:
         for block in blocks:
-            rest = memoryview(block).cast("B")
+            rest = block.data.cast("B")
             try:
                 while rest:
                     rest = rest[output.write(rest) :]

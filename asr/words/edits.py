@@ -46,14 +46,14 @@ class Edit(NamedTuple):
 
 class Change(NamedTuple):
     """Where an edit is in a window: behind `first` text tokens, and `indent` characters of the next, over
-    `count` tokens."""
+    so many `tokens`."""
 
     first: int
     indent: int
     heard: str
     written: str
     source: CorrectionSource
-    count: int = 1
+    tokens: int = 1
 
 
 def edited(
@@ -76,7 +76,7 @@ def edited(
         changes.append(Change(first, *edit[4:], len(edit.tokens)))
         longer += edit.longer
     for change in before:
-        at, last = places[change.first], places[min(change.first + change.count, len(places) - 1)]
+        at, last = places[change.first], places[min(change.first + change.tokens, len(places) - 1)]
         if not any(edit.at < max(last, at + 1) and at < edit.end for edit in edits):
             moved = sum(edit.longer for edit in edits if edit.end <= at)
             changes.append(change._replace(first=change.first + moved))
