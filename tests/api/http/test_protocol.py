@@ -86,9 +86,9 @@ def refused(answer: bytes, status: int, code: str) -> None:
 
 @pytest.mark.parametrize("start", [b"", b"GET", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
 def test_a_head_that_does_not_come_ends_the_connection(address, start) -> None:
+    began = time.monotonic()  # the server's clock may begin before a busy client goes on
     with socket.create_connection(address) as connection:
         connection.sendall(start)
-        began = time.monotonic()
         refused(all_of(connection), 408, "request_timeout")
         assert HEAD_S * 0.9 <= time.monotonic() - began < 10
 
