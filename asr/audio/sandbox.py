@@ -112,23 +112,14 @@ class Decoders:
         ends: list[int | None] = []
         for _ in range(TRIES):
             samples = cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder))
-            windows = _Windows(samples, told)
+            windows = None if cutting is None else _Windows(samples, told)
             try:
                 message = bounds.request(name, cutting)
                 reply = self._request(source, samples, message, bounds, windows)
                 if "error" in reply:
                     raise _error(*reply["error"])
                 if "samples" in reply:
-                    notices = tuple(n for n in map(_notice, reply["notices"]) if n.code != REPEATED)
-                    count = reply["samples"]
-                    # A compromised child may report anything.
-                    if type(count) is not int or os.stat(samples.fileno()).st_size != count * WIDTH:
-                        raise AudioError(
-                            "the decoder wrote a different number of samples than it reported"
-                        )
-                    windows.check(count if cutting is not None else 0)
-                    spans = None if cutting is None else tuple(windows.spans)
-                    return DecodedFile(name, samples, count, merged(notices), spans)
+                    return _decoded(name, samples, reply, windows)
                 late, status = reply["late"], reply["exit"]
             except (ValueError, TypeError, LookupError, RecursionError) as error:
                 samples.close()  # a hostile file may have taken the child over
@@ -165,7 +156,7 @@ class Decoders:
         samples: BinaryIO,
         message: bytes,
         bounds: Bounds,
-        windows: _Windows,
+        windows: _Windows | None,
     ) -> dict[str, Any]:
         """Have a recording decoded; returns the child's reply and how it ended, `exit` None where that is
         unknown. Raises ValueError for a reply that is too long or not JSON, and what `windows` raises."""
@@ -177,7 +168,7 @@ class Decoders:
             result: dict[str, Any] = {"exit": None, "late": False}
             for line in _lines(reply, bounds.wall_s + GRACE_S, bounds.reply_bytes):
                 said = json.loads(line)
-                if isinstance(said, list):
+                if isinstance(said, list) and windows is not None:
                     windows.add(said)
                 else:
                     result |= said
@@ -228,6 +219,19 @@ class Decoders:
         return self._control
 
 
+def _decoded(
+    name: str, samples: BinaryIO, reply: dict[str, Any], windows: _Windows | None
+) -> DecodedFile:
+    """What a child has decoded. Raises AudioError, and what a reply of another form raises: a compromised
+    child may report anything."""
+    notices = tuple(n for n in map(_notice, reply["notices"]) if n.code != REPEATED)
+    count = reply["samples"]
+    if type(count) is not int or os.stat(samples.fileno()).st_size != count * WIDTH:
+        raise AudioError("the decoder wrote a different number of samples than it reported")
+    spans = None if windows is None else windows.all_of(count)
+    return DecodedFile(name, samples, count, merged(notices), spans)
+
+
 def _lines(reply: BinaryIO, wait_s: float, most_bytes: int) -> Iterator[bytes]:
     """The lines of a reply, as they come. Raises ValueError for more than `most_bytes`. The server kills the
     child once the caller closes the reply."""
@@ -273,10 +277,11 @@ class _Windows:
         if self._told is not None:
             self._told(self._samples, span)
 
-    def check(self, samples: int) -> None:
-        """Raise AudioError unless they cover so many samples."""
+    def all_of(self, samples: int) -> tuple[WindowSpan, ...]:
+        """All of a recording of so many samples. Raises AudioError where they do not cover it."""
         if self._end != samples:
             raise AudioError("the decoder reported windows that do not cover its samples")
+        return tuple(self.spans)
 
 
 def _error(code: Code, message: str) -> ForescribeError:

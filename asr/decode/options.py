@@ -96,8 +96,10 @@ class Options:
         for name in ("terms", "replacements"):
             if not isinstance(value := getattr(self, name), tuple):
                 raise UsageError(f"{name} is {value!r}; give a tuple of texts, one for each")
-        read_terms(self.terms)
-        Replacements.of(self.replacements)
+        if self.terms:
+            read_terms(self.terms)
+        if self.replacements:
+            Replacements.of(self.replacements)
         _ = self.beams
         if self.gamma and self.beam_size not in (1, None):
             raise UsageError(

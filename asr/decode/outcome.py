@@ -89,7 +89,7 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "task": options.task,
         "timestamps": options.timestamps,
         "initial_prompt": options.initial_prompt,
-        "terms": len(read_terms(options.terms)),
+        "terms": len(read_terms(options.terms)) if options.terms else 0,
         "replacements": len(options.replacements),
         "long_form": options.long_form,
         "condition_on_previous_text": options.condition_on_previous_text,
