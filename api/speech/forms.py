@@ -188,7 +188,8 @@ class AudioForm(BaseModel):
         """The terms to write, as `Options.terms` has them. Raises ApiError `invalid_value`."""
         lines = (*self.terms, *self.keyterms, *filter(letters, more), *self._hot_terms)
         try:
-            read_terms(lines)
+            if lines:
+                read_terms(lines)
         except UsageError as error:
             raise invalid("terms", str(error)) from error
         return lines
@@ -204,7 +205,8 @@ class AudioForm(BaseModel):
                 raise UsageError(
                     f"{count:,} characters; the service takes {MOST_REPLACED:,}, and --replace a whole file"
                 )
-            Replacements.of(self.replacements)
+            if self.replacements:
+                Replacements.of(self.replacements)
         except UsageError as error:
             raise invalid("replacements", str(error)) from error
         return self.replacements

@@ -164,19 +164,23 @@ class WordLists:
     @cached_property
     def term_lines(self) -> tuple[str, ...]:
         """The lines of the list of terms. Raises UsageError."""
+        if self.terms is None:
+            return ()
         from forescribe.asr.words.terms import lines_of, read_terms
 
-        lines = () if self.terms is None else lines_of("--terms", self.terms)
+        lines = lines_of("--terms", self.terms)
         read_terms(lines)
         return lines
 
     @cached_property
     def replacements(self) -> tuple[str, ...]:
         """The lines of the file with corrections. Raises UsageError."""
+        if self.replace is None:
+            return ()
         from forescribe.asr.words.replacements import Replacements
         from forescribe.asr.words.terms import lines_of
 
-        lines = () if self.replace is None else lines_of("--replace", self.replace)
+        lines = lines_of("--replace", self.replace)
         Replacements.of(lines)
         return lines
 
