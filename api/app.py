@@ -38,7 +38,6 @@ from .telemetry import Tracing
 from .text.serving import TextServing
 
 if TYPE_CHECKING:
-    from .batches import Batches
     from .jobs.service import Jobs
 
 
@@ -61,14 +60,9 @@ def create_app(
     engine.failed = text_serving.failed = failed
     engine.thread.wait_for(text_serving.thread)
     text_serving.thread.wait_for(engine.thread)
-    batches = None
     starts: list[Callable[[], None]] = []
     stops: list[Callable[[], None]] = []
     if jobs is not None:
-        from .batches import Batches, Files
-
-        batches = Batches(jobs, Files(jobs.store))
-        jobs.also_erased += [batches.files.erase_expired, batches.erase_expired]
         engine.closing.append(jobs.hand_over)
         starts, stops = [jobs.start], [jobs.stop]
     engines = (engine,) if text_serving.state == "off" else (engine, text_serving)
@@ -86,7 +80,7 @@ def create_app(
     text_serving.watch(engine.metrics)
     _add_middleware(app, settings, engine)
     errors.install(app)
-    _include_routes(app, settings, batches)
+    _include_routes(app, settings, jobs)
     describe(app)
     return app
 
@@ -117,7 +111,7 @@ def create_worker_app(
     return app
 
 
-def _include_routes(app: FastAPI, settings: Settings, batches: Batches | None) -> None:
+def _include_routes(app: FastAPI, settings: Settings, jobs: Jobs | None) -> None:
     app.include_router(operations.health_router)
     app.include_router(page.router)
     app.include_router(page.docs_router, dependencies=[Depends(browser_caller)])
@@ -127,19 +121,12 @@ def _include_routes(app: FastAPI, settings: Settings, batches: Batches | None) -
             private.include_router(module.router)
     for router in (operations.models_router, text.router, operations.metrics_router):
         private.include_router(router)
-    if batches is not None:
-        from .routers import batches as batch_routes
+    if jobs is not None:
         from .routers import jobs as job_routes
         from .routers import uploads as upload_routes
 
-        app.state.files, app.state.batches = batches.files, batches
         errors.install_database(app)
-        for router in (
-            job_routes.router,
-            upload_routes.router,
-            batch_routes.files_router,
-            batch_routes.router,
-        ):
+        for router in (job_routes.router, upload_routes.router):
             private.include_router(router)
     app.include_router(private)
     app.include_router(gone.routes())

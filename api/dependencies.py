@@ -48,8 +48,6 @@ NEEDS: Mapping[str, Scope | None] = MappingProxyType(
         "realtime": "audio",
         "text": "text",
         "jobs": "jobs",
-        "files": "jobs",
-        "batches": "jobs",
         "operations": "metrics",
         "models": None,  # any key
         "docs": None,

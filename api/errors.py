@@ -44,9 +44,6 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "forbidden": 403,
         "not_found": 404,
         "job_not_found": 404,
-        "file_not_found": 404,
-        "batch_not_found": 404,
-        "audio_unreachable": 400,  # of a line of a batch: its URL
         "beta_api_shape_disabled": 400,  # of live sessions, as the next two
         "input_audio_buffer_commit_empty": 400,
         "session_expired": 400,

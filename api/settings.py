@@ -80,7 +80,6 @@ GONE: Mapping[str, str] = MappingProxyType(
                 "decode_memory_bytes",
                 "upload_retention_s",
                 "idempotency_retention_s",
-                "max_batch_lines",
             ),
             "remove it: the bound is fixed (docs/serve.md)",
         ),
@@ -90,11 +89,10 @@ GONE: Mapping[str, str] = MappingProxyType(
         "max_streams_per_key": "remove it: the bound is fixed (docs/live.md)",
         "traces": "set OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_TRACES_EXPORTER",
         "watch_settings_s": "start the service again after a change; it drains first",
-        "max_files_per_key": "files end after file_retention_s, or the time that their upload names",
-        "max_batch_bytes": "max_upload_bytes bounds a batch",
-        "max_batches_per_key": "max_queued_jobs_s bounds all jobs",
-        "batch_open_jobs": "lines of batches are done after other jobs, job_concurrency at a time",
-        "audio_url_timeout_s": "a recording has ten minutes to arrive",
+        **dict.fromkeys(
+            ("file_retention_s", "audio_urls", "audio_url_networks"),
+            "remove it: /v1/files and /v1/batches are gone, POST /v1/jobs takes recordings",
+        ),
     }
 )
 """Settings and rights of keys that are gone, and for one version one sentence each what to use instead."""
@@ -165,24 +163,19 @@ class Settings(BaseSettings):
     job_concurrency: Count = 4  # jobs at a time; their windows share the model's slots
     max_queued_jobs_s: Seconds = 500 * 3600.0  # audio of all unfinished jobs; more is 503
     max_jobs_per_key: Count = 1000  # unfinished jobs of one key; more are 429
-    min_free_bytes: int = Field(512 << 20, ge=0)  # with less, new jobs and files are 507
+    min_free_bytes: int = Field(512 << 20, ge=0)  # with less, new jobs are 507
     audio_retention_s: Seconds = 24 * 3600.0  # how long audio is kept after success
     result_retention_s: Seconds = 30 * 24 * 3600.0  # how long a job is kept after its end
     max_open_uploads_per_key: Count = 100  # uploads that are not a job yet, of a key or an address
     webhook_secret: str | None = Field(None, repr=False)  # whsec_..., for jobs without their own
     webhook_networks: tuple[str, ...] = ()  # private networks that webhooks may call
 
-    # Files and batches, which need jobs
-    file_retention_s: Seconds = 30 * 24 * 3600.0  # how long a file is kept that names no time
-    audio_urls: bool = False  # let the lines of batches name audio by URL
-    audio_url_networks: tuple[str, ...] = ()  # private networks that audio may come from
-
     # Several machines
     blobs_url: str | None = None  # audio and results in object storage: s3://, gs:// or az://
     blob_cache_bytes: Count = 4 << 30  # local copies of recordings; at least max_upload_bytes
     front_end: bool = False  # load no model: `forescribe worker` does the jobs
 
-    @field_validator("webhook_networks", "audio_url_networks")
+    @field_validator("webhook_networks")
     @classmethod
     def _networks(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
         for text in texts:

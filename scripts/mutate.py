@@ -113,7 +113,6 @@ SUBJECTS = {
             "tests/api/jobs/test_jobs_machine.py",
             "tests/api/jobs/test_queue.py",
             "tests/api/jobs/test_jobs.py",
-            "tests/api/batches/test_batches.py",
         ),
     ),
     "ledger": Subject(

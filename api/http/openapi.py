@@ -129,8 +129,6 @@ def statuses(method: str, tags: list[str]) -> dict[int, str]:
     if tag in PUBLIC:
         return {**errors, **ABOUT}
     errors |= PRIVATE | (BODIES if method in ("post", "patch", "put") else ABOUT)
-    if tag == "batches":
-        return errors | {status: JOBS[status] for status in (409, 422)}
     return errors | (JOBS if tag == "jobs" else {})
 
 

@@ -33,7 +33,7 @@ from .tables import ADDED, JOBS, KEYS, META, PLACES, REFERENCES, TURNS
 Tx = sa.Connection
 
 Place = tuple[float, str]
-"""Where a row is among those of its table: its time of creation and its id."""
+"""Where a job is among the others: its time of creation and its id."""
 
 CHECKPOINT_TRIES = 100
 """Attempts to truncate SQLite's log, 50 ms apart: every reader delays it."""
@@ -115,15 +115,6 @@ class Database:
             return False
         return True
 
-    def unfinished_batches(self) -> int:
-        """How many batches an earlier version has left, whose lines are not jobs."""
-        if not sa.inspect(self.engine).has_table("forescribe_batches"):
-            return 0
-        states = "('completed', 'failed', 'expired', 'cancelled')"
-        query = f"select count(*) from forescribe_batches where state not in {states}"
-        with self.engine.connect() as tx:
-            return int(tx.exec_driver_sql(query).scalar_one())
-
     def belongs_to(self, place: str) -> bool:
         """Whether the blobs of this database are at a place: there, where its first process had them, or
         anywhere while there are none."""
@@ -180,12 +171,10 @@ def not_before(tx: Tx, now: float, *columns: sa.Column[Any]) -> sa.ColumnElement
     return latest(now, *(sa.func.coalesce(column, now) for column in columns))
 
 
-def one_page(
-    query: sa.Select[Any], table: sa.Table, place: Place | None, limit: int
-) -> sa.Select[Any]:
-    """The rows of a query by time of creation, the latest first: those behind a place, `limit` of them and
+def one_page(query: sa.Select[Any], place: Place | None, limit: int) -> sa.Select[Any]:
+    """The jobs of a query by time of creation, the latest first: those behind a place, `limit` of them and
     one more, which tells whether another page follows."""
-    columns = (table.c.created_at, table.c.id)
+    columns = (JOBS.c.created_at, JOBS.c.id)
     if place is not None:
         query = query.where(sa.tuple_(*columns) < sa.tuple_(*map(sa.literal, place)))
     return query.order_by(*(column.desc() for column in columns)).limit(limit + 1)

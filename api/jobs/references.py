@@ -82,14 +82,6 @@ class References:
         elif old != blob:
             tx.execute(sa.update(REFERENCES).where(_is(job, role, k)).values(blob=blob))
 
-    def put_all(self, tx: Tx, references: Sequence[tuple[str, str, str]]) -> None:
-        """Refer to blobs from jobs that are new: job, role, blob."""
-        if self._marks is not None:
-            for blob in sorted({blob for _, _, blob in references}):
-                self._marks.keep(tx, blob)
-        rows = [{"job": job, "role": role, "k": 0, "blob": blob} for job, role, blob in references]
-        tx.execute(sa.insert(REFERENCES), rows)
-
     def drop(self, job: str, role: str) -> None:
         """Remove the references of a role, and blobs that no row refers to any more."""
         self._remove(job, (REFERENCES.c.job == job) & (REFERENCES.c.role == role))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -88,7 +88,6 @@ class Jobs:
     ) -> None:
         self.settings, self.serving, self.store = settings, serving, store
         self._locks = locks
-        self.also_erased: list[Callable[[], None]] = []  # what else retention does
         self.uploads = Uploads(settings.data_folder / "uploads", settings, store.now)
         metrics, self._stopping = JobMetrics(serving.metrics), threading.Event()
         outages, made = Outages(settings, store, self._stopping), files(store)
@@ -183,8 +182,6 @@ class Jobs:
             store.references.drop(id, "audio")
         for id in store.jobs.ended_before(now - settings.result_retention_s):
             self.operations.erase(id)
-        for erase in self.also_erased:
-            erase()
         store.keys.delete_before(now - KEYS_KEPT_S)
         if store.blobs.marked and store.database.take_turn("objects", SWEEP_S):
             store.references.sweep_objects()
@@ -311,7 +308,7 @@ class Operations:
         if job.state not in states:
             text = f"the job is {job.state}, not {' or '.join(states)}"
             raise ApiError("conflict", text)
-        if job.source is None and self.store.references.get(id, "audio") is None:
+        if self.store.references.get(id, "audio") is None:
             raise _no_audio()
         with self.store.transaction() as tx:
             if self.store.references.last_in(tx, id, CORRECTIONS) is not None:
@@ -332,12 +329,6 @@ def open_store(settings: Settings, folder: Path, drafts: Path) -> Store:
     if settings.blobs_url is not None:
         blobs = open_objects(settings.blobs_url, drafts, settings.blob_cache_bytes)
     store = Store.open(folder, settings.database_url, blobs)
-    unfinished = store.database.unfinished_batches()
-    if unfinished:
-        raise UsageError(
-            f"the jobs' database has {unfinished} unfinished batches of an earlier version: finish or cancel "
-            "them with that version, or delete their rows (table forescribe_batches)"
-        )
     if settings.database_url is not None and not store.database.belongs_to(store.blobs.place):
         raise UsageError(
             "the jobs of this database have their audio and results in another place: set the same blobs_url "

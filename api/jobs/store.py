@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
@@ -49,9 +49,6 @@ from .tables import (
     bounded_options,
     bounded_warnings,
 )
-
-PAGE = 1000
-"""Rows that are read at a time."""
 
 LEASE_S = 10.0
 """How long a process has a job unless it renews its lease."""
@@ -131,7 +128,7 @@ class JobTable:
         if state is not None:
             query = query.where(JOBS.c.state == state)
         with self._database.engine.connect() as tx:
-            jobs = [_job(row) for row in tx.execute(one_page(query, JOBS, after, limit))]
+            jobs = [_job(row) for row in tx.execute(one_page(query, after, limit))]
         return jobs[:limit], len(jobs) > limit
 
     def oldest(self) -> float | None:
@@ -142,14 +139,13 @@ class JobTable:
         return created_at
 
     def backlog(self, owner: str | None = None) -> tuple[int, float]:
-        """The number of unfinished jobs, and their remaining seconds of audio; of one owner without the
-        lines of batches."""
+        """The number of unfinished jobs, and their remaining seconds of audio."""
         left_s = JOBS.c.total_s - JOBS.c.done_s
         query = sa.select(
             sa.func.count(), sa.func.sum(sa.case((left_s > 0.0, left_s), else_=0.0))
         ).where(JOBS.c.state.in_(UNFINISHED))
         if owner is not None:
-            query = query.where(JOBS.c.tenant == owner, JOBS.c.batch.is_(None))
+            query = query.where(JOBS.c.tenant == owner)
         with self._database.engine.connect() as tx:
             count, seconds = tx.execute(query).one()
         return count, seconds or 0.0
@@ -169,26 +165,14 @@ class JobTable:
         with self._database.engine.connect() as tx:
             return list(tx.execute(query).scalars())
 
-    def of_batch(self, batch: str) -> Iterator[Job]:
-        """The lines of a batch, in their order."""
-        query, after = sa.select(JOBS).where(JOBS.c.batch == batch).order_by(JOBS.c.line), -1
-        while True:
-            with self._database.engine.connect() as tx:
-                rows = tx.execute(query.where(JOBS.c.line > after).limit(PAGE)).all()
-            if not rows:
-                return
-            yield from map(_job, rows)
-            after = rows[-1].line
-
     # -- the queue --------------------------------------------------------------------------------
 
     def claim(
         self, worker: str, *, beside: Collection[str], take_over: bool = True
     ) -> tuple[Job, bool] | None:
         """The next job for this process, which works on those `beside`, and whether it was taken over from
-        another one. Lines of batches come last. `take_over`:
-        also those whose lease is over. A job with too many crashes has ended, with the code `crashed`. None
-        without a job, and if the next one is to be done while there is no other."""
+        another one. `take_over`: also those whose lease is over. A job with too many crashes has ended, with
+        the code `crashed`. None without a job, and if the next one is to be done while there is no other."""
         with self._database.engine.connect() as tx:  # SQLite's one writer is not disturbed by looks
             if (
                 tx.execute(_claimable(database_time(tx), beside, take_over).limit(1)).first()
@@ -276,37 +260,25 @@ class JobTable:
     # -- transitions ------------------------------------------------------------------------------
 
     def insert(self, tx: Tx, new: NewJob) -> Job:
-        self.insert_all(tx, [new])
+        row = {
+            "id": new.id,
+            "tenant": new.owner,
+            "state": "queued",
+            "run": 1,
+            "kind": "transcribe",
+            "label": new.label,
+            "created_at": self._now(),
+            "total_s": new.total_s,
+            "done_s": 0.0,
+            "options": json.dumps(bounded_options(new.options)),
+            "hook_url": new.callback and new.callback.url,
+            "hook_secret": new.callback and new.callback.secret,
+            "hook_state": new.callback and new.callback.state,
+            "trace": new.trace,
+        }
+        tx.execute(sa.insert(JOBS).values(**row))
+        self._log.append(tx, new.id, "state", {"state": "queued"})
         return self._required(tx, new.id)
-
-    def insert_all(self, tx: Tx, jobs: Sequence[NewJob]) -> None:
-        rows = [
-            {
-                "id": new.id,
-                "tenant": new.owner,
-                "state": "queued",
-                "run": 1,
-                "kind": "transcribe",
-                "label": new.label,
-                "created_at": self._now(),
-                "total_s": new.total_s,
-                "done_s": 0.0,
-                "options": json.dumps(bounded_options(new.options)),
-                "hook_url": new.callback and new.callback.url,
-                "hook_secret": new.callback and new.callback.secret,
-                "hook_state": new.callback and new.callback.state,
-                "hook_tries": 0,
-                "crashes": 0,
-                "trace": new.trace,
-                "batch": new.batch,
-                "line": new.line,
-                "source": new.source,
-            }
-            for new in jobs
-        ]
-        tx.execute(sa.insert(JOBS), rows)
-        entry = {"n": 1, "kind": "state", "data": json.dumps({"state": "queued"})}
-        tx.execute(sa.insert(ENTRIES), [{"job": new.id, **entry} for new in jobs])
 
     def locked(self, tx: Tx, id: str) -> Job | None:
         """The job in any state, locked; None if it has been erased."""
@@ -322,14 +294,6 @@ class JobTable:
         return self._enter(
             tx, id, state, finished_at=finished_at, error_code=code, error_message=message, **free
         )
-
-    def cancel_queued(self, tx: Tx, batch: str) -> list[str]:
-        """Cancel the lines of a batch that nobody has begun; returns those in progress."""
-        same = JOBS.c.batch == batch
-        queued = sa.update(JOBS).where(same, JOBS.c.state == "queued")
-        tx.execute(queued.values(state="cancelled", finished_at=self._now()))
-        query = sa.select(JOBS.c.id).where(same, JOBS.c.state == "running")
-        return list(tx.execute(query).scalars())
 
     def fail(self, tx: Tx, job: Job, code: str, message: str) -> Job:
         """End a job that has failed; if only its diarization has, it keeps its transcript."""
@@ -356,10 +320,6 @@ class JobTable:
         """Record how many seconds of audio are done."""
         self._update(tx, id, done_s=done_s, crashes=0)
         self._log.append(tx, id, "progress", {"done_s": round(done_s, 3)})
-
-    def set_length(self, tx: Tx, id: str, total_s: float) -> None:
-        """Record the length of audio that was not known when the job was created."""
-        self._update(tx, id, total_s=total_s)
 
     def set_warnings(self, tx: Tx, id: str, warnings: Sequence[Mapping[str, Any]]) -> None:
         """Replace the warnings: the first of those of the transcript."""
@@ -403,7 +363,7 @@ def _claimable(now: float, beside: Collection[str], take_over: bool) -> sa.Selec
     query = sa.select(JOBS).where(JOBS.c.state.in_(UNFINISHED), free)
     if beside:
         query = query.where(JOBS.c.id.not_in(beside))
-    return query.order_by(JOBS.c.batch.is_not(None), JOBS.c.created_at, JOBS.c.id)
+    return query.order_by(JOBS.c.created_at, JOBS.c.id)
 
 
 def _due(now: float) -> sa.Select[Any]:
@@ -440,7 +400,7 @@ class EventLog:
 
 
 class IdempotencyKeys:
-    """Which job or batch a client's key has created, in one database; `now` gives the time in Unix seconds. A
+    """Which job a client's key has created, in one database; `now` gives the time in Unix seconds. A
     fingerprint of the request tells whether it is the same."""
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:

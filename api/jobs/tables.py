@@ -57,13 +57,9 @@ JOBS = sa.Table(
     sa.Column("claimed_until", sa.Float),  # by the database's clock; NULL: nobody has it
     sa.Column("hook_at", sa.Float),  # when the callback is due, likewise; NULL: at once
     sa.Column("trace", sa.String),  # W3C's traceparent, at which its trace goes on
-    sa.Column("batch", sa.String),  # the batch of which it is a line
-    sa.Column("line", sa.Integer),  # its number there
-    sa.Column("source", sa.String),  # the URL of its audio, which is fetched when it is done
     sa.Index("forescribe_jobs_of", "tenant", "created_at", "id"),
     sa.Index("forescribe_jobs_state", "state"),
     sa.Index("forescribe_jobs_hook", "hook_state"),
-    sa.Index("forescribe_jobs_batch", "batch", "line"),
 )
 
 REFERENCES = sa.Table(
@@ -94,32 +90,6 @@ KEYS = sa.Table(
     sa.Column("fingerprint", sa.String, nullable=False),
     sa.Column("job", sa.String, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
-)
-
-FILES = sa.Table(
-    "forescribe_files",
-    META,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("tenant", sa.String, key="owner", nullable=False),  # the name of the API key
-    sa.Column("purpose", sa.String, nullable=False),
-    sa.Column("filename", sa.String, nullable=False),
-    sa.Column("size", sa.BigInteger, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("expires_at", sa.Float),
-    sa.Index("forescribe_files_of", "owner", "created_at", "id"),
-    sa.Index("forescribe_files_expiry", "expires_at"),
-)
-
-BATCHES = sa.Table(
-    "forescribe_batch",
-    META,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("tenant", sa.String, nullable=False),
-    sa.Column("input_file", sa.String, nullable=False),
-    sa.Column("lines", sa.Integer, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("cancelled_at", sa.Float),
-    sa.Column("metadata", sa.Text, nullable=False),
 )
 
 BLOBS = sa.Table(
@@ -153,9 +123,6 @@ ADDED = (
     (JOBS, "claimed_until", "DOUBLE PRECISION"),
     (JOBS, "hook_at", "DOUBLE PRECISION"),
     (JOBS, "trace", "VARCHAR"),
-    (JOBS, "batch", "VARCHAR"),
-    (JOBS, "line", "INTEGER"),
-    (JOBS, "source", "VARCHAR"),
 )
 """Columns that earlier versions lack."""
 
@@ -181,7 +148,6 @@ class Job:
     crashes: int = 0  # processes that died while they had it, since it last progressed
     warnings: tuple[Mapping[str, Any], ...] = ()  # code and message, from its transcript
     trace: str | None = None
-    source: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -235,9 +201,6 @@ class NewJob:
     options: Mapping[str, Any]
     callback: Callback | None = None
     trace: str | None = None
-    batch: str | None = None
-    line: int | None = None
-    source: str | None = None
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from ..speech.serving import NAME, Serving
 from ..telemetry import place
 from .callbacks import JobMetrics
 from .database import Tx
-from .fetching import fetch
 from .running import (
     POLL_S,
     DecodedGroups,
@@ -59,9 +58,7 @@ TRANSCRIPTS = frozenset({"spoken", "result"})
 PAUSES_S: Sequence[float] = (0.5, 1.0, 2.0)
 """Pauses between the attempts of a step whose error may pass."""
 
-TEMPORARY = frozenset(
-    {"internal_error", "overloaded", "unwritable_output", "storage_full", "audio_unreachable"}
-)
+TEMPORARY = frozenset({"internal_error", "overloaded", "unwritable_output", "storage_full"})
 """Codes of errors that may pass."""
 
 T = TypeVar("T")
@@ -93,8 +90,6 @@ class Walk:
         """The job from its audio to its result. Raises Stopping, RunReplaced."""
         with self.serving.idle.hold():
             try:
-                if run.job.source is not None:
-                    self.attempt("fetch", run, self.fetch)
                 if run.job.kind == "transcribe":
                     plan = self.attempt("plan", run, self.plan)
                     for k in range(len(plan.groups)):
@@ -110,29 +105,12 @@ class Walk:
 
     # -- the steps --------------------------------------------------------------------------------
 
-    def fetch(self, run: Run) -> None:
-        """Store the audio of a line of a batch, which is a URL."""
-        assert run.job.source is not None
-        if self.store.references.get(run.id, "audio") is not None:
-            return
-        draft = self.store.blobs.draft()
-        try:
-            fetch(run.job.source, draft, self.settings, run.check)
-            draft.flush()
-            with self.store.blobs.shared_lock():
-                self.files.refer(run.claim, "audio", draft.commit())
-        finally:
-            draft.discard()
-
     def plan(self, run: Run) -> Plan:
         """The plan of the groups of windows."""
         if self.store.references.get(run.id, "plan") is None:
-            samples = self.samples(run)
+            self.samples(run)
             self.enter(run)
             plan = self.new_plan(run)
-            if not run.job.total_s:
-                with self.store.transaction() as tx:
-                    self.store.jobs.set_length(tx, run.id, samples.duration_s)
             self.files.save(run.claim, "plan", plan.to_dict())
             run.alone = run.entered = False
         return self.files.plan(run.id)

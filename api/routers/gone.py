@@ -13,6 +13,8 @@ from ..http.errors import METHODS
 GONE: Mapping[str, str] = MappingProxyType(
     {
         "/v1/usage": "a gateway in front counts what keys use, such as LiteLLM's proxy",
+        "/v1/files{rest:path}": "upload a recording with POST /v1/jobs, or by pieces with /v1/uploads",
+        "/v1/batches{rest:path}": "send each recording to POST /v1/jobs, which are done one after the other",
         "/v1/jobs/{id}/peaks": "compute the waveform from GET /v1/jobs/{id}/audio",
     }
 )

@@ -1,4 +1,4 @@
-"""`/v1/jobs`: long audio, batches, and clients that cannot keep a connection open. See docs/jobs.md.
+"""`/v1/jobs`: long audio, and clients that cannot keep a connection open. See docs/jobs.md.
 
 An answer of 202 means that the audio and every parameter are on disk. A job belongs to its API key: for
 other keys it does not exist. Its progress is a stream of server-sent events:
@@ -18,10 +18,10 @@ import json
 import mimetypes
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import chain, count
-from typing import IO, Annotated, Any, Literal, Protocol, cast
+from typing import IO, Annotated, Any, Literal, cast
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -84,27 +84,15 @@ JobsDep = Annotated[Jobs, Depends(part("jobs", Jobs))]
 """Routes that need jobs exist only if there are jobs."""
 
 
-class Listed(Protocol):
-    """What a list has pages of."""
-
-    @property
-    def created_at(self) -> float: ...
-
-    @property
-    def id(self) -> str: ...
-
-
-async def place_of(
-    after: str | None, get: Callable[[str, str], Listed], owner: str, what: str
-) -> Place | None:
-    """The place that a page follows: that of the last object of the previous page, by its id. Raises
-    ApiError `invalid_value`."""
+async def _place_of(after: str | None, jobs: Jobs, owner: str) -> Place | None:
+    """The place that a page follows: that of the last job of the previous page, by its id. Raises ApiError
+    `invalid_value`."""
     if after is None:
         return None
     try:
-        last = await asyncio.to_thread(get, after, owner)
+        last = await asyncio.to_thread(jobs.operations.get, after, owner)
     except ApiError as error:
-        text = f"after: not the id of a {what}; give the id of the last {what} of the previous page"
+        text = "after: not the id of a job; give the id of the last job of the previous page"
         raise ApiError("invalid_value", text, param="after") from error
     return last.created_at, last.id
 
@@ -145,7 +133,7 @@ async def listed(
     state: State | None = None,
 ) -> dict[str, Any]:
     """List jobs, the latest first; `after` is the id of the last job of the previous page."""
-    place = await place_of(after, jobs.operations.get, caller, "job")
+    place = await _place_of(after, jobs, caller)
     page, more = await asyncio.to_thread(jobs.store.jobs.page, caller, limit, place, state)
     return {"object": "list", "data": [job.view() for job in page], "has_more": more}
 

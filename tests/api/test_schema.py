@@ -64,15 +64,6 @@ ROUTES = [
     ("HEAD", "/v1/uploads/{id}"),
     ("PATCH", "/v1/uploads/{id}"),
     ("DELETE", "/v1/uploads/{id}"),
-    ("POST", "/v1/files"),
-    ("GET", "/v1/files"),
-    ("GET", "/v1/files/{id}"),
-    ("GET", "/v1/files/{id}/content"),
-    ("DELETE", "/v1/files/{id}"),
-    ("POST", "/v1/batches"),
-    ("GET", "/v1/batches"),
-    ("GET", "/v1/batches/{id}"),
-    ("POST", "/v1/batches/{id}/cancel"),
 ]
 
 

@@ -139,12 +139,6 @@ def test_a_job_that_was_in_two_dead_processes_is_done_while_its_process_does_no_
     assert claimed(store) == "a" and store.jobs.get("a").crashes == 2
 
 
-def test_lines_of_batches_come_after_jobs(store) -> None:
-    insert(store, "line", batch="batch", line=0)
-    insert(store, "job")
-    assert [claimed(store), claimed(store)] == ["job", "line"]
-
-
 def test_a_cancelled_job_is_nobodys_and_nothing_is_written_to_it(store) -> None:
     insert(store, "a")
     assert claimed(store) == "a"

@@ -18,11 +18,9 @@ from sqlalchemy.exc import OperationalError
 from forescribe.api.jobs import database
 from forescribe.api.jobs.blobs import Blobs, Draft
 from forescribe.api.jobs.database import Database, _configure_sqlite, database_disk_errors
-from forescribe.api.jobs.service import open_store
 from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import ADDED, Callback, NewJob
 from forescribe.api.process import PASSING
-from forescribe.api.settings import Settings
 from forescribe.asr.errors import CapacityError, OutputError, UsageError
 from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, application, ended, ready, submit
@@ -213,7 +211,6 @@ def test_a_database_of_an_earlier_version_is_taken_over(tmp_path) -> None:
         store.jobs.end(tx, "done", "succeeded")
         tx.exec_driver_sql("UPDATE forescribe_jobs SET state = 'running' WHERE id = 'begun'")
         tx.exec_driver_sql("CREATE TABLE workflow_status (workflow_uuid TEXT)")  # of its queue
-        tx.exec_driver_sql("DROP INDEX forescribe_jobs_batch")
         for _, column, _ in ADDED:
             tx.exec_driver_sql(f"ALTER TABLE forescribe_jobs DROP COLUMN {column}")
     store.close()
@@ -229,19 +226,6 @@ def test_a_database_of_an_earlier_version_is_taken_over(tmp_path) -> None:
     due = store.jobs.claim_callback(10.0)
     assert due is not None and due.id == "done"
     store.close()
-
-
-def test_a_database_with_unfinished_batches_of_an_earlier_version_is_refused(tmp_path) -> None:
-    settings = Settings(model="random", data_dir=tmp_path)
-    old = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
-    old.execute("CREATE TABLE forescribe_batches (id TEXT, state TEXT)")
-    rows = [("a", "completed"), ("b", "in_progress"), ("c", "validating")]
-    old.executemany("INSERT INTO forescribe_batches VALUES (?, ?)", rows)
-    with pytest.raises(UsageError, match="2 unfinished batches .* finish or cancel them"):
-        open_store(settings, tmp_path, tmp_path)
-    old.execute("UPDATE forescribe_batches SET state = 'cancelled' WHERE id <> 'a'")
-    old.close()
-    open_store(settings, tmp_path, tmp_path).close()
 
 
 def test_a_server_that_is_away_at_the_start_may_come_back(monkeypatch) -> None:
