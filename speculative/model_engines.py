@@ -38,6 +38,7 @@ from .native.adapters import (
     unsupported_encoder,
 )
 from .native.library import missing
+from .types import Embedded
 
 log = logging.getLogger(__name__)
 
@@ -124,10 +125,11 @@ def causal_decoder(
     *,
     engine: ModelEngine = ModelEngine.AUTO,
     stored: torch.dtype | None = None,
+    pick: Callable[[Any], Embedded | None] = lambda encoder_states: encoder_states,
 ) -> SlotModel:
     """A causal LM on an engine; arguments and errors as `CausalModel`."""
     form = form_of(CAUSAL_FORMS, model, engine)
-    return form.adapter(model, positions, vocab, stored=stored)
+    return form.adapter(model, positions, vocab, stored=stored, pick=pick)
 
 
 def whisper_engine(

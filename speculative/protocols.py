@@ -80,6 +80,19 @@ class StackedModel(Model, Protocol):
         """As `prefill`, of encoder states `[K, S, D]`."""
 
 
+class EmbeddingModel(Model, Protocol):
+    """A model whose prompts may have embeddings in place of tokens: `types.Embedded` among the encoder states
+    of a request. Optional."""
+
+    def check_request(self, request: Request) -> None:
+        """Raises `RequestError` for embeddings that this model or this prompt has no place for. They end
+        before the prompt's last token, which the first round reads again, as a token."""
+
+    def embedded(self, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor | None:
+        """The embeddings `[K, P, D]` of prompts `tokens [K, P]` with those of their requests in place; None
+        where no request has any."""
+
+
 class NodeModel(Model, Protocol):
     """A model that can score one node of each row without the vocabulary head of the others. Optional:
     of a model without this method a drafter takes the node's logits from `score`."""

@@ -184,7 +184,9 @@ class Request:
     temperature 0."""
 
     prompt: tuple[int, ...]
-    encoder_states: Any = None  # what the decoder attends to besides tokens; passed on unchanged
+    encoder_states: Any = (
+        None  # what models read besides tokens (`types.Embedded`); passed on unchanged
+    )
     max_new_tokens: int | None = None  # None: up to the model's last position
     temperature: float = 0.0
     sampling: Sampling = Sampling()

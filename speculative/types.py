@@ -17,6 +17,37 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .errors import RequestError
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """Embeddings that a causal model reads in place of some tokens of a prompt, e.g. those of audio: `n` of
+    them, from place `at` on. The prompt has any token there, of which nothing is read.
+
+    They are as the embedding layer returns them: where a model multiplies embeddings, it multiplies these
+    too. Raises `RequestError` for numbers of another form.
+    """
+
+    at: int
+    states: Tensor  # [n, D] floating point
+
+    def __post_init__(self) -> None:
+        if type(self.at) is not int or self.at < 0:
+            raise RequestError(f"embeddings begin at a place from 0 on, not at {self.at!r}")
+        states = self.states
+        if states.dim() != 2 or not len(states) or not states.is_floating_point():
+            kind = str(states.dtype).removeprefix("torch.")
+            raise RequestError(
+                f"embeddings of shape {tuple(states.shape)} in {kind}; they are one row of floating point "
+                "numbers for each place"
+            )
+
+    @property
+    def end(self) -> int:
+        """The place behind the last one."""
+        return self.at + len(self.states)
+
 
 @dataclass(frozen=True)
 class Draft:

@@ -67,7 +67,7 @@ struct Causal {
     }
 
     void residual(const float *a, int64_t stride, const fs_linear &l, int64_t inputs) const {
-        linear(a, stride, l, inputs, low(m.width), high(m.width), Add{buffers.x, buffers.wide, l.bias});
+        linear(a, stride, l, inputs, low(m.width), high(m.width), Add{buffers.x, buffers.wide, l.bias, m.residual_scale});
         team.wait();
     }
 
@@ -81,7 +81,10 @@ struct Causal {
     void embed() const {
         for (int64_t r = team.low(rows); r < team.high(rows); r++) {
             float *x = buffers.x + r * buffers.wide;
-            output_of(m.embedding, m.width, step.tokens[r], x);
+            const float *given = step.embedded ? step.embedded[r] : nullptr;
+            if (given) __builtin_memcpy(x, given, sizeof(float) * (size_t)m.width);
+            else output_of(m.embedding, m.width, step.tokens[r], x);
+            if (m.embedding_scale != 1) multiply(x, m.embedding_scale, m.width);
             for (int64_t c = m.width; c < buffers.wide; c++) x[c] = 0;
         }
         // norm() shares rows in the same way
@@ -160,6 +163,7 @@ struct Causal {
             const int64_t from = step.node ? r * step.nodes + step.node[r] : r;
             rms_norm(buffers.x + from * buffers.wide, m.norm, m.eps, m.width,
                      buffers.normed + r * buffers.wide);
+            if (m.logits_scale != 1) multiply(buffers.normed + r * buffers.wide, m.logits_scale, m.width);
             float *out = step.logits + r * m.columns;
             for (int64_t c = m.outputs; c < m.columns; c++) out[c] = -__builtin_inff();
         }

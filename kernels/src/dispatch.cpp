@@ -244,6 +244,7 @@ FS_EXPORT int32_t fs_whisper_forward(const fs_whisper *model, const fs_step *ste
     int32_t error = check_whisper(*model);
     if (!error) error = check_step(*step, model->batch, model->slots, model->vocab);
     if (!error) error = check_taps(*step, model->layers);
+    if (!error && step->embedded) error = FS_BAD_SHAPE;
     if (error) return error;
     const int64_t rows = step->batch * step->nodes;
     if (step->workspace_bytes < fs_whisper_workspace(model, rows, step->threads)) return FS_NO_MEMORY;

@@ -10,7 +10,7 @@ namespace forescribe {
 inline int32_t check_draft(const fs_step &first, const fs_draft &draft, int64_t batch, int64_t slots,
                            int64_t vocab) {
     if (!first.node || !first.logits || first.paths || draft.depths < 1) return FS_BAD_SHAPE;
-    if (first.tap_count || first.queries) return FS_BAD_SHAPE;  // there is room for those of one forward only
+    if (first.tap_count || first.queries || first.embedded) return FS_BAD_SHAPE;  // there is room for those of one forward only
     const int32_t error = check_step(first, batch, slots, vocab);
     if (error) return error;
     for (int64_t b = 0; b < first.batch; b++)  // the last draft is not fed

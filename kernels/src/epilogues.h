@@ -24,14 +24,16 @@ struct Write {
     }
 };
 
+// Adds to what is there, multiplied by `scale`: with 1 the same sum, to the bit.
 struct Add {
     float *out;
     int64_t stride;
     const float *bias;
+    float scale = 1;
     FS_INLINE void operator()(int64_t row, int64_t column, const F (&v)[PARTS]) const {
         for (int i = 0; i < PARTS; i++) {
             float *at = out + row * stride + column + i * LANES;
-            store(at, load(at) + with_bias(v[i], bias, column + i * LANES));
+            store(at, fma(all(scale), with_bias(v[i], bias, column + i * LANES), load(at)));
         }
     }
 };

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define FS_ABI 7
+#define FS_ABI 8
 
 enum { FS_OK = 0, FS_BAD_SHAPE = 1, FS_BAD_SLOT = 2, FS_BAD_TOKEN = 3, FS_NO_MEMORY = 4, FS_BAD_ISA = 5,
        FS_INEXACT = 6 };
@@ -94,6 +94,9 @@ typedef struct {
     int64_t batch, slots;
     int32_t weight_storage, cache_storage, activation; /* of caches: the weights' unless those are in int8 */
     float eps, scale;       /* scores are multiplied by `scale` */
+    float embedding_scale;  /* embeddings are multiplied by it, */
+    float residual_scale;   /* what a block adds to the residual by this, */
+    float logits_scale;     /* and the state that the head reads by this */
     fs_linear embedding;    /* [V, D], not in FS_INT8; without bias */
     const float *cosine;    /* [positions, d / 2] */
     const float *sine;
@@ -128,6 +131,8 @@ typedef struct {
     int64_t batch, nodes, reach;
     int64_t path_slots;
     const int64_t *tokens;   /* [B, N] */
+    const float *const *embedded; /* [B, N] of causal models: the embedding [D] in place of a token's, or NULL;
+                                     NULL: there are none */
     const int64_t *start;    /* [B] */
     const int64_t *rows;     /* [B] rows of the caches; NULL: row b is b */
     const int64_t *paths;    /* [B, N, path_slots] of beams: the slots that a node reads, the last one its own;

@@ -93,6 +93,10 @@ void steps(const Decoder &d, const Caches &caches) {
     const auto keep = [&](fs_step &x) { x.queries = queries; };
     const auto draft_of = [&](fs_step &x) { return d.draft(x, draft); };
     expect(s, FS_BAD_SHAPE, "queries of a draft", untouched, draft_of, keep);
+    const std::vector<const float *> none_given(batch * nodes, nullptr);
+    const auto give = [&](fs_step &x) { x.embedded = none_given.data(); };
+    expect(s, FS_BAD_SHAPE, "embeddings of a draft", untouched, draft_of, give);
+    if (d.whisper) expect(s, FS_BAD_SHAPE, "embeddings of a Whisper", untouched, d.forward, give);
     if (!d.whisper) expect(s, FS_BAD_SHAPE, "queries of a causal model", untouched, d.forward, keep);
     whole(FS_BAD_SLOT, "row", [&](fs_step &x) { x.rows = rows.data(); });
     whole(FS_BAD_SLOT, "row below 0", [&](fs_step &x) { x.rows = low.data(); });

@@ -12,6 +12,7 @@ struct Plan {  // two chains and what follows them
     Integers rows, first_tokens, tokens, start, node;
     bool chosen;
     float confidence;
+    std::vector<const float *> given;  // of the first tokens: embeddings in place of some
 };
 
 Plan plan_of(const Decoder &d) {
@@ -27,6 +28,8 @@ Plan plan_of(const Decoder &d) {
         p.start.push_back(pick(0, p.first)), p.node.push_back(pick(0, p.nodes - 1));
     p.chosen = pick(0, 1);
     p.confidence = pick(0, 1) ? 0.2f : 0.0f;
+    for (int64_t i = 0; !d.whisper && i < p.batch * p.first; i++)
+        p.given.push_back(pick(0, 2) ? nullptr : normal(d.width, d.width, 1));
     return p;
 }
 
@@ -39,12 +42,13 @@ const int64_t TAPS = 3;
 // Logits, hidden states, taps and queries of one forward: [rows, columns], [rows, width], [rows, TAPS, width] and
 // [layers, rows, width].
 Floats forward(const Decoder &d, const Plan &p, const Integers &tokens, const Integers &start, int64_t nodes,
-               bool chosen, int threads, int64_t only, const Integers *paths = nullptr) {
+               bool chosen, int threads, int64_t only, const Integers *paths = nullptr, bool prompt = false) {
     const Integers rows = some(p.rows, 1, only), node = some(p.node, 1, only);
     const int64_t batch = (int64_t)rows.size(), outs = batch * (chosen ? 1 : nodes);
     fs_step s = {};
     s.batch = batch, s.nodes = nodes, s.reach = d.slots, s.threads = threads;
     s.tokens = tokens.data(), s.start = start.data(), s.rows = rows.data();
+    if (prompt && !d.whisper) s.embedded = p.given.data() + (only < 0 ? 0 : only * nodes);
     const Integers lengths(batch, paths ? (int64_t)paths->size() / (batch * nodes) : 0);
     if (paths) s.paths = paths->data(), s.lengths = lengths.data(), s.path_slots = lengths[0];
     if (chosen) s.node = node.data();
@@ -83,7 +87,7 @@ Results run(const Decoder &d, const Plan &p, int threads, int64_t only = -1) {
     const Integers rows = some(p.rows, 1, only), zeros(rows.size(), 0);
     d.admit(rows, threads);
     Results r;
-    r.first = forward(d, p, some(p.first_tokens, p.first, only), zeros, p.first, false, threads, only);
+    r.first = forward(d, p, some(p.first_tokens, p.first, only), zeros, p.first, false, threads, only, nullptr, true);
     r.second = forward(d, p, some(p.tokens, p.nodes, only), some(p.start, 1, only), p.nodes, p.chosen, threads,
                        only);
     return r;

@@ -136,6 +136,8 @@ struct CausalModel {
         m.cache_storage = (int32_t)pick(0, 1), m.activation = (int32_t)pick(0, 2);
         m.weight_storage = pick(0, 2) ? m.cache_storage : (int32_t)FS_INT8;
         m.eps = 1e-5f, m.scale = 1 / std::sqrt((float)m.head);
+        m.embedding_scale = pick(0, 1) ? 1 : 3, m.residual_scale = pick(0, 1) ? 1 : 0.3f;
+        m.logits_scale = pick(0, 1) ? 1 : 0.125f;
         const int32_t storage = m.cache_storage;
         m.embedding = linear(m.vocab, m.width, storage, false);
         const int rotary = (int)pick(0, 2);  // none, all, some layers

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..device import Device, HostReader, upload
 from ..errors import CATCH_UP, PREFILL, PROMPT, RequestError
-from ..protocols import Processor, StackedModel
+from ..protocols import EmbeddingModel, Processor, StackedModel
 from ..requests import Mode, Request, check_in_vocabulary
 from ..rounds.round import Parts, verify
 from ..rows import Rows, selected
@@ -64,6 +64,8 @@ class Admission:
                 f"the prompt has {len(request.prompt)} tokens; the model holds {shared.max_tokens}"
             )
         check_in_vocabulary("the prompt", request.prompt, vocab)
+        if hasattr(shared.target, "check_request"):
+            cast(EmbeddingModel, shared.target).check_request(request)
         check_in_vocabulary("the hint", request.hint, vocab)
         check_in_vocabulary("the guess", request.guess, vocab)
         if request.probe is not None:

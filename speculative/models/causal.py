@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..errors import LoadError, one_line
+from ..errors import LoadError, RequestError, one_line
+from ..requests import Request
+from ..types import Embedded
 from .checkpoint import inexact, method_of
 from .slot_model import SlotModel, chunk_mask, window_mask
 
@@ -68,7 +70,8 @@ class CausalModel(SlotModel):
     `positions` bounds the rows, and the cache is allocated for it; None takes the model's own limit.
     `vocab` is the target's number of tokens where this model is a draft: models of one family pad the same
     vocabulary to different sizes, and tokens that only one of them has are never proposed. `stored` is
-    as of `WhisperModel`.
+    as of `WhisperModel`. `pick` selects this model's own embeddings from the encoder states of a request;
+    None: its prompt is tokens alone.
 
     Raises LoadError, with the model's type, for layers that the adapter cannot run, and for more positions
     than the model has.
@@ -81,6 +84,7 @@ class CausalModel(SlotModel):
         vocab: int | None = None,
         *,
         stored: torch.dtype | None = None,
+        pick: Callable[[Any], Embedded | None] = lambda encoder_states: encoder_states,
     ) -> None:
         config = model.config.get_text_config()
         limit = positions_of(config)
@@ -93,7 +97,7 @@ class CausalModel(SlotModel):
                 f"{config.model_type} is not supported: beyond {strange} of its config.json its layers "
                 f"select what they read by other rules; {OTHERS}"
             )
-        self.model, self.config, self.kinds = model, config, kinds
+        self.model, self.config, self.kinds, self.pick = model, config, kinds, pick
         self.widths = widths_of(config, kinds)
         super().__init__(
             device=model.device,
@@ -126,7 +130,45 @@ class CausalModel(SlotModel):
         return embedded
 
     def head(self, states: Tensor) -> Tensor:
+        scale = getattr(self.config, "logits_scaling", 1)
+        states = states if scale == 1 else states / scale
         return self.own_vocabulary(self.model.get_output_embeddings()(states))
+
+    def check_request(self, request: Request) -> None:
+        """See `EmbeddingModel.check_request`."""
+        self.run_of(request.encoder_states, len(request.prompt) - 1)
+
+    def run_of(self, encoder_states: Any, room: int) -> Embedded | None:
+        """This model's own embeddings of a request; they end at place `room` at the latest. Raises
+        `RequestError` for those that do not fit."""
+        run = self.pick(encoder_states)
+        if run is None:
+            return None
+        if not isinstance(run, Embedded):
+            kind = type(run).__name__
+            raise RequestError(
+                f"{self.config.model_type} reads embeddings in its prompt, not a {kind}"
+            )
+        own, width = run.states.shape[1], self.config.hidden_size
+        if own != width:
+            raise RequestError(f"embeddings of {own} numbers; those of the model have {width}")
+        if run.end > room:
+            raise RequestError(
+                f"embeddings end at place {run.end} of the prompt; they have to end at {room}, before its "
+                "last token"
+            )
+        return run
+
+    def embedded(self, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor | None:
+        """See `EmbeddingModel.embedded`."""
+        runs = [self.run_of(states, tokens.shape[1]) for states in encoder_states]
+        if not any(runs):
+            return None
+        embedded = self.embed(tokens)
+        for row, run in zip(embedded, runs, strict=True):
+            if run is not None:
+                row[run.at : run.end].copy_(run.states)
+        return embedded
 
     def masks(self, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
         """The masks of each kind of layer; `mask [B, 1, N, length]` is that of full attention."""
@@ -394,3 +436,19 @@ def _share(ours: Tensor, theirs: Tensor) -> Tensor:
     known = theirs.isfinite()
     gap = torch.where(known, ours - theirs, 0.0).square().mean(-1).sqrt()
     return gap / torch.where(known, theirs, 0.0).std(-1).clamp_min(1e-6)
+
+
+def text_tower(model: Any) -> Any:
+    """The causal LM inside a model that reads more than text, such as a speech LLM of transformers
+    (`model.language_model` and `lm_head`): of the plain class of its family, over the same modules. Raises
+    LoadError for a model that has none."""
+    from transformers import AutoModelForCausalLM
+
+    tower = getattr(model.base_model, "language_model", None)
+    if tower is None or model.get_output_embeddings() is None:
+        raise LoadError(f"{model.config.model_type} has no text model with an output layer")
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(tower.config).eval()
+    setattr(made, made.base_model_prefix, tower)
+    made.set_output_embeddings(model.get_output_embeddings())
+    return made

@@ -61,10 +61,6 @@ class LeanDecoder(SlotModel):
     cache: SelfCache | None = None
 
     @abstractmethod
-    def _embedded(self, tokens: Tensor, at: Places) -> Tensor:
-        """The states `[B N, D]` that enter the first layer."""
-
-    @abstractmethod
     def _round(self, tokens: Tensor, at: Places, reach: int) -> tuple[Tensor, Tensor | None]:
         """States and taps, as `_hidden`, of a forward that writes at these places and reads below `reach`."""
 
@@ -84,14 +80,15 @@ class LeanDecoder(SlotModel):
         """See `BeamModel.score_paths`."""
         return self.head(self._round(tokens, self.path_places(paths, reach), reach)[0])
 
-    def _hidden(self, tokens: Tensor, at: Places, layer: Run) -> tuple[Tensor, Tensor | None]:
-        """The last hidden states `[B, N, D]` of `tokens [B, N]`, and the taps."""
-        x, states = self._embedded(tokens, at), {}
+    def _hidden(self, x: Tensor, shape: torch.Size, layer: Run) -> tuple[Tensor, Tensor | None]:
+        """The last hidden states `[B, N, D]` of tokens of this shape, `(B, N)`, and the taps; `x [B N, D]`
+        enters the first layer."""
+        states: dict[int, Tensor] = {}
         for index in range(self.depth):
             if index in self.taps:
-                states[index] = x.view(*tokens.shape, -1)
+                states[index] = x.view(*shape, -1)
             x = layer(index, x)
-        states[-1] = self._norm(x, self.weights.norm).view(*tokens.shape, -1)
+        states[-1] = self._norm(x, self.weights.norm).view(*shape, -1)
         return states[-1], self.tapped(states)
 
 
@@ -156,10 +153,12 @@ class LeanWhisperDecoder(WhisperModel, LeanDecoder):
         def cross(layer: int, queries: Tensor) -> Tensor:
             return admit(layer, rows, states, queries)
 
-        hidden, taps = self._hidden(tokens, at, self._layers(tokens.shape, attend, cross))
+        layers = self._layers(tokens.shape, attend, cross)
+        hidden, taps = self._hidden(self._embedded(tokens, at), tokens.shape, layers)
         return Prefilled(self.head(self.chosen(hidden, nodes)), taps)
 
     def _embedded(self, tokens: Tensor, at: Places) -> Tensor:
+        """The states `[B N, D]` that enter the first layer."""
         weights = self.weights
         x = embedding(tokens, weights.embedding) + embedding(at.positions, weights.positions)
         return x.view(-1, weights.width)
@@ -174,7 +173,7 @@ class LeanWhisperDecoder(WhisperModel, LeanDecoder):
             return _attention(qkv[0], readable[layer], at.mask)
 
         layers = self._layers(tokens.shape, attend, self.cross.attend)
-        return self._hidden(tokens, at, layers)
+        return self._hidden(self._embedded(tokens, at), tokens.shape, layers)
 
     def _layers(self, shape: Sequence[int], attend: SelfAttention, cross: CrossAttention) -> Run:
         """The layers over tokens of this shape, `(B, N)`."""
@@ -247,16 +246,19 @@ class LeanCausalDecoder(CausalModel, LeanDecoder):
             cache.write_prompt(layer, rows, kv)
             return _attention(queries, kv, mask, self.weights.scale)
 
-        hidden, taps = self._hidden(tokens, at, self._layers(tokens.shape, at, attend))
+        x = self._embedded(tokens, self.embedded(tokens, encoder_states))
+        hidden, taps = self._hidden(x, tokens.shape, self._layers(tokens.shape, at, attend))
         if nodes is not None:
             return Prefilled(self.head(self.chosen(hidden, nodes)), taps)
         return Prefilled(torch.empty((len(tokens), 0, self.vocab_size), device=self.device), taps)
 
-    def head(self, states: Tensor) -> Tensor:
-        return self.own_vocabulary(self.weights.head(states))
-
-    def _embedded(self, tokens: Tensor, at: Places) -> Tensor:
-        return embedding(self.known_tokens(tokens), self.weights.embedding).flatten(0, 1)
+    def _embedded(self, tokens: Tensor, given: Tensor | None = None) -> Tensor:
+        """The states `[B N, D]` that enter the first layer: of embeddings `given [B, N, D]`, or those of the
+        tokens."""
+        x, scale = given, self.weights.embedding_scale
+        if x is None:
+            x = embedding(self.known_tokens(tokens), self.weights.embedding)
+        return (x if scale == 1 else x * scale).flatten(0, 1)
 
     def _round(self, tokens: Tensor, at: Places, reach: int) -> tuple[Tensor, Tensor | None]:
         cache, (rows, nodes) = self._allocated(), tokens.shape
@@ -266,7 +268,8 @@ class LeanCausalDecoder(CausalModel, LeanDecoder):
             cache.write(layer, index, kv)
             return _attention(queries, readable[layer], mask, self.weights.scale)
 
-        return self._hidden(tokens, at, self._layers(tokens.shape, at, attend))
+        layers = self._layers(tokens.shape, at, attend)
+        return self._hidden(self._embedded(tokens), tokens.shape, layers)
 
     def _layers(self, shape: torch.Size, at: Places, attend: Attention) -> Run:
         """The layers over tokens of this shape, `(B, N)`, at these places."""
@@ -323,9 +326,10 @@ class LeanCausalDecoder(CausalModel, LeanDecoder):
         kv = heads[:, :, weights.heads :].unflatten(2, (2, weights.kv_heads))
         read = attend(index, queries, kv.permute(2, 0, 3, 1, 4), mask)
         read = read.view(batch, weights.kv_heads, self.groups, nodes, size).permute(0, 3, 1, 2, 4)
-        x = x + layer.out(read.reshape(batch * nodes, -1))
+        scale = weights.residual_scale
+        x = torch.add(x, layer.out(read.reshape(batch * nodes, -1)), alpha=scale)
         gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, -1)
-        return x + layer.down(self.activate(gate) * up)
+        return torch.add(x, layer.down(self.activate(gate) * up), alpha=scale)
 
     def _norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, x.shape[1:], norm.weight, self.weights.eps)

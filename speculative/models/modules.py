@@ -162,10 +162,11 @@ class CausalDecoder(CausalModel, ModuleModel):
     ) -> Prefilled:
         """Skips the head where no `nodes` are asked for: returns logits `[K, 0, V]`."""
         cache, at = self._allocated().prefill(rows), self.prompt_places(tokens)
+        embedded = self.embedded(tokens, encoder_states)
         if nodes is not None:
-            scores = self.forward(tokens, at, cache)
+            scores = self.forward(tokens, at, cache, embedded)
             return Prefilled(self.chosen(scores.logits, nodes), scores.taps)
-        inputs = self._inputs(tokens, at, cache)
+        inputs = self._inputs(tokens, at, cache, embedded)
         # Of some families the base model is the whole one, whose head is then read from instead.
         with reading(self.layer_list, self.taps, self.model.get_output_embeddings()) as states:
             read = self.model.base_model(**inputs)
@@ -174,17 +175,23 @@ class CausalDecoder(CausalModel, ModuleModel):
         none = torch.empty((len(tokens), 0, self.vocab_size), device=self.device)
         return Prefilled(none, self.tapped(states))
 
-    def forward(self, tokens: Tensor, at: Places, cache: Cache) -> Scores:
-        inputs = self._inputs(tokens, at, cache)
+    def forward(
+        self, tokens: Tensor, at: Places, cache: Cache, embedded: Tensor | None = None
+    ) -> Scores:
+        """As `ModuleModel.forward`; with `embedded [B, N, D]` the tokens themselves are not read."""
+        inputs = self._inputs(tokens, at, cache, embedded)
         with reading(self.layer_list, self.taps, self.model.get_output_embeddings()) as states:
             logits = self.model(**inputs).logits
         return Scores(self.own_vocabulary(logits), self.tapped(states))
 
-    def _inputs(self, tokens: Tensor, at: Places, cache: Cache) -> dict[str, Any]:
+    def _inputs(
+        self, tokens: Tensor, at: Places, cache: Cache, embedded: Tensor | None
+    ) -> dict[str, Any]:
         masks = self.masks(at.mask, at.positions)
         by_kind = bool(self.kinds) and len(masks) > 1
+        read = {"input_ids": self.known_tokens(tokens)}
         return {
-            "input_ids": self.known_tokens(tokens),
+            **(read if embedded is None else {"inputs_embeds": embedded}),
             "position_ids": at.positions,
             "attention_mask": masks if by_kind else masks.get(SLIDING, at.mask),
             "past_key_values": cache,

@@ -26,10 +26,10 @@ from . import plain
 from .quantized import Int8Linear, int8_product
 
 CAUSAL = frozenset(
-    {"cwm", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"}
+    {"cwm", "granite", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"}
 )
-"""Types whose modules differ from Llama's only in biases, norms of queries and keys, windows, and layers
-without positions."""
+"""Types whose modules differ from Llama's only in biases, norms of queries and keys, windows, layers without
+positions, and Granite's factors."""
 
 FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary frequencies that do not depend on a text's length."""
@@ -147,6 +147,9 @@ class CausalWeights:
     scale: float
     activation: str  # transformers' name of it
     eps: float
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and feed-forward add
+    logits_scale: float = 1.0
 
     def angles(self, positions: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine `[positions, d / 2]` of every position, in float32."""
@@ -173,6 +176,9 @@ class CausalWeights:
             scale=float(first.scaling),
             activation=config.hidden_act,
             eps=body.norm.variance_epsilon,
+            embedding_scale=float(getattr(config, "embedding_multiplier", 1)),
+            residual_scale=float(getattr(config, "residual_multiplier", 1)),
+            logits_scale=1 / getattr(config, "logits_scaling", 1),
         )
 
 

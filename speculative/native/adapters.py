@@ -195,11 +195,13 @@ class NativeDecoder(SlotModel, ABC):
         draft: Draft | None = None,
         queries: Tensor | None = None,
         paths: Paths | None = None,
+        embedded: Tensor | None = None,
     ) -> Tensor | None:
         """Runs `tokens [B, N]` from slot `start [B]` on, or at the ends of `paths`, with torch's number of
         threads, and the `draft` behind them; returns the taps. `rows [B]` are those of the caches, `node [B]`
-        the only nodes with `logits`; `queries [L, B N, H, d]` get those of cross-attention. Raises ValueError
-        for a tensor of another dtype, device or shape."""
+        the only nodes with `logits`; `queries [L, B N, H, d]` get those of cross-attention. `embedded [B, N]`
+        are addresses of embeddings in place of tokens, or 0. Raises ValueError for a tensor of another dtype,
+        device or shape."""
         if self.cache is None:
             raise RuntimeError("allocate() comes before the first forward")
         (batch, nodes), record, threads = tokens.shape, self._record, torch.get_num_threads()
@@ -219,6 +221,7 @@ class NativeDecoder(SlotModel, ABC):
             "rows": rows if rows is None else checked("rows", rows, torch.int64, batch),
             "node": node if node is None else checked("node", node, torch.int64, batch),
             "queries": queries,
+            "embedded": embedded,
         }
         if paths is not None:
             step.path_slots = paths.slots.shape[2]
@@ -390,6 +393,7 @@ class NativeCausalDecoder(NativeDecoder, CausalModel):
             raise ValueError(f"{len(rows)} rows, {len(tokens)} prompts")
         count = 0 if nodes is None else nodes.shape[1]
         chosen = torch.empty((len(tokens), count, self.vocab_size))
+        places, kept = self._addresses(tokens, encoder_states)
         taps = []
         for first in range(0, tokens.shape[1], PROMPT):
             part = tokens[:, first : first + PROMPT]
@@ -397,13 +401,33 @@ class NativeCausalDecoder(NativeDecoder, CausalModel):
             logits = None
             if nodes is not None:
                 logits = torch.empty((*part.shape, self._columns))
-            taps.append(self._forward(part, start, first + part.shape[1], logits, rows=rows))
+            embedded = places[:, first : first + PROMPT].contiguous() if kept else None
+            end = first + part.shape[1]
+            taps.append(self._forward(part, start, end, logits, rows=rows, embedded=embedded))
             if nodes is not None and logits is not None:
                 here = (nodes >= first) & (nodes < first + part.shape[1])  # [K, M]
                 row = torch.arange(len(tokens))[:, None].expand_as(nodes)
                 chosen[here] = self.whole(logits[row[here], nodes[here] - first])
         read = torch.cat([t for t in taps if t is not None], 1) if self.taps else None
         return Prefilled(chosen, read)
+
+    def _addresses(
+        self, tokens: Tensor, encoder_states: Sequence[Any]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The addresses `[K, P]` of embeddings in place of tokens, 0 where there are none, and what they lead
+        to."""
+        addresses, kept = torch.zeros_like(tokens), list[Tensor]()
+        for row, given in zip(addresses, encoder_states, strict=True):
+            run = self.run_of(given, tokens.shape[1])
+            if run is None:
+                continue
+            # Rounded as the modules round them, then as the kernels read them.
+            states = run.states.to(self.device, self.dtype).float().contiguous()
+            kept.append(states)
+            row[run.at : run.end] = states.data_ptr() + 4 * states.shape[1] * torch.arange(
+                len(states)
+            )
+        return addresses, kept
 
 
 class NativeEncoder:

@@ -25,7 +25,7 @@ from ..errors import LoadError
 from ..rounds.choice import Allowed, Choice
 from . import library_file
 
-ABI = 7
+ABI = 8
 
 BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
 
@@ -330,7 +330,8 @@ class Causal(Structure):
         *((name, c_int64) for name in ("width", "heads", "key_heads", "head", "layers", "ffn", "vocab",
                                        "outputs", "columns", "positions", "batch", "slots")),
         *((name, c_int32) for name in ("weight_storage", "cache_storage", "activation")),
-        *((name, c_float) for name in ("eps", "scale")),
+        *((name, c_float) for name in ("eps", "scale", "embedding_scale", "residual_scale",
+                                       "logits_scale")),
         ("embedding", Linear),
         *((name, c_void_p) for name in ("cosine", "sine", "norm")),
         ("projection", Linear),
@@ -365,8 +366,8 @@ class Encoder(Structure):
 class Step(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("batch", "nodes", "reach", "path_slots")),
-        *((name, c_void_p) for name in ("tokens", "start", "rows", "paths", "lengths", "node", "logits",
-                                        "hidden", "tap_layers")),
+        *((name, c_void_p) for name in ("tokens", "embedded", "start", "rows", "paths", "lengths", "node",
+                                        "logits", "hidden", "tap_layers")),
         ("tap_count", c_int64),
         ("taps", c_void_p),
         ("queries", c_void_p),

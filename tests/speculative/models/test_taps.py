@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forescribe.speculative.models.lean import LeanCausalDecoder, LeanWhisperDecoder
 from forescribe.speculative.models.modules import CausalDecoder, WhisperDecoder
-from forescribe.speculative.models.slot_model import SlotModel
+from forescribe.speculative.models.slot_model import SlotModel, WhisperModel
 from forescribe.speculative.native.adapters import PROMPT, NativeCausalDecoder, NativeWhisperDecoder
 from tests.speculative.models.causal_lms import VOCAB, causal_lm
 from tests.speculative.models.whispers import encoder_states, whisper
@@ -45,6 +45,10 @@ def whisper_states(tokens: Tensor) -> tuple[Tensor, ...]:
     return states
 
 
+def states_for(decoder: SlotModel, seed: int) -> Tensor | None:
+    return encoder_states(seed) if isinstance(decoder, WhisperModel) else None
+
+
 def check(
     decoder: SlotModel, states: Callable[[Tensor], tuple[Tensor, ...]], taps: tuple[int, ...]
 ) -> None:
@@ -53,7 +57,7 @@ def check(
     expected = torch.stack([states(tokens)[layer] for layer in taps], dim=2)
     decoder.tap(taps)
     decoder.allocate(3, SLOTS)
-    encoder = [encoder_states(n) for n in range(3)]
+    encoder = [states_for(decoder, n) for n in range(3)]
     rows = torch.tensor([2, 0, 1])
     prompt = decoder.prefill(rows, tokens[rows, :6], [encoder[int(r)] for r in rows]).taps
     assert prompt is not None
@@ -95,7 +99,7 @@ def test_chosen_nodes_of_a_prompt_have_the_logits_of_a_round(adapter: Any) -> No
     decoder = adapter(model)
     decoder.allocate(2, SLOTS)
     tokens = torch.randint(1, VOCAB, (2, 9), generator=torch.Generator().manual_seed(3))
-    encoder, rows = [encoder_states(n) for n in range(2)], torch.arange(2)
+    encoder, rows = [states_for(decoder, n) for n in range(2)], torch.arange(2)
     nodes = torch.tensor([[3, 5, 8], [0, 4, 4]])
     found = decoder.prefill(rows, tokens, encoder, nodes).logits
     for column in range(3):
@@ -139,7 +143,7 @@ def test_embeddings_and_head_are_lent(adapter: Any) -> None:
     decoder.allocate(1, SLOTS)
     tokens = torch.tensor([[4, 9, 2]])
     read = decoder.prefill(
-        torch.tensor([0]), tokens, [encoder_states(0)], torch.tensor([[0, 1, 2]])
+        torch.tensor([0]), tokens, [states_for(decoder, 0)], torch.tensor([[0, 1, 2]])
     )
     torch.testing.assert_close(decoder.head(read.taps[:, :, 0]), read.logits, **CLOSE)
     own = model.get_input_embeddings().weight.detach()[tokens]

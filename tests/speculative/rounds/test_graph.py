@@ -12,6 +12,7 @@ from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.models.modules import WhisperDecoder
+from forescribe.speculative.models.slot_model import WhisperModel
 from forescribe.speculative.models.vocabularies import NONE, MappedVocabulary, TokenMap, mapped
 from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Mode, Sampling
@@ -60,7 +61,9 @@ def admitted(engine: Engine, kind: str) -> Engine:
         engine.submit(
             Request(
                 prompt=(SOT, 7 + n, *range(8, 8 + 3 * n)),
-                encoder_states=encoder_states(n),
+                encoder_states=encoder_states(n)
+                if isinstance(engine.target, WhisperModel)
+                else None,
                 temperature=0.0 if kind == "greedy" else 0.9,
                 sampling=shaped if kind == "shaped" else Sampling(),
                 ranks=2 if kind == "shaped" else 0,

@@ -1,0 +1,221 @@
+"""Prompts with embeddings in place of tokens: the texts of whole speech LLMs, by their text models alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.errors import LoadError, RequestError
+from forescribe.speculative.model_engines import ModelEngine, causal_decoder
+from forescribe.speculative.models.causal import text_tower
+from forescribe.speculative.models.lean import LeanCausalDecoder
+from forescribe.speculative.models.modules import CausalDecoder
+from forescribe.speculative.models.slot_model import SlotModel
+from forescribe.speculative.native.adapters import PROMPT, NativeCausalDecoder
+from forescribe.speculative.protocols import Drafter
+from forescribe.speculative.requests import Finish, Result
+from forescribe.speculative.types import Embedded
+from tests.speculative.models.causal_lms import EOS, causal_lm
+from tests.speculative.models.speech_llms import (
+    AUDIO,
+    FAMILIES,
+    Speech,
+    generated,
+    speech_llm,
+    text_model,
+)
+
+MOST = 24
+DRAFT = {"layers": 1, "seed": 1, "width": 32}
+RAGGED = (
+    Speech((5,), 1, (7, 8)),
+    Speech((9, 10, 11), 3, (12,)),
+    Speech((20, 21), 0, (22, 23, 24)),
+    Speech((3, 3, 4, 6, 8), 2, (7, 30, 31, 32)),
+    Speech((), 4, (40,)),
+    Speech((50,), 0, (51,)),
+)
+NATIVE = pytest.mark.native
+ENGINES = [
+    ModelEngine.MODULES,
+    ModelEngine.LEAN,
+    pytest.param(ModelEngine.NATIVE, marks=NATIVE),
+]
+ADAPTERS = [CausalDecoder, LeanCausalDecoder, pytest.param(NativeCausalDecoder, marks=NATIVE)]
+CLOSE = {"rtol": 2e-4, "atol": 2e-4}
+
+
+def drafter(kind: str, family: str) -> Drafter | None:
+    if kind == "model":
+        draft = text_model(family, **DRAFT)
+        return ModelDrafter(causal_decoder(draft, pick=lambda states: states[1]))
+    return NgramDrafter() if kind == "ngram" else None
+
+
+def decoded(
+    family: str, which: ModelEngine, kind: str, work: Any, *, batch: int, gamma: int
+) -> dict[Speech, Result]:
+    made = drafter(kind, family)
+    draft = DRAFT if kind == "model" else None
+    target = causal_decoder(
+        text_model(family),
+        engine=which,
+        pick=(lambda states: states[0]) if draft else (lambda states: states),
+    )
+    engine = Engine(target, made, batch=batch, eos=(EOS,), schedule=Fixed(gamma if made else 0))
+    assert target.engine == which
+    results = list(engine.run(speech.request(family, MOST, draft) for speech in work))
+    assert all(result.error is None for result in results)
+    if made is not None and len(work) == len(RAGGED):
+        assert engine.stats.drafted > 20
+    return {result.request.tag: result for result in results}
+
+
+@pytest.mark.parametrize("kind", ["none", "ngram", "model"])
+@pytest.mark.parametrize("which", ENGINES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ragged_speech_and_text_in_fewer_rows_is_the_whole_models_own(family, which, kind):
+    found = decoded(family, which, kind, RAGGED, batch=4, gamma=3)
+    for speech in RAGGED:
+        assert found[speech].tokens == generated(family, speech, MOST)
+
+
+texts = st.lists(st.integers(2, AUDIO - 1), max_size=9).map(tuple)
+speeches = st.builds(
+    Speech,
+    texts,
+    st.integers(0, 5),
+    st.lists(st.integers(2, AUDIO - 1), min_size=1, max_size=5).map(tuple),
+)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+@settings(max_examples=8)
+@given(
+    work=st.lists(speeches, min_size=1, max_size=4, unique=True),
+    batch=st.integers(1, 3),
+    gamma=st.sampled_from([0, 3]),
+)
+def test_every_row_equals_generate_alone(which, work, batch, gamma):
+    found = decoded("qwen3_asr", which, "model", work, batch=batch, gamma=gamma)
+    for speech in work:
+        assert found[speech].tokens == generated("qwen3_asr", speech, MOST)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("family", ["qwen3_asr", "granite_speech"])
+@torch.inference_mode()
+def test_logits_and_taps_of_a_prompt_are_those_of_the_modules_given_embeddings(family, adapter):
+    """Of prompts in pieces, ragged, with embeddings over the seam of two pieces and without any."""
+    model = text_model(family)
+    runs = [Embedded(0, noise(PROMPT + 9)), None, Embedded(PROMPT - 5, noise(11))]
+    tokens = torch.randint(2, AUDIO, (3, PROMPT + 20), generator=torch.Generator().manual_seed(1))
+    embedded = model.get_input_embeddings()(tokens)
+    for row, run in zip(embedded, runs, strict=True):
+        if run is not None:
+            row[run.at : run.end] = run.states
+    hooked = copy.deepcopy(model)  # transformers leaves hooks in it
+    expected = hooked(inputs_embeds=embedded, output_hidden_states=True)
+    decoder: SlotModel = adapter(model)
+    decoder.tap((0, 1, -1))
+    decoder.allocate(3, PROMPT + 40)
+    nodes = torch.tensor(
+        [[0, PROMPT - 1, PROMPT], [PROMPT + 19, 5, 130], [PROMPT - 5, 0, PROMPT + 6]]
+    )
+    read = decoder.prefill(torch.arange(3), tokens, runs, nodes)
+    for tap, layer in enumerate((0, 1, -1)):
+        torch.testing.assert_close(read.taps[:, :, tap], expected.hidden_states[layer], **CLOSE)
+    wanted = torch.stack([logits[at] for logits, at in zip(expected.logits, nodes, strict=True)])
+    torch.testing.assert_close(read.logits, wanted, **CLOSE)
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn((*shape, 16), generator=torch.Generator().manual_seed(2))
+
+
+@NATIVE
+@torch.inference_mode()
+def test_embeddings_in_one_row_change_no_bit_of_the_others():
+    decoder = NativeCausalDecoder(text_model("qwen3_asr"))
+    decoder.allocate(3, 40)
+    tokens = torch.randint(2, AUDIO, (3, 20), generator=torch.Generator().manual_seed(1))
+    rows, nodes, run = torch.arange(3), torch.full((3, 1), 19), Embedded(4, noise(7))
+    plain = decoder.prefill(rows, tokens, [None] * 3, nodes).logits
+    mixed = decoder.prefill(rows, tokens, [None, run, None], nodes).logits
+    assert mixed[[0, 2]].equal(plain[[0, 2]]) and not mixed[1].allclose(plain[1], atol=0.1)
+    alone = decoder.prefill(rows[:1], tokens[1:2], [run], nodes[:1]).logits
+    assert alone[0].equal(mixed[1])
+    own = decoder.embed(tokens[1, 4:11])  # what the kernels look up, given
+    assert decoder.prefill(rows, tokens, [None, Embedded(4, own), None], nodes).logits.equal(plain)
+
+
+WRONG = {
+    "qwen3 reads embeddings in its prompt, not a Tensor": noise(2),
+    "embeddings of 15 numbers; those of the model have 16": Embedded(0, noise(2)[:, :15]),
+    "embeddings end at place 5 of the prompt; they have to end at 4": Embedded(2, noise(3)),
+}
+
+
+@pytest.mark.parametrize("which", ENGINES)
+@pytest.mark.parametrize(("message", "states"), WRONG.items())
+def test_embeddings_that_do_not_fit_are_refused_and_the_others_are_decoded(which, message, states):
+    engine = Engine(causal_decoder(text_model("qwen3_asr"), engine=which), batch=2, eos=(EOS,))
+    bad = Request((2, 3, 4, 5, 6), encoder_states=states)
+    with pytest.raises(RequestError, match=message):
+        engine.submit(bad)
+    good = [speech.request("qwen3_asr", MOST) for speech in RAGGED[:3]]
+    results = list(engine.run([good[0], bad, *good[1:]]))
+    assert [r.finish for r in results if r.request is bad] == [Finish.FAILED]
+    for result in results:
+        if result.request is not bad:
+            assert result.tokens == generated("qwen3_asr", result.request.tag, MOST)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+def test_embeddings_that_are_no_numbers_spoil_no_other_row(which):
+    engine = Engine(causal_decoder(text_model("qwen3_asr"), engine=which), batch=3, eos=(EOS,))
+    bad = Request(
+        (2, 3, 4, 5, 6), encoder_states=Embedded(1, noise(2) * torch.nan), max_new_tokens=9
+    )
+    work = [bad, *(speech.request("qwen3_asr", MOST) for speech in RAGGED)]
+    for result in engine.run(work):
+        if result.request is not bad:
+            assert result.tokens == generated("qwen3_asr", result.request.tag, MOST)
+
+
+@pytest.mark.parametrize("at", [-1, 1.0, True])
+def test_a_place_that_there_is_not_is_refused(at):
+    with pytest.raises(RequestError, match="embeddings begin at a place from 0 on, not at "):
+        Embedded(at, noise(1))
+
+
+@pytest.mark.parametrize("states", [noise(0), noise(2, 3), noise(3).long()])
+def test_states_of_another_form_are_refused(states):
+    with pytest.raises(RequestError, match="they are one row of floating point numbers for each"):
+        Embedded(0, states)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_the_text_model_is_the_whole_ones_own(family):
+    """The same parameters, and to the last bit the same logits, which transformers 5.23 leaves unscaled in
+    Granite Speech."""
+    whole, text, speech = speech_llm(family), text_model(family), RAGGED[3]
+    own = {id(weight) for weight in whole.parameters()}
+    assert own.issuperset(map(id, text.parameters())) and not text.training
+    run, tokens = speech.run(family), torch.tensor([speech.prompt(family)])
+    embedded = text.get_input_embeddings()(tokens)
+    embedded[0, run.at : run.end] = run.states
+    found = text(inputs_embeds=embedded).logits * getattr(text.config, "logits_scaling", 1)
+    assert found.equal(whole(input_ids=tokens, **speech.audio(family)).logits)
+
+
+def test_a_model_without_a_text_model_is_refused_by_name():
+    with pytest.raises(LoadError, match="llama has no text model with an output layer"):
+        text_tower(causal_lm("llama"))
