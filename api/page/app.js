@@ -40,6 +40,9 @@ const act = {
   async retry(job) {
     await told(job, async () => recordings.put(await store.retry(job.id)));
   },
+  remember(pairs) {
+    settings.remember(pairs);
+  },
   async rename(job) {
     const name = prompt("Name of this recording", nameOf(job))?.trim();
     if (!name || name === nameOf(job)) return;

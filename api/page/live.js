@@ -11,7 +11,7 @@ const element = (id) => document.getElementById(id);
 
 export class Live {
   // `take(files)` receives the recording, `settings()` has the `language` that is spoken, or "", whether to
-  // tell speakers apart, and the names to expect.
+  // tell speakers apart, and the lists of terms and corrections.
   constructor({ take, settings, notices }) {
     Object.assign(this, { take, settings, notices, root: element("live"), button: element("record") });
     this.microphone = this.words = this.panel = null;

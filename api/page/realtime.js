@@ -14,8 +14,8 @@ export class Realtime {
   // `told` hears `begun(item)`, `changed(item)`, and `state("live" | "waiting" | "off", reason)`. An item has `text`,
   // which was released, its `tail`, which may change, and `failure`; `said` has its speakers in turn, once it is
   // complete.
-  constructor({ language, diarize, names }, told) {
-    Object.assign(this, { language, diarize, names, told, items: [], waiting: [], session: null });
+  constructor({ language, diarize, terms, replacements }, told) {
+    Object.assign(this, { asked: { language, diarize, terms, replacements }, diarize, told, items: [], waiting: [], session: null });
     this.stop = new AbortController();
     this.#run();
   }
@@ -73,8 +73,8 @@ export class Realtime {
   // `voices` are the speakers of the session before.
   #config(voices) {
     const input = { format: { type: "audio/pcm", rate: RATE }, turn_detection: { type: "server_vad" } };
-    const { language, diarize, names: prompt } = this;
-    input.transcription = Object.fromEntries(Object.entries({ language, diarize, prompt, voices: diarize && voices }).filter(([, value]) => value));
+    const asked = Object.entries({ ...this.asked, voices: this.diarize && voices });
+    input.transcription = Object.fromEntries(asked.filter(([, value]) => value && value.length !== 0));
     return { type: "transcription", include: ["forescribe.hypothesis"], audio: { input } };
   }
 

@@ -29,7 +29,7 @@ export class ServerJobs {
     body.append("upload_id", id);
     if (options.language) body.append("language", options.language);
     body.append("task", options.task);
-    if (options.names) body.append("prompt", options.names);
+    for (const name of ["terms", "replacements"]) if (options[name].length) body.append(name, JSON.stringify(options[name]));
     if (options.diarize) body.append("diarize", "true");
     if (options.speakers) body.append("num_speakers", options.speakers);
     // If the answer is lost the request is repeated; the idempotency key prevents a second job.

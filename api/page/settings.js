@@ -6,7 +6,8 @@ const CODES =
   "jw ka kk km kn ko la lb ln lo lt lv mg mi mk ml mn mr ms mt my ne nl nn no oc pa pl ps pt ro ru sa sd si sk sl sn so sq sr " +
   "su sv sw ta te tg th tk tl tr tt uk ur uz vi yi yo yue zh";
 
-const FIELDS = ["language", "task", "speakers", "names"];
+const FIELDS = ["language", "task", "speakers", "terms", "replacements"];
+const LISTS = ["terms", "replacements"]; // one in each line
 const MOST_SPEAKERS = 12;
 const NOBODY = "0"; // speakers are not told apart
 
@@ -33,9 +34,19 @@ export class Settings {
 
   // `speakers` is their number, or "".
   get() {
-    const { language, task, speakers, names } = this.#values();
+    const { language, task, speakers, ...lists } = this.#values();
     const diarize = !element("speakers").closest("label").hidden && speakers !== NOBODY;
-    return { language, task, diarize, speakers: diarize ? speakers : "", names: names.trim() };
+    for (const name of LISTS) lists[name] = lines(lists[name]);
+    return { language, task, diarize, speakers: diarize ? speakers : "", ...lists };
+  }
+
+  // Adds corrections [heard, meant], in place of others of the same words.
+  remember(pairs) {
+    this.#restore(); // another tab may have added some
+    const known = new Set(pairs.map(([heard]) => folded(heard)));
+    const kept = lines(element("replacements").value).filter((line) => !known.has(folded(line.split("=>")[0])));
+    element("replacements").value = [...kept, ...pairs.map(([heard, meant]) => `${heard} => ${meant}`.trim())].join("\n");
+    this.#keep();
   }
 
   #values() {
@@ -45,6 +56,7 @@ export class Settings {
   #restore() {
     try {
       const kept = JSON.parse(localStorage.getItem(SHELF));
+      kept.terms ??= (kept.names || "").split(/\s*,\s*/).join("\n"); // of an earlier version
       for (const name of FIELDS) element(name).value = kept[name] ?? "";
     } catch {
       // nothing kept, or nothing that we wrote
@@ -58,4 +70,12 @@ export class Settings {
       // it holds for this page
     }
   }
+}
+
+function lines(text) {
+  return text.split("\n").map((line) => line.trim()).filter(Boolean);
+}
+
+function folded(words) {
+  return words.normalize("NFC").toLowerCase().trim().replace(/\s+/g, " ");
 }

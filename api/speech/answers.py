@@ -170,11 +170,14 @@ def verbose(transcript: Transcript, granularities: set[str]) -> dict[str, Json]:
     }
 
 
-def corrections(transcript: Transcript) -> dict[str, Json]:
-    """The words that were heard otherwise, if there are any: by segment, at a character of its text."""
+def corrections(
+    transcript: Transcript, name: Callable[[int], Json] = lambda number: number
+) -> dict[str, Json]:
+    """The words that were heard otherwise, if there are any: by the `name` of a segment, at a character of
+    its text."""
     told: list[Json] = [
-        {"segment": segment.id, **asdict(own)}
-        for segment in transcript.segments
+        {"segment": name(number), **asdict(own)}
+        for number, segment in enumerate(transcript.segments)
         for own in segment.corrections
     ]
     return {"corrections": told} if told else {}
@@ -189,7 +192,11 @@ def diarized(transcript: Transcript) -> dict[str, Json]:
         "segments": list[Json](speaker_segments(transcript)),
         "usage": duration_usage(transcript),
     }
-    return {**body, **warnings(transcript)}
+    return {**body, **corrections(transcript, _segment_id), **warnings(transcript)}
+
+
+def _segment_id(number: int) -> str:
+    return f"seg_{number + 1:03}"
 
 
 def speaker_segments(transcript: Transcript) -> list[dict[str, Json]]:
@@ -197,13 +204,13 @@ def speaker_segments(transcript: Transcript) -> list[dict[str, Json]]:
     return [
         {
             "type": "transcript.text.segment",
-            "id": f"seg_{number:03}",
+            "id": _segment_id(number),
             "start": segment.start,
             "end": segment.end,
             "text": segment.text,
             "speaker": segment.speaker or UNKNOWN,
         }
-        for number, segment in enumerate(transcript.segments, start=1)
+        for number, segment in enumerate(transcript.segments)
     ]
 
 

@@ -29,6 +29,7 @@ from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Segment, State
 from ..model.tokens import TASKS, Task
 from ..segment.windows import Samples, WindowOptions
+from ..words.redaction import kinds_of
 from ..words.replacements import Replacements
 from ..words.terms import read_terms
 
@@ -67,6 +68,7 @@ class Options:
     hint: str | None = None
     terms: tuple[str, ...] = ()
     replacements: tuple[str, ...] = ()
+    redact: tuple[str, ...] = ()  # kinds of personal data in place of which marks are written
     gamma: int | None = None
     vad: bool = True
     windows: WindowOptions = field(default_factory=WindowOptions)
@@ -93,13 +95,14 @@ class Options:
         whole = isinstance(self.gamma, int) and not isinstance(self.gamma, bool)
         if self.gamma is not None and (not whole or self.gamma < 0):
             raise UsageError(f"gamma is {self.gamma}; it must be 0 (plain decoding) or more")
-        for name in ("terms", "replacements"):
+        for name in ("terms", "replacements", "redact"):
             if not isinstance(value := getattr(self, name), tuple):
                 raise UsageError(f"{name} is {value!r}; give a tuple of texts, one for each")
         if self.terms:
             read_terms(self.terms)
         if self.replacements:
             Replacements.of(self.replacements)
+        kinds_of(self.redact)
         _ = self.beams
         if self.gamma and self.beam_size not in (1, None):
             raise UsageError(
@@ -265,6 +268,10 @@ class Decoded:
     level_db: float | None = None  # of a window without a voice that is loud, against full scale
     changes: tuple[Change, ...] = ()  # of its words, by terms and replacements
     skipped: tuple[str, ...] = ()  # replacements that took too long
+    # Where words were replaced: the tokens that were heard, and where the text tokens that are written,
+    # and their end, lie among the text of these.
+    spoken: tuple[int, ...] | None = None
+    origin: tuple[float, ...] = ()
 
     @property
     def length(self) -> int:

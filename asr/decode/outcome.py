@@ -30,7 +30,7 @@ from ..model.languages import ALIKE, LANGUAGES
 from ..model.whisper import Whisper
 from ..segment.windows import Window, total
 from ..words.replacements import LIMIT_S
-from ..words.terms import read_terms
+from ..words.terms import read_terms, says
 from .answers import LAST_WORD
 from .context import DecodingContext
 from .options import Decoded, Options, Outcome
@@ -90,7 +90,8 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "timestamps": options.timestamps,
         "initial_prompt": options.initial_prompt,
         "terms": len(read_terms(options.terms)) if options.terms else 0,
-        "replacements": len(options.replacements),
+        "replacements": sum(says(line, 1, "replacement") for line in options.replacements),
+        "redact": list(options.redact),
         "long_form": options.long_form,
         "condition_on_previous_text": options.condition_on_previous_text,
         "vad": vad,

@@ -33,8 +33,9 @@ _RESULT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
 }
 """How fields of a result are read from JSON; the others are plain values."""
 
-_SEPARATE = frozenset({"result", "encoder_states"})
-"""The fields of a decoded window that are not kept as they are."""
+_SEPARATE = frozenset({"result", "encoder_states", "spoken", "origin"})
+"""The fields of a decoded window that are not kept as they are: words are kept with their times, and what was
+heard where personal data is redacted is not kept at all."""
 
 _REQUEST_FIELDS = ("prompt", "temperature", "seed", "gamma")
 """The fields of a request that a transcript reports; its encoder states are gigabytes."""

@@ -306,7 +306,7 @@ def _corrections(
     for change in changes:
         place, last = change.first - part.first, len(part.tokens)
         # Where words are gone, what is before them tells of it.
-        gone, begins = not change.written, place == 0 and not part.first
+        gone, begins = not change.tokens, place == 0 and not part.first
         if begins or (0 < place <= last if gone else 0 <= place < last):
             at = len(text_of(whisper, part.tokens[:place])) + change.indent
             yield Correction(at, change.heard, change.written, change.source)
@@ -397,9 +397,11 @@ class WordTimer:
             decoded, states = pending.decoded, pending.states
             assert decoded is not None and states is not None
             prompt = self.whisper.tokens.prompt(decoded.language, self.task, timestamps=False)
-            tokens = list[int]()
-            for segment in pending.recording.segments[pending.window.start]:
-                tokens += segment.tokens
+            end = self.whisper.tokens.end
+            tokens = [token for token in decoded.spoken or () if token < end]
+            if decoded.spoken is None:
+                for segment in pending.recording.segments[pending.window.start]:
+                    tokens += segment.tokens
             utterances.append(Utterance(states, prompt, tuple(tokens), pending.spoken))
         return token_times(self.whisper, utterances)
 
@@ -411,6 +413,9 @@ def _words_of(
     decoded = pending.decoded
     assert decoded is not None
     parts = texts_of(whisper, decoded)
+    if decoded.spoken is not None:
+        kept = [n for part, _ in parts for n in range(part.first, part.first + len(part.tokens))]
+        times = times.shared([decoded.origin[n] for n in kept], decoded.origin[kept[-1] + 1])
     # In sequential decoding only the first tokens of an answer count: there may be more sources than tokens.
     pairs = zip(decoded.tokens, decoded.result.sources, strict=False)
     sources = [name_of(source) for token, source in pairs if token < whisper.tokens.end]

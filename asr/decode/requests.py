@@ -19,6 +19,7 @@ from ..model.languages import Spoken
 from ..model.tokens import SpecialTokens
 from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Window
+from ..words.redaction import Redactor
 from ..words.replacements import Replacements
 from ..words.terms import TermList
 from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
@@ -46,6 +47,7 @@ class BoundOptions:
     hint: tuple[int, ...] = ()
     terms: TermList | None = None
     replacements: Replacements | None = None
+    redactor: Redactor | None = None
 
     @property
     def language(self) -> str | None:
@@ -81,7 +83,10 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
         ):
             raise UsageError(f"the term {term.text!r} holds a special token of the model")
     replacements = Replacements.of(options.replacements) if options.replacements else None
-    return BoundOptions(options, spoken, previous, hint, terms, replacements)
+    redactor = Redactor(options.redact) if options.redact else None
+    if redactor is not None and spoken.one is not None:
+        redactor.check(spoken.one)
+    return BoundOptions(options, spoken, previous, hint, terms, replacements, redactor)
 
 
 def window_request(

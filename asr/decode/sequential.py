@@ -72,7 +72,8 @@ class SequentialWindows(CutWindows):
         discarded = decoded.result.tokens[len(decoded.tokens) :]
         self.hypothesis = tuple(token for token in discarded if token < end)
         if decoded.state == "decoded" and self.bound.options.condition_on_previous_text:
-            text = previous_text(decoded.tokens, self.context.whisper.tokens)
+            heard = decoded.tokens if decoded.spoken is None else decoded.spoken
+            text = previous_text(heard, self.context.whisper.tokens)
             room = prompt_room(self.context.whisper)
             forgotten = decoded.tried > FORGET_ABOVE
             self.previous = () if forgotten else (*self.previous, *text)[-room:]

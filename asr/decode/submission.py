@@ -298,7 +298,8 @@ class Submission:
             decoded = doubted(whisper, decoded)
         segments = segments_of(whisper, decoded)
         decoded = accounted(decoded, window.voiced, segments)
-        if (replacements := self.bound.replacements) is not None:
+        replacements, redactor = self.bound.replacements, self.bound.redactor
+        if replacements is not None or redactor is not None:
             changed = replaced(
                 whisper,
                 decoded.language,
@@ -306,6 +307,7 @@ class Submission:
                 decoded.tokens,
                 replacements,
                 decoded.changes,
+                redactor,
             )
             decoded = replace(decoded, **changed._asdict())
             segments = segments_of(whisper, decoded)

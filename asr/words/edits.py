@@ -1,15 +1,17 @@
 """Edits: other words in place of those of an answer, with what was there before.
 
-Tokens, log-probabilities and sources change together, so that words, their times and everything else that is
-made of an answer follow. `replaced` makes those of replacements; terms are for the model (`second_look`).
+Tokens, log-probabilities and sources change together, so that words and everything else that is made of an
+answer follow; times stay those of what was heard. `replaced` makes the edits of replacements and of
+redaction; terms are for the model (`second_look`).
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -18,7 +20,8 @@ from forescribe.speculative.requests import Result, Source
 from ..formats.transcript_parts import CorrectionSource
 from ..model.languages import SPACELESS
 from ..model.whisper import Whisper
-from .assembly import WordTokens, split_words
+from .assembly import CLOSING, SENTENCE_END, WordTokens, split_words
+from .redaction import Redactor
 from .replacements import Place, Replacements
 
 
@@ -57,11 +60,11 @@ class Change(NamedTuple):
 
 
 def edited(
-    result: Result, edits: Sequence[Edit], end: int, before: Sequence[Change] = ()
+    whisper: Whisper, result: Result, edits: Sequence[Edit], before: Sequence[Change] = ()
 ) -> tuple[Result, tuple[Change, ...]]:
-    """The answer with `edits`, which do not overlap, and all changes in order: those `before` too, but for
-    what the edits replace. Text tokens are those below `end`."""
-    edits = sorted(edits)
+    """The answer with `edits`, which do not overlap, and all changes in order. Where an edit is of words that
+    were changed `before`, both are one change: from what was heard to what is written now."""
+    end, edits = whisper.tokens.end, sorted(edits)
     tokens, logprobs = list(result.tokens), list(result.logprobs)
     sources = list(result.sources)
     for edit in reversed(edits):
@@ -70,18 +73,64 @@ def edited(
         sources[place] = [Source.PLAIN] * len(edit.tokens)
     places = [position for position, token in enumerate(result.tokens) if token < end]
     places.append(len(result.tokens))  # behind the last one, where words are gone
-    changes, longer = list[Change](), 0
-    for edit in edits:
-        first = sum(place < edit.at for place in places) + longer
-        changes.append(Change(first, *edit[4:], len(edit.tokens)))
-        longer += edit.longer
+
+    def moved(at: int) -> int:
+        """The number of text tokens before position `at` of `result`, as they are now."""
+        earlier = sum(edit.longer for edit in edits if edit.end <= at)
+        return bisect_left(places, at) + earlier
+
+    groups = [_Group(edit.at, edit.end, (edit,), ()) for edit in edits]
     for change in before:
         at, last = places[change.first], places[min(change.first + change.tokens, len(places) - 1)]
-        if not any(edit.at < max(last, at + 1) and at < edit.end for edit in edits):
-            moved = sum(edit.longer for edit in edits if edit.end <= at)
-            changes.append(change._replace(first=change.first + moved))
+        own = [g for g in groups if g.at < max(last, at + 1) and at < g.end]
+        groups = [group for group in groups if group not in own]
+        groups.append(
+            _Group(
+                min([at, *(g.at for g in own)]),
+                max([last, *(g.end for g in own)]),
+                sum((g.edits for g in own), ()),
+                sum((g.changes for g in own), ((at, change),)),
+            )
+        )
     made = replace(result, tokens=tuple(tokens), logprobs=tuple(logprobs), sources=tuple(sources))
-    return made, tuple(sorted(changes))
+    return made, tuple(sorted(g.change(whisper, result.tokens, moved(g.at)) for g in groups))
+
+
+class _Group(NamedTuple):
+    """Edits, and earlier changes with their positions, that are of the same tokens `at` to `end`."""
+
+    at: int
+    end: int
+    edits: tuple[Edit, ...]
+    changes: tuple[tuple[int, Change], ...]
+
+    def change(self, whisper: Whisper, tokens: Sequence[int], first: int) -> Change:
+        """All of it as one change behind `first` text tokens; `tokens` are those before the edits."""
+        if not self.changes:
+            (edit,) = self.edits
+            return Change(first, *edit[4:], len(edit.tokens))
+        if not self.edits:
+            return self.changes[0][1]._replace(first=first)
+
+        def text(some: Sequence[int]) -> str:
+            words = [token for token in some if token < whisper.tokens.end]
+            return "".join(word.text for word in split_words(whisper.tokenizer, None, words))
+
+        def before(position: int) -> int:
+            return len(text(tokens[self.at : position]))
+
+        heard = written = text(tokens[self.at : self.end])
+        for at, change in sorted(self.changes, reverse=True):
+            place = before(at) + change.indent
+            heard = heard[:place] + change.heard + heard[place + len(change.written) :]
+        for edit in sorted(self.edits, reverse=True):
+            written = written[: before(edit.at)] + text(edit.tokens) + written[before(edit.end) :]
+        count = sum(token < whisper.tokens.end for token in tokens[self.at : self.end])
+        count += sum(edit.longer for edit in self.edits)
+        while heard[-1:] == written[-1:] != "" and not heard[-1].isalnum():
+            heard, written = heard[:-1], written[:-1]
+        indent = len(written) - len(written.lstrip())
+        return Change(first, indent, heard.strip(), written.strip(), "replacements", count)
 
 
 def texts(tokens: Sequence[int], end: int) -> Iterator[tuple[int, list[int]]]:
@@ -97,12 +146,51 @@ def texts(tokens: Sequence[int], end: int) -> Iterator[tuple[int, list[int]]]:
 
 class Replaced(NamedTuple):
     """An answer whose words were replaced: its tokens that count, all changes, and the expressions that took
-    too long."""
+    too long. `spoken` are the tokens that were heard there, and `origin` where each text token and the end
+    lie among their text tokens: those that replace others share their place."""
 
     result: Result
     tokens: tuple[int, ...]
     changes: tuple[Change, ...]
     skipped: tuple[str, ...]
+    spoken: tuple[int, ...]
+    origin: tuple[float, ...]
+
+
+@dataclass
+class _Answer:
+    """An answer, of which the first `tokens` count, on its way through replacements."""
+
+    whisper: Whisper
+    language: str
+    result: Result
+    tokens: tuple[int, ...]
+    changes: tuple[Change, ...]
+
+    def __post_init__(self) -> None:
+        self.spoken = self.tokens
+        texts = accumulate(token < self.whisper.tokens.end for token in self.result.tokens)
+        self.origin = [0.0, *map(float, texts)]
+
+    def apply(self, find: Callable[[str], Sequence[Place]]) -> None:
+        """Replace what `find` finds in each run of text; words that count and others are apart."""
+        end, count, edits = self.whisper.tokens.end, len(self.tokens), list[Edit]()
+        for first, some in ((0, self.tokens), (count, self.result.tokens[count:])):
+            for begin, run in texts(some, end):
+                split = split_words(self.whisper.tokenizer, self.language, run)
+                text = "".join(word.text for word in split)
+                places = find(text)
+                edits += _edits(
+                    self.whisper, split, first + begin, text, places, self.result.logprobs
+                )
+        if not edits:
+            return
+        for edit in sorted(edits, reverse=True):
+            start, stop, k = self.origin[edit.at], self.origin[edit.end], len(edit.tokens)
+            self.origin[edit.at : edit.end] = [start + (stop - start) * n / k for n in range(k)]
+        longer = sum(edit.longer for edit in edits if edit.end <= count)
+        self.result, self.changes = edited(self.whisper, self.result, edits, self.changes)
+        self.tokens = self.result.tokens[: count + longer]
 
 
 def replaced(
@@ -110,32 +198,40 @@ def replaced(
     language: str,
     result: Result,
     tokens: tuple[int, ...],
-    replacements: Replacements,
+    replacements: Replacements | None,
     changes: tuple[Change, ...],
+    redactor: Redactor | None = None,
 ) -> Replaced:
-    """The answer, of which the first `tokens` count, with replacements; `changes` are those before."""
-    end, skipped, spaces = whisper.tokens.end, list[str](), language not in SPACELESS
-    for number in (None, *range(len(replacements.expressions))):
-        edits = list[Edit]()
-        for begin, run in texts(tokens, end):
-            split = split_words(whisper.tokenizer, language, run)
-            text = "".join(word.text for word in split)
-            try:
-                places = (
-                    replacements.places(text, spaces=spaces)
-                    if number is None
-                    else replacements.places_by_expression(number, text)
-                )
-            except TimeoutError:
-                assert number is not None
-                skipped.append(replacements.expressions[number][2])
-                continue
-            edits += _edits(whisper, split, begin, text, places, result.logprobs)
-        if edits:
-            longer = sum(edit.longer for edit in edits)
-            result, changes = edited(result, edits, end, changes)
-            tokens = result.tokens[: len(tokens) + longer]
-    return Replaced(result, tokens, changes, tuple(dict.fromkeys(skipped)))
+    """The answer, of which the first `tokens` count, with replacements, then with marks in place of personal
+    data; `changes` are those before. Where there is a redactor nothing tells what was heard. Raises
+    UsageError where it cannot redact."""
+    skipped, spaces = list[str](), language not in SPACELESS
+    answer = _Answer(whisper, language, result, tokens, changes)
+
+    def by_expression(number: int, text: str) -> list[Place]:
+        assert replacements is not None
+        try:
+            return replacements.places_by_expression(number, text)
+        except TimeoutError:
+            skipped.append(replacements.expressions[number][2])
+            return []
+
+    if replacements is not None:
+        answer.apply(partial(replacements.places, spaces=spaces))
+        for number in range(len(replacements.expressions)):
+            answer.apply(partial(by_expression, number))
+    if redactor is not None:
+        answer.apply(lambda text: redactor.places(text, language))
+        answer.changes = ()
+        special = tuple(t for t in result.request.prompt if t >= whisper.tokens.end)
+        answer.result = replace(answer.result, request=replace(result.request, prompt=special))
+    result, tokens, origin = answer.result, answer.tokens, answer.origin
+    places = [n for n, token in enumerate(tokens) if token < whisper.tokens.end]
+    last = places[-1] + 1 if places else 0
+    shares = (*(origin[n] for n in places), origin[last])
+    return Replaced(
+        result, tokens, answer.changes, tuple(dict.fromkeys(skipped)), answer.spoken, shares
+    )
 
 
 def _edits(
@@ -156,23 +252,38 @@ def _edits(
     groups = list[tuple[int, int, list[Place]]]()
     for place in places:
         first, last = words_of(place)
-        if groups and first < groups[-1][1]:
+        both_gone = groups and not place.written and not groups[-1][2][-1].written
+        if groups and first < groups[-1][1] + bool(both_gone):
             earlier = groups.pop()
             groups.append((earlier[0], max(last, earlier[1]), [*earlier[2], place]))
         else:
             groups.append((first, last, [place]))
+    last_changed = 0
     for first, last, own in groups:
         start, stop = ends[first] - len(split[first].text), ends[last - 1]
         written, at = "", own[0].start
         for place in own:
             written += text[at : place.start] + place.written
             at = place.end
-        new = text[start : own[0].start] + written + text[at:stop]
+        indent, new = own[0].start - start, text[start : own[0].start] + written + text[at:stop]
         if not any(map(str.isalnum, new)):
-            new = ""  # no punctuation of words that are gone
+            # No punctuation of words that are gone, but for the end of a sentence.
+            closing = new.strip().rstrip(CLOSING)[-1:]
+            indent, new, written = 0, "", ""
+            if closing in SENTENCE_END and last_changed < first:
+                first -= 1
+                start = ends[first] - len(split[first].text)
+                kept = text[start : ends[first]].rstrip(" ,;:-–—")
+                indent, new = len(kept), kept + closing * (kept[-1:] not in SENTENCE_END)
+        last_changed = last
         ids = whisper.tokenizer.encode(new, add_special_tokens=False) if new else ()
-        if any(token >= whisper.tokens.end for token in ids):
-            continue  # it looks like a special token
+        if any(
+            token >= whisper.tokens.end for token in ids
+        ):  # beside what looks like a special one
+            new = f" {' '.join(place.written for place in own)}"
+            ids = whisper.tokenizer.encode(new, add_special_tokens=False)
+            if any(token >= whisper.tokens.end for token in ids):
+                continue
         instead = slice(begin + counts[first], begin + counts[last])
         mean = math.fsum(logprobs[instead]) / (instead.stop - instead.start)
         yield Edit(
@@ -180,8 +291,8 @@ def _edits(
             instead.stop - instead.start,
             tuple(ids),
             (mean,) * len(ids),
-            own[0].start - start if new else 0,
+            indent,
             text[own[0].start : at],
-            written if new else "",
+            written,
             "replacements",
         )

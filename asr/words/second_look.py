@@ -93,7 +93,7 @@ def look_again(
             edit.end <= other.at or other.end <= edit.at for other in chosen
         ):
             chosen.append(edit)
-    return edited(result, chosen, whisper.tokens.end)
+    return edited(whisper, result, chosen)
 
 
 def _variants(

@@ -8,10 +8,12 @@ heads of published models are in their generation config). Knows nothing of word
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,17 @@ class TokenTimes:
 
     boundaries: tuple[int, ...]
     probabilities: tuple[float, ...]
+
+    def shared(self, places: Sequence[float], end: float) -> TokenTimes:
+        """The times of tokens that begin at `places` among these, in order, the last of which ends at `end`:
+        tokens in place of others share their time, and have their mean probability."""
+        borders, tokens = [*places, end], range(len(self.boundaries))
+        times = np.interp(borders, tokens, self.boundaries)
+        means = [
+            float(np.mean(self.probabilities[int(a) : max(int(a) + 1, math.ceil(b))]))
+            for a, b in pairwise(borders)
+        ]
+        return TokenTimes(tuple(map(round, times)), tuple(means))
 
 
 def alignment_heads(whisper: Whisper) -> list[tuple[int, int]]:

@@ -3,8 +3,9 @@ import { button, h } from "./dom.js";
 
 const HELP = "Enter saves the text, Escape leaves it as it was, Ctrl Enter splits it at the cursor. Ctrl A selects the word, then all. Alt K plays or pauses, Alt J goes 3 seconds back.";
 
-// `text` is the Transcript, `act` has `correct(segment, text)`, `split(segment, text, place)`, `toggle()`, `pause()`
-// and `back()`.
+// `text` is the Transcript, `act` has `correct(segment, text)`, `everywhere(segment, text)`,
+// `split(segment, text, place)`, `toggle()`, `pause()` and `back()`; `remembers` is whether corrections everywhere are
+// for later recordings too.
 export class Editor {
   constructor(text, act) {
     Object.assign(this, { text, act, index: -1 });
@@ -46,6 +47,7 @@ export class Editor {
         button("Save", () => this.save(true), { class: "main" }),
         button("Cancel", () => this.cancel()),
         button("Split here", () => this.#split()),
+        button(this.act.remembers ? "Everywhere, and remember" : "Everywhere", () => this.save(true, this.act.everywhere), { class: "everywhere" }),
       ),
     );
     own[0].before(this.root);
@@ -59,13 +61,13 @@ export class Editor {
     this.root.scrollIntoView({ block: "nearest" });
   }
 
-  // Saves what is written. `back`: the focus returns to the text.
-  save(back) {
+  // Saves what is written, here or as `by` does. `back`: the focus returns to the text.
+  save(back, by = this.act.correct) {
     if (!this.isOpen) return;
     const { index, field } = this;
     const place = this.#wordAt(field.selectionStart);
     this.#close();
-    this.act.correct(index, field.value);
+    by(index, field.value);
     const members = this.text.members[Math.min(index, this.text.members.length - 1)] || [];
     if (back) this.text.focus(members[Math.min(place, members.length - 1)] ?? 0);
   }

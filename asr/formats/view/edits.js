@@ -108,17 +108,43 @@ export class Edits {
 
   // Replaces all places in the text that are equal but for case; returns [changes, count].
   withReplaced(text, by) {
-    const wanted = text.trim().replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replace(/\s+/g, "\\s+");
+    const wanted = form(text.trim());
     if (!wanted) return [null, 0];
     const pattern = new RegExp(wanted, "giu");
     let count = 0;
-    const segments = this.state.segments.flatMap((segment) => {
-      const changed = segment.text.replace(pattern, () => (count++, by));
-      const clean = changed.replace(/[\s\0]+/g, " ").trim();
-      if (changed === segment.text) return [segment];
+    const segments = this.#each((segment) => segment.text.replace(pattern, () => (count++, by)));
+    return [{ segments }, count];
+  }
+
+  // Another text of a segment, and in all others what was corrected in it, where the words are whole ones; returns
+  // [changes, corrections, count of places]. A correction is [heard, meant].
+  withEverywhere(index, text) {
+    const { spaced, state } = this;
+    const before = state.segments[index].text;
+    const pairs = pairsOf(before, text.replace(/[\s\0]+/g, " "), spaced);
+    if (!pairs.length) return [null, pairs, 0];
+    const forms = pairs.map(([heard]) => form(heard)).sort((a, b) => b.length - a.length);
+    const pattern = new RegExp(spaced ? whole(forms.join("|")) : forms.join("|"), "giu");
+    const meant = new Map(pairs.map(([heard, own]) => [folded(heard), own]));
+    let count = 0;
+    const written = (heard) => (count++, cased(meant.get(folded(heard)) ?? heard, heard));
+    // What was written here may hold the words that were heard, and stays.
+    const again = !pairs.some(([, own]) => own.search(pattern) >= 0);
+    const segments = this.#each((segment, n) => {
+      if (n !== index) return segment.text.replace(pattern, written);
+      count += pairs.length;
+      return again ? text.replace(pattern, written) : text;
+    });
+    return [{ segments }, pairs, count];
+  }
+
+  // The segments with the text that `written(segment, n)` gives each; without those that it leaves none.
+  #each(written) {
+    return this.state.segments.flatMap((segment, n) => {
+      const clean = written(segment, n).replace(/[\s\0]+/g, " ").trim();
+      if (clean === segment.text.replace(/\s+/g, " ").trim()) return [segment];
       return clean ? [this.#rewritten(segment, clean)] : [];
     });
-    return [{ segments }, count];
   }
 
   // A label that nobody has.
@@ -228,4 +254,50 @@ function evenly(texts, start, end) {
     done += text.trim().length;
     return { word: text, start: from, end: start + ((end - start) * done) / total };
   });
+}
+
+// -- corrections everywhere: words as `forescribe transcribe --replace` has them ------------------------------
+
+const LETTER = "[\\p{L}\\p{M}\\p{N}_]";
+const MARKS = /^[\s.,;:!?…"'“”‘’()[\]{}«»¿¡。，、！？]+|[\s.,;:!?…"'“”‘’()[\]{}«»¿¡。，、！？]+$/g;
+
+function form(text) {
+  return text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replace(/\s+/g, "\\s+");
+}
+
+// A part of can't, 1,300 or well-known is no word; of Porter's it is.
+function whole(forms) {
+  return `(?<!${LETTER})(?<!${LETTER}['’-])(?<!\\p{N}[.,:])(?:${forms})(?!${LETTER})(?!['’-](?!s(?!${LETTER}))${LETTER})(?![.,:]\\p{N})`;
+}
+
+function folded(words) {
+  return words.normalize("NFC").toLowerCase().replace(/\s+/g, " ");
+}
+
+// With the capitals of what was heard, where none are given.
+function cased(meant, heard) {
+  const [first, upper] = [[...heard][0], heard.toUpperCase()];
+  if (meant !== meant.toLowerCase() || first === first.toLowerCase()) return meant;
+  if (heard.length > 1 && heard === upper) return meant.toUpperCase();
+  return meant.slice(0, 1).toUpperCase() + meant.slice(1);
+}
+
+// What stands in place of other words, [heard, meant]; where as many words came as went, each run of them apart.
+function pairsOf(before, after, spaced) {
+  const [old, fresh] = [before, after].map((text) => parts(text, spaced).map((word) => word.trim()));
+  const least = Math.min(old.length, fresh.length);
+  let [head, tail] = [0, 0];
+  while (head < least && old[head] === fresh[head]) head++;
+  while (tail < least - head && old.at(-1 - tail) === fresh.at(-1 - tail)) tail++;
+  const [gone, come] = [old.slice(head, old.length - tail), fresh.slice(head, fresh.length - tail)];
+  const runs = gone.length === come.length ? [] : [[gone, come]];
+  for (let n = 0, open = false; gone.length === come.length && n < gone.length; n++) {
+    const differs = gone[n] !== come[n];
+    if (differs && !open) runs.push([[], []]);
+    if (differs) [gone, come].forEach((words, k) => runs.at(-1)[k].push(words[n]));
+    open = differs;
+  }
+  const bare = (words) => words.join(spaced ? " " : "").replace(MARKS, "");
+  const said = ([heard, meant]) => /[\p{L}\p{N}]/u.test(heard) && heard !== meant && !/^[#/]|=>/.test(heard) && !meant.includes("=>");
+  return runs.map((run) => run.map(bare)).filter(said);
 }

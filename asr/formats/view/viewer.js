@@ -27,10 +27,11 @@ const SAID_MS = 6000;
 const FILE = /^(?<stem>.*?)(?<ending>\.[a-z0-9]{1,5})?$/is;
 
 // `data` is the JSON of the result; `keeper` keeps corrections (saving.js), and `kept` are those it has.
-// `downloads` are [name, make]; `make` returns a Blob, a URL, or a promise of either.
+// `downloads` are [name, make]; `make` returns a Blob, a URL, or a promise of either. `remember` takes corrections
+// [heard, meant] for later recordings, where there is a place for them.
 export class Viewer {
-  constructor(data, { title, keeper, kept = null, src = null, note = "", downloads = [] }) {
-    Object.assign(this, { data, title });
+  constructor(data, { title, keeper, kept = null, src = null, note = "", downloads = [], remember = null }) {
+    Object.assign(this, { data, title, remember });
     this.edits = new Edits(segmentsOf(data), spacedIn(data.language));
     if (kept) this.edits.open(kept);
     this.model = modelOf(data, this.edits.state.segments);
@@ -45,6 +46,8 @@ export class Viewer {
     });
     this.editor = new Editor(this.text, {
       correct: (index, text) => this.#correct(index, text),
+      everywhere: (index, text) => this.#everywhere(index, text),
+      remembers: Boolean(remember),
       split: (index, text, place) => this.#correct(index, text) && this.#split(index, place),
       toggle: () => this.player.toggle(),
       pause: () => this.player.pause(),
@@ -89,6 +92,19 @@ export class Viewer {
     const at = this.edits.at(index);
     this.edits.do(this.edits.withText(index, text), text.trim() ? `Corrected at ${at}` : `Deleted at ${at}`);
     return text.trim() !== "";
+  }
+
+  // What is corrected in a segment, in all others too.
+  #everywhere(index, text) {
+    const [changes, pairs, count] = this.edits.withEverywhere(index, text);
+    if (!pairs.length) {
+      this.#correct(index, text);
+      return this.#say("Corrected here only: no words stand in place of others.");
+    }
+    this.remember?.(pairs);
+    const told = pairs.map(([heard, meant]) => `${heard} → ${meant || "nothing"}`).join(", ");
+    const where = `${count} ${count === 1 ? "place" : "places"}`;
+    this.edits.do(changes, `${told}: corrected at ${where}${this.remember ? ", and remembered for new recordings" : ""}`);
   }
 
   // Cuts the segment before its word number `place`.

@@ -17,9 +17,10 @@ from forescribe.api.jobs.corrections import Corrections
 from forescribe.asr.formats import files
 from forescribe.asr.formats.report import Sound, render_page
 from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.words.replacements import Replacements
 from tests import browser as browsing
 from tests.api.conftest import until
-from tests.api.page.conftest import walk
+from tests.api.page.conftest import send, walk
 from tests.api.page.fakejobs import Fake, Server, conversation, running, transcript
 
 pytestmark = pytest.mark.slow
@@ -259,6 +260,98 @@ def test_what_is_found_is_replaced(browser, tone) -> None:
         page.get_by_text("6 replaced").wait_for()
         saved(page)
         assert corrected(fake).text.count("$& snow") == 6
+
+
+SPOKEN = [
+    (None, "The cube netties cluster, cube netties' nodes."),
+    (None, "Cube netties is up."),
+    (None, "cube-netties and Cube netties's end."),
+]
+
+
+def lists(page: Any) -> dict[str, str]:
+    """What the page keeps in this browser."""
+    return dict(page.evaluate("JSON.parse(localStorage.getItem('forescribe.settings'))"))
+
+
+def test_a_correction_is_made_everywhere_and_remembered(browser, tone) -> None:
+    fake = Fake(tone, transcript(SPOKEN))
+    fake.add()
+
+    def kept(context: Any) -> None:
+        before = {"names": "Zoë, Berlin", "replacements": "um =>\nCUBE  netties => Cubes"}
+        stored = json.dumps(json.dumps(before))
+        context.add_init_script(
+            f"localStorage.length || localStorage.setItem('forescribe.settings', {stored})"
+        )
+
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1", before=kept) as page:
+        page.locator(".viewer").wait_for()
+        assert page.locator("#terms").input_value() == "Zoë\nBerlin", "of an earlier version"
+        page.locator(".w", has_text="netties").first.dblclick()
+        page.locator(".editor textarea").fill("The Kubernetes cluster, cube netties' nodes.")
+        page.get_by_role("button", name="Everywhere, and remember").click()
+        page.get_by_text(
+            "cube netties → Kubernetes: corrected at 4 places, and remembered"
+        ).wait_for()
+        saved(page)
+        assert corrected(fake).text == (
+            "The Kubernetes cluster, Kubernetes' nodes. Kubernetes is up. "
+            "cube-netties and Kubernetes's end."
+        )
+        assert lists(page)["replacements"] == "um =>\ncube netties => Kubernetes"
+        page.get_by_role("button", name="Undo").click()
+        saved(page)
+        assert corrected(fake).text == fake.told.text
+        correct(page, "cluster,", "The cube netties cluster, cube netties' nodes. And more.")
+        page.locator(".w", has_text="more").first.dblclick()
+        page.locator(".editor textarea").fill("The cube netties cluster, cube netties' nodes.")
+        page.get_by_role("button", name="Everywhere, and remember").click()
+        assert lists(page)["replacements"].endswith("\nAnd more =>")
+        page.locator(".brand a").click()
+        page.locator("#settings summary").click()
+        send(page, tone)
+        page.locator(".running-text").wait_for()
+        sent = json.loads(fake.forms[0]["replacements"])
+        assert sent == ["um =>", "cube netties => Kubernetes", "And more =>"]
+        assert json.loads(fake.forms[0]["terms"]) == ["Zoë", "Berlin"]
+
+
+def test_corrections_everywhere_are_those_of_replacements(browser, tone) -> None:
+    """What the page writes at once is what the service writes in the next recording."""
+    texts = (
+        "Can we? We can't. CAN I, the can's lid; canned 1 can.",
+        "It was 1,300 and 300, not 300.5 or 2:300.",
+        "Porter and Porter's well-porter, porter-house PORTER",
+        "Größe größe GRÖßE ein größer",
+        "new york, New  York! NEW YORK newyork",
+    )
+    pairs = [
+        ("can", "may"),
+        ("300", "400"),
+        ("porter", "Potter"),
+        ("größe", "weite"),
+        ("new york", "york"),
+    ]
+    program = """async ([pairs, texts]) => {
+        const { Edits } = await import("/page/edits.js");
+        const segment = (text) => ({ start: 0, end: 1, text, speaker: null, words: null });
+        return pairs.map(([heard, meant]) => texts.map((text) => {
+            const made = new Edits([segment(heard), segment(text)], true);
+            const [changes] = made.withEverywhere(0, meant);
+            return changes.segments[1].text;
+        }));
+    }"""
+    fake = Fake(tone, walk())
+    with running(fake.app) as url, browsing.watched(browser, url) as page:
+        written = page.evaluate(program, [pairs, texts])
+    for (heard, meant), own in zip(pairs, written, strict=True):
+        replacements = Replacements([f"{heard} => {meant}"])
+        for text, made in zip(texts, own, strict=True):
+            expected = text
+            for place in reversed(replacements.places(text)):
+                expected = expected[: place.start] + place.written + expected[place.end :]
+            assert made.split() == expected.split(), (heard, text)
 
 
 def test_doubtful_words_are_marked_and_gone_through(browser, tone) -> None:

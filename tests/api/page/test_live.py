@@ -132,6 +132,8 @@ def test_after_a_broken_session_words_go_on_and_the_recording_is_sent(browser, t
         browsing.watched(browser, url, refusals=True, before=with_key, **ALLOWED) as page,
     ):
         page.get_by_text("None yet.").wait_for()
+        page.locator("#settings summary").click()
+        page.get_by_label("Names and spellings").fill("Zoë\nHetzner *2")
         page.get_by_role("button", name="Record").click()
         words = page.get_by_role("log", name="Words of the recording")
         words.get_by_text("of 1").first.wait_for()
@@ -161,7 +163,10 @@ def test_after_a_broken_session_words_go_on_and_the_recording_is_sent(browser, t
     first = np.frombuffer(live.sessions[0], "<i2")
     assert np.array_equal(first, samples[: len(first)])
     assert live.configured[0]["audio"]["input"]["turn_detection"] == {"type": "server_vad"}
-    assert live.configured[0]["audio"]["input"]["transcription"] == {"diarize": True}
+    assert live.configured[0]["audio"]["input"]["transcription"] == {
+        "diarize": True,
+        "terms": ["Zoë", "Hetzner *2"],
+    }
 
 
 def test_words_are_shown_while_they_are_spoken_and_then_the_transcript(browser, tmp_path) -> None:

@@ -34,7 +34,8 @@ def test_a_recording_is_sent_watched_read_and_heard(browser, tone) -> None:
         assert page.get_by_text("Model: tiny.en").is_visible()
         assert page.get_by_role("button", name="API key").is_hidden(), "as this server has none"
         page.locator("#speakers").select_option("2 people")
-        page.get_by_label("Names to expect").fill(" Zoë, Brunswick ")
+        page.get_by_label("Names and spellings").fill(" Zoë \n\ncube net ease => Kubernetes")
+        page.get_by_label("Corrections").fill("um =>")
         send(page, tone)
         page.locator(".running-text", has_text="weather report").wait_for()
         assert page.get_by_role("progressbar", name="Progress", exact=True).is_visible()
@@ -46,7 +47,8 @@ def test_a_recording_is_sent_watched_read_and_heard(browser, tone) -> None:
             "task": "transcribe",
             "diarize": "true",
             "num_speakers": "2",
-            "prompt": "Zoë, Brunswick",
+            "terms": '["Zoë","cube net ease => Kubernetes"]',
+            "replacements": '["um =>"]',
             "upload_id": "up_1",
         }
         fake.jobs["job-1"].going.set()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import time
+from dataclasses import replace
 
 import pytest
 
+from forescribe.api.speech.answers import diarized
 from forescribe.asr.errors import CapacityError, ModelError
+from forescribe.asr.formats.transcript_parts import Correction
 from tests.api.conftest import TRANSCRIBE, Halves, sound, until
 from tests.api.contract import conforms
+from tests.api.page.fakejobs import transcript
 from tests.api.speech.test_transcriptions import events
 
 FORM = {
@@ -42,6 +46,21 @@ def test_every_segment_has_a_speaker_by_order_of_appearance(service) -> None:
     assert [s["id"] for s in body["segments"]][:2] == ["seg_001", "seg_002"]
     assert "".join(s["text"] for s in body["segments"]).strip() == body["text"]
     nobody_inside(client)
+
+
+def test_words_that_were_heard_otherwise_are_told_by_the_id_of_their_segment() -> None:
+    told = transcript([("A", "The memo."), ("B", "By Kubernetes.")])
+    own = Correction(4, "cube netties", "Kubernetes", "terms")
+    first, second = told.segments
+    made = replace(told, segments=(first, replace(second, corrections=(own,))))
+    body = diarized(made)
+    conforms(body, "CreateTranscriptionResponseDiarizedJson")
+    assert body["corrections"] == [
+        {"segment": "seg_002", "at": 4, "heard": "cube netties", "written": "Kubernetes"}
+        | {"source": "terms"}
+    ]
+    assert body["segments"][1]["text"][4:].startswith("Kubernetes")
+    assert "corrections" not in diarized(told)
 
 
 @pytest.mark.parametrize(("name", "other"), [("agent", "A"), ("A", "B")])

@@ -58,7 +58,7 @@ def written(plain) -> Transcript:
     [
         # The last word is gone when an expression matches.
         (("listening =>", "/October/ => Oktober"), (), {("listening", ""), ("October", "Oktober")}),
-        (("/(?i)porter/ => Portier",), ("Hellen Porter",), {("Porter", "Portier")}),
+        (("/(?i)porter/ => Portier",), ("Hellen Porter",), {("Helen Porter", "Hellen Portier")}),
         ((), ("Denver. *9", "tHis *9"), set()),
     ],
 )
@@ -160,11 +160,58 @@ def test_what_terms_have_written_can_be_replaced(plain) -> None:
     assert told_there == [
         ("memo", "note", "replacements"),
         ("Tuesday", "Tewsday", "terms"),
-        ("Hellen Porter", "Ms Porter", "replacements"),
+        ("Helen Porter", "Ms Porter", "replacements"),
     ]
     for segment in after.segments:
         for own in segment.corrections:
             assert segment.text[own.at :].startswith(own.written)
+
+
+def test_a_term_that_is_replaced_in_part_is_told_whole(plain) -> None:
+    """From what was heard to what is written at last, not from what only the term has written."""
+    after = made(plain, replace(OPTIONS, replacements=("hellen => Ms", "porter => Portier")))
+    changes = [(c.heard, c.written) for s in after.segments for c in s.corrections]
+    assert ("Helen Porter", "Ms Portier") in changes and len(changes) == 2
+    assert "Hellen" not in str([c.heard for s in after.segments for c in s.corrections])
+
+
+def test_the_end_of_a_sentence_stays_when_its_last_word_goes(plain) -> None:
+    before = made(plain, replace(OPTIONS, terms=(), words=False))
+    last = before.text.rstrip(".").split()[-2:]
+    after = made(plain, replace(OPTIONS, terms=(), replacements=(f"{last[1]} =>",)))
+    assert after.text.endswith(f" {last[0]}.")
+    own = after.segments[-1].corrections[-1]
+    assert (own.heard, own.written) == (last[1], "")
+    assert after.segments[-1].text[own.at :] == "."
+    gone = made(plain, replace(OPTIONS, terms=(), replacements=tuple(f"{w} =>" for w in last)))
+    assert gone.text.endswith(".") and last[0] not in gone.text.split()[-1]
+
+
+def test_words_have_the_times_of_what_was_heard(plain) -> None:
+    """However many words replace them: more than the model has positions for."""
+    before = made(plain, replace(OPTIONS, terms=()))
+    every = sorted({w.text.strip(" .,?!").lower() for w in before.words})
+    lines = tuple(f"{word} => {word} a b c d e f" for word in every if word.isalpha())
+    after = made(plain, replace(OPTIONS, terms=(), replacements=lines))
+    assert after.warnings == before.warnings and len(after.words) > 450
+    first = [word for word in after.words if word.text.strip(" .,?!") not in tuple("abcdef")]
+    assert [w.text.strip(" .,?!").lower() for w in first] == [
+        w.text.strip(" .,?!").lower() for w in before.words if w.text.strip() not in ("a", "A")
+    ]
+    heard = [word for word in before.words if word.text.strip() not in ("a", "A")]
+    off = [abs(new.start - old.start) for new, old in zip(first, heard, strict=True)]
+    assert float(np.median(off)) < 0.05 and max(off) < 0.5
+
+
+def test_what_is_replaced_is_no_context_of_the_next_window(plain) -> None:
+    options = replace(OPTIONS, terms=(), long_form="sequential", words=False)
+    long = str(SAMPLES / "conversation.flac")
+    before = made(plain, options, long)
+    every = sorted({w.strip(".,?!").lower() for w in before.text.split()} - {""})
+    lines = tuple(f"{word} => zzz{word}" for word in every if word.isalpha())
+    after = made(plain, replace(options, replacements=lines), long)
+    assert after.text.count("zzz") > 50
+    assert after.text.lower().replace("zzz", "") == before.text.lower()
 
 
 def test_a_term_that_is_a_special_token_is_refused(plain) -> None:
