@@ -5,7 +5,7 @@ Knows their methods and records; nothing of any implementation. Shapes: see `typ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,9 +88,14 @@ class EmbeddingModel(Model, Protocol):
         """Raises `RequestError` for embeddings that this model or this prompt has no place for. They end
         before the prompt's last token, which the first round reads again, as a token."""
 
-    def embedded(self, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor | None:
+    def embedded(
+        self,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        embed: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor | None:
         """The embeddings `[K, P, D]` of prompts `tokens [K, P]` with those of their requests in place; None
-        where no request has any."""
+        where no request has any. `embed` are those of another table than the model's."""
 
 
 class NodeModel(Model, Protocol):

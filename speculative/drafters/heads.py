@@ -112,14 +112,18 @@ class HeadDrafter:
     ) -> None:
         cache, state = self._allocated(), self._state
         lengths = torch.tensor([len(r.prompt) for r in requests], device=tokens.device)
+        embedded: Tensor | None = None
+        if hasattr(self._target, "embedded"):
+            states = [request.encoder_states for request in requests]
+            embedded = self._target.embedded(tokens, states, self._embed)
         # The last position has no token after it yet; its keys are written over by the first round.
-        after = tokens.roll(-1, 1)
+        after = (self._embed(tokens) if embedded is None else embedded).roll(-1, 1)
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         mask = chain_mask(slots, tokens.shape[1], state.dtype)
         feature = self.record.taps.feature(_given(taps, "prompts").to(state.dtype))
         run = Run(slots, mask, cache.prefill(rows))
-        states = self.record.step(self._embed(after), feature, run)
-        state[rows] = at_node(states, (lengths - 2).clamp_min(0))[:, 0]
+        read = self.record.step(after, feature, run)
+        state[rows] = at_node(read, (lengths - 2).clamp_min(0))[:, 0]
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         states = self._state[: rows.batch, None]  # [B, 1, H]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..device import Device, HostReader, upload
 from ..errors import CATCH_UP, PREFILL, PROMPT, RequestError
-from ..protocols import EmbeddingModel, Processor, StackedModel
+from ..protocols import EmbeddingModel, Model, Processor, StackedModel
 from ..requests import Mode, Request, check_in_vocabulary
 from ..rounds.round import Parts, verify
 from ..rows import Rows, selected
@@ -59,17 +59,9 @@ class Admission:
         """Raises `RequestError` for a request that this engine cannot decode."""
         shared, need = self._shared, Mode.of([request])
         vocab, ranks, max_gamma = shared.target.vocab_size, shared.rows.ranks, shared.max_gamma
-        if len(request.prompt) > shared.max_tokens:
-            raise RequestError(
-                f"the prompt has {len(request.prompt)} tokens; the model holds {shared.max_tokens}"
-            )
-        check_in_vocabulary("the prompt", request.prompt, vocab)
-        if hasattr(shared.target, "check_request"):
-            cast(EmbeddingModel, shared.target).check_request(request)
+        check_prompt(request, shared.target, shared.max_tokens)
         check_in_vocabulary("the hint", request.hint, vocab)
         check_in_vocabulary("the guess", request.guess, vocab)
-        if request.probe is not None:
-            check_in_vocabulary("the probe", request.probe.tokens, vocab)
         if request.ranks > ranks:
             raise RequestError(f"{request.ranks} ranked tokens; this engine keeps {ranks}")
         if request.beams is not None:
@@ -254,9 +246,12 @@ class DraftReader:
         view = selected(shared.rows, slice(count), Mode(), shared.rows.scratch)
         # A capture must not hold `self`.
         drafter, back, piece = self._drafter, self._back, self.piece
+        # Prompts are read, and may have embeddings in place of the tokens that are written there.
+        first = view.scratch - piece
 
         def read() -> None:
-            drafter.catch_up(view, (view.lengths - back).clamp_min(0), piece)
+            start = torch.maximum(view.lengths - back, view.begin.clamp_max(first))
+            drafter.catch_up(view, start, piece)
 
         if capture is None:
             return read
@@ -320,6 +315,17 @@ class Prompts:
             guessed = (min(last + i, end) for i in range(judged))
             places.append([0 if probe is None else probe.slot, *guessed])
         return places
+
+
+def check_prompt(request: Request, target: Model, most: int) -> None:
+    """Raises `RequestError` for a prompt that a target of `most` positions cannot read."""
+    if len(request.prompt) > most:
+        raise RequestError(f"the prompt has {len(request.prompt)} tokens; the model holds {most}")
+    check_in_vocabulary("the prompt", request.prompt, target.vocab_size)
+    if request.probe is not None:
+        check_in_vocabulary("the probe", request.probe.tokens, target.vocab_size)
+    if hasattr(target, "check_request"):
+        cast(EmbeddingModel, target).check_request(request)
 
 
 def padded_to_bucket(texts: Sequence[Sequence[int]], device: Device, most: int) -> list[list[int]]:

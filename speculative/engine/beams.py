@@ -26,9 +26,9 @@ from torch import Tensor
 from ..device import Device, Stopwatch, choose, upload
 from ..errors import ENGINE, PREFILL, RESULT, SCORE, RequestError
 from ..protocols import BeamModel, Model, Processor, StackedModel
-from ..requests import Finish, Mode, Request, Result, Source, Stats, check_in_vocabulary
+from ..requests import Finish, Mode, Request, Result, Source, Stats
 from ..rounds.beams import BeamRows, beam_round
-from .admission import Prompts
+from .admission import Prompts, check_prompt
 from .captures import Function, PrefillRunner, capture_for
 from .runner import ShapeSet
 from .slots import FaultLog, failed
@@ -104,18 +104,11 @@ class BeamSearch:
 
     def submit(self, request: Request) -> None:
         """Queues a request; `step` returns its result. Raises `RequestError` if it cannot be decoded."""
-        vocab, positions = self._target.vocab_size, self._target.max_positions
         if request.beams is None or request.beams.size != self.size:
             raise RequestError(f"this search has {self.size} beams, the request {request.beams}")
-        if len(request.prompt) > positions:
-            raise RequestError(
-                f"the prompt has {len(request.prompt)} tokens; the model holds {positions}"
-            )
         if request.ranks:
             raise RequestError("beams report no further tokens at each position: leave out ranks")
-        check_in_vocabulary("the prompt", request.prompt, vocab)
-        if request.probe is not None:
-            check_in_vocabulary("the probe", request.probe.tokens, vocab)
+        check_prompt(request, self._target, self._target.max_positions)
         self._waiting.append(request)
 
     def cancel(self, tag: Hashable) -> None:

@@ -159,12 +159,17 @@ class CausalModel(SlotModel):
             )
         return run
 
-    def embedded(self, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor | None:
+    def embedded(
+        self,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        embed: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor | None:
         """See `EmbeddingModel.embedded`."""
         runs = [self.run_of(states, tokens.shape[1]) for states in encoder_states]
         if not any(runs):
             return None
-        embedded = self.embed(tokens)
+        embedded = (embed or self.embed)(tokens)
         for row, run in zip(embedded, runs, strict=True):
             if run is not None:
                 row[run.at : run.end].copy_(run.states)

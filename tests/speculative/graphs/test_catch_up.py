@@ -128,7 +128,8 @@ def test_pieces_cover_the_tokens_from_the_end() -> None:
 
     engine = Engine(TinyModel(), Drafter(TinyModel()), batch=3, eos=(99,), schedule=Planned(0, 2))
     engine.rows.lengths[:] = torch.tensor([30, 9, 3])
+    engine.rows.begin[:] = torch.tensor([15, 4, 1])
     texts = texts_of(engine)
     texts.piece = 8
     texts._catch_up(11, 2)
-    assert read == [([12, 0, 0], 8), ([20, 0, 0], 8)]
+    assert read == [([15, 4, 1], 8), ([20, 4, 1], 8)]  # and nothing of a prompt

@@ -26,6 +26,12 @@ SHARED = {
     "eos_token_id": EOS,
     "pad_token_id": 0,
 }
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.25,
+    "logits_scaling": 4.0,
+}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -40,6 +46,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {},
     "gemma2": {"sliding_window": WINDOW, "layer_types": MIXED},  # and soft-capped logits
     "gemma3_text": {"sliding_window": WINDOW, "layer_types": MIXED},
+    "granite": GRANITE,
     "mistral": {"sliding_window": None},
     "mistral with a window": {"sliding_window": WINDOW},
     "gpt2": {

@@ -15,7 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from forescribe.speculative import Request
 from forescribe.speculative.models.causal import text_tower
 from forescribe.speculative.types import Embedded
-from tests.speculative.models.causal_lms import EOS, SHARED, VOCAB
+from tests.speculative.models.causal_lms import EOS, GRANITE, SHARED, VOCAB
 
 AUDIO, MELS, POSITIONS = VOCAB - 1, 8, 200
 """The placeholder of audio, mel bins, and positions of the text model."""
@@ -26,14 +26,6 @@ AUDIO_SHARED = {
     **dict.fromkeys(("num_hidden_layers", "encoder_layers"), 1),
     **dict.fromkeys(("num_attention_heads", "encoder_attention_heads"), 2),
     **dict.fromkeys(("intermediate_size", "encoder_ffn_dim"), 64),
-}
-GRANITE = {
-    "num_attention_heads": 2,  # of 8 numbers each, as the family has no size of its own for them
-    "num_key_value_heads": 1,
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.6,
-    "attention_multiplier": 0.25,
-    "logits_scaling": 4.0,
 }
 
 FAMILIES: dict[str, dict[str, Any]] = {

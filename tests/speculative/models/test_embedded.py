@@ -11,17 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.engine.beams import BeamSearch
 from forescribe.speculative.errors import LoadError, RequestError
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.causal import text_tower
 from forescribe.speculative.models.lean import LeanCausalDecoder
 from forescribe.speculative.models.modules import CausalDecoder
+from forescribe.speculative.models.quantized import quantize_causal
 from forescribe.speculative.models.slot_model import SlotModel
 from forescribe.speculative.native.adapters import PROMPT, NativeCausalDecoder
 from forescribe.speculative.protocols import Drafter
-from forescribe.speculative.requests import Finish, Result
+from forescribe.speculative.requests import Beams, Finish, Result
 from forescribe.speculative.types import Embedded
 from tests.speculative.models.causal_lms import EOS, causal_lm
+from tests.speculative.models.causal_lms import FAMILIES as LANGUAGE_FAMILIES
 from tests.speculative.models.speech_llms import (
     AUDIO,
     FAMILIES,
@@ -139,20 +142,78 @@ def noise(*shape: int) -> torch.Tensor:
     return torch.randn((*shape, 16), generator=torch.Generator().manual_seed(2))
 
 
-@NATIVE
-@torch.inference_mode()
-def test_embeddings_in_one_row_change_no_bit_of_the_others():
-    decoder = NativeCausalDecoder(text_model("qwen3_asr"))
+def prefilled(decoder: SlotModel, runs: list[Embedded | None]) -> torch.Tensor:
+    """Logits behind three prompts of 20 tokens."""
     decoder.allocate(3, 40)
-    tokens = torch.randint(2, AUDIO, (3, 20), generator=torch.Generator().manual_seed(1))
-    rows, nodes, run = torch.arange(3), torch.full((3, 1), 19), Embedded(4, noise(7))
-    plain = decoder.prefill(rows, tokens, [None] * 3, nodes).logits
-    mixed = decoder.prefill(rows, tokens, [None, run, None], nodes).logits
+    return decoder.prefill(torch.arange(3), TOKENS, runs, torch.full((3, 1), 19)).logits
+
+
+TOKENS = torch.randint(2, AUDIO, (3, 20), generator=torch.Generator().manual_seed(1))
+FORMS = [torch.float32, torch.bfloat16, torch.int8]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("family", ["qwen3_asr", "granite_speech"])
+@torch.inference_mode()
+def test_embeddings_of_tokens_give_the_bits_of_these_tokens(family, adapter, form):
+    """In every number format, and in the rows beside them, whatever those are given."""
+    model = copy.deepcopy(text_model(family))
+    if form is torch.int8:
+        quantize_causal(model)
+    else:
+        model.to(form)
+    decoder = adapter(model)
+    plain = prefilled(decoder, [None] * 3)
+    own = Embedded(4, decoder.embed(TOKENS[1, 4:11]).float())
+    assert prefilled(decoder, [None, own, None]).equal(plain)
+    other = Embedded(4, noise(7))
+    mixed = prefilled(decoder, [None, other, None])
     assert mixed[[0, 2]].equal(plain[[0, 2]]) and not mixed[1].allclose(plain[1], atol=0.1)
-    alone = decoder.prefill(rows[:1], tokens[1:2], [run], nodes[:1]).logits
-    assert alone[0].equal(mixed[1])
-    own = decoder.embed(tokens[1, 4:11])  # what the kernels look up, given
-    assert decoder.prefill(rows, tokens, [None, Embedded(4, own), None], nodes).logits.equal(plain)
+
+
+@pytest.mark.parametrize("family", LANGUAGE_FAMILIES)
+@torch.inference_mode()
+def test_families_multiply_given_embeddings_as_they_multiply_their_own(family):
+    decoder = CausalDecoder(causal_lm(family))
+    plain = prefilled(decoder, [None] * 3)
+    own = Embedded(4, decoder.embed(TOKENS[1, 4:11]))
+    assert prefilled(decoder, [None, own, None]).equal(plain)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@NATIVE
+def test_stored_in_fewer_bits_a_text_depends_neither_on_drafts_nor_on_the_batch(form):
+    model = copy.deepcopy(text_model("voxtral"))
+    if form is torch.int8:
+        quantize_causal(model)
+    else:
+        model.to(form)
+
+    def texts(batch: int, made: Drafter | None) -> dict[Speech, tuple[int, ...]]:
+        target = causal_decoder(model, engine=ModelEngine.NATIVE)
+        schedule = Fixed(0 if made is None else 3)
+        engine = Engine(target, made, batch=batch, eos=(EOS,), schedule=schedule)
+        work = (speech.request("voxtral", MOST) for speech in RAGGED)
+        return {result.request.tag: result.tokens for result in engine.run(work)}
+
+    plain = texts(1, None)
+    draft = causal_decoder(text_model("voxtral"), engine=ModelEngine.LEAN)
+    assert texts(4, None) == texts(4, NgramDrafter()) == texts(4, ModelDrafter(draft)) == plain
+
+
+def test_beams_read_embeddings_of_tokens_as_these_tokens():
+    model, found = text_model("glmasr"), []
+    own = Embedded(4, model.get_input_embeddings()(TOKENS[1, 4:11]).detach())
+    hidden = (*TOKENS[1, :4].tolist(), *[AUDIO] * 7, *TOKENS[1, 11:].tolist())
+    for prompt, run in ((tuple(TOKENS[1].tolist()), None), (hidden, own)):
+        search = BeamSearch(causal_decoder(model), size=3, batch=2, longest=12, eos=(EOS,))
+        search.submit(Request(prompt, run, beams=Beams(3)))
+        with pytest.raises(RequestError, match="have to end at 19, before its last token"):
+            search.submit(Request(prompt, Embedded(13, own.states), beams=Beams(3)))
+        while not search.idle:
+            found += search.step()
+    assert found[0].tokens == found[1].tokens and found[1].error is None
 
 
 WRONG = {

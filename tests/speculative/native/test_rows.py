@@ -14,7 +14,7 @@ from .cases import SLOTS, Kind, Shape, decoder, oracle, states_of, tokens
 
 pytestmark = pytest.mark.native
 
-FAMILIES = ("llama", "qwen2", "qwen2 with a window", "qwen3", "mistral with a window")
+FAMILIES = ("llama", "qwen2", "qwen2 with a window", "qwen3", "granite", "mistral with a window")
 
 shapes = st.builds(
     Shape,

@@ -22,8 +22,8 @@ from tests.speculative.models.families import tiny
 from tests.speculative.models.lean.pairs import Pair, close
 from tests.speculative.native.cases import float32_arithmetic, tokens
 
-FAMILIES = ("llama", "qwen2", "qwen2 with a window", "qwen3", "mistral with a window")
-TYPES = ("cwm", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3")
+FAMILIES = ("llama", "qwen2", "qwen2 with a window", "qwen3", "granite", "mistral with a window")
+TYPES = ("cwm", "granite", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3")
 SLOTS = 70
 
 
