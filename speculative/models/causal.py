@@ -446,14 +446,19 @@ def _share(ours: Tensor, theirs: Tensor) -> Tensor:
 def text_tower(model: Any) -> Any:
     """The causal LM inside a model that reads more than text, such as a speech LLM of transformers
     (`model.language_model` and `lm_head`): of the plain class of its family, over the same modules. Raises
-    LoadError for a model that has none."""
+    LoadError for a model that has none, or one of its own kind."""
     from transformers import AutoModelForCausalLM
 
-    tower = getattr(model.base_model, "language_model", None)
+    tower, name = getattr(model.base_model, "language_model", None), model.config.model_type
     if tower is None or model.get_output_embeddings() is None:
-        raise LoadError(f"{model.config.model_type} has no text model with an output layer")
-    with torch.device("meta"):
-        made = AutoModelForCausalLM.from_config(tower.config).eval()
+        raise LoadError(f"{name} has no text model with an output layer")
+    try:
+        with torch.device("meta"):
+            made = AutoModelForCausalLM.from_config(tower.config).eval()
+    except ValueError as error:
+        raise LoadError(f"{name}: its text model has no class of its own") from error
+    if type(made.base_model) is not type(tower):
+        raise LoadError(f"{name}: its text model is a {type(tower).__name__}")
     setattr(made, made.base_model_prefix, tower)
     made.set_output_embeddings(model.get_output_embeddings())
     return made

@@ -154,9 +154,11 @@ class Speech:
         run = self.run(family)
         return (*self.before, *[AUDIO] * (0 if run is None else len(run.states)), *self.after)
 
-    def request(self, family: str, most: int, draft: Mapping[str, int] | None = None) -> Request:
+    def request(
+        self, family: str, most: int, draft: Mapping[str, int] | None = None, **kind: int
+    ) -> Request:
         """With the embeddings of a target, and with a `draft` a pair of them."""
-        states: Any = self.run(family)
+        states: Any = self.run(family, **kind)
         if draft is not None:
             states = states, self.run(family, **draft)
         return Request(self.prompt(family), encoder_states=states, max_new_tokens=most, tag=self)
@@ -164,11 +166,11 @@ class Speech:
 
 @functools.cache
 @torch.inference_mode()
-def generated(family: str, speech: Speech, most: int) -> tuple[int, ...]:
+def generated(family: str, speech: Speech, most: int, **kind: int) -> tuple[int, ...]:
     """What the whole model writes, by transformers' `generate`, of this prompt alone."""
     tokens = speech.prompt(family)
     ids = torch.tensor([tokens])
-    out = speech_llm(family).generate(
+    out = speech_llm(family, **kind).generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         **speech.audio(family),

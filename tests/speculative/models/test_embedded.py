@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.models.voxtral_realtime import VoxtralRealtimeTextConfig
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.drafters.heads import HeadDrafter
 from forescribe.speculative.engine.beams import BeamSearch
 from forescribe.speculative.errors import LoadError, RequestError
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
@@ -23,6 +25,7 @@ from forescribe.speculative.native.adapters import PROMPT, NativeCausalDecoder
 from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Beams, Finish, Result
 from forescribe.speculative.types import Embedded
+from tests.speculative.drafters.heads import tiny_heads
 from tests.speculative.models.causal_lms import EOS, causal_lm
 from tests.speculative.models.causal_lms import FAMILIES as LANGUAGE_FAMILIES
 from tests.speculative.models.speech_llms import (
@@ -87,6 +90,21 @@ def test_ragged_speech_and_text_in_fewer_rows_is_the_whole_models_own(family, wh
     found = decoded(family, which, kind, RAGGED, batch=4, gamma=3)
     for speech in RAGGED:
         assert found[speech].tokens == generated(family, speech, MOST)
+
+
+@pytest.mark.parametrize("which", ENGINES)
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+@pytest.mark.parametrize("family", ["qwen3_asr", "voxtral"])
+def test_heads_draft_and_the_text_is_the_whole_models_own(family, kind, which):
+    size = {"layers": tiny_heads.LAYERS}
+    text = text_model(family, **size)
+    head = HeadDrafter(tiny_heads.made(kind, text).head)
+    target = causal_decoder(text, engine=which)
+    engine = Engine(target, head, batch=3, eos=(EOS,), schedule=Fixed(3))
+    for result in engine.run(speech.request(family, MOST, **size) for speech in RAGGED):
+        assert result.draft_error is None
+        assert result.tokens == generated(family, result.request.tag, MOST, **size)
+    assert engine.stats.drafted > 20
 
 
 texts = st.lists(st.integers(2, AUDIO - 1), max_size=9).map(tuple)
@@ -277,6 +295,22 @@ def test_the_text_model_is_the_whole_ones_own(family):
     assert found.equal(whole(input_ids=tokens, **speech.audio(family)).logits)
 
 
-def test_a_model_without_a_text_model_is_refused_by_name():
+def test_a_model_without_a_text_model_of_a_plain_class_is_refused_by_name():
     with pytest.raises(LoadError, match="llama has no text model with an output layer"):
         text_tower(causal_lm("llama"))
+    whole = copy.copy(speech_llm("voxtral"))
+    whole._modules = {**whole._modules, "model": copy.copy(whole.model)}
+    inner = whole.model
+    inner._modules = {
+        **inner._modules,
+        "language_model": speech_llm("qwen3_asr").model.language_model,
+    }
+    assert type(text_tower(whole)).__name__ == "Qwen3ForCausalLM"
+    odd = copy.copy(inner.language_model)
+    odd.config = causal_lm("llama").config
+    inner._modules["language_model"] = odd
+    with pytest.raises(LoadError, match="voxtral: its text model is a Qwen3Model"):
+        text_tower(whole)
+    odd.config = VoxtralRealtimeTextConfig()
+    with pytest.raises(LoadError, match="voxtral: its text model has no class of its own"):
+        text_tower(whole)
