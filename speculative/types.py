@@ -26,8 +26,9 @@ class Embedded:
     them, from place `at` on. The prompt has any token there, of which nothing is read.
 
     They are as the embedding layer returns them: where a model multiplies embeddings, it multiplies these
-    too. They end before the last token, which the first round reads again, and a token earlier cost no
-    drafts: a draft model reads the last two again. Raises `RequestError` for numbers of another form.
+    too. They end before the last token, which the first round reads again. A draft model reads the last two
+    again: in place of the last but one they cost it drafts. Raises `RequestError` for numbers of another
+    form.
     """
 
     at: int
