@@ -30,11 +30,10 @@ import torch
 from forescribe.speculative.types import Prefix
 
 from .audio.inputs import Input
-from .decode.rules import whisper_rules
 from .decode.transcriber import Decoded, Options, Outcome, Transcriber
 from .errors import visible
 from .formats.transcript_parts import seconds
-from .model.whisper import EncoderStates, Whisper
+from .model.speech_model import EncoderStates, SpeechModel
 
 
 @dataclass(frozen=True)
@@ -115,13 +114,13 @@ def _count(number: int, noun: str) -> str:
 
 
 def audit(
-    whisper: Whisper,
+    whisper: SpeechModel,
     sources: Iterable[Input],
     options: Options,
     *,
     gamma: int,
     batch: int,
-    float32: Whisper | None = None,
+    float32: SpeechModel | None = None,
 ) -> Iterator[Report]:
     """Yield a report for each recording; `float32` is the same target in float32, to count what differs.
     Raises UsageError for options that the model cannot serve."""
@@ -152,7 +151,7 @@ def _repeatable(source: Input) -> Input:
     return source
 
 
-def _report(whisper: Whisper, name: str, *outcomes: Outcome) -> Report:
+def _report(whisper: SpeechModel, name: str, *outcomes: Outcome) -> Report:
     """The report on the outcomes of the three modes, or of fewer where the last one failed."""
     error = outcomes[-1].error
     if error is not None:
@@ -202,7 +201,7 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next(same, min(len(a), len(b)))
 
 
-def _difference(whisper: Whisper, plain: Decoded, other: Decoded, way: str) -> Difference:
+def _difference(whisper: SpeechModel, plain: Decoded, other: Decoded, way: str) -> Difference:
     a, b = plain.result.tokens, other.result.tokens
     common = _common(a, b)
     pair = [list(t[common : common + 1]) for t in (a, b)]
@@ -216,26 +215,21 @@ def _difference(whisper: Whisper, plain: Decoded, other: Decoded, way: str) -> D
 
 @torch.inference_mode()
 def _logits(
-    whisper: Whisper,
+    whisper: SpeechModel,
     encoder_states: EncoderStates,
     prompt: tuple[int, ...],
     tokens: tuple[int, ...],
 ) -> torch.Tensor:
     """Processed logits `[V]` after a prefix, from one forward pass without cache or batch."""
-    device = whisper.device.torch
+    device, decoder = whisper.device.torch, whisper.decoder()
     prefix = torch.tensor([[*prompt, *tokens]], device=device)
-    with whisper.reading() as decoder:
-        if decoder is not None:
-            first = torch.zeros(1, dtype=torch.int64)
-            logits = decoder.prefill(first, prefix, [encoder_states]).logits[:, -1:]
-        else:
-            hidden = whisper.target.model.decoder(
-                input_ids=prefix, encoder_hidden_states=encoder_states.target[None], use_cache=False
-            ).last_hidden_state
-            logits = whisper.target.proj_out(hidden[:, -1:]).float()
     last = torch.tensor([[prefix.shape[1] - 1]], device=device)
+    decoder.allocate(1, prefix.shape[1])
+    row = torch.zeros(1, dtype=torch.int64, device=device)
+    logits = decoder.prefill(row, prefix, [encoder_states], last).logits
+    decoder.release()
     view = Prefix(prefix, last, torch.tensor([len(prompt)], device=device))
-    for rule in whisper_rules(whisper.target.generation_config, whisper.target.config, device):
+    for rule in whisper.rules():
         logits = rule(logits, view)
     row: torch.Tensor = logits[0, 0]
     return row

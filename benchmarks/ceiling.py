@@ -35,7 +35,7 @@ from forescribe.asr.decode.context import DecodingContext
 from forescribe.asr.decode.options import Guards, Options, Outcome, Part
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.asr.model.whisper import EncoderStates
+from forescribe.asr.model.speech_model import EncoderStates
 from forescribe.speculative.requests import Request, Result
 
 Key = tuple[Any, ...]

@@ -16,7 +16,7 @@ from ..audio.reading import Samples, open_audio
 from ..errors import AudioError, UsageError
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Word, seconds
-from ..model.whisper import Whisper
+from ..model.speech_model import SpeechModel
 from ..segment.cutter import cut
 from ..segment.windows import MAX_SAMPLES, Window
 from ..words.assembly import MARKS, assemble_words, pauses, split_words
@@ -76,14 +76,16 @@ def align_window(
     window = Window(0, 0, length, True, samples)
     encoded = _encoded(context, window, detect=language is None)
     language = language or (encoded.language[0] if encoded.language else None)
-    prompt = whisper.tokens.prompt(language, "transcribe", timestamps=False)
-    room = whisper.target.config.max_target_positions - len(prompt) - 1
+    prompt, states = whisper.prompt(
+        encoded.encoder_states, language, "transcribe", timestamps=False
+    )
+    room = whisper.positions - len(prompt) - 1
     if len(tokens) > room:
         raise UsageError(
             f"{len(tokens)} tokens of text for {seconds(length):.1f} s, and the model reads {room} at a "
             "time: is it the text of this recording?"
         )
-    (times,) = token_times(whisper, [Utterance(encoded.encoder_states, prompt, tokens, length)])
+    (times,) = token_times(whisper, [Utterance(states, prompt, tokens, length)])
     (words,) = assemble_words(
         whisper.tokenizer,
         language,
@@ -97,7 +99,7 @@ def align_window(
 
 
 def _distributed(
-    whisper: Whisper, text: str, heard: Transcript, language: str | None
+    whisper: SpeechModel, text: str, heard: Transcript, language: str | None
 ) -> Iterator[tuple[int, str]]:
     """The parts of a text, each with the first sample of its window: a word is where the recognised word that
     it stands for is."""
@@ -123,10 +125,10 @@ def _distributed(
         yield start, "".join(word for _, word in part)
 
 
-def _tokens(whisper: Whisper, text: str) -> tuple[int, ...]:
+def _tokens(whisper: SpeechModel, text: str) -> tuple[int, ...]:
     """The tokens of a text. Raises UsageError for special tokens in it."""
     ids = whisper.tokenizer.encode(" " + " ".join(text.split()), add_special_tokens=False)
-    if any(token >= whisper.tokens.end for token in ids):
+    if not all(map(whisper.tokens.is_text, ids)):
         raise UsageError("the text holds a special token such as <|endoftext|>")
     return tuple(ids)
 

@@ -17,7 +17,7 @@ from forescribe.speculative.requests import Finish, Request, Result
 
 from ..formats.transcript_parts import SAMPLE_RATE, Segment, State
 from ..model.languages import SPACELESS
-from ..model.whisper import EncoderStates, Whisper
+from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
 from ..segment.windows import Run, Window, total, within
 from ..words.assembly import CLOSING, MARKS, SENTENCE_END, split_words
 from ..words.timing import Utterance, token_times
@@ -100,7 +100,7 @@ answer and its state."""
 
 
 def attempt_of(
-    whisper: Whisper, guards: Guards | None, result: Result, pending: PendingWindow
+    whisper: SpeechModel, guards: Guards | None, result: Result, pending: PendingWindow
 ) -> Attempt:
     """An answer with its judgement. Without guards only numbers that are not finite are rejected, and what
     `Sure` rejects."""
@@ -124,7 +124,7 @@ def attempt_of(
     return Attempt(result, judgement, reason, rank)
 
 
-def _is_tail(whisper: Whisper, window: Window, tokens: Sequence[int]) -> bool:
+def _is_tail(whisper: SpeechModel, window: Window, tokens: Sequence[int]) -> bool:
     """Whether a part may hold nothing but the end of the last word of the part before it."""
     voiced = window.voiced or ()
     ends = (window.start, *(end for _, end in voiced))
@@ -136,7 +136,7 @@ def _is_tail(whisper: Whisper, window: Window, tokens: Sequence[int]) -> bool:
     return finished or _repeats(whisper, window.before, tokens)
 
 
-def misled(whisper: Whisper, pending: PendingWindow, attempt: Attempt) -> bool:
+def misled(whisper: SpeechModel, pending: PendingWindow, attempt: Attempt) -> bool:
     """Whether the answer of a part is to be asked for once more without the text before it: the guards reject
     it, or it repeats `AGAIN` words of that text. Behind text the no-speech probability says little: tiny.en's
     for the same sound rises from 0.01 and 0.23 to 0.87 and 0.93."""
@@ -151,7 +151,7 @@ def misled(whisper: Whisper, pending: PendingWindow, attempt: Attempt) -> bool:
     return any(tuple(words[i : i + count]) in runs for i in range(len(words) - count + 1))
 
 
-def is_short(whisper: Whisper, options: Options, window: Window, attempt: Attempt) -> bool:
+def is_short(whisper: SpeechModel, options: Options, window: Window, attempt: Attempt) -> bool:
     """Whether the most probable answer is a few tokens that end before much of the voice: their mean says
     little, and sampling would be of the whole window ("21." at -1.00 became "Chapter XXI. A momens glance").
     What it leaves is decoded as a part of its own, if parts are. In noise its answer at the end of all
@@ -165,7 +165,7 @@ def is_short(whisper: Whisper, options: Options, window: Window, attempt: Attemp
     voiced, special = window.voiced or (), whisper.tokens
     *_, last = (0, *(at for t in tokens if (at := special.stamp(t)) is not None))
     left = _voice(voiced, window.start + last, window.end)
-    words = [p for t, p in zip(tokens, result.logprobs, strict=True) if t < special.end]
+    words = [p for t, p in zip(tokens, result.logprobs, strict=True) if special.is_text(t)]
     probable = mean_logprob(words) >= (-math.inf if guards.logprob is None else guards.logprob)
     if probable and options.task == "transcribe":  # `reached` asks the attention then
         left = max(left, total(voiced) - SLOW[0] - SLOW[1] * len(tokens))
@@ -183,7 +183,7 @@ def search_of(request: Request, options: Options, attempt: Attempt) -> Request |
 
 
 def decoded_of(
-    whisper: Whisper,
+    whisper: SpeechModel,
     pending: PendingWindow,
     attempt: Attempt,
     *,
@@ -231,7 +231,7 @@ def decoded_of(
     )
 
 
-def _heard(whisper: Whisper, result: Result) -> tuple[str, float] | None:
+def _heard(whisper: SpeechModel, result: Result) -> tuple[str, float] | None:
     """The most probable language by what `_probe` has asked for; None where it asked for none."""
     chances = result.probe[1:]
     if not (whole := math.fsum(chances)):
@@ -241,10 +241,10 @@ def _heard(whisper: Whisper, result: Result) -> tuple[str, float] | None:
 
 
 def failed_window(
-    whisper: Whisper, pending: PendingWindow, error: Exception, extent: Extent
+    whisper: SpeechModel, pending: PendingWindow, error: Exception, extent: Extent
 ) -> Decoded:
     """A window that an exception ended."""
-    request, window = Request((whisper.tokens.start,)), pending.window
+    request, window = Request((whisper.tokens.end,)), pending.window
     return Decoded(
         index=window.index,
         start=window.start,
@@ -266,7 +266,7 @@ class Reach:
 
 
 def reached(
-    whisper: Whisper,
+    whisper: SpeechModel,
     options: Options,
     decoded: Decoded,
     states: EncoderStates,
@@ -297,18 +297,18 @@ def reached(
     cut = _first_stretched(whisper, decoded.language, tokens, bounds, voiced)
     if cut is not None:
         end = min(bounds[cut], bounds[cut - 1] + LONGEST)
-        return Reach(end, _first_tokens(parts, decoded.tokens, cut, special.end))
+        return Reach(end, _first_tokens(parts, decoded.tokens, cut, special))
     gap = _first_gap([part for part, _ in parts], decoded, bounds, voiced)
     if gap is not None:
         cut = sum(len(part.tokens) for part, _ in parts[:gap])
         end = decoded.start + parts[gap - 1][0].end
-        return Reach(end, _first_tokens(parts, decoded.tokens, cut, special.end))
+        return Reach(end, _first_tokens(parts, decoded.tokens, cut, special))
     said = min(bounds[-1], bounds[-2] + LONGEST)
     return Reach(min(said, end) if closed else said, decoded.tokens)
 
 
 def _first_stretched(
-    whisper: Whisper,
+    whisper: SpeechModel,
     language: str,
     tokens: Sequence[int],
     bounds: Sequence[int],
@@ -366,16 +366,19 @@ def _voice(voiced: Sequence[Run], start: int, end: int) -> int:
 
 
 def _first_tokens(
-    parts: Sequence[tuple[Stretch, str]], tokens: Sequence[int], count: int, end: int
+    parts: Sequence[tuple[Stretch, str]],
+    tokens: Sequence[int],
+    count: int,
+    special: SpeechTokens,
 ) -> tuple[int, ...]:
     """The tokens of an answer before the text token number `count` of its segments with text."""
-    texts = [place for place, token in enumerate(tokens) if token < end]
+    texts = [place for place, token in enumerate(tokens) if special.is_text(token)]
     counted = [texts[part.first + i] for part, _ in parts for i in range(len(part.tokens))]
     return tuple(tokens[: counted[count]])
 
 
 def rest_of(
-    whisper: Whisper, options: Options, window: Window, decoded: Decoded, states: EncoderStates
+    whisper: SpeechModel, options: Options, window: Window, decoded: Decoded, states: EncoderStates
 ) -> tuple[Decoded, Window | None]:
     """An answer as far as it counts, and what it leaves of its window, as the next part; None where no voice
     is left, or no part helps.
@@ -390,6 +393,8 @@ def rest_of(
     would repeat them too. The voice of it, or behind the last part that is allowed, is told as failed.
     """
     if window.tentative or window.features is not None or not texts_of(whisper, decoded):
+        return decoded, None
+    if not whisper.attends:  # nothing says how far it goes
         return decoded, None
     voiced = window.voiced or ()
     reach = reached(whisper, options, decoded, states, voiced)
@@ -408,25 +413,25 @@ def rest_of(
     return replace(decoded, end=rest.start, tokens=reach.tokens, continued=True), rest
 
 
-def _repeats(whisper: Whisper, before: Sequence[int], tokens: Sequence[int]) -> bool:
+def _repeats(whisper: SpeechModel, before: Sequence[int], tokens: Sequence[int]) -> bool:
     """Whether the words of `tokens` are the last ones `before`, whatever their case and punctuation."""
     earlier, words = (_words(whisper, None, some) for some in (before, tokens))
     return bool(words) and earlier[-len(words) :] == words
 
 
-def _words(whisper: Whisper, language: str | None, tokens: Sequence[int]) -> list[str]:
+def _words(whisper: SpeechModel, language: str | None, tokens: Sequence[int]) -> list[str]:
     """Words without case and punctuation, characters where no spaces are written."""
     text = text_of(whisper, tokens).casefold()
     parts = text if language in SPACELESS else text.split()
     return [word for part in parts if (word := part.strip(MARKS))]
 
 
-def doubted(whisper: Whisper, decoded: Decoded) -> Decoded:
+def doubted(whisper: SpeechModel, decoded: Decoded) -> Decoded:
     """A window with a doubt where many of its words are improbable."""
     if decoded.doubt is not None or not texts_of(whisper, decoded):
         return decoded
     pairs = zip(decoded.tokens, decoded.result.logprobs, strict=False)
-    tokens, logprobs = zip(*((t, p) for t, p in pairs if t < whisper.tokens.end), strict=True)
+    tokens, logprobs = zip(*((t, p) for t, p in pairs if whisper.tokens.is_text(t)), strict=True)
     words = split_words(whisper.tokenizer, decoded.language, tokens)
     first = improbable = 0
     for word in words:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,20 +37,12 @@ from forescribe.speculative.errors import release
 from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Finish, Request, Result, Stats
 
+from ..model.speech_model import DraftStates, EncoderStates, Features, SpeechModel
 from ..model.vocabulary import alphabetic
-from ..model.whisper import (
-    POSITIONS_PER_S,
-    DraftStates,
-    EncoderStates,
-    LogMel,
-    Whisper,
-    amplified,
-    end_of,
-)
+from ..model.whisper import POSITIONS_PER_S, end_of
 from ..segment.vad import Detector, SileroDetector
-from ..segment.windows import Samples, Window
+from ..segment.windows import Window
 from .recording import apply_each
-from .rules import NoSpeech, whisper_rules
 
 ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
 """Marks at the end of a sentence, of Chinese and Japanese too."""
@@ -63,40 +56,34 @@ SCRIPT_SLOTS = 16384
 
 @dataclass(eq=False)
 class DecodingContext:
-    """A Whisper model, its engine and what prepares audio for them, on one device.
+    """A speech model, its engine and what prepares audio for them, on one device.
 
-    `mels` make the features that the models' encoders read, the target's first.
     `slots` is the engine with faults as values; `watch` counts the seconds before the engine, on cuda with
     the rounds that run beside an encoder. `side` is where the encoder runs.
     `gamma` is what the transcriber was created with, None for an adaptive draft length. `detector` is
     loaded on first use where it is None.
     """
 
-    whisper: Whisper
+    whisper: SpeechModel
     engine: Engine
     gamma: int | None = None
     detector: Detector | None = None
     caller: object = None  # the session that last began to decode in its caller's thread
     slots: IsolatedEngine = field(init=False)
-    mels: tuple[LogMel, ...] = field(init=False)
-    no_speech: NoSpeech = field(init=False)
     watch: Stopwatch = field(init=False)
     side: SideStream = field(init=False)
 
     def __post_init__(self) -> None:
         device = self.whisper.device
         self.slots = IsolatedEngine(self.engine, self._beam_search)
-        self.mels = tuple(LogMel(each, device.torch) for each in self.whisper.extractors)
-        self.no_speech = NoSpeech.of(self.whisper.target.generation_config)
         self.watch, self.side = Stopwatch(device), SideStream(device)
 
     @classmethod
     def of(
-        cls, whisper: Whisper, batch: int, gamma: int | None, detector: Detector | None
+        cls, whisper: SpeechModel, batch: int, gamma: int | None, detector: Detector | None
     ) -> DecodingContext:
         """With a new engine, of `batch` slots. Where shapes are compiled, every one is now, before there is
         work that would wait for it."""
-        generation, config = whisper.target.generation_config, whisper.target.config
         drafter = None if gamma == 0 else _drafter(whisper, gamma)
         engine = Engine(
             whisper.decoder(),
@@ -104,7 +91,7 @@ class DecodingContext:
             batch=batch,
             eos=whisper.tokens.ends,
             schedule=schedule_for(gamma, drafter),
-            processors=whisper_rules(generation, config, whisper.device.torch),
+            processors=whisper.rules(),
             device=whisper.device,
         )
         engine.choose_threads()
@@ -114,7 +101,7 @@ class DecodingContext:
 
     def _beam_search(self, size: int) -> BeamSearch:
         """With texts of half of the positions at most, as openai/whisper's."""
-        whisper, generation = self.whisper, self.whisper.target.generation_config
+        whisper = self.whisper
         target = whisper.decoder()
         return BeamSearch(
             target,
@@ -122,31 +109,9 @@ class DecodingContext:
             batch=self.engine.batch,
             longest=target.max_positions // 2,
             eos=whisper.tokens.ends,
-            processors=whisper_rules(generation, whisper.target.config, whisper.device.torch),
+            processors=whisper.rules(),
             device=whisper.device,
         )
-
-    @property
-    def mel(self) -> LogMel:
-        """What makes the features of the target."""
-        return self.mels[0]
-
-    def features(
-        self, windows: Sequence[Samples], searched: Sequence[bool] = ()
-    ) -> tuple[Tensor, ...]:
-        """The features of windows, by model, for `Whisper.encode`. Those that are `searched` with beams are
-        padded with zeros in place of silence, as openai/whisper's `transcribe` pads: beside silence, beams
-        leave out first words. whisper-base's five leave out 4 instead of 15 words of 251 readers (8,232
-        words; 72 instead of 75 are wrong), and 427 instead of 434 of 2,054 words of 70 hard recordings are
-        wrong; headings shared windows in the first figures alone. Without beams zeros are no better: of 88
-        readers 119 instead of 102 words are wrong."""
-        windows = list(map(amplified, windows))
-        made = tuple(mel(windows) for mel in self.mels)
-        for row in (row for row, own in enumerate(searched) if own):
-            frames = -(-len(windows[row]) // self.mel.hop)
-            for features in made:
-                features[row, :, frames:] = 0
-        return made
 
     @property
     def encoded_together(self) -> int:
@@ -159,7 +124,7 @@ class DecodingContext:
         """What runs the forwards of the target's decoder: a name of `ModelEngine`."""
         return str(getattr(self.engine.target, "engine", self.whisper.engine))
 
-    def expect(self, features: Sequence[Tensor], spent_s: float) -> None:
+    def expect(self, features: Sequence[Sequence[Any]], spent_s: float) -> None:
         """Tells an adaptive draft length, before any draft, what hearing the windows of `features` with an
         encoder of the draft's own will cost: by the time that the target's took for them."""
         schedule, count = self.engine.schedule, len(features[0])
@@ -305,10 +270,10 @@ def encode_windows(
 
 @dataclass(frozen=True, eq=False)
 class EncodedWindow:
-    """Features `[M, F]` and encoder states of a window; its language and the probability of that
+    """Features and encoder states of a window; its language and the probability of that
     language, where detection was requested."""
 
-    features: Tensor
+    features: Features
     encoder_states: EncoderStates
     language: tuple[str, float] | None
 
@@ -323,13 +288,13 @@ def _encoded_together(
     """Encode windows in one batch. Reads the device once, and once more for languages."""
     whisper, side = context.whisper, context.side
 
-    def encode() -> tuple[Tensor, list[EncoderStates], Tensor]:
+    def encode() -> tuple[Sequence[Features], list[EncoderStates], Tensor]:
         own = [window.features() for window, *_ in batch if window.features is not None]
         if own:
             features = tuple(map(torch.stack, zip(*own, strict=True)))
         else:
             samples = [window.samples for window, *_ in batch]
-            features = context.features(samples, [searched for *_, searched in batch])
+            features = whisper.features(samples, [searched for *_, searched in batch])
         began = time.perf_counter()
         states = whisper.encode(*features)
         context.expect(features, time.perf_counter() - began)
@@ -350,12 +315,11 @@ def _encoded_together(
 
     # Rounds of the windows that are being decoded go on meanwhile, where the device has streams.
     features, states, are_finite = side.run(encode, context.slots.advance)
-    side.hand_over(features)  # to the stream of the rounds, which reads them
-    for own in states:
-        side.hand_over(own.target)
-        for draft in own.by_draft:
-            if isinstance(draft, DraftStates):
-                side.hand_over(draft.features)
+    made = [features, *(own.target for own in states)]
+    made += (d.features for own in states for d in own.by_draft if isinstance(d, DraftStates))
+    for each in made:
+        if isinstance(each, Tensor):
+            side.hand_over(each)  # to the stream of the rounds, which reads them
     return side.run(read)
 
 
@@ -367,7 +331,7 @@ def _finite(states: Sequence[EncoderStates]) -> Tensor:
 # -- the engine -----------------------------------------------------------------------------------------
 
 
-def _drafter(whisper: Whisper, gamma: int | None) -> Drafter:
+def _drafter(whisper: SpeechModel, gamma: int | None) -> Drafter:
     """The drafter of a pair: its draft models, or without any copies from the text that a request brings.
 
     Joined in one round they gain little: n-grams of the text so far write 1.00 to 1.12 tokens per round of
@@ -377,8 +341,8 @@ def _drafter(whisper: Whisper, gamma: int | None) -> Drafter:
     if not whisper.drafts:
         return ScriptDrafter(
             slots=SCRIPT_SLOTS,
-            special_from=whisper.tokens.end,
-            breaks=_breaks(whisper),
+            special_from=whisper.tokens.end if whisper.attends else None,
+            breaks=_breaks(whisper) if whisper.attends else None,
             early=whisper.device.synchronous,
         )
     # The token rules are not applied to drafts: they cost as much as a small draft model's forward
@@ -397,7 +361,7 @@ def _drafter(whisper: Whisper, gamma: int | None) -> Drafter:
     )
 
 
-def _breaks(whisper: Whisper) -> Breaks:
+def _breaks(whisper: SpeechModel) -> Breaks:
     """Where Whisper writes timestamps that a text lacks: behind the ends of sentences."""
     vocabulary = whisper.tokenizer.get_vocab()
     ends = tuple(map(alphabetic, ENDS))

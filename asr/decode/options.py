@@ -36,7 +36,7 @@ from ..words.terms import read_terms
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from ..model.whisper import EncoderStates
+    from ..model.speech_model import EncoderStates
     from ..segment.windows import Run
     from ..storage.locations import Entry
     from ..words.edits import Change

@@ -27,7 +27,7 @@ from ..formats.transcript_parts import (
     seconds,
 )
 from ..model.languages import ALIKE, LANGUAGES
-from ..model.whisper import Whisper
+from ..model.speech_model import SpeechModel
 from ..segment.windows import Window, total
 from ..words.replacements import LIMIT_S
 from ..words.terms import read_terms, says
@@ -223,7 +223,7 @@ def source_stats(results: Iterable[Sequence[Source]]) -> dict[str, Json]:
 
 
 def _warnings(
-    whisper: Whisper, recording: RecordingState, done: Sequence[Decoded], language: str | None
+    whisper: SpeechModel, recording: RecordingState, done: Sequence[Decoded], language: str | None
 ) -> list[Notice]:
     """What a reader of the transcript should know of its windows."""
     notices = list[Notice]()
@@ -299,7 +299,7 @@ def _name(code: str) -> str:
     return LANGUAGES.get(code, code).title()
 
 
-def _dropped(whisper: Whisper, done: Iterable[Decoded]) -> list[Notice]:
+def _dropped(whisper: SpeechModel, done: Iterable[Decoded]) -> list[Notice]:
     """Warnings for text that was decoded but left out: one for each of the first windows, and one for the
     rest."""
     notices, rest = list[Notice](), list[Decoded]()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -25,10 +25,11 @@ from ..audio.inputs import Input
 from ..audio.reading import Recording
 from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
 from ..formats.transcript_parts import Correction, Segment, TokenSource, Word, seconds
-from ..model.tokens import SpecialTokens, Task
+from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
+from ..model.tokens import Task
 from ..model.vocabulary import bytes_of
-from ..model.whisper import EncoderStates, Whisper
 from ..segment.windows import Window
+from ..words.aligning import Spoken, align
 from ..words.assembly import Pause, assemble_words
 from ..words.edits import Change
 from ..words.timing import TokenTimes, Utterance, token_times
@@ -191,10 +192,10 @@ class PendingWindow:
         self.request = self.best = None
 
 
-def unheard_attempt(whisper: Whisper, result: Result) -> Attempt:
+def unheard_attempt(whisper: SpeechModel, result: Result) -> Attempt:
     """The answer for a window in which no voice was heard: kept or silence, by `Sure`."""
     text, mean = text_of(whisper, result.tokens), mean_logprob(result.logprobs)
-    count = sum(token < whisper.tokens.end for token in result.tokens)
+    count = sum(map(whisper.tokens.is_text, result.tokens))
     ratio = math.inf if result.finish is Finish.LENGTH else compression_ratio(text)
     doubt = SURE.doubt(text, count, ratio=ratio, mean_logprob=mean, no_speech_prob=result.probe[0])
     judgement = Judgement.KEEP if doubt is None else Judgement.SILENCE
@@ -204,10 +205,10 @@ def unheard_attempt(whisper: Whisper, result: Result) -> Attempt:
 # -- what a window has written --------------------------------------------------------------------------
 
 
-def text_of(whisper: Whisper, tokens: Iterable[int]) -> str:
+def text_of(whisper: SpeechModel, tokens: Iterable[int]) -> str:
     """The text of tokens with its spaces, without special tokens."""
     text: str = whisper.tokenizer.decode(
-        [token for token in tokens if token < whisper.tokens.end],
+        list(filter(whisper.tokens.is_text, tokens)),
         skip_special_tokens=True,
         clean_up_tokenization_spaces=False,
     )
@@ -225,7 +226,7 @@ class Stretch:
     first: int = 0
 
 
-def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> list[Stretch]:
+def stretches(tokens: Sequence[int], special: SpeechTokens, length: int) -> list[Stretch]:
     """The segments of a window of `length` samples, in order, never beyond it.
 
     Whisper writes a segment as <|start|> text <|end|>. The last one may lack its end where the audio is cut
@@ -239,7 +240,7 @@ def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> lis
     stamps = [*map(special.stamp, tokens), length]  # the last segment lasts until the window ends
     for token, stamp in zip((*tokens, special.end), stamps, strict=True):
         if stamp is None:
-            if token < special.end:
+            if special.is_text(token):
                 text.append(token)
             continue
         stamp = max(start, stamp)
@@ -250,7 +251,7 @@ def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> lis
     return result
 
 
-def texts_of(whisper: Whisper, decoded: Decoded) -> list[tuple[Stretch, str]]:
+def texts_of(whisper: SpeechModel, decoded: Decoded) -> list[tuple[Stretch, str]]:
     """The stretches of a window that hold text, with the text; none where it does not count."""
     if decoded.state != "decoded":
         return []
@@ -275,7 +276,7 @@ def name_of(source: Source) -> TokenSource:
     return cast(TokenSource, source.name.lower())
 
 
-def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:
+def segments_of(whisper: SpeechModel, decoded: Decoded) -> tuple[Segment, ...]:
     """A window's segments, without words."""
     result, parts = decoded.result, texts_of(whisper, decoded)
     ratio = compression_ratio(text_of(whisper, result.tokens)) if parts else 0.0
@@ -300,7 +301,7 @@ def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:
 
 
 def _corrections(
-    whisper: Whisper, part: Stretch, changes: Iterable[Change]
+    whisper: SpeechModel, part: Stretch, changes: Iterable[Change]
 ) -> Iterator[Correction]:
     """The changes of a stretch."""
     for change in changes:
@@ -312,7 +313,9 @@ def _corrections(
             yield Correction(at, change.heard, change.written, change.source)
 
 
-def timed_segments(whisper: Whisper, recording: RecordingState, decoded: Decoded) -> list[Segment]:
+def timed_segments(
+    whisper: SpeechModel, recording: RecordingState, decoded: Decoded
+) -> list[Segment]:
     """A window's segments, with their words where these have been timed: then each lasts from its first to
     its last word (openai/whisper), as timestamp tokens are less exact."""
     segments = recording.segments.get(decoded.start)
@@ -330,13 +333,13 @@ def timed_segments(whisper: Whisper, recording: RecordingState, decoded: Decoded
     return timed
 
 
-def tokens_of(whisper: Whisper, decoded: Decoded) -> Iterator[Token]:
+def tokens_of(whisper: SpeechModel, decoded: Decoded) -> Iterator[Token]:
     """The tokens of a window's text; their bytes joined are that text."""
     if decoded.state != "decoded":
         return
     # There are more probabilities than tokens where only the first tokens of an answer count.
     pairs = zip(decoded.tokens, decoded.result.logprobs, strict=False)
-    scored = ((token, logprob) for token, logprob in pairs if token < whisper.tokens.end)
+    scored = ((token, logprob) for token, logprob in pairs if whisper.tokens.is_text(token))
     for part in stretches(decoded.tokens, whisper.tokens, decoded.length):
         own = list(islice(scored, len(part.tokens)))
         if not text_of(whisper, part.tokens).strip():
@@ -351,7 +354,7 @@ class WordTimer:
     """Times the words of decoded windows, which wait here with their encoder states: as soon as there are
     `batch`; None waits for `run`. Where timing fails, a window keeps its text and has no word times."""
 
-    whisper: Whisper
+    whisper: SpeechModel
     task: Task
     batch: int | None
     waiting: list[PendingWindow] = field(default_factory=list)
@@ -392,22 +395,46 @@ class WordTimer:
 
     def _times_of(self, work: Sequence[PendingWindow]) -> list[TokenTimes]:
         """The times of the tokens of windows, aligned with their encoder states."""
+        if not self.whisper.attends:
+            return [_aligned(self.whisper, pending) for pending in work]
         utterances = []
         for pending in work:
             decoded, states = pending.decoded, pending.states
             assert decoded is not None and states is not None
-            prompt = self.whisper.tokens.prompt(decoded.language, self.task, timestamps=False)
-            end = self.whisper.tokens.end
-            tokens = [token for token in decoded.spoken or () if token < end]
-            if decoded.spoken is None:
-                for segment in pending.recording.segments[pending.window.start]:
-                    tokens += segment.tokens
-            utterances.append(Utterance(states, prompt, tuple(tokens), pending.spoken))
+            prompt, states = self.whisper.prompt(
+                states, decoded.language, self.task, timestamps=False
+            )
+            tokens = _heard_tokens(self.whisper, pending)
+            utterances.append(Utterance(states, prompt, tokens, pending.spoken))
         return token_times(self.whisper, utterances)
 
 
+def _heard_tokens(whisper: SpeechModel, pending: PendingWindow) -> tuple[int, ...]:
+    """The text tokens of a window that were heard: before others were written in their place."""
+    decoded = pending.decoded
+    assert decoded is not None
+    if decoded.spoken is not None:
+        return tuple(filter(whisper.tokens.is_text, decoded.spoken))
+    segments = pending.recording.segments[pending.window.start]
+    return tuple(token for segment in segments for token in segment.tokens)
+
+
+def _aligned(whisper: SpeechModel, pending: PendingWindow) -> TokenTimes:
+    """The times of the tokens that were heard, by another model."""
+    decoded, tokens = pending.decoded, _heard_tokens(whisper, pending)
+    assert decoded is not None
+    pairs = zip(decoded.tokens, decoded.result.logprobs, strict=False)
+    logprobs = [logprob for token, logprob in pairs if whisper.tokens.is_text(token)]
+    if decoded.spoken is not None:
+        begin = decoded.origin[:-1]
+        logprobs = [logprobs[bisect_right(begin, n) - 1] for n in range(len(tokens))]
+    spoken = Spoken(pending.window.samples, decoded.language, tokens, tuple(logprobs))
+    times, pending.pauses = align(whisper, spoken)
+    return times
+
+
 def _words_of(
-    whisper: Whisper, pending: PendingWindow, times: TokenTimes
+    whisper: SpeechModel, pending: PendingWindow, times: TokenTimes
 ) -> list[tuple[Word, ...]]:
     """The words of each segment of a window."""
     decoded = pending.decoded
@@ -418,7 +445,7 @@ def _words_of(
         times = times.shared([decoded.origin[n] for n in kept], decoded.origin[kept[-1] + 1])
     # In sequential decoding only the first tokens of an answer count: there may be more sources than tokens.
     pairs = zip(decoded.tokens, decoded.result.sources, strict=False)
-    sources = [name_of(source) for token, source in pairs if token < whisper.tokens.end]
+    sources = [name_of(source) for token, source in pairs if whisper.tokens.is_text(token)]
     return assemble_words(
         whisper.tokenizer,
         decoded.language,

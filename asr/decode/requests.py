@@ -11,13 +11,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from forescribe.speculative.requests import Probe, Request
+from forescribe.speculative.requests import Request
 
 from ..errors import UsageError
 from ..formats.transcript_parts import seconds
 from ..model.languages import Spoken
-from ..model.tokens import SpecialTokens
-from ..model.whisper import EncoderStates, Whisper
+from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
 from ..segment.windows import Window
 from ..words.redaction import Redactor
 from ..words.replacements import Replacements
@@ -63,8 +62,8 @@ class BoundOptions:
 def bind(options: Options, context: DecodingContext) -> BoundOptions:
     """Check options against a model. Raises UsageError for those that it cannot serve."""
     special = context.whisper.tokens
-    spoken = special.spoken(options.language)
-    previous = prompt_tokens(context.whisper, options.initial_prompt)
+    spoken, whisper = special.spoken(options.language), context.whisper
+    previous = prompt_tokens(whisper, options.initial_prompt)
     if options.task == "translate" and not special.translates:
         raise UsageError(f"translate: {special.only}")
     limit = context.engine.max_gamma
@@ -75,18 +74,43 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
     hint = hint_tokens(context.whisper, options.hint)
     terms = TermList.of(options.terms) if options.terms else None
     for term in terms.terms if terms is not None else ():
-        if "<|" not in term.text:
+        if "<" not in term.text:
             continue
-        if (
-            max(context.whisper.tokenizer.encode(term.text, add_special_tokens=False))
-            >= special.end
-        ):
+        ids = whisper.tokenizer.encode(term.text, add_special_tokens=False)
+        if not all(map(special.is_text, ids)):
             raise UsageError(f"the term {term.text!r} holds a special token of the model")
+    if not whisper.attends:
+        _check_served(options, whisper)
+        if terms is not None:
+            previous, terms = (*previous, *_term_tokens(whisper, previous, terms)), None
     replacements = Replacements.of(options.replacements) if options.replacements else None
     redactor = Redactor(options.redact) if options.redact else None
     if redactor is not None and spoken.one is not None:
         redactor.check(spoken.one)
     return BoundOptions(options, spoken, previous, hint, terms, replacements, redactor)
+
+
+def _check_served(options: Options, whisper: SpeechModel) -> None:
+    """Raises UsageError for what only a model with timestamps and attention to the audio can do."""
+    asked = {
+        "long form sequential": options.long_form == "sequential",
+        "beams": options.beam_size != 1,
+        "terms": bool(options.terms) and not whisper.tokens.conditions,
+    }
+    for name in (name for name, own in asked.items() if own):
+        raise UsageError(f"{name}: this speech model has none of it; a Whisper model does")
+
+
+def _term_tokens(whisper: SpeechModel, previous: Sequence[int], terms: TermList) -> tuple[int, ...]:
+    """The terms as other text of the prompt. Raises UsageError where it has no room for all."""
+    text = ", ".join(term.text for term in terms.terms)
+    ids = whisper.tokenizer.encode(" " + text, add_special_tokens=False)
+    if len(previous) + len(ids) > whisper.prompt_room:
+        raise UsageError(
+            f"{len(terms.terms)} terms are {len(ids)} tokens, and the prompt of this model has room for "
+            f"{whisper.prompt_room - len(previous)}: give fewer"
+        )
+    return tuple(ids)
 
 
 def window_request(
@@ -105,35 +129,30 @@ def window_request(
     options, route = bound.options, context.whisper.pair.route(pending.language)
     searched, special = bound.searches(pending.window), context.whisper.tokens
     alone = alone or pending.window.alone or not options.condition_on_previous_text
-    if not alone and special.previous is not None:
+    if not alone and special.conditions:
         before = previous_text(pending.window.before, special)
-        previous = (*previous, *before)[-prompt_room(context.whisper) :]
-    prompt = special.prompt(
-        pending.language, options.task, timestamps=options.timestamps, previous=previous
+        previous = (*previous, *before)[-context.whisper.prompt_room :]
+    prompt, states = context.whisper.prompt(
+        encoder_states,
+        pending.language,
+        options.task,
+        timestamps=options.timestamps,
+        previous=previous,
     )
+    other_languages = bound.language is not None and special.multilingual
     request = Request(
         prompt=prompt,
-        encoder_states=replace(encoder_states, chosen=route or 0),
+        encoder_states=replace(states, chosen=route or 0),
         gamma=0 if route is None else options.gamma,
         beams=options.beams if searched else None,
         hint=hint_for(pending, bound.hint) if bound.hint else hypothesis,
         guess=pending.window.guess if context.engine.takes_guesses and not searched else (),
-        probe=_probe(context, bound, prompt),
+        probe=context.whisper.probe(prompt, languages=other_languages),
         max_new_tokens=pending.most_tokens,
         tag=pending,
     )
     first = options.guards.temperatures[0] if options.guards is not None else 0.0
     return at_temperature(request, first) if first else request
-
-
-def _probe(context: DecodingContext, bound: BoundOptions, prompt: tuple[int, ...]) -> Probe:
-    """The no-speech token and, where one language is named, those of all languages: behind
-    start-of-transcript, which is read anyway, so that listening for another one costs nothing. A step of the
-    decoder for it alone takes a fifth of the encoder's time."""
-    probe, special = context.no_speech.probe(prompt), context.whisper.tokens
-    if bound.language is None or not special.multilingual:
-        return probe
-    return replace(probe, tokens=(*probe.tokens, *special.languages.values()))
 
 
 def retry_of(request: Request, guards: Guards | None) -> Request | None:
@@ -194,35 +213,35 @@ def language_in(recording: RecordingState, window: EncodedWindow, *, unheard: bo
     return recording.language if probability < CONFIDENT else language
 
 
-def previous_text(tokens: Sequence[int], special: SpecialTokens) -> tuple[int, ...]:
+def previous_text(tokens: Sequence[int], special: SpeechTokens) -> tuple[int, ...]:
     """The tokens of an answer, as previous text of the next window: without the end, and a closing pair of
     timestamps is written once."""
-    written = tuple(token for token in tokens if token != special.end)
-    stamps = [token >= special.timestamp_begin for token in written[-2:]]
+    written = tuple(token for token in tokens if token not in special.ends)
+    stamps = [special.stamp(token) is not None for token in written[-2:]]
     return written[:-1] if len(written) > 2 and stamps == [True, True] else written
 
 
-def prompt_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
+def prompt_tokens(whisper: SpeechModel, text: str | None) -> tuple[int, ...]:
     """The last tokens of previous text that fit into a prompt. Raises UsageError."""
     if not text or not text.strip():
         return ()
-    if whisper.tokens.previous is None:
-        raise UsageError("this model has no token for previous text, so it takes no prompt")
-    room = prompt_room(whisper)
+    if not whisper.tokens.conditions:
+        raise UsageError("this model has no place for other text, so it takes no prompt")
+    room = whisper.prompt_room
     # Only the last tokens are used, so megabytes of text are not tokenised: few tokens are longer than this.
     text = text.strip()[-PROMPT_CHARACTERS * room :]
     ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
-    if any(token >= whisper.tokens.end for token in ids):
+    if not all(map(whisper.tokens.is_text, ids)):
         raise UsageError("the initial prompt holds a special token such as <|endoftext|>")
     return tuple(ids[-room:])
 
 
-def hint_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
+def hint_tokens(whisper: SpeechModel, text: str | None) -> tuple[int, ...]:
     """The text tokens of what is probably spoken; what looks like a special token in it is left out."""
     if not text or not text.strip():
         return ()
     ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
-    return tuple(token for token in ids if token < whisper.tokens.end)
+    return tuple(filter(whisper.tokens.is_text, ids))
 
 
 def hint_for(pending: PendingWindow, hint: tuple[int, ...]) -> tuple[int, ...]:
@@ -234,8 +253,3 @@ def hint_for(pending: PendingWindow, hint: tuple[int, ...]) -> tuple[int, ...]:
     middle = round(len(hint) * min(1.0, seconds(pending.window.start) / declared))
     first = min(max(0, middle - SCRIPT_SLOTS // 2), len(hint) - SCRIPT_SLOTS)
     return hint[first : first + SCRIPT_SLOTS]
-
-
-def prompt_room(whisper: Whisper) -> int:
-    """Tokens of previous text that fit into a prompt: half the positions less one (openai/whisper)."""
-    return int(whisper.target.config.max_target_positions) // 2 - 1

@@ -31,7 +31,7 @@ from ..segment.windows import Window, within
 from .context import DecodingContext
 from .options import Decoded
 from .recording import RecordingState, WordTimer
-from .requests import BoundOptions, previous_text, prompt_room, settled_language
+from .requests import BoundOptions, previous_text, settled_language
 from .submission import CutWindows
 
 FRAMES_PER_STEP = 2
@@ -50,13 +50,13 @@ class SequentialWindows(CutWindows):
 
     def __init__(self, context: DecodingContext, bound: BoundOptions) -> None:
         super().__init__(context, bound)
-        self.mel = context.mel
+        self.mel = context.whisper.mel
         self._frame = 0  # where the next window starts
 
     def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
         """The first window, once the recording has been read to its end; none if it is empty."""
         voice = VoiceRuns(self.context.voice_detector())
-        self._audio = SeekableAudio(voice.through(blocks), *self.context.mels)
+        self._audio = SeekableAudio(voice.through(blocks), *self.context.whisper.mels)
         recording.resources.callback(self._audio.close)
         self._voiced = voice.runs()
         recording.fully_read = True
@@ -68,13 +68,12 @@ class SequentialWindows(CutWindows):
         """The window behind one that has ended."""
         at_end = decoded.end == self._audio.sample_count
         self._frame = self._audio.frames if at_end else decoded.end // self.mel.hop
-        end = self.context.whisper.tokens.end
         discarded = decoded.result.tokens[len(decoded.tokens) :]
-        self.hypothesis = tuple(token for token in discarded if token < end)
+        self.hypothesis = tuple(filter(self.context.whisper.tokens.is_text, discarded))
         if decoded.state == "decoded" and self.bound.options.condition_on_previous_text:
             heard = decoded.tokens if decoded.spoken is None else decoded.spoken
             text = previous_text(heard, self.context.whisper.tokens)
-            room = prompt_room(self.context.whisper)
+            room = self.context.whisper.prompt_room
             forgotten = decoded.tried > FORGET_ABOVE
             self.previous = () if forgotten else (*self.previous, *text)[-room:]
         return self._next(recording)

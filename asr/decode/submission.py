@@ -20,6 +20,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from torch import Tensor
+
 from forescribe.speculative.errors import release
 from forescribe.speculative.requests import Request, Result
 
@@ -27,7 +29,7 @@ from ..audio.inputs import Input
 from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import CapacityError, ForescribeError, out_of_memory
 from ..formats.transcript_parts import State, seconds
-from ..model.whisper import EncoderStates
+from ..model.speech_model import EncoderStates
 from ..segment.cut_plan import planned_windows
 from ..segment.cutter import cut
 from ..segment.windows import Window, total
@@ -164,7 +166,7 @@ class Submission:
             if isinstance(encoded, Exception):
                 raise encoded
             pending.language = known or language_in(recording, encoded, unheard=window.unheard)
-            if self.bound.options.words:
+            if self.bound.options.words and isinstance(encoded.features, Tensor):
                 pending.pauses = pauses(encoded.features, window.length)
             pending.request = self._request(pending, encoded.encoder_states)
         except Exception as error:

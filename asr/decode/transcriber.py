@@ -40,7 +40,7 @@ from ..formats.transcript_parts import SAMPLE_RATE, Json, Segment, Word, seconds
 from ..model.languages import read_languages
 from ..model.loading import load
 from ..model.presets import check_request, resolve
-from ..model.whisper import Whisper
+from ..model.speech_model import SpeechModel
 from ..segment.vad import Detector
 from ..segment.windows import MAX_SAMPLES
 from .analysis import DetectedLanguage, align, align_window, detect_language
@@ -82,7 +82,7 @@ class Transcriber:
 
     def __init__(
         self,
-        whisper: Whisper,
+        whisper: SpeechModel,
         *,
         batch: int = 8,
         gamma: int | None = None,
@@ -131,7 +131,7 @@ class Transcriber:
         return cls(whisper, batch=batch, gamma=gamma)
 
     @property
-    def whisper(self) -> Whisper:
+    def whisper(self) -> SpeechModel:
         return self.context.whisper
 
     @property

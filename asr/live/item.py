@@ -13,7 +13,7 @@ from ..decode.options import Decoded
 from ..decode.recording import texts_of, tokens_of
 from ..decode.session import Session
 from ..formats.transcript import Transcript
-from ..model.whisper import Whisper
+from ..model.speech_model import SpeechModel
 from ..segment.cutter import Cutter
 from ..segment.windows import Samples, Window
 from ..words.assembly import split_words
@@ -101,7 +101,7 @@ class LiveItem:
     # -- passes -----------------------------------------------------------------------------------
 
     def next_windows(
-        self, step: int, *, pause: bool, whisper: Whisper
+        self, step: int, *, pause: bool, whisper: SpeechModel
     ) -> tuple[Kind, list[Window]] | None:
         """The windows of the next pass; None where there is no reason for one. A pass of tentative windows
         takes place after `step` samples of speech, or in a `pause` behind any."""
@@ -125,7 +125,7 @@ class LiveItem:
         ]
         return ("tentative", guessed) if guessed else None
 
-    def read_tentative(self, ended: Pass, whisper: Whisper) -> list[LiveWord]:
+    def read_tentative(self, ended: Pass, whisper: SpeechModel) -> list[LiveWord]:
         """Take the answers of a tentative pass; the words that they release."""
         assert ended.outcome is not None and ended.submission is not None
         for decoded in ended.outcome.decoded:
@@ -137,7 +137,7 @@ class LiveItem:
         answers = [self._tentative[span] for span in sorted(self._tentative)]
         if answers and self.guesses:
             last = answers[-1].tokens
-            self.hypothesis = tuple(token for token in last if token < whisper.tokens.end)
+            self.hypothesis = tuple(filter(whisper.tokens.is_text, last))
         # A doubtful answer is an invention more often than not: it waits for more audio.
         words = [w for d in answers if d.doubt is None for w in words_of(whisper, d)]
         released = self.committer.update(words, settled=self._settled)
@@ -145,7 +145,7 @@ class LiveItem:
             self.tail = "".join(word.text for word in words[place:])
         return self._released(released)
 
-    def read_final(self, ended: Pass, whisper: Whisper) -> list[LiveWord]:
+    def read_final(self, ended: Pass, whisper: SpeechModel) -> list[LiveWord]:
         """Take the answers for windows whose ends do not change; the words that they release."""
         assert ended.outcome is not None and ended.submission is not None
         recording = ended.submission.recording
@@ -175,7 +175,7 @@ class LiveItem:
         self._silent += [window for window in windows if not window.speech]
         return spoken
 
-    def _guessed(self, window: Window, whisper: Whisper, *, tentative: bool = False) -> Window:
+    def _guessed(self, window: Window, whisper: SpeechModel, *, tentative: bool = False) -> Window:
         """The window with what was written of it before as a guess."""
         earlier = [d for (start, _), d in self._tentative.items() if start == window.start]
         if not self.guesses:
@@ -194,7 +194,7 @@ class LiveItem:
         return words
 
 
-def words_of(whisper: Whisper, decoded: Decoded) -> Iterator[LiveWord]:
+def words_of(whisper: SpeechModel, decoded: Decoded) -> Iterator[LiveWord]:
     """The words of a window; none where its text does not count."""
     told = tokens_of(whisper, decoded)
     ids = [token for part, _ in texts_of(whisper, decoded) for token in part.tokens]

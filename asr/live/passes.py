@@ -27,7 +27,7 @@ from ..decode.requests import BoundOptions, bind, settled_language
 from ..decode.session import Session
 from ..decode.submission import CutWindows, Submission
 from ..formats.transcript_parts import SAMPLE_RATE, Word, seconds
-from ..model.whisper import Whisper
+from ..model.speech_model import SpeechModel
 from ..segment.windows import Samples, Window
 
 Kind = Literal["tentative", "closing", "last"]
@@ -167,9 +167,9 @@ class Pass:
         return [decoded for decoded in answers if decoded.index in known]
 
 
-def guess_from(whisper: Whisper, decoded: Decoded) -> tuple[int, ...]:
+def guess_from(whisper: SpeechModel, decoded: Decoded) -> tuple[int, ...]:
     """How a longer form of a window probably begins: its text so far, without the end."""
-    tokens = [token for token in decoded.tokens if token < whisper.tokens.end]
+    tokens = list(filter(whisper.tokens.is_text, decoded.tokens))
     tokens = tokens[: len(tokens) - CUT_TOKENS]
     while tokens and set(whisper.tokenizer.decode(tokens[-1:]).strip()) <= PUNCTUATION:
         tokens.pop()

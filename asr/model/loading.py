@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forescribe.speculative.device import Device, trim
+from forescribe.speculative.device import Device, choose, trim
 from forescribe.speculative.drafters.model_drafter import DraftTokens
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.model_engines import ModelEngine
+from forescribe.speculative.models import hub
 from forescribe.speculative.models.checkpoint import GENERATION, loading
 from forescribe.speculative.models.hub import find
 from forescribe.speculative.models.vocabularies import TokenMap
@@ -29,7 +30,9 @@ from forescribe.speculative.native.adapters import NativeEncoder
 
 from ..errors import ModelError
 from .checkpoint import Checkpoint, read_extractor, read_tokenizer, shared_encoder
-from .presets import Pair, locate, made_for, only_answer
+from .families import FAMILIES, model_type
+from .presets import ALIGNER, BUNDLED, Pair, locate, made_for, only_answer
+from .speech_llm import SpeechLLM
 from .tokens import SpecialTokens, TokenSettings, complete, same_tokenizer
 from .vocabulary import WhisperVocabulary, token_map
 from .whisper import DraftModel, Extractor, Whisper, target_decoder
@@ -46,12 +49,14 @@ def load(
     engine: ModelEngine = ModelEngine.AUTO,
     draft_device: Device | None = None,
     modules: bool = False,
-) -> Whisper:
+) -> Whisper | SpeechLLM:
     """Load the models of a pair, drafts in the number format of `draft_device`, by default the target's. They
     read the target's encoder states where both encoders are equal but for that rounding. With `modules`
     models and tokenizer are transformers', to be distilled or exported. Raises ModelError: not found, not a
-    Whisper model, an incompatible pair, an `engine` that cannot run them."""
+    speech model, an incompatible pair, an `engine` that cannot run them."""
     folder = locate(pair.target, role="model", network=network)
+    if model_type(folder) in FAMILIES:
+        return _load_llm(pair, folder, device, engine, draft_device or device, network=network)
     pair = _without_absent(pair, network=network)
     folders = [(name, locate(name, role="draft", network=network)) for name in pair.drafts]
     checkpoint = Checkpoint.of(folder, "model")
@@ -84,6 +89,40 @@ def load(
         loaded.engine,
         encoders,
     )
+
+
+def _load_llm(
+    pair: Pair,
+    folder: Path,
+    device: Device,
+    engine: ModelEngine,
+    draft_device: Device,
+    *,
+    network: bool,
+) -> SpeechLLM:
+    """A speech LLM with its draft, and the Whisper models that time its words, which are loaded when they
+    are first needed."""
+    from .llm_loading import load_llm
+
+    @cache
+    def aligner(language: str) -> Whisper | None:
+        name = hub.FOLDER / BUNDLED if language == "en" else ALIGNER
+        if find(name) is None:
+            return None
+        return load(Pair(name), choose(device.name), network=False)
+
+    drafts = [(name, locate(name, role="draft", network=network)) for name in pair.drafts]
+    made = load_llm(
+        pair,
+        folder,
+        drafts,
+        device,
+        engine=engine,
+        draft_device=draft_device,
+        aligner=aligner,
+    )
+    trim()
+    return made
 
 
 @dataclass(frozen=True, eq=False)

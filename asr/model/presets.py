@@ -135,6 +135,9 @@ ALIASES = {"demo": BUNDLED}
 
 NO_DRAFT = "none"
 
+ALIGNER = "openai/whisper-tiny"
+"""Times the words of models whose decoder does not attend to the audio; in English `BUNDLED` does."""
+
 
 @dataclass(frozen=True)
 class Draft:

@@ -205,6 +205,15 @@ class SpecialTokens:
         return bool(self.languages)
 
     @property
+    def conditions(self) -> bool:
+        """Whether a prompt may hold previous text."""
+        return self.previous is not None
+
+    def is_text(self, token: int) -> bool:
+        """Whether a token is text."""
+        return token < self.end
+
+    @property
     def translates(self) -> bool:
         """Whether the model can translate into English."""
         return self.multilingual and self.made_for is None

@@ -20,7 +20,8 @@ from torch import Tensor
 from forescribe.speculative.requests import Result
 
 from ..model.languages import SPACELESS
-from ..model.whisper import EncoderStates, Whisper
+from ..model.speech_model import EncoderStates
+from ..model.whisper import Whisper
 from .assembly import MARKS, SENTENCE_END, split_words
 from .edits import Change, Edit, edited, texts
 from .terms import ALIKE, Candidate, Term, TermList
@@ -128,7 +129,7 @@ def _variants(
         ids = whisper.tokenizer.encode(lead + written + tail, add_special_tokens=False)
         behind = tuple(tokens[own.stop : own.stop + BEHIND])
         end = len(prompt) + own.start + len(ids) + len(behind)
-        fits = end <= whisper.target.config.max_target_positions
+        fits = end <= whisper.positions
         if (
             heard != lead + written + tail
             and fits

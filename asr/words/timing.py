@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..model.speech_model import EncoderStates
 from ..model.tokens import SAMPLES_PER_STEP
-from ..model.whisper import EncoderStates, Whisper
+from ..model.whisper import Whisper
 
 MEDIAN = 7
 """Width of the median filter along time, in steps of 20 ms (openai/whisper)."""
@@ -92,7 +93,7 @@ def attention(
     whisper: Whisper, utterances: Sequence[Utterance], heads: Sequence[tuple[int, int]]
 ) -> list[Attention]:
     """The attention of `heads`, as (layer, head), while the target reads the text."""
-    end, positions = whisper.tokens.end, whisper.target.config.max_target_positions
+    end, positions = whisper.tokens.end, whisper.positions
     rows = [[*u.prompt, *u.tokens, end][:positions] for u in utterances]
     result = []
     for utterance, (scores, logprobs) in zip(

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from benchmarks.gpu import construction
 from benchmarks.gpu.dimensions import Dimensions
 from benchmarks.gpu.text_path import TextPath
-from forescribe.asr.decode.rules import whisper_rules
+from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
 from forescribe.speculative.models.lean import LeanWhisperDecoder

@@ -28,12 +28,13 @@ from torch import Tensor
 
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.decode.options import Decoded, Options, Outcome, Progress
-from forescribe.asr.decode.rules import whisper_rules
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import UsageError, visible
 from forescribe.asr.model.checkpoint import read_weights
 from forescribe.asr.model.presets import locate
-from forescribe.asr.model.whisper import EncoderStates, Whisper
+from forescribe.asr.model.rules import whisper_rules
+from forescribe.asr.model.speech_model import EncoderStates
+from forescribe.asr.model.whisper import Whisper
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.model_drafter import DraftTokens, ModelDrafter
 from forescribe.speculative.engine.engine import Engine

@@ -12,10 +12,10 @@ from transformers import WhisperFeatureExtractor
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode import answers
 from forescribe.asr.decode.options import DOUBTFUL_BEAMS, Guards
-from forescribe.asr.decode.rules import whisper_rules
 from forescribe.asr.decode.transcriber import Decoded, Options, Transcriber
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
+from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative.requests import Beams
 from tests.real import BASE, model, voice
 from tests.speculative.plain_beams import searched_plainly

@@ -125,7 +125,7 @@ def test_tokens_equal_transformers_generate_window_by_window(whisper, plain, flo
         for decoded in plain[file].decoded[:2]:
             theirs = first_pass(
                 model,
-                transcriber.context.mel([audio[decoded.start : decoded.end]]),
+                transcriber.whisper.mel([audio[decoded.start : decoded.end]]),
                 len(decoded.result.request.prompt),
                 return_timestamps=True,
             )

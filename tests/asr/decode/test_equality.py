@@ -72,7 +72,7 @@ def test_tokens_equal_transformers_generate(pair, recordings, timestamps, task, 
     for path in recordings:
         theirs = first_pass(
             model,
-            transcriber.context.mel([read_audio(path)]),
+            transcriber.whisper.mel([read_audio(path)]),
             len(ours[0][path].result.request.prompt),
             return_timestamps=timestamps,
             language="de",

@@ -16,7 +16,7 @@ from forescribe.asr.decode.requests import seed_of
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.whisper import EncoderStates
+from forescribe.asr.model.speech_model import EncoderStates
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative import choose
 from tests.asr.decode.whole_windows import whole

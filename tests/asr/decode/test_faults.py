@@ -26,7 +26,8 @@ from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import AudioError
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.whisper import EncoderStates, Whisper
+from forescribe.asr.model.speech_model import EncoderStates
+from forescribe.asr.model.whisper import Whisper
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
 from tests.asr.decode.ways import WAYS, Ear, called, in_session, running
@@ -165,9 +166,8 @@ def in_voice_activity(one, patch):
 
 
 def in_features(one, patch):
-    patch.setattr(
-        one.context, "mels", (Mel(one.context.mel, lambda windows: any(map(marked, windows))),)
-    )
+    wrong = Mel(one.whisper.mel, lambda windows: any(map(marked, windows)))
+    patch.setitem(vars(one.whisper), "mels", (wrong,))
 
 
 class Mel:
@@ -193,15 +193,15 @@ class Mel:
 
 
 def in_the_encoder(one, patch, error=None):
-    mel, real = Mel(one.context.mel), type(one.whisper).encode
-    patch.setattr(one.context, "mels", (mel,))
+    mel, real = Mel(one.whisper.mel), type(one.whisper).encode
+    patch.setitem(vars(one.whisper), "mels", (mel,))
     patch.setattr(
         type(one.whisper), "encode", raises(lambda self, features: mel.heard(features), real, error)
     )
 
 
 def nan_from_the_encoder(one, patch):
-    mel, real = Mel(one.context.mel), type(one.whisper).encode
+    mel, real = Mel(one.whisper.mel), type(one.whisper).encode
 
     def encode(self, features):
         return [
@@ -211,13 +211,13 @@ def nan_from_the_encoder(one, patch):
             for row, encoder_states in zip(features, real(self, features), strict=True)
         ]
 
-    patch.setattr(one.context, "mels", (mel,))
+    patch.setitem(vars(one.whisper), "mels", (mel,))
     patch.setattr(type(one.whisper), "encode", encode)
 
 
 def memories_of(one, patch) -> Callable[[object], bool]:
     """Whether encoder states are those of the marked window."""
-    mel, real = Mel(one.context.mel), type(one.whisper).encode
+    mel, real = Mel(one.whisper.mel), type(one.whisper).encode
     ids: weakref.WeakSet = weakref.WeakSet()
 
     def encode(self, features):
@@ -227,7 +227,7 @@ def memories_of(one, patch) -> Callable[[object], bool]:
                 ids.add(encoder_states.target)
         return found
 
-    patch.setattr(one.context, "mels", (mel,))
+    patch.setitem(vars(one.whisper), "mels", (mel,))
     patch.setattr(type(one.whisper), "encode", encode)
     return lambda encoder_states: any(encoder_states.target is own for own in ids)
 
@@ -251,8 +251,8 @@ def in_prefill(one, patch):
 
 
 def in_pauses(one, patch):
-    mel = Mel(one.context.mel)
-    patch.setattr(one.context, "mels", (mel,))
+    mel = Mel(one.whisper.mel)
+    patch.setitem(vars(one.whisper), "mels", (mel,))
     real = submission.pauses
     wrong = raises(lambda features, length: mel.heard(features[None]), real)
     patch.setattr(submission, "pauses", wrong)

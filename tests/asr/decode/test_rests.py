@@ -33,7 +33,7 @@ from forescribe.asr.decode.recording import Stretch
 from forescribe.asr.decode.requests import previous_text
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
-from forescribe.asr.model.whisper import EncoderStates
+from forescribe.asr.model.speech_model import EncoderStates
 from forescribe.asr.segment.windows import Window
 from forescribe.asr.words.timing import TokenTimes
 from forescribe.speculative.requests import Result

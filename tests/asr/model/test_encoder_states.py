@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,13 +13,8 @@ from torch import Tensor
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.whisper import (
-    HEARD_BEHIND,
-    POSITIONS_PER_S,
-    DraftStates,
-    LogMel,
-    Whisper,
-)
+from forescribe.asr.model.speech_model import DraftStates
+from forescribe.asr.model.whisper import HEARD_BEHIND, POSITIONS_PER_S, LogMel, Whisper
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
 from forescribe.speculative.models.weights import encoder_of
@@ -32,11 +28,11 @@ class Encoder:
         self.batches: list[int] = []
         self.fails = fails
 
-    def __call__(self, features: Tensor) -> list[Tensor]:
+    def __call__(self, features: Sequence[Tensor]) -> list[Tensor]:
         self.batches.append(len(features))
         if any(float(row[0, 0]) == self.fails for row in features):
             raise RuntimeError("the encoder")
-        return list(2 * features)
+        return [2 * row for row in features]
 
 
 def features(count: int) -> Tensor:
@@ -61,7 +57,7 @@ def test_a_window_that_cannot_be_encoded_fails_alone() -> None:
 
 
 def test_a_draft_reads_no_number_that_is_not_finite() -> None:
-    (state,) = DraftStates.of(lambda given: list(given * math.nan), features(1))
+    (state,) = DraftStates.of(lambda given: [row * math.nan for row in given], features(1))
     assert state.read().eq(0).all()
 
 

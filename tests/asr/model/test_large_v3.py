@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import WhisperForConditionalGeneration, WhisperTokenizer
 
-from forescribe.asr.decode.rules import Suppress, whisper_rules
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
+from forescribe.asr.model.rules import Suppress, whisper_rules
 from forescribe.asr.model.whisper import Whisper
 from forescribe.speculative.device import choose
 from forescribe.speculative.model_engines import ModelEngine
@@ -157,7 +157,7 @@ def test_the_folder_is_large_v3s(pairs):
     whisper = pairs["own encoder"]
     assert not whisper.shared_encoder and pairs["no encoder"].shared_encoder
     assert whisper.target.config.vocab_size == len(whisper.tokenizer) == 51866
-    assert len(Transcriber(whisper, gamma=0).context.mel.filters) == 128
+    assert len(Transcriber(whisper, gamma=0).whisper.mel.filters) == 128
     special = whisper.tokens
     assert (special.start, special.end, special.no_timestamps) == (50258, 50257, 50364)
     assert (special.no_speech, special.previous, special.languages["yue"]) == (50363, 50362, 50358)

@@ -22,10 +22,10 @@ from transformers import (
 
 from forescribe.asr.audit import audit
 from forescribe.asr.decode.options import Options
-from forescribe.asr.decode.rules import whisper_rules
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
+from forescribe.asr.model.rules import whisper_rules
 from forescribe.asr.model.whisper import LogMel, Whisper
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import choose
@@ -86,8 +86,8 @@ def test_the_draft_hears_80_bins_of_the_same_samples(whisper) -> None:
     (draft,) = whisper.drafts
     assert not whisper.shared_encoder and draft.features == 1 and draft.token_map is not None
     context = Transcriber(whisper, gamma=4).context
-    assert [len(mel.filters) for mel in context.mels] == [128, 80]
-    features = context.features(windows()[:2])
+    assert [len(mel.filters) for mel in context.whisper.mels] == [128, 80]
+    features = context.whisper.features(windows()[:2])
     assert [tuple(f.shape) for f in features] == [(2, 128, 3000), (2, 80, 3000)]
     for states in whisper.encode(*features):
         (heard,) = states.drafts
@@ -97,7 +97,7 @@ def test_the_draft_hears_80_bins_of_the_same_samples(whisper) -> None:
 
 def requests(whisper: Whisper, language: str, task: str) -> list[Request]:
     context = Transcriber(whisper, gamma=0).context
-    encoded = whisper.encode(*context.features(windows()))
+    encoded = whisper.encode(*context.whisper.features(windows()))
     return [
         Request(
             whisper.tokens.prompt(language, task, timestamps=times, previous=previous),
@@ -244,7 +244,7 @@ def test_windows_of_several_languages_share_a_batch_with_a_draft_for_each(routed
     assert first.token_map is not None and second.token_map is None
     assert second.shared_encoder and (first.features, second.features) == (1, 0)
     context = Transcriber(routed, batch=4, gamma=gamma).context
-    encoded = routed.encode(*context.features(windows()))
+    encoded = routed.encode(*context.whisper.features(windows()))
     assert all(len(states.drafts) == 2 for states in encoded)
     plain = Transcriber(routed, batch=4, gamma=0).context.engine
     found = []

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forescribe.asr.decode.rules import whisper_rules
+from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative.engine.beams import BeamSearch
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.errors import RequestError

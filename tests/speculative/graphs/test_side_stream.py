@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forescribe.asr.decode.context import IsolatedEngine, NotFinite, encode_windows
-from forescribe.asr.model.whisper import EncoderStates
+from forescribe.asr.model.speech_model import EncoderStates
 from forescribe.speculative.device import Device, SideStream
 from forescribe.speculative.engine.beams import BeamSearch
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forescribe.asr.decode.rules import whisper_rules
+from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative import Engine, ModelDrafter, NgramDrafter
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine.beams import BeamSearch

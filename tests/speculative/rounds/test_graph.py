@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forescribe.asr.decode.rules import whisper_rules
+from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.models.modules import WhisperDecoder

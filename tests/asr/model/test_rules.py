@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
-from forescribe.asr.decode.rules import (
+from forescribe.asr.model.rules import (
     NoSpeech,
     WhisperRules,
     whisper_rules,

@@ -1,0 +1,190 @@
+"""Loading a speech LLM: a folder of transformers to a model that is ready to decode on a device.
+
+The whole model is read by transformers' own class; its text tower is then run by an engine, over the same
+weights. What would change words without a sign is refused by name: another vocabulary or encoder in a draft,
+an adapter (LoRA) that cannot be merged, weights that are quantised. Knows folders, families and engines.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forescribe.speculative.device import Device
+from forescribe.speculative.errors import LoadError, one_line
+from forescribe.speculative.model_engines import ModelEngine, causal_engine, int8_engine
+from forescribe.speculative.models.causal import positions_of, text_tower
+from forescribe.speculative.models.checkpoint import (
+    GENERATION,
+    check_library,
+    damaged,
+    method_of,
+    misshapen,
+    quiet,
+    shapes_in,
+    strange_id,
+)
+from forescribe.speculative.models.hub import Role
+from forescribe.speculative.models.quantized import float_model, quantize_causal
+
+from ..errors import CapacityError, ModelError, out_of_memory
+from .families import FAMILIES, Family, model_type
+from .presets import Pair
+from .speech_llm import ANSWER, HEARD, MARKS, PROMPT_ROOM, DraftLLM, PromptTokens, SpeechLLM
+from .tokens import WhisperTokens, as_ids
+from .whisper import Whisper
+
+ADAPTER = "adapter_config.json"
+
+
+def load_llm(
+    pair: Pair,
+    folder: Path,
+    drafts: list[tuple[str | Path, Path]],
+    device: Device,
+    *,
+    engine: ModelEngine,
+    draft_device: Device,
+    aligner: Callable[[str], Whisper | None],
+) -> SpeechLLM:
+    """The model in a folder with its draft; `aligner` finds a Whisper that times words of a language. Raises
+    ModelError, as `loading.load`, and CapacityError where the device has no room."""
+    family = FAMILIES[str(model_type(folder))]
+    target, tower, runs = _model(folder, family, device, engine, "model")
+    processor, tokenizer = _processor(folder)
+    size = int(tower.config.vocab_size)
+    positions = min(positions_of(tower.config), HEARD + MARKS + PROMPT_ROOM + ANSWER)
+    placeholder = int(target.config.audio_token_id)
+    ends = _ends(target, tokenizer)
+    named = {int(i) for i in tokenizer.added_tokens_decoder}
+    tokens = PromptTokens(
+        ends,
+        placeholder,
+        min(size, len(tokenizer)),
+        frozenset({*named, placeholder, *ends}),
+        family,
+    )
+    made = []
+    for name, place in drafts:
+        _check_draft(pair, folder, name, place)
+        model, own, draft_runs = _model(place, family, draft_device, engine, "draft")
+        made.append(DraftLLM(model, own, draft_device, draft_runs, positions, size))
+    return SpeechLLM(
+        target,
+        tower,
+        processor,
+        family,
+        tokenizer,
+        tokens,
+        pair,
+        device,
+        runs,
+        positions,
+        tuple(made),
+        aligner,
+    )
+
+
+def _model(
+    folder: Path, family: Family, device: Device, engine: ModelEngine, role: Role
+) -> tuple[Any, Any, ModelEngine]:
+    """The model of a folder, its text tower, and the engine that runs it."""
+    import transformers
+
+    try:
+        if device.int8 and role == "model":  # before the weights are read
+            engine = int8_engine(engine)
+        with quiet():
+            config = transformers.AutoConfig.from_pretrained(folder)
+        check_library(config)
+        text, kind = config.get_text_config(), getattr(transformers, family.model)
+        wrong = strange_id(folder, text.vocab_size, {GENERATION: ("eos_token_id",)}) or misshapen(
+            shapes_in(folder), lambda: kind._from_config(copy.deepcopy(config))
+        )
+        if method_of(config) is not None:
+            wrong = f"its weights are quantised by {method_of(config)}: take the plain weights"
+        if wrong is not None:
+            raise LoadError(wrong)
+        model = device.placed(_merged(float_model(kind, folder, config, device.stored), folder))
+        tower = text_tower(model)
+        if device.int8:
+            quantize_causal(tower)
+        return (
+            model,
+            tower,
+            causal_engine(tower, engine, stored=device.stored, draft=role == "draft"),
+        )
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # safetensors, configurations and engines raise various errors
+        name = f"--{role} {folder.name}"
+        if isinstance(error, RuntimeError) and out_of_memory(error):
+            raise CapacityError(f"{device.name} has no room for the weights of {name}") from error
+        raise ModelError(
+            f"{name} cannot be loaded as a speech model: {damaged(folder) or one_line(error)}"
+        ) from error
+
+
+def _merged(model: Any, folder: Path) -> Any:
+    """The model with its adapter added to its weights: Granite Speech has one that is for audio alone."""
+    needed = getattr(model.config, "has_lora_adapter", False)
+    if not needed and not (folder / ADAPTER).is_file():
+        return model
+    if not getattr(model, "_hf_peft_config_loaded", False):
+        problem = (
+            "`pip install peft`, which reads it"
+            if (folder / ADAPTER).is_file()
+            else "it is not here"
+        )
+        raise LoadError(f"its weights have a LoRA adapter for audio ({ADAPTER}): {problem}")
+    for name, module in list(model.named_modules()):
+        if hasattr(module, "get_delta_weight"):
+            base = module.get_base_layer()
+            for adapter in module.active_adapters:
+                base.weight.data += module.get_delta_weight(adapter)
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, base)
+    return model
+
+
+def _processor(folder: Path) -> tuple[Any, WhisperTokens]:
+    from transformers import AutoProcessor
+
+    try:
+        with quiet():
+            processor = AutoProcessor.from_pretrained(folder)
+        inner = processor.tokenizer
+        backend = getattr(inner, "backend_tokenizer", None)
+        if backend is None or "ByteLevel" not in str(backend.decoder):
+            raise ValueError("its tokens are not bytes: it needs a tokenizer.json")
+        end = int(inner.eos_token_id)
+        return processor, WhisperTokens(backend, end, end)
+    except Exception as error:
+        raise ModelError(
+            f"--model {folder.name} has no usable processor: {damaged(folder) or one_line(error)}"
+        ) from error
+
+
+def _ends(model: Any, tokenizer: WhisperTokens) -> tuple[int, ...]:
+    """The tokens at which `generate` ends; first that of the tokenizer, with which answers do."""
+    ends = as_ids(model.generation_config.eos_token_id) or as_ids(model.config.eos_token_id)
+    own = tokenizer.eos_token_id
+    return (own, *(end for end in ends if end != own)) if own in ends else ends or (own,)
+
+
+def _check_draft(pair: Pair, folder: Path, name: str | Path, place: Path) -> None:
+    """Raises ModelError for a draft that reads other tokens or hears audio in other steps."""
+    ours, theirs = model_type(folder), model_type(place)
+    problem = None
+    if ours != theirs:
+        problem = f"it is a {theirs}, and its target a {ours}"
+    elif (folder / "tokenizer.json").read_bytes() != (place / "tokenizer.json").read_bytes():
+        problem = "they have other tokens"
+    if problem is not None:
+        raise ModelError(
+            f"{name} cannot draft for {pair.target}: {problem}; --draft none", code="model_mismatch"
+        )
