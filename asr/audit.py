@@ -9,8 +9,9 @@ There are three modes, with the same weights, windows and rules:
                   over a single position
 
 In float32 all three agree, and so they do in a quantised target by integer products. A difference in lower
-precision is a near-tie, and its margin says how near. A quantised target is another model than its float32
-original: a `Float32` counts the tokens at which the two differ.
+precision is a near-tie, and its margin says how near. A speech LLM, whose modules are transformers' own, is
+compared with `generate` as well. A quantised target is another model than its float32 original: a `Float32`
+counts the tokens at which the two differ.
 Knows nothing of command lines.
 """
 
@@ -50,7 +51,7 @@ class Difference:
     position: int
     plain: str
     other: str
-    way: str  # "speculative" or "same shape"
+    way: str  # "speculative", "same shape" or "transformers"
     margin: float
 
 
@@ -162,7 +163,8 @@ def _report(whisper: SpeechModel, name: str, *outcomes: Outcome) -> Report:
     for way, outcome in (("speculative", first), ("same shape", shape)):
         for a, b in _pairs(plain, outcome):
             if b is not None and a.result.tokens != b.result.tokens:
-                differences.append(_difference(whisper, a, b, way))
+                differences.append(_difference(whisper, a, b.result.tokens, way))
+    differences += _beside_transformers(whisper, plain)
     stats: Any = first.transcript.stats
     return Report(
         source=name,
@@ -173,6 +175,18 @@ def _report(whisper: SpeechModel, name: str, *outcomes: Outcome) -> Report:
         differences=tuple(differences),
         float32=_float32(plain, exact[0]) if exact else None,
     )
+
+
+def _beside_transformers(whisper: SpeechModel, plain: Outcome) -> Iterator[Difference]:
+    """Where the answers of windows are not those of transformers' `generate`, if that can be run. A window
+    that was decoded at a higher temperature is not compared."""
+    for window in plain.decoded:
+        states, result = window.encoder_states, window.result
+        if states is None or result.request.temperature:
+            continue
+        theirs = whisper.generated(states, result.request.prompt, len(result.tokens))
+        if theirs is not None and theirs != result.tokens:
+            yield _difference(whisper, window, theirs, "transformers")
 
 
 def _float32(plain: Outcome, exact: Outcome) -> Float32:
@@ -201,8 +215,9 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next(same, min(len(a), len(b)))
 
 
-def _difference(whisper: SpeechModel, plain: Decoded, other: Decoded, way: str) -> Difference:
-    a, b = plain.result.tokens, other.result.tokens
+def _difference(whisper: SpeechModel, plain: Decoded, b: tuple[int, ...], way: str) -> Difference:
+    """Between a window and the tokens `b` of the other way."""
+    a = plain.result.tokens
     common = _common(a, b)
     pair = [list(t[common : common + 1]) for t in (a, b)]
     margin = float("nan")

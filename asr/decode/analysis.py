@@ -17,6 +17,7 @@ from ..errors import AudioError, UsageError
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import Word, seconds
 from ..model.speech_model import SpeechModel
+from ..model.whisper import attending
 from ..segment.cutter import cut
 from ..segment.windows import MAX_SAMPLES, Window
 from ..words.assembly import MARKS, assemble_words, pauses, split_words
@@ -71,7 +72,7 @@ def align_window(
     context: DecodingContext, samples: Samples, start: int, text: str, language: str | None
 ) -> tuple[Word, ...]:
     """The words of the text of a window [T], which begins at sample `start`."""
-    whisper, length = context.whisper, len(samples)
+    whisper, length = attending(context.whisper, "align"), len(samples)
     tokens = _tokens(whisper, text)
     window = Window(0, 0, length, True, samples)
     encoded = _encoded(context, window, detect=language is None)

@@ -18,6 +18,7 @@ from forescribe.speculative.requests import Finish, Request, Result
 from ..formats.transcript_parts import SAMPLE_RATE, Segment, State
 from ..model.languages import SPACELESS
 from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
+from ..model.whisper import attending
 from ..segment.windows import Run, Window, total, within
 from ..words.assembly import CLOSING, MARKS, SENTENCE_END, split_words
 from ..words.timing import Utterance, token_times
@@ -292,7 +293,8 @@ def reached(
         return Reach(decoded.end, decoded.tokens)
     tokens = tuple(token for part, _ in parts for token in part.tokens)
     prompt = special.prompt(decoded.language, options.task, timestamps=False)
-    (times,) = token_times(whisper, [Utterance(states, prompt, tokens, decoded.length)])
+    own = attending(whisper, "words")
+    (times,) = token_times(own, [Utterance(states, prompt, tokens, decoded.length)])
     bounds = [decoded.start + boundary for boundary in times.boundaries]
     cut = _first_stretched(whisper, decoded.language, tokens, bounds, voiced)
     if cut is not None:

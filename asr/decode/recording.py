@@ -28,6 +28,7 @@ from ..formats.transcript_parts import Correction, Segment, TokenSource, Word, s
 from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
 from ..model.tokens import Task
 from ..model.vocabulary import bytes_of
+from ..model.whisper import attending
 from ..segment.windows import Window
 from ..words.aligning import Spoken, align
 from ..words.assembly import Pause, assemble_words
@@ -406,7 +407,7 @@ class WordTimer:
             )
             tokens = _heard_tokens(self.whisper, pending)
             utterances.append(Utterance(states, prompt, tokens, pending.spoken))
-        return token_times(self.whisper, utterances)
+        return token_times(attending(self.whisper, "words"), utterances)
 
 
 def _heard_tokens(whisper: SpeechModel, pending: PendingWindow) -> tuple[int, ...]:

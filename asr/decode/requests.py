@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..formats.transcript_parts import seconds
 from ..model.languages import Spoken
 from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
+from ..model.whisper import attending
 from ..segment.windows import Window
 from ..words.redaction import Redactor
 from ..words.replacements import Replacements
@@ -97,8 +98,8 @@ def _check_served(options: Options, whisper: SpeechModel) -> None:
         "beams": options.beam_size != 1,
         "terms": bool(options.terms) and not whisper.tokens.conditions,
     }
-    for name in (name for name, own in asked.items() if own):
-        raise UsageError(f"{name}: this speech model has none of it; a Whisper model does")
+    for what in (what for what, own in asked.items() if own):
+        attending(whisper, what)
 
 
 def _term_tokens(whisper: SpeechModel, previous: Sequence[int], terms: TermList) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..audio.reading import Samples
 from ..formats.transcript_parts import State
 from ..model.tokens import SpecialTokens
-from ..model.whisper import LogMel
+from ..model.whisper import LogMel, attending
 from ..segment.cutter import VoiceRuns
 from ..segment.windows import Window, within
 from .context import DecodingContext
@@ -50,13 +50,14 @@ class SequentialWindows(CutWindows):
 
     def __init__(self, context: DecodingContext, bound: BoundOptions) -> None:
         super().__init__(context, bound)
-        self.mel = context.whisper.mel
+        self.mels = attending(context.whisper, "long form sequential").mels
+        self.mel = self.mels[0]
         self._frame = 0  # where the next window starts
 
     def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
         """The first window, once the recording has been read to its end; none if it is empty."""
         voice = VoiceRuns(self.context.voice_detector())
-        self._audio = SeekableAudio(voice.through(blocks), *self.context.whisper.mels)
+        self._audio = SeekableAudio(voice.through(blocks), *self.mels)
         recording.resources.callback(self._audio.close)
         self._voiced = voice.runs()
         recording.fully_read = True

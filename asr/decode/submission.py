@@ -30,6 +30,7 @@ from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import CapacityError, ForescribeError, out_of_memory
 from ..formats.transcript_parts import State, seconds
 from ..model.speech_model import EncoderStates
+from ..model.whisper import attending
 from ..segment.cut_plan import planned_windows
 from ..segment.cutter import cut
 from ..segment.windows import Window, total
@@ -284,7 +285,8 @@ class Submission:
         changes: tuple[Change, ...] = ()
         terms = None if window.unheard else self.bound.terms
         if terms is not None and best.judgement is not Judgement.SILENCE:
-            answer, changes = look_again(whisper, pending.language, best.result, states, terms)
+            own = attending(whisper, "terms")
+            answer, changes = look_again(own, pending.language, best.result, states, terms)
             best = replace(best, result=answer)
         decoded = decoded_of(
             whisper,

@@ -8,16 +8,14 @@ what differs between families is written here once. Sources: their model cards, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-
-from forescribe.speculative.models.checkpoint import CONFIG
 
 from ..formats.transcript_parts import SAMPLE_RATE
 from .languages import LANGUAGES
@@ -45,6 +43,9 @@ class Family(Protocol):
     conditions: bool
     """Whether its prompt has a place for other text: names and spellings."""
 
+    def processor(self, folder: Path) -> Any:
+        """What has its `tokenizer` and makes its features."""
+
     def inputs(self, processor: Any, samples: Samples) -> Inputs:
         """What its encoder reads of a window [N]."""
 
@@ -55,7 +56,22 @@ class Family(Protocol):
         """The tokens of a prompt with one placeholder; `language` None is left to the model."""
 
 
-class Qwen3ASR:
+class _Usual:
+    """What most families have in common."""
+
+    detects = conditions = False
+
+    def processor(self, folder: Path) -> Any:
+        from transformers import AutoProcessor
+
+        return AutoProcessor.from_pretrained(folder)
+
+    def embeddings(self, model: Any, inputs: Inputs) -> Tensor:
+        heard: Tensor = model.get_audio_features(**inputs, return_dict=True).pooler_output
+        return heard
+
+
+class Qwen3ASR(_Usual):
     """Qwen3-ASR: an answer begins with `language English<asr_text>`, or with those words in its prompt.
     Other text is the system's turn."""
 
@@ -78,10 +94,6 @@ class Qwen3ASR:
             "input_features_mask": made["attention_mask"],
         }
 
-    def embeddings(self, model: Any, inputs: Inputs) -> Tensor:
-        heard: Tensor = model.get_audio_features(**inputs, return_dict=True).pooler_output
-        return heard
-
     def prompt(self, processor: Any, language: str | None, context: str) -> list[int]:
         (text,) = processor.apply_transcription_request(
             [NO_AUDIO],
@@ -92,12 +104,11 @@ class Qwen3ASR:
         return _tokens(processor, text)
 
 
-class GlmAsr:
+class GlmAsr(_Usual):
     """GLM-ASR: one instruction. It writes the language that it hears."""
 
     model = "GlmAsrForConditionalGeneration"
     languages: Mapping[str, str] = {"en": "", "zh": ""}
-    detects = conditions = False
 
     def inputs(self, processor: Any, samples: Samples) -> Inputs:
         made = processor.feature_extractor(
@@ -108,22 +119,25 @@ class GlmAsr:
             "input_features_mask": made["attention_mask"],
         }
 
-    def embeddings(self, model: Any, inputs: Inputs) -> Tensor:
-        heard: Tensor = model.get_audio_features(**inputs, return_dict=True).pooler_output
-        return heard
-
     def prompt(self, processor: Any, language: str | None, context: str) -> list[int]:
         (text,) = processor.apply_transcription_request([NO_AUDIO], tokenize=False)
         return _tokens(processor, text)
 
 
-class Voxtral:
-    """Voxtral: Whisper's encoder over 30 s, and marks in place of an instruction. Its tokenizer is that of
-    mistral-common, whose `encode_transcription` these tokens equal."""
+class Voxtral(_Usual):
+    """Voxtral: Whisper's encoder over 30 s, and marks in place of an instruction: the tokens of mistral-
+    common's `encode_transcription`, which is needed to read its tekken.json."""
 
     model = "VoxtralForConditionalGeneration"
     languages: Mapping[str, str] = {code: code for code in LANGUAGES}
-    detects = conditions = False
+
+    def processor(self, folder: Path) -> Any:
+        from transformers import AutoFeatureExtractor, AutoTokenizer
+
+        return SimpleNamespace(
+            feature_extractor=AutoFeatureExtractor.from_pretrained(folder),
+            tokenizer=AutoTokenizer.from_pretrained(folder, mistral_format=False),
+        )
 
     def inputs(self, processor: Any, samples: Samples) -> Inputs:
         made = processor.feature_extractor(
@@ -136,10 +150,6 @@ class Voxtral:
         )
         return {"input_features": made["input_features"]}
 
-    def embeddings(self, model: Any, inputs: Inputs) -> Tensor:
-        heard: Tensor = model.get_audio_features(**inputs, return_dict=True).pooler_output
-        return heard
-
     def prompt(self, processor: Any, language: str | None, context: str) -> list[int]:
         tokenizer = processor.tokenizer
         named = f"lang:{self.languages[language]}" if language is not None else ""
@@ -150,13 +160,12 @@ class Voxtral:
         return [begin, inst, audio, sound, over, *text, write]
 
 
-class GraniteSpeech:
+class GraniteSpeech(_Usual):
     """Granite Speech: an instruction in the chat template of its text model. It writes the language that it
     hears."""
 
     model = "GraniteSpeechForConditionalGeneration"
     languages: Mapping[str, str] = dict.fromkeys(("en", "fr", "de", "es", "pt", "ja"), "")
-    detects = conditions = False
 
     INSTRUCTION = "can you transcribe the speech into a written format?"
 
@@ -183,16 +192,7 @@ FAMILIES: Mapping[str, Family] = {
     "granite_speech": GraniteSpeech(),
     "glmasr": GlmAsr(),
 }
-"""By the model_type of a config.json."""
-
-
-def model_type(folder: Path) -> str | None:
-    """What the config.json of a folder says; None where it cannot be read."""
-    try:
-        stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return str(stated.get("model_type")) if isinstance(stated, dict) else None
+"""By the model_type of a config.json: those of `presets.SPEECH_LLMS`."""
 
 
 def _tokens(processor: Any, text: str) -> list[int]:

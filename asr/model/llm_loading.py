@@ -32,8 +32,8 @@ from forescribe.speculative.models.hub import Role
 from forescribe.speculative.models.quantized import float_model, quantize_causal
 
 from ..errors import CapacityError, ModelError, out_of_memory
-from .families import FAMILIES, Family, model_type
-from .presets import Pair
+from .families import FAMILIES, Family
+from .presets import Pair, model_type
 from .speech_llm import ANSWER, HEARD, MARKS, PROMPT_ROOM, DraftLLM, PromptTokens, SpeechLLM
 from .tokens import WhisperTokens, as_ids
 from .whisper import Whisper
@@ -55,11 +55,10 @@ def load_llm(
     ModelError, as `loading.load`, and CapacityError where the device has no room."""
     family = FAMILIES[str(model_type(folder))]
     target, tower, runs = _model(folder, family, device, engine, "model")
-    processor, tokenizer = _processor(folder)
+    processor, tokenizer, ends = _processor(folder, family, _ends(target))
     size = int(tower.config.vocab_size)
     positions = min(positions_of(tower.config), HEARD + MARKS + PROMPT_ROOM + ANSWER)
     placeholder = int(target.config.audio_token_id)
-    ends = _ends(target, tokenizer)
     named = {int(i) for i in tokenizer.added_tokens_decoder}
     tokens = PromptTokens(
         ends,
@@ -151,29 +150,31 @@ def _merged(model: Any, folder: Path) -> Any:
     return model
 
 
-def _processor(folder: Path) -> tuple[Any, WhisperTokens]:
-    from transformers import AutoProcessor
+def _ends(model: Any) -> tuple[int, ...]:
+    """The tokens at which `generate` ends. Raises ModelError where there are none."""
+    for config in (model.generation_config, model.config, model.config.get_text_config()):
+        if ends := as_ids(getattr(config, "eos_token_id", None)):
+            return ends
+    raise ModelError("--model: its generation_config.json has no eos_token_id: no answer would end")
 
+
+def _processor(
+    folder: Path, family: Family, ends: tuple[int, ...]
+) -> tuple[Any, WhisperTokens, tuple[int, ...]]:
     try:
         with quiet():
-            processor = AutoProcessor.from_pretrained(folder)
+            processor = family.processor(folder)
         inner = processor.tokenizer
         backend = getattr(inner, "backend_tokenizer", None)
         if backend is None or "ByteLevel" not in str(backend.decoder):
             raise ValueError("its tokens are not bytes: it needs a tokenizer.json")
-        end = int(inner.eos_token_id)
-        return processor, WhisperTokens(backend, end, end)
+        own = inner.eos_token_id  # with which answers end, of all
+        ends = tuple(sorted(ends, key=lambda end: end != own))
+        return processor, WhisperTokens(backend, ends[0], ends[0]), ends
     except Exception as error:
         raise ModelError(
             f"--model {folder.name} has no usable processor: {damaged(folder) or one_line(error)}"
         ) from error
-
-
-def _ends(model: Any, tokenizer: WhisperTokens) -> tuple[int, ...]:
-    """The tokens at which `generate` ends; first that of the tokenizer, with which answers do."""
-    ends = as_ids(model.generation_config.eos_token_id) or as_ids(model.config.eos_token_id)
-    own = tokenizer.eos_token_id
-    return (own, *(end for end in ends if end != own)) if own in ends else ends or (own,)
 
 
 def _check_draft(pair: Pair, folder: Path, name: str | Path, place: Path) -> None:

@@ -30,9 +30,17 @@ from forescribe.speculative.native.adapters import NativeEncoder
 
 from ..errors import ModelError
 from .checkpoint import Checkpoint, read_extractor, read_tokenizer, shared_encoder
-from .families import FAMILIES, model_type
-from .presets import ALIGNER, BUNDLED, Pair, locate, made_for, only_answer
-from .speech_llm import SpeechLLM
+from .presets import (
+    ALIGNER,
+    BUNDLED,
+    SPEECH_LLMS,
+    Pair,
+    locate,
+    made_for,
+    model_type,
+    only_answer,
+)
+from .speech_model import SpeechModel
 from .tokens import SpecialTokens, TokenSettings, complete, same_tokenizer
 from .vocabulary import WhisperVocabulary, token_map
 from .whisper import DraftModel, Extractor, Whisper, target_decoder
@@ -49,13 +57,13 @@ def load(
     engine: ModelEngine = ModelEngine.AUTO,
     draft_device: Device | None = None,
     modules: bool = False,
-) -> Whisper | SpeechLLM:
+) -> SpeechModel:
     """Load the models of a pair, drafts in the number format of `draft_device`, by default the target's. They
     read the target's encoder states where both encoders are equal but for that rounding. With `modules`
     models and tokenizer are transformers', to be distilled or exported. Raises ModelError: not found, not a
     speech model, an incompatible pair, an `engine` that cannot run them."""
     folder = locate(pair.target, role="model", network=network)
-    if model_type(folder) in FAMILIES:
+    if model_type(folder) in SPEECH_LLMS:
         return _load_llm(pair, folder, device, engine, draft_device or device, network=network)
     pair = _without_absent(pair, network=network)
     folders = [(name, locate(name, role="draft", network=network)) for name in pair.drafts]
@@ -99,7 +107,7 @@ def _load_llm(
     draft_device: Device,
     *,
     network: bool,
-) -> SpeechLLM:
+) -> SpeechModel:
     """A speech LLM with its draft, and the Whisper models that time its words, which are loaded when they
     are first needed."""
     from .llm_loading import load_llm

@@ -13,6 +13,7 @@ transformers.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import stat
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forescribe.speculative.models import hub
-from forescribe.speculative.models.checkpoint import missing
+from forescribe.speculative.models.checkpoint import CONFIG, missing
 from forescribe.speculative.models.hub import HubError, Role, find, folder_or_hub_id, local
 
 from ..errors import ModelError, UsageError
@@ -61,6 +62,19 @@ OTHERS = {
 """What other files are, by suffix."""
 
 
+SPEECH_LLMS = ("qwen3_asr", "voxtral", "granite_speech", "glmasr")
+"""What the config.json of a speech LLM says, see `families`."""
+
+
+def model_type(folder: Path) -> str | None:
+    """What the config.json of a folder says; None where it cannot be read."""
+    try:
+        stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(stated.get("model_type")) if isinstance(stated, dict) else None
+
+
 def lacks(folder: Path) -> str | None:
     """What a folder lacks of a Whisper model in Hugging Face's form or CTranslate2's; None where nothing."""
     found = missing(folder)
@@ -70,7 +84,7 @@ def lacks(folder: Path) -> str | None:
 WHISPER = hub.Family(
     # Of the many copies that repositories hold (other precisions, Flax, TensorFlow), the one we load.
     patterns=(
-        ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors"),
+        ("*.json", "*.txt", "*.jinja", "model.safetensors", "model-*-of-*.safetensors"),
         ("pytorch_model.bin", "pytorch_model-*-of-*.bin"),
         ("model.bin",),  # CTranslate2's, as faster-whisper's repositories hold them
     ),
@@ -86,7 +100,7 @@ WHISPER = hub.Family(
 
 
 def locate(name: str | Path, *, role: Role = "model", network: bool = True) -> Path:
-    """The folder of a Whisper model, downloaded or converted if necessary; see `hub.locate` and
+    """The folder of a speech model, downloaded or converted if necessary; see `hub.locate` and
     `conversion`. Raises ModelError, and CapacityError where a conversion needs more memory than there is."""
     _check_path(name, role)
     with as_model_error():
@@ -130,6 +144,7 @@ def as_model_error() -> Iterator[None]:
 
 DEFAULT = "large"
 BUNDLED, BUNDLED_DRAFT = "tiny.en", "tiny.en-draft"
+TURBO = "openai/whisper-large-v3-turbo"
 ALIASES = {"demo": BUNDLED}
 """Other names of presets."""
 
@@ -164,8 +179,8 @@ class Preset:
     @property
     def licence(self) -> str:
         """What the publisher's card says."""
-        apache = self.target.startswith("openai/") and not self.target.endswith("-turbo")
-        return "apache-2.0" if apache else "mit"
+        mit = self.target.startswith("distil-whisper/") or self.target in (BUNDLED, TURBO)
+        return "mit" if mit else "apache-2.0"
 
     def drafts_for(self, language: str | None) -> tuple[Draft, ...]:
         """The draft for a language, if there is one; for languages that are yet to be detected (None) the
@@ -275,7 +290,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
         Preset(
             "turbo",
-            "openai/whisper-large-v3-turbo",
+            TURBO,
             # 2 layers of its own width would cost more than half of its 4; tiny reads a sixth of the bytes.
             _TINY,
             "drafts for all languages; its 4 decoder layers leave little to save",
@@ -305,6 +320,30 @@ PRESETS: Mapping[str, Preset] = {
             "English only; itself a draft of medium.en, its own words",
         ),
         Preset("distil-small.en", "distil-whisper/distil-small.en", (), "English only"),
+        Preset(
+            "qwen3-asr",
+            "Qwen/Qwen3-ASR-1.7B-hf",
+            (Draft("Qwen/Qwen3-ASR-0.6B-hf"),),
+            "a speech LLM, 30 languages; published weights were never run here",
+        ),
+        Preset(
+            "qwen3-asr-0.6b",
+            "Qwen/Qwen3-ASR-0.6B-hf",
+            (),
+            "a speech LLM, 30 languages; published weights were never run here",
+        ),
+        Preset(
+            "voxtral-mini",
+            "mistralai/Voxtral-Mini-3B-2507",
+            (),
+            "a speech LLM (pip install mistral-common); published weights were never run here",
+        ),
+        Preset(
+            "granite-speech",
+            "ibm-granite/granite-4.0-1b-speech",
+            (),
+            "a speech LLM, 6 languages; published weights were never run here",
+        ),
     )
 }
 

@@ -193,6 +193,24 @@ class SpeechLLM:
         return Probe(len(prompt) - 1, self.tokens.ends[:1])
 
     @torch.inference_mode()
+    def generated(
+        self, states: EncoderStates, prompt: Sequence[int], count: int
+    ) -> tuple[int, ...] | None:
+        """By the unmodified model; None where its text tower has been rounded to 8-bit integers."""
+        if self.device.int8:
+            return None
+        tokens = torch.tensor([list(prompt)], device=self.device.torch)
+        embeds = self.target.get_input_embeddings()(tokens).clone()
+        embeds[0, states.at : states.at + len(states.target)] = states.target
+        answer = self.target.generate(
+            inputs_embeds=embeds,
+            attention_mask=torch.ones_like(tokens),
+            do_sample=False,
+            max_new_tokens=count,
+        )
+        return tuple(answer[0].tolist())
+
+    @torch.inference_mode()
     def detect_language(
         self, encoded: list[EncoderStates], among: Sequence[Sequence[str]] | None = None
     ) -> list[tuple[str, float]]:

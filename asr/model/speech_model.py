@@ -155,6 +155,12 @@ class SpeechModel(Protocol):
     def probe(self, prompt: Sequence[int], *, languages: bool = False) -> Probe:
         """Asks for the probability of no speech, and of all languages, behind the tokens of a prompt."""
 
+    def generated(
+        self, states: EncoderStates, prompt: Sequence[int], count: int
+    ) -> tuple[int, ...] | None:
+        """The answer by transformers' `generate`, `count` tokens at most; None where nothing but an engine
+        runs the model."""
+
 
 @dataclass(frozen=True)
 class EncoderStates:

@@ -29,9 +29,10 @@ from forescribe.speculative.native.adapters import NativeEncoder, NativeWhisperD
 from forescribe.speculative.protocols import Processor
 from forescribe.speculative.requests import Probe
 
+from ..errors import UsageError
 from .presets import Pair
 from .rules import NoSpeech, whisper_rules
-from .speech_model import DraftStates, EncoderStates
+from .speech_model import DraftStates, EncoderStates, SpeechModel
 from .tokens import SpecialTokens, Task
 
 POSITIONS_PER_S = 50
@@ -112,6 +113,12 @@ class Whisper:
         probe = NoSpeech.of(self.target.generation_config).probe(prompt)
         named = tuple(self.tokens.languages.values()) if languages else ()
         return replace(probe, tokens=(*probe.tokens, *named))
+
+    def generated(
+        self, states: EncoderStates, prompt: Sequence[int], count: int
+    ) -> tuple[int, ...] | None:
+        """None: its windows are compared with those of transformers in tests."""
+        return None
 
     @cached_property
     def mels(self) -> tuple[LogMel, ...]:
@@ -254,6 +261,13 @@ class Whisper:
             ).last_hidden_state
             logits: Tensor = self.target.proj_out(hidden)[:, 0].float()
             return logits
+
+
+def attending(model: SpeechModel, what: str) -> Whisper:
+    """The model as a Whisper. Raises UsageError for others, which cannot do `what`."""
+    if not isinstance(model, Whisper):
+        raise UsageError(f"{what}: a Whisper model does that, and {model.pair.target} is none")
+    return model
 
 
 def end_of(features: Tensor) -> int:

@@ -176,7 +176,7 @@ def distill(**values: Any) -> None:
 
         begun = transcriber.whisper.pair.draft
         report = Distillation(
-            Pair(transcriber.whisper),
+            Pair.of(transcriber.whisper),
             label,
             work,
             stop,

@@ -115,11 +115,11 @@ def _all_models() -> dict[str, Any]:
 
 
 def _others(runs: dict[str, Measured]) -> list[dict[str, Any]]:
-    """Whisper models in the hub's cache that no preset names."""
+    """Speech models in the hub's cache that no preset names."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
-    from forescribe.asr.model.presets import PRESETS, lacks
+    from forescribe.asr.model.presets import PRESETS, SPEECH_LLMS, lacks, model_type
     from forescribe.speculative.models.hub import find
 
     named = {name for p in PRESETS.values() for name in (p.target, *(d.name for d in p.drafts))}
@@ -130,7 +130,7 @@ def _others(runs: dict[str, Measured]) -> list[dict[str, Any]]:
     others = []
     for name in repositories:
         folder = None if name in named else find(name, lacks)
-        if folder is not None and '"whisper"' in (folder / "config.json").read_text():
+        if folder is not None and model_type(folder) in ("whisper", *SPEECH_LLMS):
             run = runs.get(name)
             memory, speed = run and run.memory_bytes, run and round(run.speed, 1)
             others.append(

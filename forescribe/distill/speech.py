@@ -33,8 +33,8 @@ from forescribe.asr.errors import UsageError, visible
 from forescribe.asr.model.checkpoint import read_weights
 from forescribe.asr.model.presets import locate
 from forescribe.asr.model.rules import whisper_rules
-from forescribe.asr.model.speech_model import EncoderStates
-from forescribe.asr.model.whisper import Whisper
+from forescribe.asr.model.speech_model import EncoderStates, SpeechModel
+from forescribe.asr.model.whisper import Whisper, attending
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.model_drafter import DraftTokens, ModelDrafter
 from forescribe.speculative.engine.engine import Engine
@@ -81,6 +81,11 @@ class Pair:
     """A loaded Whisper, as the frozen target of drafts that are given to each method."""
 
     whisper: Whisper
+
+    @classmethod
+    def of(cls, model: SpeechModel) -> Pair:
+        """Raises UsageError for a model that is no Whisper."""
+        return cls(attending(model, "distill"))
 
     @property
     def device(self) -> Device:
@@ -324,7 +329,7 @@ def label_recordings(
         if outcome.error is not None:
             skipped.append(Skipped(outcome.name, str(outcome.error)))
         else:
-            store.add(outcome.name, labelled(Pair(transcriber.whisper), outcome))
+            store.add(outcome.name, labelled(Pair.of(transcriber.whisper), outcome))
         done += 1
         hook("labels", done, whole, f"{time.monotonic() - began:.0f} s")
         if until() or stop.requested:
