@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.device import SideStream, Stopwatch
-from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
+from forescribe.speculative.drafters.model_drafter import confidence_for
 from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
 from forescribe.speculative.engine.beams import BeamSearch
@@ -348,10 +348,7 @@ def _drafter(whisper: SpeechModel, gamma: int | None) -> Drafter:
     # The token rules are not applied to drafts: they cost as much as a small draft model's forward
     # pass, and a distilled draft model has learnt what the rules allow.
     confidence = confidence_for(gamma, whisper.device)
-    drafters = [
-        ModelDrafter(draft.decoder(index), confidence=confidence)
-        for index, draft in enumerate(whisper.drafts)
-    ]
+    drafters = [draft.drafter(index, confidence) for index, draft in enumerate(whisper.drafts)]
     if len(drafters) == 1:
         return drafters[0]
     return RoutingDrafter(

@@ -28,13 +28,24 @@ from forescribe.speculative.models.checkpoint import (
     shapes_in,
     strange_id,
 )
+from forescribe.speculative.models.heads.formats import holds_head, load_head
+from forescribe.speculative.models.heads.records import TargetShape
 from forescribe.speculative.models.hub import Role
 from forescribe.speculative.models.quantized import float_model, quantize_causal
 
 from ..errors import CapacityError, ModelError, out_of_memory
 from .families import FAMILIES, Family
 from .presets import Pair, model_type
-from .speech_llm import ANSWER, HEARD, MARKS, PROMPT_ROOM, DraftLLM, PromptTokens, SpeechLLM
+from .speech_llm import (
+    ANSWER,
+    HEARD,
+    MARKS,
+    PROMPT_ROOM,
+    DraftHead,
+    DraftLLM,
+    PromptTokens,
+    SpeechLLM,
+)
 from .tokens import WhisperTokens, as_ids
 from .whisper import Whisper
 
@@ -67,8 +78,11 @@ def load_llm(
         frozenset({*named, placeholder, *ends}),
         family,
     )
-    made = []
+    made = list[DraftLLM | DraftHead]()
     for name, place in drafts:
+        if holds_head(place):
+            made.append(_head(place, name, pair, target, tower))
+            continue
         _check_draft(pair, folder, name, place)
         model, own, draft_runs = _model(place, family, draft_device, engine, "draft")
         made.append(DraftLLM(model, own, draft_device, draft_runs, positions, size))
@@ -126,6 +140,19 @@ def _model(
         raise ModelError(
             f"{name} cannot be loaded as a speech model: {damaged(folder) or one_line(error)}"
         ) from error
+
+
+def _head(place: Path, name: str | Path, pair: Pair, target: Any, tower: Any) -> DraftHead:
+    """A head on the target's states. Raises ModelError for one that does not fit."""
+    config = tower.config
+    shape = TargetShape(
+        str(pair.target), config.hidden_size, config.num_hidden_layers, config.vocab_size
+    )
+    try:
+        head = load_head(place, shape, str(name), device=target.device, dtype=target.dtype)
+    except LoadError as error:
+        raise ModelError(f"--draft {error}", code="model_mismatch") from error
+    return DraftHead(head)
 
 
 def _merged(model: Any, folder: Path) -> Any:

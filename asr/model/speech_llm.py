@@ -23,7 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forescribe.speculative.device import Device
+from forescribe.speculative.drafters.heads import HeadDrafter
+from forescribe.speculative.drafters.model_drafter import ModelDrafter
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
+from forescribe.speculative.models.heads.records import Head
 from forescribe.speculative.models.slot_model import SlotModel
 from forescribe.speculative.protocols import Processor
 from forescribe.speculative.requests import Probe
@@ -106,7 +109,7 @@ class SpeechLLM:
     device: Device
     engine: ModelEngine
     positions: int
-    drafts: tuple[DraftLLM, ...] = ()
+    drafts: tuple[DraftLLM | DraftHead, ...] = ()
     aligner: Callable[[str], Whisper | None] = lambda language: None
     attends: ClassVar[bool] = False
     shared_encoder: ClassVar[bool] = False
@@ -140,16 +143,17 @@ class SpeechLLM:
     def encode(self, *features: Sequence[Inputs]) -> list[EncoderStates]:
         """The embeddings `[n, D]` of windows: each alone, so that they do not depend on the others."""
         (inputs,) = features
-        hear = [partial(draft.embeddings, self.family) for draft in self.drafts]
-        drafted = [DraftStates.of(own, inputs) for own in hear]
-        heard = [self._embeddings(own) for own in inputs]
+        heard = [embeddings(self.family, self.target, own) for own in inputs]
+        drafted: list[Sequence[Tensor | DraftStates]] = [
+            DraftStates.of(partial(draft.embeddings, self.family), inputs)
+            if isinstance(draft, DraftLLM)
+            else heard
+            for draft in self.drafts
+        ]
         return [
             EncoderStates(target, tuple(by_draft))
             for target, *by_draft in zip(heard, *drafted, strict=True)
         ]
-
-    def _embeddings(self, inputs: Inputs) -> Tensor:
-        return embeddings(self.family, self.target, inputs)
 
     def hearing(self, features: Sequence[Inputs]) -> float:
         """0: what a draft's encoder takes is measured when it runs."""
@@ -277,9 +281,22 @@ class DraftLLM:
             pick=lambda states: Embedded(states.at, states.of_draft(index)),
         )
 
+    def drafter(self, index: int, confidence: float) -> ModelDrafter:
+        return ModelDrafter(self.decoder(index), confidence=confidence)
+
     def embeddings(self, family: Family, windows: Sequence[Inputs]) -> list[Tensor]:
         """Those of windows, by its encoder."""
         return [embeddings(family, self.model, inputs) for inputs in windows]
+
+
+@dataclass(frozen=True, eq=False)
+class DraftHead:
+    """A head on the target's states, as EAGLE-3's."""
+
+    head: Head
+
+    def drafter(self, index: int, confidence: float) -> HeadDrafter:
+        return HeadDrafter(self.head, confidence=confidence)
 
 
 def embeddings(family: Family, model: Any, inputs: Inputs) -> Tensor:

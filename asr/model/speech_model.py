@@ -20,7 +20,7 @@ from torch import Tensor
 from forescribe.speculative.device import Device
 from forescribe.speculative.model_engines import ModelEngine
 from forescribe.speculative.models.slot_model import SlotModel
-from forescribe.speculative.protocols import Model, Processor
+from forescribe.speculative.protocols import Drafter, Processor
 from forescribe.speculative.requests import Probe
 
 from .languages import Spoken
@@ -76,8 +76,9 @@ class SpeechTokens(Protocol):
 class Drafts(Protocol):
     """A draft of a speech model."""
 
-    def decoder(self, index: int = 0) -> Model:
-        """Its decoder under the target's ids; `index` is that of its states in `EncoderStates.drafts`."""
+    def drafter(self, index: int, confidence: float) -> Drafter:
+        """What proposes its tokens, as long as it is sure of them by `confidence`; `index` is that of its
+        states in `EncoderStates.drafts`."""
 
 
 class SpeechModel(Protocol):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.drafters.model_drafter import DraftTokens
+from forescribe.speculative.drafters.model_drafter import DraftTokens, ModelDrafter
 from forescribe.speculative.model_engines import ModelEngine, whisper_decoder
 from forescribe.speculative.models.slot_model import SlotModel
 from forescribe.speculative.models.vocabularies import MappedVocabulary, TokenMap, mapped
@@ -320,6 +320,9 @@ class DraftModel:
         if self.token_map is None:
             return build(listed)
         return mapped(build, self.token_map, listed)
+
+    def drafter(self, index: int, confidence: float) -> ModelDrafter:
+        return ModelDrafter(self.decoder(index), confidence=confidence)
 
 
 def target_decoder(model: Any, engine: ModelEngine, device: Device) -> SlotModel:

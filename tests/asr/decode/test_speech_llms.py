@@ -26,6 +26,7 @@ from forescribe.asr.model.speech_llm import SpeechLLM
 from forescribe.asr.words.aligning import Spoken, align
 from forescribe.asr.words.assembly import assemble_words
 from tests.asr.model import speech_llms
+from training.text.heads import published
 
 from .ways import SOON, Ear, running
 
@@ -108,13 +109,14 @@ def generated(folder: Path, family: str, windows: Sequence[Decoded]) -> list[tup
 
 
 GRID = [
-    pytest.param(family, engine, marks=marks)
-    for family in FAMILIES
-    for engine, marks in (
-        ("modules", ()),
-        ("lean", () if family == "qwen3_asr" else pytest.mark.slow),
-        ("native", pytest.mark.native),
-    )
+    ("qwen3_asr", "modules"),
+    ("qwen3_asr", "lean"),
+    pytest.param("qwen3_asr", "native", marks=pytest.mark.native),
+    *((family, "lean") for family in FAMILIES[1:]),
+    *(
+        pytest.param(family, "native", marks=[pytest.mark.native, pytest.mark.slow])
+        for family in FAMILIES[1:]
+    ),
 ]
 
 
@@ -136,6 +138,21 @@ def test_drafts_and_batches_change_nothing(folders, family, engine) -> None:
         assert all(w.result.draft_error is None for w in windows)
         if gamma:
             assert 0 < sum(w.result.accepted for w in windows)
+
+
+def test_a_head_on_the_states_changes_nothing(folders, tmp_path) -> None:
+    target = speech_llms.write(tmp_path / "target", layers=8)
+    model = loaded(target).whisper
+    torch.manual_seed(5)
+    config, kept = model.tower.config, range(0, model.tower.config.vocab_size, 2)
+    config.name_or_path = "target"
+    head = published.save(tmp_path / "head", *published.eagle3(config, kept, inner=24))
+    plain = windows_of(loaded(target, batch=1))
+    drafting = windows_of(loaded(target, draft=str(head), gamma=3))
+    assert [w.result.tokens for w in drafting] == [w.result.tokens for w in plain]
+    assert all(w.result.draft_error is None and w.result.drafted for w in drafting)
+    with pytest.raises(ModelError, match="head reads layer 2"):
+        loaded(folders["qwen3_asr"], draft=str(head), gamma=3)
 
 
 def test_drafts_are_copied_from_a_text(folders) -> None:
