@@ -175,8 +175,11 @@ class SpeechLLM:
     def _with(
         self, states: EncoderStates, asked: tuple[int, ...]
     ) -> tuple[tuple[int, ...], EncoderStates]:
-        at, one = asked.index(self.tokens.placeholder), (self.tokens.placeholder,)
-        return (*asked[:at], *one * len(states.target), *asked[at + 1 :]), replace(states, at=at)
+        at, count = asked.index(self.tokens.placeholder), len(states.target)
+        # Some placeholders are no token of the text model, which reads nothing there.
+        known = self.tokens.placeholder < self.tower.config.vocab_size
+        one = self.tokens.placeholder if known else self.tokens.end
+        return (*asked[:at], *(one,) * count, *asked[at + 1 :]), replace(states, at=at)
 
     def _asked(self, language: str | None, previous: tuple[int, ...]) -> tuple[int, ...]:
         """The prompt with a single placeholder, from the template of the processor."""
