@@ -28,7 +28,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
 
-from .tables import ADDED, JOBS, KEYS, META, PLACES, REFERENCES, TURNS
+from .tables import JOBS, KEYS, META, PLACES, REFERENCES, TURNS
 
 Tx = sa.Connection
 
@@ -219,18 +219,12 @@ def _turn_to_open(url: sa.URL) -> Iterator[None]:
 
 
 def _create_tables(engine: sa.Engine) -> None:
-    """Create missing tables, and add the columns that a database of an earlier version lacks. Several
-    processes may do so at once."""
+    """Create missing tables. Several processes may do so at once."""
     with engine.begin() as tx:
         hold(tx, "forescribe_tables")
         if engine.dialect.name == "sqlite":
             tx.exec_driver_sql("BEGIN IMMEDIATE")  # as in `transaction`
         META.create_all(tx)
-        for table, column, kind in ADDED:
-            if column not in {found["name"] for found in sa.inspect(tx).get_columns(table.name)}:
-                tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")
-        for index in JOBS.indexes:  # of added columns
-            index.create(tx, checkfirst=True)
 
 
 def _disk_error(error: sa.exc.DBAPIError) -> Code | None:

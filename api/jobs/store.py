@@ -432,15 +432,12 @@ def _job(row: Any) -> Job:
     callback = None
     if row.hook_url:
         callback = Callback(row.hook_url, row.hook_secret, row.hook_state, row.hook_tries)
-    warnings = bounded_warnings(json.loads(row.warnings)) if row.warnings else ()
     read: dict[str, Any] = {
         "owner": row.tenant,
-        # Rows of earlier versions have no bound.
-        "label": row.label and bounded(row.label),
-        "options": bounded_options(json.loads(row.options)),
+        "options": json.loads(row.options),
         "error": error,
         "callback": callback,
-        "warnings": tuple(warnings),
+        "warnings": tuple(json.loads(row.warnings)) if row.warnings else (),
     }
     columns = row._mapping
     return Job(**read, **{f.name: columns[f.name] for f in fields(Job) if f.name not in read})

@@ -1,7 +1,6 @@
 """The tables of the job database, and the records of a job with its JSON view for clients.
 
-Names of tables and columns are part of the file format: databases of earlier versions must still open. Times
-are Unix seconds, lengths are seconds of audio. Holds no transcript text.
+Times are Unix seconds, lengths are seconds of audio. Holds no transcript text.
 """
 
 from __future__ import annotations
@@ -116,15 +115,6 @@ TURNS = sa.Table(
     sa.Column("at", sa.Float, nullable=False),
 )
 """When a task that one process does for all was begun last (`Database.take_turn`)."""
-
-ADDED = (
-    (JOBS, "warnings", "TEXT"),
-    (JOBS, "claimed_by", "VARCHAR"),
-    (JOBS, "claimed_until", "DOUBLE PRECISION"),
-    (JOBS, "hook_at", "DOUBLE PRECISION"),
-    (JOBS, "trace", "VARCHAR"),
-)
-"""Columns that earlier versions lack."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from forescribe.api.jobs import database
 from forescribe.api.jobs.blobs import Blobs, Draft
 from forescribe.api.jobs.database import Database, _configure_sqlite, database_disk_errors
 from forescribe.api.jobs.store import Store
-from forescribe.api.jobs.tables import ADDED, Callback, NewJob
 from forescribe.api.process import PASSING
 from forescribe.asr.errors import CapacityError, OutputError, UsageError
 from tests.api.conftest import memo, until
@@ -198,33 +197,6 @@ def test_a_database_that_takes_no_writes_is_not_writable(tmp_path) -> None:
         tx.exec_driver_sql("PRAGMA query_only=ON")
         tx.rollback()
     assert not store.writable() and store.database.available()
-    store.close()
-
-
-def test_a_database_of_an_earlier_version_is_taken_over(tmp_path) -> None:
-    """Its finished jobs can be read, what it had queued or begun is done, and callbacks are delivered."""
-    store = Store.open(tmp_path)
-    with store.transaction() as tx:
-        for id in ("queued", "begun", "done"):
-            callback = Callback("https://example.com/", "whsec_x")
-            store.jobs.insert(tx, NewJob(id, "", None, 60.0, {}, {}, callback))
-        store.jobs.end(tx, "done", "succeeded")
-        tx.exec_driver_sql("UPDATE forescribe_jobs SET state = 'running' WHERE id = 'begun'")
-        tx.exec_driver_sql("CREATE TABLE workflow_status (workflow_uuid TEXT)")  # of its queue
-        for _, column, _ in ADDED:
-            tx.exec_driver_sql(f"ALTER TABLE forescribe_jobs DROP COLUMN {column}")
-    store.close()
-    store = Store.open(tmp_path)
-    done = store.jobs.get("done")
-    assert done is not None and done.state == "succeeded" and done.warnings == ()
-    claims = [store.jobs.claim("one", beside=()) for _ in range(3)]
-    assert [claim and (claim[0].id, claim[1]) for claim in claims] == [
-        ("queued", False),
-        ("begun", False),
-        None,
-    ]
-    due = store.jobs.claim_callback(10.0)
-    assert due is not None and due.id == "done"
     store.close()
 
 
