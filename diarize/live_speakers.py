@@ -17,7 +17,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from forescribe.asr.errors import ForescribeError, one_line
@@ -30,31 +30,10 @@ from .diarizer import Samples
 from .turns import UNKNOWN, Turns
 
 
-@dataclass(frozen=True)
-class KeptVoice:
-    """A speaker for another stream to go on with: `sum` are the weighted vectors, `amount` their evidence."""
-
-    label: str
-    amount: float
-    seconds: float
-    sum: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class KeptVoices:
-    """The speakers of a stream so far. Vectors of two encoders must not be compared."""
-
-    encoder: str
-    voices: tuple[KeptVoice, ...]
-
-
 class SupportsTurns(Protocol):
     """The part of `engines.online.OnlineSpeakers` that is used."""
 
     def turns(self, samples: Samples) -> tuple[Turns, Turns]: ...
-
-    @property
-    def kept(self) -> KeptVoices: ...
 
 
 class LiveSpeakers:
@@ -64,8 +43,6 @@ class LiveSpeakers:
     def __init__(self, load: Callable[[], SupportsTurns], tell: Tell, worker: Executor) -> None:
         self._load, self.tell, self.worker = load, tell, worker
         self._speakers: SupportsTurns | None = None
-        self.kept: KeptVoices | None = None
-        """The speakers so far, for another stream to go on with; None before anybody was heard."""
         self._turns: dict[int, list[tuple[Turns, ...]]] = defaultdict(list)  # of open items
         self._errors: dict[int, Exception] = {}
         self._waiting = 0  # samples that were not heard yet
@@ -108,7 +85,6 @@ class LiveSpeakers:
         try:
             self._speakers = self._speakers or self._load()
             found = self._speakers.turns(speech.samples)
-            self.kept = self._speakers.kept
             self._turns[speech.item].append(tuple(t.shifted(speech.start) for t in found))
         except Exception as error:  # the words are there all the same
             self._errors[speech.item] = error

@@ -1,6 +1,6 @@
 """The audio of a session: bytes become samples, a live stream decodes them, and its text gets speakers.
 
-    audio = SessionAudio(serving, tell, seal)
+    audio = SessionAudio(serving, tell)
     audio.use(config, options)          # before all others, and when the configuration changes
     behind_s = audio.feed(data)
     audio.commit()
@@ -11,7 +11,6 @@ threads of the stream and must not wait. Does not know sockets and messages.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import ForescribeError
@@ -19,38 +18,35 @@ from forescribe.asr.live.formats import AudioInput
 
 from ..errors import ApiError
 from ..speech.serving import Serving
-from .seals import Seal, closed_voices, opened_voices
-from .session import DIARIZE, PARAM, TRANSCRIPTION, VOICES, SessionConfig
+from .session import DIARIZE, PARAM, TRANSCRIPTION, SessionConfig
 
 if TYPE_CHECKING:
     from forescribe.asr.live.events import Event, LiveOptions, LiveStats, Tell
     from forescribe.asr.live.stream import LiveStream
-    from forescribe.diarize.live_speakers import KeptVoices, LiveSpeakers
+    from forescribe.diarize.live_speakers import LiveSpeakers
 
 
 class SessionAudio:
     """Used by one session."""
 
-    def __init__(self, serving: Serving, tell: Tell, seal: Seal) -> None:
-        self.serving, self._tell, self._seal = serving, tell, seal
+    def __init__(self, serving: Serving, tell: Tell) -> None:
+        self.serving, self._tell = serving, tell
         self._config: SessionConfig | None = None
         self._stream: LiveStream | None = None
         self._speakers: LiveSpeakers | None = None
 
     def enrols(self, config: SessionConfig) -> bool:
         """Whether `use` has to wait for the network that hears voices."""
-        given = any(config.known) or config.voices is not None
-        return config.diarize and given and self._persons(config) != self._persons(self._config)
+        return config.diarize and any(config.known) and self._known_change(config)
 
     def use(self, config: SessionConfig, options: LiveOptions) -> None:
         """Use this configuration, which means these options, from now on. Raises ApiError if it cannot be
         served; nothing is changed then."""
         speakers = self._speakers if config.diarize else None
-        changed = self._persons(config) != self._persons(self._config)
-        if config.diarize and (speakers is None or changed):
-            device, kept = self.serving.settings.device, self._kept(config)
+        if config.diarize and (speakers is None or self._known_change(config)):
+            device = self.serving.settings.device
             try:
-                speakers = self.serving.speakers.live(self._tell, device, *config.known, kept)
+                speakers = self.serving.speakers.live(self._tell, device, *config.known)
             except ApiError as error:
                 param = f"{PARAM}.{TRANSCRIPTION}.{error.param}" if error.param else DIARIZE
                 raise ApiError(error.code, error.message, param=param) from error
@@ -66,26 +62,8 @@ class SessionAudio:
             self._input = AudioInput(config.input.format.type, config.input.format.rate)
         self._config = config
 
-    @staticmethod
-    def _persons(config: SessionConfig | None) -> object:
-        return None if config is None else (config.known, config.voices)
-
-    def _kept(self, config: SessionConfig) -> KeptVoices | None:
-        if config.voices is None:
-            return None
-        try:
-            return opened_voices(self._seal, config.voices, time.time())
-        except ValueError as error:
-            text = f"{VOICES}: not what a session of this server told in the last day; leave it out"
-            raise ApiError("invalid_value", text, param=VOICES) from error
-
-    @property
-    def voices(self) -> str | None:
-        """The speakers so far, sealed; None before there is one."""
-        kept = None if self._speakers is None else self._speakers.kept
-        if kept is None or not kept.voices:
-            return None
-        return closed_voices(self._seal, kept, time.time())
+    def _known_change(self, config: SessionConfig) -> bool:
+        return self._config is None or config.known != self._config.known
 
     @property
     def bytes_per_s(self) -> int:

@@ -34,8 +34,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from forescribe.asr.live.events import Completed
-
 from ..access.limits import Client
 from ..dependencies import in_force
 from ..errors import ApiError
@@ -114,7 +112,7 @@ class Connection:
         self.websocket, self.streams, self.client, self.config = websocket, streams, client, config
         self.serving, self.settings = streams.serving, streams.settings
         self.outbox, self.items = Outbox(), ItemEvents()
-        self.audio = SessionAudio(streams.serving, self._tell, streams.seal)
+        self.audio = SessionAudio(streams.serving, self._tell)
         self._id = f"sess_{secrets.token_hex(12)}"
         self._expires_at = int(time.time() + SESSION_S)
         self._loop = asyncio.get_running_loop()
@@ -268,8 +266,6 @@ class Connection:
         try:
             self.streams.told(event)
             messages = self.items.of(event)
-            if isinstance(event, Completed) and (voices := self.audio.voices) is not None:
-                messages[-1]["voices"] = voices
         except Exception as error:  # an item would never end
             return self._end_with(_fault(error))
         for message in messages:

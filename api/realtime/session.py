@@ -40,11 +40,6 @@ DIARIZE = f"{PARAM}.{TRANSCRIPTION}.diarize"
 KNOWN = ("known_speaker_names", "known_speaker_references")
 """The fields of people who are recognised."""
 
-VOICES = f"{PARAM}.{TRANSCRIPTION}.voices"
-
-MAX_VOICES = 1 << 18
-"""Characters: of a hundred speakers."""
-
 LOGPROBS = "item.input_audio_transcription.logprobs"
 HYPOTHESES = "forescribe.hypothesis"
 """Not OpenAI's: an event with the whole text so far after each decode."""
@@ -70,8 +65,7 @@ class G711(Frozen):
 
 class Transcription(Frozen):
     """How the audio is transcribed. `model` is any name of the loaded model. Not OpenAI's: `diarize` asks for
-    the speakers of segments, known ones by the names and references of an upload, and those of an earlier
-    session by the `voices` that its items have told."""
+    the speakers of segments, known ones by the names and references of an upload."""
 
     model: str
     language: str | None = None
@@ -86,7 +80,6 @@ class Transcription(Frozen):
     diarize: bool = False
     known_speaker_names: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
     known_speaker_references: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
-    voices: str | None = Field(None, max_length=MAX_VOICES)
 
     @field_validator("keywords", "terms", "replacements", *KNOWN, mode="before")
     @classmethod
@@ -196,11 +189,6 @@ class SessionConfig(Frozen):
         wanted = self.input.transcription
         return wanted.known_speaker_names, wanted.known_speaker_references
 
-    @property
-    def voices(self) -> str | None:
-        """The sealed speakers of an earlier session."""
-        return self.input.transcription.voices
-
     def updated(self, given: Mapping[str, Any], *, started: bool = False) -> Self:
         """With what a client has given. Format, model and speakers cannot change once audio has come
         (`started`). Raises ApiError `invalid_value` with the place."""
@@ -221,7 +209,6 @@ class SessionConfig(Frozen):
                 ),
                 ("transcription.diarize", self.diarize, new.diarize),
                 (f"transcription.{KNOWN[0]}", self.known, new.known),
-                ("transcription.voices", self.voices, new.voices),
             ):
                 if before != after:
                     param = f"{PARAM}.audio.input.{name}"
@@ -234,13 +221,11 @@ class SessionConfig(Frozen):
         from forescribe.asr.live.events import LiveOptions, TurnDetection
 
         wanted, detection = self.input.transcription, self.input.turn_detection
-        fields = wanted.model_dump(exclude={"delay", "diarize", "voices", *KNOWN})
+        fields = wanted.model_dump(exclude={"delay", "diarize", *KNOWN})
         try:
             check_model(wanted.model, settings)
             if any(self.known) and not self.diarize:
                 raise forms.invalid(KNOWN[0], "needs diarize")
-            if self.voices is not None and not self.diarize:
-                raise forms.invalid("voices", "needs diarize")
             forms.check_speaker_names(wanted.known_speaker_names)
             check_pairs(*self.known)
             options = forms.transcription(TranscriptionForm(**fields), serving, settings)
@@ -263,8 +248,8 @@ class SessionConfig(Frozen):
         return LiveOptions(options, delay=wanted.delay, turns=turns, speech=wanted.diarize)
 
     def to_dict(self) -> dict[str, Any]:
-        """As events show it; references and voices, which are long and personal, are left out."""
-        hidden = {"audio": {"input": {"transcription": {KNOWN[1], "voices"}}}}
+        """As events show it; references, which are long and personal, are left out."""
+        hidden = {"audio": {"input": {"transcription": {KNOWN[1]}}}}
         state = self.model_dump(mode="json", exclude_none=True, exclude=hidden)
         state["include"] = state["include"] or None
         shown = {"noise_reduction": None, "turn_detection": None, **state["audio"]["input"]}

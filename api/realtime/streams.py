@@ -24,7 +24,6 @@ from ..errors import RETRY_S, ApiError
 from ..settings import Settings
 from ..speech.serving import Serving
 from .client_secrets import ClientSecrets
-from .seals import Seal
 
 THREADS = 4
 """Threads that look for voices in the audio of all sessions: some milliseconds for each second of audio."""
@@ -46,7 +45,6 @@ class Streams:
     def __init__(self, settings: Settings, serving: Serving) -> None:
         self.settings, self.serving = settings, serving
         self.secrets = ClientSecrets.of(settings)
-        self.seal = Seal.of(settings, b"voices")
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="live")
         # Enrolment takes seconds, which the audio of other sessions does not wait for.
         self.enrolments = ThreadPoolExecutor(1, thread_name_prefix="enrolment")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from forescribe.diarize.engines.embedded import EmbeddedDiarizer
     from forescribe.diarize.engines.online import OnlineSpeakers
     from forescribe.diarize.known_speakers import KnownSpeaker
-    from forescribe.diarize.live_speakers import KeptVoices, LiveSpeakers
+    from forescribe.diarize.live_speakers import LiveSpeakers
 
 log = logging.getLogger("forescribe.api")
 
@@ -102,13 +102,11 @@ class Speakers:
         device: str,
         names: Sequence[str] = (),
         references: Sequence[str] = (),
-        kept: KeptVoices | None = None,
     ) -> LiveSpeakers:
         """The speakers of a live stream, labelled A, B, ..., or by their names where `references` are data
-        URLs of their voices; `kept` are those of a stream before it. Streams share a thread, and do not wait
-        for `diarize`, which may take minutes. The engine is loaded there, and waited for only where voices
-        are given. Raises ApiError if that is known to fail, and for a reference or voices that cannot be
-        used, with the field."""
+        URLs of their voices. Streams share a thread, and do not wait for `diarize`, which may take minutes.
+        The engine is loaded there, and waited for only where references are given. Raises ApiError if that is
+        known to fail, and for a reference that cannot be used, with the field."""
         from forescribe.diarize.engines import registry
         from forescribe.diarize.live_speakers import LiveSpeakers
         from forescribe.speculative.device import keep_to_one_core
@@ -132,18 +130,12 @@ class Speakers:
         def load() -> OnlineSpeakers:
             from forescribe.diarize.engines.online import OnlineSpeakers
 
-            return OnlineSpeakers(online.result(), letter, known, kept=kept)
+            return OnlineSpeakers(online.result(), letter, known)
 
-        if names or references or kept is not None:
+        if names or references:
             with refused():
                 engine = online.result()
             known = _in_own_thread(lambda: self._enrolled(engine, names, references))
-            try:
-                load()
-            except ValueError as error:
-                text = "voices: they are of another model than this server's; leave them out"
-                raise ApiError("invalid_value", text, param="voices") from error
-
         return LiveSpeakers(load, tell, worker)
 
     async def enrol(self, names: Sequence[str], references: Sequence[str]) -> list[KnownSpeaker]:

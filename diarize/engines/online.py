@@ -25,7 +25,6 @@ from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from ..diarizer import MOST_SPEAKERS, Samples, Voice
 from ..known_speakers import KnownSpeaker, match_voices
-from ..live_speakers import KeptVoice, KeptVoices
 from ..turns import UNKNOWN, Turns
 from . import clustering
 from .clustering import (
@@ -108,25 +107,6 @@ class OnlineClusters:
         self._bound = SETTINGS.longest_s * SETTINGS.evidence * plda.precision(ONE_S)[0]
         self._evidence = Evidence(plda.psi, (2 + SETTINGS.waiting) * self._bound)
         self._voices: list[_Voice] = []
-
-    @property
-    def speakers(self) -> tuple[KeptVoice, ...]:
-        """Those so far."""
-        return tuple(
-            KeptVoice(voice.label, voice.amount, voice.seconds, tuple(voice.sum.tolist()))
-            for voice in self._voices
-            if voice.label is not None
-        )
-
-    def go_on(self, speakers: Iterable[KeptVoice]) -> None:
-        """Begin with those of another stream. Raises ValueError if they are none of this model's."""
-        for voice in speakers:
-            total = np.array(voice.sum)
-            numbers = [voice.amount, voice.seconds, *voice.sum]
-            fits = total.shape == self.plda.psi.shape and np.isfinite(numbers).all()
-            if not (fits and 0 < voice.amount <= 2 * self._bound and voice.seconds > 0):
-                raise ValueError(f"no voice of this model: {voice.label}")
-            self._voices.append(_Voice(voice.label, voice.amount, total, voice.seconds))
 
     def assign(self, pieces: Pieces) -> tuple[list[str], Floats]:
         """N >= 1 pieces of the next stretch -> [N] labels, which may be UNKNOWN, and [N] probabilities."""
@@ -212,8 +192,7 @@ class OnlineClusters:
 
 class OnlineSpeakers:
     """The speakers of one stream, `most` at most. Labels are those of `label` in the order in which they
-    are found; `known` people have their names if they are recognised then. `kept` are the speakers of an
-    earlier stream, who keep their labels. Raises ValueError if they are of another engine."""
+    are found; `known` people have their names if they are recognised then."""
 
     def __init__(
         self,
@@ -221,25 +200,12 @@ class OnlineSpeakers:
         label: Label,
         known: Sequence[KnownSpeaker] = (),
         most: int = MOST_SPEAKERS,
-        kept: KeptVoices | None = None,
     ) -> None:
         self.engine, self.known = engine, known
-        self._taken = {voice.label for voice in kept.voices} if kept is not None else set[str]()
-        taken = {person.name for person in known} | self._taken
-        self._labels = (name for name in map(label, count()) if name not in taken)
+        self._taken = set[str]()  # names of known people who were found
+        reserved = {person.name for person in known}
+        self._labels = (name for name in map(label, count()) if name not in reserved)
         self._clusters = OnlineClusters(engine.plda, self._name, most)
-        if kept is not None:
-            if kept.encoder != engine.engine.encoder:
-                raise ValueError(
-                    f"voices of {kept.encoder}; this engine is {engine.engine.encoder}"
-                )
-            self._clusters.go_on(kept.voices)
-
-    @property
-    def kept(self) -> KeptVoices:
-        """The speakers so far, for another stream."""
-        assert self.engine.engine.encoder is not None
-        return KeptVoices(self.engine.engine.encoder, self._clusters.speakers)
 
     def turns(self, samples: Samples) -> tuple[Turns, Turns]:
         """The next stretch of audio [T], at most half a minute -> turns that may overlap, and turns of one

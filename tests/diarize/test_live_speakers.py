@@ -13,7 +13,7 @@ from forescribe.asr.formats.transcript_parts import Word
 from forescribe.asr.live.commit import LiveWord
 from forescribe.asr.live.events import Completed, Delta, Event, Failed, Speech
 from forescribe.diarize.diarizer import Samples
-from forescribe.diarize.live_speakers import KeptVoices, LiveSpeakers
+from forescribe.diarize.live_speakers import LiveSpeakers
 from forescribe.diarize.turns import UNKNOWN, Turns
 
 from .conversations import transcript
@@ -23,8 +23,6 @@ RATE = 16_000
 
 class ByLevel:
     """Who speaks is the level of the samples."""
-
-    kept = KeptVoices("levels", ())
 
     def turns(self, samples: Samples) -> tuple[Turns, Turns]:
         if samples.max() > 8:

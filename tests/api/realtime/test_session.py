@@ -16,13 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forescribe.api.app import create_app
-from forescribe.api.realtime.seals import VOICES_S, Seal, closed_voices, opened_voices
 from forescribe.api.realtime.session import DIARIZE, KNOWN
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.diarize.engines import registry
 from forescribe.diarize.known_speakers import KnownSpeaker
-from forescribe.diarize.live_speakers import KeptVoice, KeptVoices
 from forescribe.diarize.turns import Turns
 from forescribe.speculative.models import hub
 from tests.api.conftest import FORM, RATE, TRANSCRIBE, Halves, sound, until, wav
@@ -63,26 +61,13 @@ class Alternating:
         engine: object,
         label: Callable[[int], str],
         known: Sequence[KnownSpeaker],
-        kept: KeptVoices | None = None,
     ) -> None:
         names = [*(person.name for person in known), *map(label, range(2))][:2]
-        if kept is not None and kept.encoder != "halves":
-            raise ValueError("another engine")
-        before = [] if kept is None else [voice.label for voice in kept.voices]
-        self.labels = itertools.cycle([*before, *(name for name in names if name not in before)])
-        self.heard = before
+        self.labels = itertools.cycle(names)
 
     def turns(self, samples: np.ndarray) -> tuple[Turns, Turns]:
-        label = next(self.labels)
-        self.heard = list(dict.fromkeys([*self.heard, label]))
-        found = Turns.of([(0, len(samples), label)])
+        found = Turns.of([(0, len(samples), next(self.labels))])
         return found, found
-
-    @property
-    def kept(self) -> KeptVoices:
-        return KeptVoices(
-            "halves", tuple(KeptVoice(one, 1.0, 2.0, (1.0, 0.5)) for one in self.heard)
-        )
 
 
 def speakers_of_two_items(socket: Socket) -> list[set[str]]:
@@ -138,36 +123,6 @@ def test_speakers_are_told_with_the_segments_of_an_item(service, monkeypatch) ->
         error = socket.next()["error"]
         assert error["param"] == DIARIZE and "cannot diarize" in error["message"]
         assert socket.configure()["audio"]["input"]["transcription"]["diarize"] is False
-
-
-def test_speakers_keep_their_labels_when_a_client_comes_back(service, monkeypatch) -> None:
-    fake = SimpleNamespace(OnlineSpeakers=Alternating)
-    monkeypatch.setitem(sys.modules, "forescribe.diarize.engines.online", fake)
-    monkeypatch.setattr(registry, "load_online", lambda *_, **options: Halves())
-    client = service()
-
-    def refused(socket: Socket, said: str, **transcription: object) -> None:
-        socket.send("session.update", session={"audio": audio(**transcription)})
-        error = socket.next()["error"]
-        assert error["param"].endswith("transcription.voices") and said in error["message"]
-
-    with connected(client) as socket:
-        socket.configure(audio=audio(diarize=True))
-        socket.append(noise(1))
-        socket.commit()
-        voices = socket.until("completed")["voices"]
-    replica = Seal.of(Settings(model="random"), b"voices")
-    old = closed_voices(replica, opened_voices(replica, voices, 0), -VOICES_S)
-    strange = replica.close(["another", 2**40, [["A", 1.0, 2.0, [1.0]]]])
-    with connected(client) as socket:
-        refused(socket, "needs diarize", voices=voices)
-        for wrong in (voices[:-2], old, replica.close(7), replica.close(["halves", 2**40, [3]])):
-            refused(socket, "leave it out", diarize=True, voices=wrong)
-        refused(socket, "another model", diarize=True, voices=strange)
-        shown = socket.configure(audio=audio(diarize=True, voices=voices))
-        assert "voices" not in shown["audio"]["input"]["transcription"]
-        assert speakers_of_two_items(socket) == [{"A"}, {"B"}]
-        refused(socket, "audio has come", diarize=True, voices=old)
 
 
 def test_items_are_linked_and_each_ends_once(service) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,19 +91,6 @@ def test_who_speak_at_once_are_two(plda: Plda) -> None:
     assert labels == ["A", "B"]
 
 
-def test_speakers_of_another_stream_keep_their_labels(plda: Plda) -> None:
-    room, clusters = Room(plda, 3), online(plda)
-    assert clusters.assign(room.said(("Zoë", 3.0), ("Bob", 3.0)))[0] == ["A", "B"]
-    later = OnlineClusters(plda, lambda mean, seconds: "new")
-    later.go_on(clusters.speakers)
-    said = room.said(("Bob", 3.0), ("Zoë", 3.0), ("Eve", 3.0))
-    assert later.assign(said)[0] == ["B", "A", "new"]
-    kept = clusters.speakers[0]
-    for wrong in ({"sum": (1.0,)}, {"amount": float("nan")}, {"seconds": 0.0}):
-        with pytest.raises(ValueError, match="no voice of this model"):
-            online(plda).go_on([replace(kept, **wrong)])
-
-
 @pytest.mark.slow
 def test_a_conversation_has_its_two_speakers_and_a_known_one_her_name() -> None:
     engine = embedded.EmbeddedDiarizer()
@@ -116,8 +102,6 @@ def test_a_conversation_has_its_two_speakers_and_a_known_one_her_name() -> None:
     speakers, names = OnlineSpeakers(engine, str, [known]), {"A": "0", "B": "Slt"}
     right = heard = 0
     for start in range(0, len(samples), 15 * RATE):
-        if start == 30 * RATE:  # another stream goes on
-            speakers = OnlineSpeakers(engine, str, [known], kept=speakers.kept)
         _, exclusive = speakers.turns(samples[start : start + 15 * RATE])
         for turn in exclusive.shifted(start):
             for said in reference:
