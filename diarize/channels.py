@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from forescribe.asr.audio.containers import open_container
 from forescribe.asr.audio.inputs import Input
-from forescribe.asr.audio.reading import LOUDEST, Resampler, resampler
+from forescribe.asr.audio.reading import LOUDEST, Resampler
 from forescribe.asr.decode.options import Hook, Options, Outcome, Progress
 from forescribe.asr.errors import AudioError, ForescribeError, UsageError
 from forescribe.asr.formats.files import RECORDING
@@ -147,7 +147,7 @@ def split_channels(source: Path, folder: Path) -> list[Path]:
                     raise AudioError(f"{name}: its number of channels changes midway")
                 if block.rate != rate:
                     _finish(files, filters)
-                    rate, filters = block.rate, [resampler(block.rate) for _ in files]
+                    rate, filters = block.rate, [Resampler(block.rate) for _ in files]
                 for n, (out, chosen) in enumerate(zip(files, filters, strict=True)):
                     _append(out, chosen.push(_sound(block.samples[:, n])))
             _finish(files, filters)

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from ..errors import AudioError, UsageError, how_to_install
 from ..formats.transcript_parts import Notice
-from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm, Reader, scaled
+from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm, scaled
 from .opening import is_known
-from .reading import Recording, live_resampler, open_audio
+from .reading import Recording, open_audio
 
 Samples = NDArray[np.float32]
 
@@ -207,7 +207,7 @@ class Arrival:
 
 def piped(file: ByteSource, name: str = "stdin") -> Arrival:
     """What comes through a pipe: a wav file, or samples of 16 bits at 16 kHz, mono."""
-    return Arrival(lambda: _arriving(_PipeReader(file, name), name))
+    return Arrival(lambda: Recording(_PipeReader(file, name), name=name, block_s=BLOCK_S))
 
 
 def replayed(path: str, speed: float | None) -> Arrival:
@@ -219,7 +219,7 @@ def microphone(device: int | str | None = None) -> Arrival:
     """An input device by number or by a part of its name; None for the system's. Raises UsageError where it
     cannot be used."""
     reader = _Microphone(device)
-    return Arrival(lambda: _arriving(reader, "microphone"), end=reader.close)
+    return Arrival(lambda: Recording(reader, name="microphone", block_s=BLOCK_S), end=reader.close)
 
 
 def input_devices() -> list[str]:
@@ -233,10 +233,6 @@ def input_devices() -> list[str]:
         for number, device in enumerate(sounddevice.query_devices())
         if device["max_input_channels"] > 0
     ]
-
-
-def _arriving(reader: Reader, name: str) -> Recording:
-    return Recording(reader, name=name, block_s=BLOCK_S, resample=live_resampler)
 
 
 class _PipeReader:

@@ -321,11 +321,10 @@ def serve(descriptor: int) -> None:
     """Serve requests until the other end of the socket is closed."""
     import av
     import soundfile  # noqa: F401  # loaded once, here, for all children
+    import soxr  # noqa: F401
     import torch
-    from torchaudio.functional import resample
 
     av.logging.set_level(av.logging.PANIC)
     torch.set_num_threads(1)  # other threads would not survive a fork
-    resample(torch.zeros(64), 3, 2)
     _ForkServer(socket.socket(fileno=descriptor)).run()
     os._exit(0)  # there is nothing to clean up, and torch takes seconds for it

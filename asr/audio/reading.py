@@ -9,9 +9,7 @@ values that are not finite are replaced by 0. What a reader of the transcript ha
 recording is in `recording.warnings`. A path is only a path: nothing is fetched, and no `file:`,
 `concat:` or `http:` is interpreted.
 
-Blocks are resampled with the same result as one call for the whole recording: torchaudio's resampler is a
-filter of finite width, so a block with enough samples of its neighbours yields exactly the samples that the
-whole would yield.
+Blocks are resampled by libsoxr as a stream, whose samples do not depend on the sizes of the blocks.
 
 `length_of` is the length of a file by its header, for scheduling and progress bars, without decoding. A wrong
 one costs some speed, but no words. Knows nothing of speech.
@@ -25,7 +23,6 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,18 +34,6 @@ from .inputs import ARRAY, DecodedFile, Input, Sound, Spans, as_input
 from .opening import empty, seekable_file
 
 Samples = NDArray[np.float32]
-
-FILTER_WIDTH = 6
-ROLLOFF = 0.99
-"""torchaudio's defaults: zero crossings on each side, and the cut-off frequency as a fraction of the
-Nyquist frequency."""
-
-MAX_KERNEL = 1 << 22
-"""Elements. A rate without a common divisor with 16,000 (44,099 Hz) would need a filter bank of
-gigabytes."""
-
-MIN_CALL = 1 << 16
-"""The minimum number of samples per call of the filter."""
 
 LOUDEST = 1e6
 """A larger sample is damage, not sound: its square would overflow in the spectrum and spoil the whole
@@ -111,8 +96,7 @@ class Recording(AbstractContextManager["Recording"]):
     """An opened recording, to be read once.
 
     `spans` are its windows where it is cut elsewhere, each of them there before the last of its samples.
-    `sample_count` and `warnings` are complete when `blocks()` is exhausted. `resample` makes the resampler of
-    a rate.
+    `sample_count` and `warnings` are complete when `blocks()` is exhausted.
     """
 
     def __init__(
@@ -122,7 +106,6 @@ class Recording(AbstractContextManager["Recording"]):
         name: str,
         block_s: float = 30.0,
         max_s: float | None = None,
-        resample: Callable[[int], Resampler] | None = None,
     ) -> None:
         if not 1 <= block_s * SAMPLE_RATE < math.inf:
             raise ValueError(f"block_s is {block_s}; a block needs one sample or more")
@@ -133,7 +116,7 @@ class Recording(AbstractContextManager["Recording"]):
         self.sample_count = 0
         self._reader = reader
         self._block = round(block_s * SAMPLE_RATE)
-        self._max_s, self._resample = max_s, resample or resampler
+        self._max_s = max_s
         self._warnings: list[Notice] = []
         self._replaced = 0
         self._rate = SAMPLE_RATE
@@ -200,7 +183,7 @@ class Recording(AbstractContextManager["Recording"]):
             if chosen is None or block.rate != rate:
                 if chosen is not None:
                     yield chosen.finish()
-                rate, chosen = block.rate, self._resample(block.rate)
+                rate, chosen = block.rate, Resampler(block.rate)
                 self._rate = rate
             yield chosen.push(self._mono(block.samples))
         if chosen is not None:
@@ -303,123 +286,34 @@ def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:
         yield np.concatenate(held)
 
 
-class Resampler(Protocol):
-    """Converts mono samples to 16 kHz: n samples become ceil(n * 16000 / rate)."""
-
-    def push(self, samples: Samples) -> Samples:
-        """Add samples; returns those that are ready, which may be none."""
-
-    def finish(self) -> Samples:
-        """Return the rest. The resampler cannot be used again."""
-
-
-def resampler(rate: int) -> Resampler:
-    """The resampler for a rate in Hz. Raises ValueError for a rate that is not positive."""
-    if rate <= 0:
-        raise ValueError(f"sample rate of {rate} Hz")
-    if rate == SAMPLE_RATE:
-        return _Same()
-    divisor = math.gcd(rate, SAMPLE_RATE)
-    orig, new = rate // divisor, SAMPLE_RATE // divisor
-    width = math.ceil(FILTER_WIDTH * orig / (min(orig, new) * ROLLOFF))
-    return _Sinc(orig, new, width) if new * (2 * width + orig) <= MAX_KERNEL else _Soxr(rate)
-
-
-def live_resampler(rate: int) -> Resampler:
-    """As `resampler`, for audio that is still being spoken: nothing is held back but the few milliseconds of
-    the filter. Its samples differ slightly from those of `resampler`."""
-    if rate <= 0:
-        raise ValueError(f"sample rate of {rate} Hz")
-    return _Same() if rate == SAMPLE_RATE else _Soxr(rate)
-
-
-class _Same:
-    def push(self, samples: Samples) -> Samples:
-        return samples
-
-    def finish(self) -> Samples:
-        return np.zeros(0, np.float32)
-
-
-class _Sinc:
-    """`torchaudio.functional.resample` over blocks.
-
-    Its unit is a group: `orig` input samples become `new` output samples, with the same filters in each
-    group. A group needs the samples within `width` of it, so `context` groups on both sides are kept.
-    """
-
-    def __init__(self, orig: int, new: int, width: int) -> None:
-        import torch
-        from torchaudio.transforms import Resample
-
-        self.orig, self.new = orig, new
-        # In float32, as the function computes them; it does so in each call, for half of its time.
-        self.filters = Resample(
-            orig, new, lowpass_filter_width=FILTER_WIDTH, rolloff=ROLLOFF, dtype=torch.float32
-        )
-        self.context = math.ceil(width / orig) + 1
-        self.buffer = np.zeros(0, np.float32)
-        self.waiting: list[Samples] = []
-        self.count = 0  # samples waiting
-        self.lead = 0  # groups at the start of the buffer that were returned: they are context
-
-    def push(self, samples: Samples) -> Samples:
-        # The frames of a codec may last 20 ms; a call per frame would cost more than the filter itself.
-        self.waiting.append(samples)
-        self.count += len(samples)
-        if self.count < MIN_CALL:
-            return np.zeros(0, np.float32)
-        groups = self._take() // self.orig
-        ready = groups - self.context
-        if ready <= self.lead:
-            return np.zeros(0, np.float32)
-        resampled = self._resample(self.buffer[: groups * self.orig])[
-            self.lead * self.new : ready * self.new
-        ]
-        drop = max(0, ready - self.context)
-        self.buffer = self.buffer[drop * self.orig :]
-        self.lead = ready - drop
-        return resampled
-
-    def finish(self) -> Samples:
-        self._take()
-        return self._resample(self.buffer)[self.lead * self.new :]
-
-    def _take(self) -> int:
-        """Move the waiting samples into the buffer; returns its length."""
-        self.buffer = np.concatenate([self.buffer, *self.waiting])
-        self.waiting, self.count = [], 0
-        return len(self.buffer)
-
-    def _resample(self, samples: Samples) -> Samples:
-        import torch
-
-        if not len(samples):
-            return samples
-        return np.asarray(self.filters(torch.from_numpy(samples)).numpy(), np.float32)
-
-
-class _Soxr:
-    """libsoxr, for live audio and rates that torchaudio cannot convert; same output length, another (better)
-    filter."""
+class Resampler:
+    """Converts mono samples of a rate in Hz to 16 kHz: n samples become ceil(n * 16000 / rate)."""
 
     def __init__(self, rate: int) -> None:
+        if rate <= 0:
+            raise ValueError(f"sample rate of {rate} Hz")
         import soxr
 
         self.rate = rate
-        self.stream = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
-        self.taken = 0
-        self.given = 0
+        self._taken = self._given = 0  # samples
+        self._stream = None
+        if rate != SAMPLE_RATE:
+            self._stream = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
 
     def push(self, samples: Samples) -> Samples:
-        self.taken += len(samples)
-        block = np.asarray(self.stream.resample_chunk(samples), np.float32)
-        self.given += len(block)
-        return block
+        """Add samples; returns those that are ready, which may be none."""
+        if self._stream is None:
+            return samples
+        self._taken += len(samples)
+        ready = np.asarray(self._stream.resample_chunk(samples), np.float32)
+        self._given += len(ready)
+        return ready
 
     def finish(self) -> Samples:
-        rest = np.asarray(
-            self.stream.resample_chunk(np.zeros(0, np.float32), last=True), np.float32
-        )
-        due = max(0, -(-self.taken * SAMPLE_RATE // self.rate) - self.given)
+        """Return the rest. The resampler cannot be used again."""
+        rest = np.zeros(0, np.float32)
+        if self._stream is None:
+            return rest
+        rest = np.asarray(self._stream.resample_chunk(rest, last=True), np.float32)
+        due = max(0, -(-self._taken * SAMPLE_RATE // self.rate) - self._given)
         return np.pad(rest, (0, max(0, due - len(rest))))[:due]

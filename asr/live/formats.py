@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..audio.reading import live_resampler
+from ..audio.reading import Resampler
 
 Kind = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
 
@@ -28,7 +28,7 @@ class AudioInput:
 
     def __init__(self, kind: Kind, rate: int) -> None:
         self.kind, self.rate = kind, rate
-        self._resampler = live_resampler(rate)
+        self._resampler = Resampler(rate)
         self._odd = b""  # the first half of a sample
 
     @property
@@ -41,12 +41,12 @@ class AudioInput:
 
     def flush(self) -> Samples:
         """What is left of the audio so far."""
-        rest, self._resampler = self._resampler.finish(), live_resampler(self.rate)
+        rest, self._resampler = self._resampler.finish(), Resampler(self.rate)
         return rest
 
     def clear(self) -> None:
         """Forget what is left."""
-        self._resampler, self._odd = live_resampler(self.rate), b""
+        self._resampler, self._odd = Resampler(self.rate), b""
 
     def _decoded(self, data: bytes) -> Samples:
         if self.kind != "audio/pcm":

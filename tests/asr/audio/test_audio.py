@@ -15,14 +15,12 @@ import av
 import numpy as np
 import pytest
 import soundfile
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from torchaudio.functional import resample
 
 from forescribe.asr.audio.containers import Pcm
-from forescribe.asr.audio.reading import Recording, open_audio, read_audio
+from forescribe.asr.audio.reading import Recording, Resampler, open_audio, read_audio
 from forescribe.asr.errors import AudioError
 from tests.asr.recordings import from_array
 
@@ -95,14 +93,33 @@ def test_bytes_files_and_pipes_are_read_like_paths(
 # samples: rate, channels, blocks
 
 
-@pytest.mark.parametrize("rate", [8000, 11_025, 22_050, 32_000, 44_100, 48_000, 96_000])
+RATES = [8000, 11_025, 22_050, 32_000, 44_099, 44_100, 48_000, 96_000]
+
+
+@pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("extra", [0, 1, 17])
 def test_resampling_in_blocks_equals_resampling_at_once(rate: int, extra: int) -> None:
     sound = np.random.default_rng(rate).normal(size=5 * rate + extra).astype(np.float32)
-    expected = resample(torch.from_numpy(sound), rate, RATE).numpy()
-    got = joined(from_array(sound, rate, block_s=0.7))
-    assert len(got) == len(expected)
-    assert np.abs(got - expected).max() < 1e-5
+    found = []
+    for size in (len(sound), rate // 50, 1000):
+        made = Resampler(rate)
+        pieces = [made.push(sound[at : at + size]) for at in range(0, len(sound), size)]
+        found.append(np.concatenate([*pieces, made.finish()]))
+    assert len(found[0]) == -(-len(sound) * RATE // rate)
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+    assert np.array_equal(joined(from_array(sound, rate, block_s=0.7)), found[0])
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_tones_that_16_khz_can_hold_stay_and_others_vanish(rate: int) -> None:
+    heard = np.arange(2 * RATE) / RATE
+    for hertz in (100, 1000, 3500, 7000, 9000, 15_000):
+        if 2 * hertz >= rate:
+            continue
+        tone = np.sin(2 * np.pi * hertz * np.arange(2 * rate) / rate).astype(np.float32)
+        got = joined(from_array(tone, rate))[RATE // 4 : -RATE // 4]
+        wanted = np.sin(2 * np.pi * hertz * heard) if 2 * hertz < RATE else np.zeros(2 * RATE)
+        assert np.abs(got - wanted[RATE // 4 : -RATE // 4]).max() < 2e-3, hertz
 
 
 def test_channels_are_mixed_by_their_mean(tmp_path: Path) -> None:
