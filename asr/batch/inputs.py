@@ -41,8 +41,8 @@ from ..storage.locations import (
 from ..storage.stores import Stores
 from .remote_inputs import described, expanded, is_object, lines_of, listed
 
-HEAD = 4096
-"""Bytes read to recognise a recording: two frames of any mp3 or aac."""
+HEAD = 1024
+"""Bytes read to recognise a recording: five packets of a transport stream."""
 
 SIGNATURES = (
     b"fLaC",
@@ -69,10 +69,6 @@ SIGNATURES = (
     b"NIST_1A",
 )
 """The first bytes of containers, beside those that `holds_audio` looks at itself."""
-
-# kbit/s of layer III by the index in a frame's header, of MPEG 1, and of MPEG 2 and 2.5.
-MPEG1 = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-MPEG2 = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
 
 def discover(
@@ -157,14 +153,15 @@ def holds_audio(head: bytes) -> bool:
     """Whether a file that begins with `head` may hold audio, by the signatures of the containers that
     `asr.audio.containers` reads.
 
-    Images in the same containers (webp and wav, heic and mp4) are excluded.
+    Images in the same containers (webp and wav, heic and mp4) are excluded. Mp3 without tags and
+    aac begin like other files: they are known by their names.
     """
     kind = head[8:12]
     if head[:4] in (b"RIFF", b"RF64", b"RIFX", b"FORM"):
         return kind in (b"WAVE", b"AVI ", b"AIFF", b"AIFC")
     if head[4:8] == b"ftyp":
         return kind not in (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis", b"crx ")
-    return head.startswith(SIGNATURES) or _frames(head) or _packets(head)
+    return head.startswith(SIGNATURES) or _packets(head)
 
 
 def _check_told_apart(source: Source, first: Source) -> None:
@@ -267,29 +264,6 @@ def _walked(top: str, recursive: bool) -> Iterator[Source]:
                 yield Source(path, "" if place == os.curdir else place)
     for error in refused:  # report it: a folder that cannot be read may hold recordings
         yield Source(str(error.filename), error=unreadable(visible(str(error.filename)), error))
-
-
-def _frames(head: bytes) -> bool:
-    """Whether there are two mp3 or aac (ADTS) frames in a row. One is not enough: text in UTF-16 begins
-    like a frame."""
-    length = _frame_length(head)
-    return 0 < length < len(head) - 6 and _frame_length(head[length:]) > 0
-
-
-def _frame_length(head: bytes) -> int:
-    """Return the length in bytes of the frame that begins here, 0 for none. ISO 11172-3, 2.4.1.3;
-    ISO 13818-7, 6.2."""
-    if len(head) < 6 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
-        return 0
-    layer = head[1] >> 1 & 3
-    if head[1] & 0xF6 == 0xF0:
-        return (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
-    version, rate, bits = head[1] >> 3 & 3, head[2] >> 2 & 3, head[2] >> 4
-    if layer != 1 or version == 1 or rate == 3 or bits in (0, 15):  # layer III; no reserved value
-        return 0
-    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}[version]
-    kbits = (MPEG1 if version == 3 else MPEG2)[bits - 1]
-    return (144 if version == 3 else 72) * 1000 * kbits // hertz + (head[2] >> 1 & 1)
 
 
 def _packets(head: bytes) -> bool:
