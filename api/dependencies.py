@@ -107,8 +107,7 @@ async def client(connection: HTTPConnection, caller: Annotated[str, Depends(call
 def reserve(request: Request, client: Client, *, resumable: bool = False) -> Reservation:
     """Reserve capacity for a request whose body has not been read. Raises as `Admission.reserve` does."""
     serving: Serving = request.app.state.serving
-    body = request.scope["state"]["body"]
-    return serving.admission.reserve(client, body, resumable=resumable)
+    return serving.admission.reserve(client, resumable=resumable)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.api.access import limits
-from forescribe.api.access.limits import SLOW_RATE, Admission, Client, network
+from forescribe.api.access.limits import Admission, Client, network
 from forescribe.api.errors import ApiError
 from forescribe.api.settings import Settings
 
@@ -42,51 +40,17 @@ def test_a_key_has_its_share_and_no_more() -> None:
     full.start(Client("a"))
 
 
-class Speed:
-    """A body of constant speed."""
-
-    def __init__(self, rate: float) -> None:
-        self.bytes_per_s, self.dropped = rate, False
-
-    def rate(self) -> float:
-        return self.bytes_per_s
-
-    def drop(self) -> None:
-        self.dropped = True
-
-
-def test_the_slowest_body_gives_its_place_away_and_no_fast_one_does() -> None:
-    full = house(max_uploads=3, max_requests_per_key=9)
-    bodies = [Speed(rate) for rate in (5000.0, 10.0, SLOW_RATE)]
-    places = [full.reserve(Client(name), b) for name, b in zip("abc", bodies, strict=True)]
-    full.reserve(Client("d"), Speed(inf))
-    assert [b.dropped for b in bodies] == [False, True, False]
-    assert refused(places[1].start).code == "overloaded"  # its body came in after all, too late
-    places[1].release()
-    full.reserve(Client("e"), Speed(inf))
-    assert [b.dropped for b in bodies] == [True, True, False]
-    assert refused(lambda: full.reserve(Client("f"), Speed(0.0))).code == "overloaded"
-    assert full.uploads == 3
-    places[2].start()
-    full.reserve(Client("g"), Speed(inf))
-    assert full.uploads == 3 and full.requests == 1
-
-
 @pytest.mark.parametrize("client", [Client("team"), Client("", "203.0.113.9")])
-def test_a_clients_own_slow_body_gives_way_to_its_next_one_and_nobody_elses(
-    client, monkeypatch
-) -> None:
+def test_a_client_has_its_share_of_uploads_and_takes_nobody_elses(client, monkeypatch) -> None:
     monkeypatch.setattr(limits, "MAX_UPLOADS_PER_ADDRESS", 2)
     full = house(max_uploads=9)
-    other, slow, fast = Speed(0.0), Speed(5.0), Speed(inf)
-    full.reserve(Client("", "203.0.113.10"), other)
-    full.reserve(client, slow)
-    full.reserve(client, fast)
-    assert not slow.dropped
-    full.reserve(client, Speed(inf))
-    assert slow.dropped and not other.dropped and not fast.dropped
-    error = refused(lambda: full.reserve(client, Speed(0.0)))
+    full.reserve(Client("", "203.0.113.10"))
+    first, _ = full.reserve(client), full.reserve(client)
+    error = refused(lambda: full.reserve(client))
     assert error.code == "rate_limited" and "2" in error.message
+    first.release()
+    full.reserve(client)
+    full.reserve(Client("other"))
 
 
 def test_clients_whose_address_is_unknown_have_no_share(monkeypatch) -> None:
