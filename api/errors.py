@@ -44,8 +44,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "forbidden": 403,
         "not_found": 404,
         "job_not_found": 404,
-        "beta_api_shape_disabled": 400,  # of live sessions, as the next two
-        "input_audio_buffer_commit_empty": 400,
+        "input_audio_buffer_commit_empty": 400,  # of live sessions, as the next one
         "session_expired": 400,
         "in_progress": 409,  # a result before the end, a key whose first request is in progress
         "conflict": 409,

@@ -13,7 +13,7 @@ being spoken is ended, open items have `DRAIN_S` for their text, and the close c
     1000  it has lasted `SESSION_S`            1012  the process ends
     1008  the key has reached a limit, or      1013  the client does not read what is sent
           its secret cannot be served
-    4000  the client speaks the beta shape     1011  a fault of the server, which the log has
+    1011  a fault of the server, which the log has
 
 Does not know how a socket is opened.
 """
@@ -44,7 +44,6 @@ from .events import (
     CLEAR,
     COMMIT,
     UPDATE,
-    BetaShape,
     InvalidEvent,
     ItemEvents,
     Message,
@@ -94,7 +93,6 @@ class End:
 
     code: int
     error: ApiError | None = None
-    event_id: str | None = None
     drop: bool = False  # without the text of open items
 
 
@@ -188,8 +186,6 @@ class Connection:
                 return await self._append(event["audio"])
             await self._act(event)
         except InvalidEvent as refused:
-            if isinstance(refused.error, BetaShape):
-                return End(4000, refused.error, refused.event_id, drop=True)
             self._refuse(refused.error, refused.event_id)
         except ApiError as error:
             self._refuse(error, event_id)
@@ -273,7 +269,7 @@ class Connection:
         if self.outbox.size > MAX_UNSENT:
             self._end_with(End(1013, drop=True))
 
-    def _refuse(self, error: ApiError, event_id: str | None) -> None:
+    def _refuse(self, error: ApiError, event_id: str | None = None) -> None:
         self.serving.metrics.refused(error.code)
         self.outbox.put(error_event(error, event_id))
         if self.outbox.size > MAX_UNSENT:
@@ -310,7 +306,7 @@ class Connection:
     async def _finish(self, end: End, sender: asyncio.Task[None]) -> None:
         """Tell why, end the items, and close the socket."""
         if end.error is not None:
-            self._refuse(end.error, end.event_id)
+            self._refuse(end.error)
         if not end.drop:
             await self._in_thread(self.audio.finish)
             with suppress(TimeoutError):

@@ -46,9 +46,6 @@ FIELDS: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 """The events of clients, with their fields besides `type` and `event_id`; all of these are required."""
 
-BETA_UPDATE = "transcription_session.update"
-"""Of the shape before General Availability, which OpenAI has removed."""
-
 MAX_EVENT_ID = 512
 """Characters of a client's id, as in OpenAI's reference."""
 
@@ -66,19 +63,8 @@ class InvalidEvent(Exception):
         self.error, self.event_id = error, event_id
 
 
-class BetaShape(ApiError):
-    """A client that speaks the shape before General Availability."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "beta_api_shape_disabled",
-            "the beta shape of Realtime is gone: leave out the header `OpenAI-Beta`, and send "
-            '{"type": "session.update", "session": {"type": "transcription", "audio": {"input": ...}}}',
-        )
-
-
 def client_event(text: str) -> Message:
-    """The event in a text message. Raises InvalidEvent, for a client of the beta with a BetaShape."""
+    """The event in a text message. Raises InvalidEvent."""
     event_id = None
     try:
         event = loads(text, "event")
@@ -178,8 +164,6 @@ class ItemEvents:
 
 def _check(event: Message) -> None:
     kind = event.get("type")
-    if kind == BETA_UPDATE:
-        raise BetaShape
     known = FIELDS.get(kind) if isinstance(kind, str) else None
     if known is None:
         name = "none" if kind is None else repr(str(kind)[:100])

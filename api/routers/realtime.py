@@ -34,7 +34,6 @@ from ..http.openapi import json_body
 from ..realtime.client_secrets import PREFIX as SECRET_PREFIX
 from ..realtime.client_secrets import SecretForm
 from ..realtime.connection import Connection, session_object
-from ..realtime.events import BetaShape, error_event
 from ..realtime.session import SessionConfig, initial
 from ..realtime.streams import Streams
 from ..settings import Settings
@@ -45,8 +44,6 @@ PATH = "/v1/realtime"
 SUBPROTOCOL = "realtime"
 
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
-
-BETA_SUBPROTOCOL, BETA_HEADER = "openai-beta.realtime-v1", "realtime=v1"
 
 MAX_SECRET_BYTES = 1 << 20
 """Of a request for a secret: the longest prompt, and then some."""
@@ -116,9 +113,6 @@ async def realtime(websocket: WebSocket) -> None:
         with streams.place(sender) as place:
             offered = websocket.scope["subprotocols"]
             await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-            if _speaks_beta(websocket):
-                await websocket.send_json({"event_id": "event_1", **error_event(BetaShape())})
-                return await websocket.close(4000)
             with streams.serving.idle.hold():
                 await Connection(websocket, streams, place, sender, config).run()
     except ApiError as error:
@@ -180,11 +174,6 @@ def _asked(websocket: WebSocket, config: SessionConfig, settings: Settings) -> S
         return config
     name = check_model(query["model"], settings)
     return config.updated({"audio": {"input": {"transcription": {"model": name}}}})
-
-
-def _speaks_beta(websocket: WebSocket) -> bool:
-    named = websocket.headers.get("openai-beta", "")
-    return BETA_HEADER in named or BETA_SUBPROTOCOL in websocket.scope["subprotocols"]
 
 
 def _absent(name: str) -> ApiError:

@@ -304,20 +304,3 @@ def test_an_open_session_survives_anything(refusing, texts) -> None:
 def test_a_request_that_is_no_socket_is_told_so(refusing_client) -> None:
     answer = refusing_client.get("/v1/realtime")
     assert answer.status_code == 400 and "WebSocket" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("how", ["header", "subprotocol", "event"])
-def test_the_beta_shape_is_ended_with_its_own_code(refusing_client, how) -> None:
-    options = {
-        "header": {"headers": {"OpenAI-Beta": "realtime=v1"}},
-        "subprotocol": {"subprotocols": ["realtime", "openai-beta.realtime-v1"]},
-        "event": {},
-    }[how]
-    with refusing_client.websocket_connect(PATH, **options) as session:
-        socket = Socket(session)
-        if how == "event":
-            assert socket.next()["type"] == "session.created"
-            socket.send("transcription_session.update", session={"input_audio_format": "pcm16"})
-        error = socket.next()["error"]
-        assert error["code"] == "beta_api_shape_disabled" and "session.update" in error["message"]
-        assert session.receive() == {"type": "websocket.close", "code": 4000, "reason": ""}
