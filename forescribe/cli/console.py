@@ -182,7 +182,6 @@ class Totals:
     speakers: int = 0  # of the last one
     drafting: object = None  # what `auto` has decided, by the last one
     engines: set[str] = field(default_factory=set)
-    devices: set[str] = field(default_factory=set)
 
     def add(self, transcript: Transcript) -> None:
         self.recordings += 1
@@ -195,9 +194,8 @@ class Totals:
             self.characters += sum(map(str.isalnum, transcript.text))
         else:
             self.words += len(transcript.text.split())
-        for name, seen in (("engine", self.engines), ("device", self.devices)):
-            if name in transcript.settings:
-                seen.add(str(transcript.settings[name]))
+        if "engine" in transcript.settings:
+            self.engines.add(str(transcript.settings["engine"]))
 
     def line(self, wall_s: float, *, vad: bool) -> str:
         """Amount, speed and what was left out; recordings of their own have speakers of their own."""

@@ -1,17 +1,14 @@
 """`forescribe models`: the presets, what of them is on this machine, and what a name would load.
 
-Memory and speed are those of runs on this machine: `transcribe` hands in each with enough audio, and the last
-one of a model is shown. Knows how lists are printed; presets are in `asr.model.presets`. torch is not loaded.
+Knows how lists are printed; presets are in `asr.model.presets`. torch is not loaded.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,6 @@ import typer
 
 from .option_records import arg, takes
 from .options import JsonOptions
-
-LEAST_S = 30.0
-"""Seconds of audio from which on the speed of a run says something."""
 
 WIDTH = 80
 
@@ -41,9 +35,8 @@ class ModelsOptions(JsonOptions):
 def models(**values: Any) -> None:
     """List the model presets.
 
-    Of each: its size with its drafts on this machine (- where it is not downloaded), memory and speed of the
-    last run here with half a minute of audio, and its licence. With NAME: what that would load, where it is,
-    and what it would download. Nothing is downloaded."""
+    Of each: its size with its drafts on this machine (- where it is not downloaded), and its licence. With
+    NAME: what that would load, where it is, and what it would download. Nothing is downloaded."""
     options = ModelsOptions(**values)
     content = _all_models() if options.name is None else _loaded_by(options.name)
     if options.json:
@@ -53,50 +46,12 @@ def models(**values: Any) -> None:
         typer.echo(line)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A run: times real time, and the most memory of its process in bytes, None beside an accelerator."""
-
-    speed: float
-    memory_bytes: int | None
-
-
-def remember(target: str | Path, audio_s: float, wall_s: float, *, on_cpu: bool) -> None:
-    """Keep the figures of this process's run of a model; those of a short one are not kept."""
-    if audio_s < LEAST_S:
-        return
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if on_cpu else None
-    known = _measured() | {str(target): Measured(audio_s / wall_s, peak)}
-    place = _place()
-    fresh = place.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):  # a cache that cannot be written costs two columns of a list
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps({name: asdict(run) for name, run in known.items()}))
-        fresh.replace(place)
-
-
-def _measured() -> dict[str, Measured]:
-    try:
-        found = json.loads(_place().read_text())
-        return {name: Measured(**run) for name, run in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _place() -> Path:
-    from forescribe.asr.model.conversion.converting import cache_folder
-
-    return cache_folder() / "runs.json"
-
-
 def _all_models() -> dict[str, Any]:
     from forescribe.asr.model.presets import cached
 
-    runs, presets = _measured(), []
+    presets = []
     for entry in cached():
-        preset, run = entry.preset, runs.get(str(entry.pair.target))
+        preset = entry.preset
         state = "target only" if entry.draft is False else "ready"
         presets.append(
             {
@@ -107,14 +62,12 @@ def _all_models() -> dict[str, Any]:
                 "note": preset.note,
                 "licence": preset.licence,
                 "size_bytes": sum(map(_bytes, entry.folders)) if entry.target else None,
-                "memory_bytes": run and run.memory_bytes,
-                "speed": run and round(run.speed, 1),
             }
         )
-    return {"presets": presets, "others": _others(runs)}
+    return {"presets": presets, "others": _others()}
 
 
-def _others(runs: dict[str, Measured]) -> list[dict[str, Any]]:
+def _others() -> list[dict[str, Any]]:
     """Speech models in the hub's cache that no preset names."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -131,44 +84,29 @@ def _others(runs: dict[str, Measured]) -> list[dict[str, Any]]:
     for name in repositories:
         folder = None if name in named else find(name, lacks)
         if folder is not None and model_type(folder) in ("whisper", *SPEECH_LLMS):
-            run = runs.get(name)
-            memory, speed = run and run.memory_bytes, run and round(run.speed, 1)
-            others.append(
-                {
-                    "name": name,
-                    "size_bytes": _bytes(folder),
-                    "memory_bytes": memory,
-                    "speed": speed,
-                }
-            )
+            others.append({"name": name, "size_bytes": _bytes(folder)})
     return others
 
 
 def _lists(content: dict[str, Any]) -> Iterator[str]:
-    yield _row("model", "on disk", "memory", "speed", "licence")
+    yield _row("model", "on disk", "licence")
     for model in (*content["presets"], *content["others"]):
-        size, memory, speed = (model[key] for key in ("size_bytes", "memory_bytes", "speed"))
-        yield _row(
-            model["name"],
-            "-" if size is None else _size(size),
-            "-" if memory is None else _size(memory),
-            "-" if speed is None else f"{speed:.1f}x",
-            model.get("licence", "see its card"),
-        )
+        size = model["size_bytes"]
+        shown = "-" if size is None else _size(size)
+        yield _row(model["name"], shown, model.get("licence", "see its card"))
         note = model.get("note", "in the cache; no preset")
         if model.get("state") == "target only":
             note += "; its draft is not here"
         yield from textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield ""
     yield "on disk: with its drafts; - is downloaded when it is first used"
-    yield f"memory, speed: of its last run here with {LEAST_S:.0f} s of audio or more"
     if _offline():
         here = [m["name"] for m in (*content["presets"], *content["others"]) if m["size_bytes"]]
         yield f"offline (HF_HUB_OFFLINE): usable are {', '.join(here)}"
 
 
 def _row(*cells: str) -> str:
-    return "{:18} {:>8} {:>8} {:>8}  {}".format(*cells)
+    return "{:18} {:>8}  {}".format(*cells)
 
 
 def _offline() -> bool:

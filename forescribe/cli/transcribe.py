@@ -50,12 +50,9 @@ def transcribe(**values: Any) -> None:
     from forescribe.asr.batch.inputs import any_readable, check_readable, discover
     from forescribe.asr.batch.outputs import Outputs
     from forescribe.asr.formats.report import Reports
-    from forescribe.asr.formats.transcript_parts import seconds
-    from forescribe.asr.model.presets import resolve
     from forescribe.asr.storage.stores import Stores
 
     from .console import Console
-    from .models import remember
 
     console = Console(
         quiet=options.quiet or options.records,
@@ -105,10 +102,6 @@ def transcribe(**values: Any) -> None:
             except KeyboardInterrupt:
                 interrupted = True
             console.summary(None if transcriber is None else transcriber.stats(), vad=options.cuts)
-            if transcriber is not None and options.workers_at is None:
-                totals, target = console.totals, resolve(options.model, options.draft).target
-                on_cpu = totals.devices == {"cpu"}
-                remember(target, seconds(totals.audio), console.wall_s, on_cpu=on_cpu)
         for page in reports.close() if reports else ():
             console.status(f"report: {page}")
     raise typer.Exit(console.exit_code(interrupted=interrupted))

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from forescribe.asr.errors import ModelError
 from forescribe.asr.model.presets import PRESETS, WHISPER, resolve
 from forescribe.cli.main import app
-from forescribe.cli.models import remember
 from forescribe.speculative.models.hub import HubError, would_download
 from tests.asr.model import folders
 
@@ -67,23 +66,8 @@ def test_the_presets_are_printed_in_eighty_columns(machine, original) -> None:
     told = lines()
     assert max(map(len, told)) <= 80 and len(told) > 2 * len(PRESETS)
     (row,) = [line.split() for line in told if line.startswith("tiny.en ")]
-    assert row == ["tiny.en", "45", "MB", "-", "-", "mit"]
+    assert row == ["tiny.en", "45", "MB", "mit"]
     assert any(line.startswith("me/my-whisper") for line in told)
-
-
-def test_memory_and_speed_are_those_of_the_last_run_here(machine) -> None:
-    target = resolve("tiny.en", None).target
-    remember(target, 29.0, 1.0, on_cpu=True)  # too short to say something
-    assert {preset["speed"] for preset in listed()["presets"]} == {None}
-    for wall_s in (2.0, 4.0):
-        remember(target, 60.0, wall_s, on_cpu=True)
-    remember("openai/whisper-tiny", 60.0, 1.0, on_cpu=False)
-    presets = {preset["name"]: preset for preset in listed()["presets"]}
-    assert presets["tiny.en"]["speed"] == 15.0 and presets["tiny.en"]["memory_bytes"] > 1e6
-    assert presets["tiny"]["speed"] == 60.0 and presets["tiny"]["memory_bytes"] is None
-    assert any("15.0x" in line for line in lines())
-    (machine / ".cache" / "forescribe" / "runs.json").write_text("[]")
-    assert {preset["speed"] for preset in listed()["presets"]} == {None}
 
 
 def test_offline_the_list_says_what_is_usable(machine, monkeypatch) -> None:
