@@ -9,7 +9,6 @@ new one. Knows nothing of workers or recordings.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import signal
@@ -73,22 +72,12 @@ def connected(
 
 
 def check_address(address: str) -> None:
-    """Raises UsageError for what is no address of a cluster, and for a head that lets everybody in."""
-    shown = visible(address)
-    given = os.environ.get("RAY_ADDRESS", "") if address == AUTO else address
+    """Raises UsageError for what is no address of a cluster."""
     if address != AUTO and not _host(address):
         raise UsageError(
-            f"--cluster {shown} is no cluster: use auto, ray://HOST:10001, or HOST:6379 on a machine of it"
+            f"--cluster {visible(address)} is no cluster: use auto, ray://HOST:10001, or HOST:6379 on a "
+            "machine of it"
         )
-    if _disabled() and given and not _loopback(_host(given)):
-        raise _lets_everybody_in(address, _host(given))
-
-
-def _lets_everybody_in(address: str, machine: str) -> UsageError:
-    return UsageError(
-        f"--cluster {visible(address)}: RAY_AUTH_MODE=disabled lets everybody who reaches {machine} run code "
-        "there; unset it, and give all machines the cluster's token (`ray get-auth-token`)"
-    )
 
 
 def _connect(ray: Any, address: str, status: Callable[[str], None]) -> None:
@@ -96,8 +85,6 @@ def _connect(ray: Any, address: str, status: Callable[[str], None]) -> None:
     if known:
         return _join(ray, known)
     left = _left_address()
-    if _disabled() and not (left and _loopback(_host(left))):
-        raise _lets_everybody_in(AUTO, "this machine")
     # The address of a cluster that was killed: Ray would wait for it without end.
     if left and not reachable(left):
         return _start(ray, status)
@@ -214,23 +201,12 @@ def _signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _disabled() -> bool:
-    return os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
-
-
 def _host(address: str) -> str:
     """The host of `ray://host:port` or `host:port`; empty for anything else."""
     rest = address.removeprefix("ray://")
     host, _, port = rest.rpartition(":")
     whole = bool(host) and port.isdecimal() and "/" not in rest
     return host.strip("[]") if whole else ""
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _first_line(error: Exception) -> str:

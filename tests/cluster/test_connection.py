@@ -36,7 +36,6 @@ class FakeRay(types.ModuleType):
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
 
     def install(*outcomes) -> FakeRay:
         module = FakeRay(*outcomes)
@@ -156,33 +155,3 @@ def test_what_listens_and_is_no_cluster(ray) -> None:
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(UsageError, match="is no cluster: use auto"):
         check_address(address)
-
-
-@pytest.mark.parametrize("address", ["ray://head:10001", "192.0.2.7:6379"])
-def test_a_head_without_authentication_is_refused(address, monkeypatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with pytest.raises(UsageError, match="RAY_AUTH_MODE=disabled"):
-        check_address(address)
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(UsageError, match="RAY_AUTH_MODE=disabled"):
-        check_address("auto")
-
-
-@pytest.mark.parametrize("left", ["", "192.0.2.7:6379"])
-def test_a_cluster_of_this_machine_without_authentication_is_refused(
-    ray, left, monkeypatch
-) -> None:
-    """Ray listens at the machine's address, not on loopback."""
-    module = ray()
-    module.left = left
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with pytest.raises(UsageError, match="everybody who reaches this machine"), connected("auto"):
-        pass
-    assert module.inits == []
-
-
-@pytest.mark.parametrize("address", ["auto", "127.0.0.1:6379", "ray://localhost:10001"])
-def test_on_loopback_it_is_allowed(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    check_address(address)
