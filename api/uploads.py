@@ -18,7 +18,6 @@ that its client may fill to its length. Therefore the open uploads of a client a
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -34,9 +33,6 @@ from .errors import ApiError, disk_errors
 from .settings import Settings
 
 ID = re.compile(r"up_[0-9a-f]{32}")
-
-PIECE = 1 << 20
-"""Bytes that are read at a time."""
 
 SYNC_BYTES = 16 << 20
 """At most so many bytes are lost in a power failure."""
@@ -107,14 +103,6 @@ class Uploads:
                 text = f"the upload has {upload.offset} of {upload.length} bytes"
                 raise ApiError("conflict", text)
             yield file
-
-    def digest(self, id: str, owner: str) -> bytes:
-        """SHA-256 of a complete upload, of the bytes that are stored."""
-        with self.whole(id, owner) as file:
-            sha256 = hashlib.sha256()
-            while piece := file.read(PIECE):
-                sha256.update(piece)
-            return sha256.digest()
 
     def delete(self, id: str, owner: str) -> None:
         with self._locked(id, owner):

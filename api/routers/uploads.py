@@ -5,8 +5,7 @@
     PATCH  /v1/uploads/{id}   Upload-Offset: 0, the bytes      -> 204, Upload-Offset
     DELETE /v1/uploads/{id}                                    -> 204
 
-A finished upload becomes a job by `upload_id` in `POST /v1/jobs`. A `Repr-Digest: sha-256=:...:` (RFC 9530)
-with the last piece is compared with the bytes of the upload.
+A finished upload becomes a job by `upload_id` in `POST /v1/jobs`.
 """
 
 from __future__ import annotations
@@ -74,17 +73,12 @@ async def append(id: str, request: Request, jobs: JobsDep, client: ClientDep) ->
     _check_version(request)
     if request.headers.get("content-type") != BODY:
         raise ApiError("unsupported_media_type", f"send the bytes as {BODY}")
-    start, digest = _number(request, "Upload-Offset"), _digest(request)
+    start = _number(request, "Upload-Offset")
     jobs.submissions.check_room()
     caller = client.owner
     with reserve(request, client, resumable=True):
         await _append(jobs.uploads, id, caller, start, request)
     upload = await asyncio.to_thread(jobs.uploads.get, id, caller)
-    if digest is not None and upload.complete:
-        if await asyncio.to_thread(jobs.uploads.digest, id, caller) != digest:
-            await asyncio.to_thread(jobs.uploads.delete, id, caller)
-            text = "the upload does not match Repr-Digest and was deleted; start again"
-            raise ApiError("invalid_value", text, param="Repr-Digest")
     return Response(status_code=204, headers=_headers(upload))
 
 
@@ -138,16 +132,3 @@ def _metadata(text: str) -> dict[str, str]:
         except ValueError:  # also for text that is not ASCII
             continue
     return metadata
-
-
-def _digest(request: Request) -> bytes | None:
-    """The SHA-256 of the whole upload that the client expects."""
-    for part in request.headers.get("repr-digest", "").split(","):
-        name, _, value = part.strip().partition("=")
-        if name.lower() == "sha-256":
-            try:
-                return base64.b64decode(value.strip(":"), validate=True)
-            except ValueError as error:
-                text = "Repr-Digest: not sha-256=:<base64>:"
-                raise ApiError("invalid_value", text, param="Repr-Digest") from error
-    return None
