@@ -47,7 +47,6 @@ from .tables import (
     State,
     bounded,
     bounded_options,
-    bounded_warnings,
 )
 
 LEASE_S = 10.0
@@ -322,9 +321,8 @@ class JobTable:
         self._log.append(tx, id, "progress", {"done_s": round(done_s, 3)})
 
     def set_warnings(self, tx: Tx, id: str, warnings: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the warnings: the first of those of the transcript."""
-        text = json.dumps(bounded_warnings(warnings)) if warnings else None
-        self._update(tx, id, warnings=text)
+        """Replace the warnings by those of the transcript, which are bounded."""
+        self._update(tx, id, warnings=json.dumps(warnings) if warnings else None)
 
     def set_options(self, tx: Tx, id: str, options: Mapping[str, Any]) -> None:
         """Replace the options for the next run."""

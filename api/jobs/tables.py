@@ -5,7 +5,7 @@ Times are Unix seconds, lengths are seconds of audio. Holds no transcript text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,10 +22,10 @@ CallbackState = Literal["pending", "delivered", "failed", "gone"]
 EntryKind = Literal["state", "progress", "segment"]
 
 MAX_TEXT = 1000
-"""Characters of a text in a row: the message of an error or a warning, a prompt."""
+"""Characters of a text in a row: the message of an error, a prompt."""
 
 MAX_ITEMS = 20
-"""Warnings of a row, and elements of a list of its options."""
+"""Elements of a list of a row's options."""
 
 META = sa.MetaData()
 
@@ -224,19 +224,6 @@ class LogEntry:
 def bounded(text: str, most: int = MAX_TEXT) -> str:
     """The text, cut off where it is too long for a row: lists of jobs repeat it at each poll."""
     return text if len(text) <= most else f"{text[:most]}..."
-
-
-def bounded_warnings(warnings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The warnings of a transcript; of too many the first, and one that says how many more its result has."""
-    kept = warnings if len(warnings) <= MAX_ITEMS else warnings[: MAX_ITEMS - 1]
-    shown = [
-        {k: bounded(v) if isinstance(v, str) else v for k, v in warning.items()} for warning in kept
-    ]
-    more = len(warnings) - len(kept)
-    if more:
-        message = f"{more} more warnings: the result with response_format=transcript has all"
-        shown.append({"code": "more_warnings", "message": message})
-    return shown
 
 
 def bounded_options(options: Mapping[str, Any]) -> dict[str, Any]:
