@@ -281,8 +281,8 @@ class Spool:
 
     def _too_large(self, item: _Item, what: str) -> OutputError:
         return OutputError(
-            f"{item.source.path}: {what} do not fit into the spool of {self.limit} bytes; set "
-            "--spool-bytes, or name a larger disk with --spool",
+            f"{item.source.path}: {what} do not fit into the spool of {self.limit} bytes; name a larger disk "
+            "with --spool",
             code="storage_full",
         )
 

@@ -194,7 +194,7 @@ class Transcript:
                     samples_at(i.number("start")),
                     samples_at(i.number("end")),
                     i.text("speaker"),
-                    i.optional_number("confidence") if "confidence" in i.data else None,
+                    i.optional_number("confidence"),
                 )
                 for i in (record.records("turns") if "turns" in record.data else [])
             ),
@@ -475,7 +475,7 @@ def _span_from_dict(record: Fields) -> Span:
         end_sample=samples_at(record.number("end")),
         state=cast(State, record.text("state")),  # Span rejects unknown ones
         reason=record.optional_text("reason"),
-        level_db=record.optional_number("level_db") if "level_db" in record.data else None,
+        level_db=record.optional_number("level_db"),
     )
 
 

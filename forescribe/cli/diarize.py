@@ -68,7 +68,6 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
                 "--transcript those of `forescribe transcribe`"
             )
         _ = self.words
-        _ = self.spool_limit
         _ = self.speakers
 
     @property
@@ -160,7 +159,7 @@ def _batch(
         outputs,
         settings=settings,
         overwrite=options.overwrite,
-        fetching=Fetching(stores, options.spool, options.spool_limit),
+        fetching=Fetching(stores, options.spool),
         stop=stop,
         notice=console.notice,
     )

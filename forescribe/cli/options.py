@@ -7,7 +7,6 @@ A command's record inherits them, or takes one of them with `like`. Knows nothin
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,14 +53,8 @@ class RunOptions:
     spool: str | None = opt(
         INPUT,
         "--spool DIR",
-        "Folder for copies of fetched recordings.",
+        "Folder for copies of fetched recordings, which take half of its free space at most.",
         shown="TMPDIR or /var/tmp",
-    )
-    spool_bytes: str | None = opt(
-        INPUT,
-        "--spool-bytes SIZE",
-        "Maximum size of these copies together, such as 500MB or 20GB.",
-        shown="half of the free space, at most 34 GB",
     )
     output_dir: str = opt(
         OUTPUT,
@@ -87,11 +80,6 @@ class RunOptions:
         "Print a line of JSON about each recording; implies --quiet.",
         False,
     )
-
-    @property
-    def spool_limit(self) -> int | None:
-        """The size of the spool in bytes; None for the default. Raises UsageError."""
-        return parse_bytes("--spool-bytes", self.spool_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -452,24 +440,6 @@ def _temperatures(text: str) -> tuple[float, ...]:
             f"--temperature-increment-on-fallback {text}: give 0.01 or more, or None for one attempt"
         )
     return tuple(round(n * step, 6) for n in range(int((1 + 1e-6) / step) + 1))
-
-
-UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-
-
-def parse_bytes(option: str, text: str | None) -> int | None:
-    """A number of bytes: 500MB, 1.5 GiB, 20g, 1000000; None for None. Raises UsageError."""
-    if text is None:
-        return None
-    match = _SIZE.fullmatch(text.strip())
-    number = (
-        float(match[1]) * (1024 if match[3] else 1000) ** UNITS[match[2].lower()] if match else 0
-    )
-    if number < 1:
-        raise UsageError(f"{option} {text}: not a size; write it as 500MB or 20GB")
-    return int(number)
 
 
 def shown_url(text: str) -> str:

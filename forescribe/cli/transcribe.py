@@ -172,7 +172,7 @@ def _batch(
             settings=settings,
             overwrite=options.overwrite,
             fail_fast=options.fail_fast,
-            fetching=Fetching(stores, options.spool, options.spool_limit),
+            fetching=Fetching(stores, options.spool),
             elsewhere=options.workers_at is not None,
             stop=stop,
             notice=console.notice,

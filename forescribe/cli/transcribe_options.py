@@ -43,7 +43,7 @@ HERE = "here"
 CLUSTER_DEVICES = (AUTO, "cuda", "hpu", "cpu")
 
 NOT_IN_RESULTS = frozenset(
-    "audio recursive spool spool_bytes output_dir output_format overwrite dry_run fail_fast model draft "
+    "audio recursive spool output_dir output_format overwrite dry_run fail_fast model draft "
     "gamma batch_size reference_text device threads readers engine draft_dtype cluster workers "
     "report local_files_only verbose quiet records stats".split()
 ) | {
@@ -241,7 +241,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
     def __post_init__(self) -> None:
         _ = self.drafts
         _ = self.speakers
-        _ = self.spool_limit
         self._check_output()
         self._check_decoding()
         _ = self.active_guards

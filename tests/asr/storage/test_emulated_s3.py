@@ -213,15 +213,6 @@ def test_credentials_that_expire_fail_recordings_and_not_the_run(s3, here) -> No
     assert statuses(s3) == {"succeeded": CLIPS} and results(s3) == here
 
 
-def test_a_recording_that_does_not_fit_into_the_spool_fails_alone(s3, clips, tmp_path) -> None:
-    largest = max(path.stat().st_size for path in clips.iterdir())
-    size = f"{largest - 1}"
-    done = from_store(s3, "--spool", str(tmp_path / "spool"), "--spool-bytes", size)
-    assert done.returncode == 1 and "storage_full" in done.stderr
-    assert statuses(s3)["storage_full"] >= 1 and statuses(s3)["succeeded"] >= 1
-    assert list((tmp_path / "spool").iterdir()) == []
-
-
 def test_a_bucket_that_does_not_exist_is_one_line_and_an_answer(s3) -> None:
     done = forescribe(s3.inputs, "-o", "s3://no-such-bucket-here/x")
     assert done.returncode == 2 and "there is no such bucket" in done.stderr

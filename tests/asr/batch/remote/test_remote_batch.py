@@ -172,7 +172,7 @@ def test_a_recording_that_is_larger_than_the_spool_fails_alone(calls, out) -> No
     results = run([str(calls)], out, limit=sizes["02.wav"] - 1)
     failed = [r for r in results if r.record.status == "failed"]
     assert [r.record.code for r in failed] == ["storage_full"]
-    assert "--spool-bytes" in failed[0].record.message and failed[0].record.path.endswith("02.wav")
+    assert "--spool" in failed[0].record.message and failed[0].record.path.endswith("02.wav")
     assert statuses(results) == {"succeeded": 2, "failed": 1}
 
 
