@@ -18,7 +18,7 @@ import typer
 from forescribe.asr.batch.interrupts import INTERRUPTED, Stop
 from forescribe.asr.errors import UsageError
 
-from .option_records import MODEL, OUTPUT, PERFORMANCE, REQUIRED, TRAINING, arg, like, opt, takes
+from .option_records import MODEL, OUTPUT, REQUIRED, TRAINING, arg, like, opt, takes
 from .options import DecodingOptions, ModelOptions, PerformanceOptions, RunOptions, codes_of
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class DistillOptions(ModelOptions):
     layers: int | None = opt(
         MODEL,
         "--layers N",
-        "Begin with this many layers of the target instead of a draft: all but the block that turns the "
-        "hidden states least.",
+        "Begin with this many layers of the target instead of a draft, evenly from the first to the last.",
         min=1,
     )
     minutes: float = opt(
@@ -78,14 +77,6 @@ class DistillOptions(ModelOptions):
     )
     seed: int = opt(TRAINING, "--seed SEED", "Seed of the random numbers.", 0)
     batch_size: int = like(PerformanceOptions, "batch_size", "Windows labelled together.")
-    served_batch: int = opt(
-        PERFORMANCE,
-        "--served-batch N",
-        "Batch that the draft is chosen and reported for.",
-        1,
-        min=1,
-        max=1024,
-    )
     device: str = like(PerformanceOptions, "device")
     quiet: bool = like(RunOptions, "quiet")
 
@@ -170,10 +161,6 @@ def distill(**values: Any) -> None:
                 transcriber, store, names, decoding, until=until, stop=stop, hook=bar
             )
 
-        def say(line: str) -> None:
-            if not options.quiet:
-                console.print(line, markup=False)
-
         begun = transcriber.whisper.pair.draft
         report = Distillation(
             Pair.of(transcriber.whisper),
@@ -187,9 +174,7 @@ def distill(**values: Any) -> None:
             steps=options.steps,
             seed=options.seed,
             cut_head=options.cut_head,
-            batch=options.served_batch,
             keep_labels=options.keep_labels,
-            say=say,
         ).run()
     if report is None:
         typer.echo("forescribe: interrupted; the same command goes on with the labels", err=True)

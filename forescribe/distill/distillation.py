@@ -1,4 +1,4 @@
-"""A distillation from recordings to a folder: labels, start, prices, training, report.
+"""A distillation from recordings to a folder: labels, start, training, report.
 
 `OUTPUT/.distill` holds what each stage made, so that the same command goes on after Ctrl-C or a kill. One
 process at a time works in it.
@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from forescribe.asr.errors import UsageError, output_errors
 from forescribe.asr.formats.files import put
 from forescribe.speculative.drafters.model_drafter import TOKENS_FILE, DraftTokens
 
-from .labels import CutHead, LabelRow, LabelStore, repeated_share, split
-from .report import Prices, figures_of, markdown, measured_prices
+from .labels import LabelRow, LabelStore, repeated_share, split
+from .report import figures_of, markdown
 from .speech import Hook, Pair, Skipped, check_layers
 from .training import DraftTraining, Progress
 
@@ -139,9 +139,7 @@ class Distillation:
     steps: int | None = None
     seed: int = 0
     cut_head: bool = False
-    batch: int = 1
     keep_labels: bool = False
-    say: Callable[[str], None] = field(default=lambda line: None)  # lines for people
 
     def run(self) -> dict[str, Any] | None:
         """Raises UsageError for too little data, OutputError where the disk refuses."""
@@ -156,26 +154,18 @@ class Distillation:
             if self.stop.requested:
                 return None
             rows, held_out = split(store.rows())
-            self.hook("prices", 0, None, "")
-            start, origin = self._start(rows)
+            start, origin = self._start()
             listed = self._listed(rows) if self.cut_head else None
-            prices = self._prices(start, held_out, listed)
-            self.say(prices.verdict())
-            head = None
-            if listed is not None:
-                head = CutHead.of(listed.ids, listed.vocab_size, pair.device.torch)
             torch.manual_seed(self.seed)
             training = DraftTraining(
                 pair,
                 pair.open(start),
                 rows,
                 held_out,
-                prices,
                 work.path / "checkpoint.pt",
                 seed=self.seed,
                 seconds=max(1.0, 60 * self.minutes - (work.read("label_seconds") or 0.0)),
                 steps=self.steps,
-                head=head,
             )
             progress = training.run(self.stop, self.hook)
             training.load_best()
@@ -184,11 +174,9 @@ class Distillation:
                 if listed is not None:
                     put(output / TOKENS_FILE, listed.to_json())
                 self.hook("report", 0, None, "")
-                report = self._report(rows, held_out, progress, prices, skipped)
+                report = self._report(rows, held_out, progress, skipped)
                 report["start"] = origin
-                report |= figures_of(
-                    pair, {"before": start, "after": output}, held_out, self.batch, listed
-                )
+                report |= figures_of(pair, {"before": start, "after": output}, held_out, listed)
                 report["head"] = None if listed is None else [len(listed.ids), listed.vocab_size]
                 put(output / "report.md", markdown(report))
                 put(output / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
@@ -213,29 +201,19 @@ class Distillation:
             self.work.keep("labelled", [[s.name, s.reason] for s in skipped])
         return skipped
 
-    def _start(self, rows: Sequence[LabelRow]) -> tuple[Path, str]:
+    def _start(self) -> tuple[Path, str]:
         """The folder of the draft that training begins with, and what it is."""
         if self.start is not None:
             return self.start, str(self.start)
         folder = self.work.path / "start"
         if not (folder / "config.json").exists():
             assert self.layers is not None
-            draft, kept = self.pair.pruned(rows, self.layers)
+            draft, kept = self.pair.pruned(self.layers)
             self.work.keep("layers", kept)
             with output_errors(str(folder), ROOM):
                 folder.mkdir(parents=True, exist_ok=True)
                 self.pair.save(draft, folder)
         return folder, f"layers {self.work.read('layers')} of the target"
-
-    def _prices(
-        self, start: Path, held_out: Sequence[LabelRow], listed: DraftTokens | None
-    ) -> Prices:
-        known = self.work.read("prices")
-        if known is None:
-            made = measured_prices(self.pair, start, held_out, self.batch, listed)
-            self.work.keep("prices", dict(made.round_s))
-            return made
-        return Prices({int(gamma): seconds for gamma, seconds in known.items()})
 
     def _listed(self, rows: Sequence[LabelRow]) -> DraftTokens:
         """The tokens of the labels, but for the rarest, and all special ones: from end-of-text on."""
@@ -250,7 +228,6 @@ class Distillation:
         rows: Sequence[LabelRow],
         held_out: Sequence[LabelRow],
         progress: Progress,
-        prices: Prices,
         skipped: Sequence[Skipped],
     ) -> dict[str, Any]:
         evaluations = [
@@ -270,9 +247,6 @@ class Distillation:
                 "training": round(progress.seconds, 1),
             },
             "steps": progress.step,
-            "batch": self.batch,
-            "round_ms_by_gamma": {str(g): round(1e3 * s, 4) for g, s in prices.round_s.items()},
-            "pays": prices.verdict(),
             "chosen": evaluations[progress.evaluations.index(progress.chosen)],
             "evaluations": evaluations,
             "skipped": [{"name": s.name, "reason": s.reason} for s in skipped],

@@ -70,18 +70,6 @@ class SparseDistribution:
         best = logits.float().log_softmax(-1).topk(min(listed, logits.shape[-1]), dim=-1)
         return cls(best.indices, best.values.clamp(min=LOWEST_LOG))
 
-    def under(self, head: CutHead) -> SparseDistribution:
-        """With places in a cut head for ids: a token that it lacks has no probability, its share is part of
-        the rest, and its id is 0."""
-        places = head.places[self.ids]
-        there = places >= 0
-        return SparseDistribution(
-            torch.where(there, places, 0), torch.where(there, self.logs, LOWEST_LOG)
-        )
-
-    def part(self, positions: Tensor) -> SparseDistribution:
-        return SparseDistribution(self.ids[positions], self.logs[positions])
-
     def split(self, lengths: list[int]) -> Iterator[SparseDistribution]:
         """One after another, so many positions each."""
         return map(SparseDistribution, self.ids.split(lengths), self.logs.split(lengths))
@@ -119,26 +107,6 @@ class LabelRow:
     def answered(self) -> int:
         """Tokens of the answer."""
         return len(self.tokens) - self.begin
-
-
-@dataclass(frozen=True, eq=False)
-class CutHead:
-    """The tokens that a cut output head has: `ids [L]`, ascending, and by token its place among them
-    (`places [V]`), -1 for one that the head lacks."""
-
-    ids: Tensor
-    places: Tensor
-
-    @classmethod
-    def of(cls, ids: Sequence[int], vocab_size: int, device: torch.device) -> CutHead:
-        listed = torch.tensor(ids, device=device)
-        places = torch.full((vocab_size,), -1, device=device)
-        places[listed] = torch.arange(len(ids), device=device)
-        return cls(listed, places)
-
-    def has(self, tokens: Tensor) -> Tensor:
-        """Whether the head has each of the tokens."""
-        return self.places[tokens] >= 0
 
 
 class LabelStore:
@@ -264,13 +232,6 @@ class LabelBatch:
             wanted,
             torch.stack([row.states()[1] for row in rows]),
         )
-
-    def under(self, head: CutHead) -> LabelBatch:
-        """The positions whose choice a cut head has, with distributions over it: at the others no draft of
-        that head can be accepted."""
-        there = head.has(self.wanted.choice)
-        wanted = self.wanted.part(there).under(head)
-        return replace(self, row=self.row[there], place=self.place[there], wanted=wanted)
 
     def to(self, device: torch.device) -> LabelBatch:
         """The same on a device."""

@@ -6,9 +6,8 @@ encoder and the embedding of tokens, which is the output head too, are frozen. L
 transcribes, with its distributions: recordings go through the transcriber as in `forescribe transcribe`,
 with the same windows, token rules and batches, so the draft learns what it will be asked.
 
-A draft of the target's own layers lacks the block that turns hidden states least: the angle of a block of
-n is `d(l, n) = mean arccos(cos(h_l, h_{l+n})) / pi` over tokens (Gromov et al. 2024, arXiv 2403.17887),
-measured on labelled rows.
+A draft of the target's own layers has those that lie evenly from the first to the last, as Distil-Whisper's
+(Gandhi et al. 2023, arXiv 2311.00430).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +43,12 @@ from forescribe.speculative.protocols import Schedule
 from forescribe.speculative.requests import Finish, Request
 from forescribe.speculative.types import Prefix
 
-from .labels import CutHead, LabelBatch, LabelRow, LabelStore, SparseDistribution
+from .labels import LabelBatch, LabelRow, LabelStore, SparseDistribution
 
 TOGETHER = 4
 """Windows whose distributions are computed at a time."""
 
 _LAYER = re.compile(r"^(.*\blayers\.)(\d+)(\..*)$")
-
-MEASURED = 32
-"""Rows on which layers are compared: thousands of tokens, of which hundreds already give the same order."""
 
 COMPANIONS = (
     "tokenizer.json",
@@ -70,10 +65,6 @@ COMPANIONS = (
 
 Hook = Callable[[str, float, float | None, str], None]
 """Called with the stage, what is done, the whole (None: unknown) and a note."""
-
-
-Pass = tuple[Callable[[], object], Tensor, Tensor]
-"""A forward, and the row and place [N] of the tokens that count."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,30 +104,19 @@ class Pair:
             draft = pruned_whisper(draft, range(draft.config.decoder_layers))
         return _frozen(draft)
 
-    def pruned(self, rows: Sequence[LabelRow], layers: int) -> tuple[Any, list[int]]:
+    def pruned(self, layers: int) -> tuple[Any, list[int]]:
         """A draft to train that has this many of the target's layers, and which."""
-        passes = list[Pass]()
-        for row in rows[:MEASURED]:
-            batch = LabelBatch.of([row]).to(self.device.torch)
-            place = torch.arange(len(row.tokens) - 1, device=batch.tokens.device)
-            forward = partial(self.logits, self.target, batch)
-            passes.append((forward, torch.zeros_like(place), place))
-        block = len(self.layers) - layers
-        kept = kept_layers(block_angles(self.layers, block, passes), block)
+        kept = kept_layers(len(self.layers), layers)
         return _frozen(pruned_whisper(self.target, kept)), kept
 
-    def logits(self, draft: Any, batch: LabelBatch, head: CutHead | None = None) -> Tensor:
-        """The draft's logits [N, V] at the predicted positions of a batch, with gradients; [N, L] of the
-        tokens of a cut head."""
+    def logits(self, draft: Any, batch: LabelBatch) -> Tensor:
+        """The draft's logits [N, V] at the predicted positions of a batch, with gradients."""
         hidden = draft.model.decoder(
             input_ids=batch.tokens,
             encoder_hidden_states=batch.states.to(draft.proj_out.weight.dtype),
             use_cache=False,
         ).last_hidden_state
-        predicted = hidden[batch.row, batch.place]
-        if head is not None:  # the whole head is most of the work of a draft of few layers
-            return torch.nn.functional.linear(predicted, draft.proj_out.weight[head.ids])
-        logits: Tensor = draft.proj_out(predicted)
+        logits: Tensor = draft.proj_out(hidden[batch.row, batch.place])
         return logits
 
     @torch.no_grad()
@@ -223,43 +203,9 @@ def check_layers(layers: int, depth: int) -> None:
         raise UsageError(f"--layers {layers}: from 1 to {depth - 1} of the model's {depth}")
 
 
-def kept_layers(angles: Tensor, block: int) -> list[int]:
-    """The layers of a draft that lacks `block` consecutive ones: those that turn the states least, by the
-    `angles` of the block at each place, the later of equals."""
-    first = min(range(len(angles)), key=lambda start: (float(angles[start]), -start))
-    return [i for i in range(len(angles) + block - 1) if not first <= i < first + block]
-
-
-@torch.no_grad()
-def block_angles(layers: Any, block: int, passes: Iterable[Pass]) -> Tensor:
-    """The angle of each block of so many consecutive `layers` (a ModuleList of L) `[L + 1 - block]`, measured
-    while `passes` run."""
-    total, count = torch.zeros(len(layers) + 1 - block, dtype=torch.float64), 0
-    seen: dict[int, Tensor] = {}
-
-    def entering(index: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen[index] = args[0] if args else kwargs["hidden_states"]
-
-    def leaving(module: Any, args: tuple[Any, ...], output: Any) -> None:
-        seen[len(layers)] = output[0] if isinstance(output, tuple) else output
-
-    hooks = [
-        layer.register_forward_pre_hook(partial(entering, index), with_kwargs=True)
-        for index, layer in enumerate(layers)
-    ]
-    hooks.append(layers[-1].register_forward_hook(leaving))
-    try:
-        for forward, row, place in passes:
-            forward()
-            states = torch.stack([seen[i][row, place].double() for i in range(len(layers) + 1)])
-            unit = torch.nn.functional.normalize(states, dim=-1)  # [L + 1, N, D]
-            cosines = (unit[block:] * unit[:-block]).sum(-1).clamp(-1, 1)
-            total += cosines.arccos().sum(-1).cpu() / torch.pi
-            count += len(row)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return total / max(1, count)
+def kept_layers(depth: int, count: int) -> list[int]:
+    """The layers of a draft: `count` of `depth`, evenly from the first to the last."""
+    return [round(n * (depth - 1) / max(1, count - 1)) for n in range(count)]
 
 
 @loading()

@@ -8,7 +8,8 @@ hardly any gradient where the models disagree, so training begins with KL diverg
 Distil-Whisper, arXiv 2311.00430) and goes over to the hybrid of the LK losses: `w KL + (1 - w) (1 - alpha)`
 with `w = exp(-3 alpha)`, alpha being that probability, in w without gradient.
 
-Optimizers. Muon for the matrices in layers and AdamW for the rest, in about half the steps of AdamW alone.
+Optimizers. Muon for the matrices in layers and AdamW for the rest, in about half the steps of AdamW alone;
+that one on CPUs that only emulate bfloat16, in which torch's Muon takes 54 to 67 times as long.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from forescribe.asr.formats.files import put
 from forescribe.speculative.device import bfloat16_units
 from forescribe.speculative.errors import load_cause
 
-from .labels import LOWEST_LOG, BatchSource, CutHead, LabelBatch, LabelRow, SparseDistribution
-from .report import Evaluation, Prices, Trace, agreement
+from .labels import LOWEST_LOG, BatchSource, LabelBatch, LabelRow, SparseDistribution
+from .report import GAMMA, Evaluation, Trace, agreement, tokens_per_round
 from .speech import Hook, Pair
 
 WARM_UP = 0.3
@@ -67,15 +68,13 @@ class Progress:
 
     @property
     def chosen(self) -> Evaluation:
-        """The evaluation that is best. Where drafts do not pay yet, gains are equal, and the draft that
-        agrees most is the best; of equals in both the first."""
-        return max(self.evaluations, key=lambda e: (e.gain, e.agreement, -e.step))
+        """The evaluation that is best; of equals the first."""
+        return max(self.evaluations, key=lambda e: (e.tokens, e.agreement, -e.step))
 
 
 class DraftTraining:
     """One training, for `seconds` or `steps`; with steps, the same seed gives the same draft on the same
-    machine. `checkpoint` is its file. With a cut head, the draft learns and is tried as it is served with
-    that head. Raises UsageError for a checkpoint of another draft."""
+    machine. `checkpoint` is its file. Raises UsageError for a checkpoint of another draft."""
 
     def __init__(
         self,
@@ -83,17 +82,15 @@ class DraftTraining:
         draft: nn.Module,
         rows: Sequence[LabelRow],
         held_out: Sequence[LabelRow],
-        prices: Prices,
         checkpoint: Path,
         *,
         seed: int = 0,
         seconds: float = math.inf,
         steps: int | None = None,
-        head: CutHead | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pair, self.draft, self.held_out = pair, draft.to(pair.device.torch), held_out
-        self.prices, self.checkpoint, self.head, self.clock = prices, checkpoint, head, clock
+        self.checkpoint, self.clock = checkpoint, clock
         self.seconds, self.steps = seconds, steps
         text_ids = pair.whisper.tokens.end
         self.source = BatchSource(
@@ -129,7 +126,7 @@ class DraftTraining:
             state.step += 1
             state.seconds = self.clock() - begun
             latest = state.evaluations[-1]
-            figures = f"agreement {latest.agreement:.3f}, expected {latest.gain:.2f}x"
+            figures = f"agreement {latest.agreement:.3f}, {latest.tokens:.2f} tokens per round"
             note = f"loss {loss:.3f}, held out: {figures}"
             hook("training", 100 * min(1.0, self.share), 100, note)
             due = self.share * EVALUATIONS >= len(state.evaluations)
@@ -178,13 +175,11 @@ class DraftTraining:
     def _step(self) -> float:
         share, device = self.share, self.pair.device
         batch = self.source.draw(self.state.step).to(device.torch)
-        if self.head is not None:
-            batch = batch.under(self.head)
         half: AbstractContextManager[object] = nullcontext()
         if device.kind == "cuda" or (device.kind == "cpu" and bfloat16_units()):
             half = torch.autocast(device.kind, dtype=torch.bfloat16)
         with half:
-            logits = self.pair.logits(self.draft, batch, self.head)
+            logits = self.pair.logits(self.draft, batch)
         parts = Parts.of(logits, batch.wanted)
         loss = parts.warm_up() if share < WARM_UP else parts.hybrid()
         loss.backward()
@@ -193,26 +188,23 @@ class DraftTraining:
         return float(loss.detach())
 
     def _evaluate(self) -> None:
-        state, traces = self.state, traces_of(self.pair, self.draft, self.held_out, self.head)
-        gain, gamma = self.prices.gain(traces)
-        made = Evaluation(state.step, state.seconds, gain, gamma, agreement(traces))
+        state, traces = self.state, traces_of(self.pair, self.draft, self.held_out)
+        tokens = tokens_per_round(traces, GAMMA)
+        made = Evaluation(state.step, state.seconds, tokens, agreement(traces))
         state.evaluations.append(made)
         if state.chosen is made:
             state.best = self._weights()
 
 
 @torch.inference_mode()
-def traces_of(
-    pair: Pair, draft: Any, rows: Sequence[LabelRow], head: CutHead | None = None
-) -> list[Trace]:
+def traces_of(pair: Pair, draft: Any, rows: Sequence[LabelRow]) -> list[Trace]:
     """At each token of an answer, after the target's own text, whether the draft's choice is the target's."""
     ordered = sorted(rows, key=lambda row: len(row.tokens))
     found: list[Trace] = []
     for start in range(0, len(ordered), STEP_ROWS):
         group = ordered[start : start + STEP_ROWS]
         batch = LabelBatch.of(group).to(pair.device.torch)
-        chosen = pair.logits(draft, batch, head).argmax(-1)
-        equal = (chosen if head is None else head.ids[chosen]) == batch.wanted.choice
+        equal = pair.logits(draft, batch).argmax(-1) == batch.wanted.choice
         found += [part.tolist() for part in equal.split([row.answered for row in group])]
     return found
 
@@ -253,7 +245,7 @@ class Parts:
 
 
 class Optimizers:
-    """Both optimizers over the parameters of models that are not frozen, stepped as one."""
+    """All optimizers over the parameters of models that are not frozen, stepped as one."""
 
     def __init__(self, *models: nn.Module, peak: float) -> None:
         matrices: list[nn.Parameter] = []
@@ -263,58 +255,27 @@ class Optimizers:
                 (matrices if weight.ndim == 2 and "embed" not in name else others).append(weight)
         self.peak, self.parameters = peak, [*matrices, *others]
         emulated = self.parameters[0].device.type == "cpu" and not bfloat16_units()
-        muon = Float32Muon if emulated else torch.optim.Muon
-        self.both: tuple[torch.optim.Optimizer, ...] = (
-            muon(matrices, lr=peak, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=peak, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
-        )
+        rest = self.parameters if emulated else others
+        self.all: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(rest, lr=peak, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        ]
+        if not emulated:
+            muon = torch.optim.Muon(
+                matrices, lr=peak, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+            )
+            self.all.append(muon)
 
     def step(self, share: float) -> None:
         """Make one step at `share` of the peak rate and clear the gradients."""
-        for optimizer in self.both:
+        for optimizer in self.all:
             for group in optimizer.param_groups:
                 group["lr"] = self.peak * share
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> list[dict[str, Any]]:
-        return [optimizer.state_dict() for optimizer in self.both]
+        return [optimizer.state_dict() for optimizer in self.all]
 
     def load(self, states: list[dict[str, Any]]) -> None:
-        for optimizer, state in zip(self.both, states, strict=True):
+        for optimizer, state in zip(self.all, states, strict=True):
             optimizer.load_state_dict(state)
-
-
-class Float32Muon(torch.optim.Muon):
-    """torch's Muon with its products in float32, and the same state. torch computes them in bfloat16, which
-    takes 54 to 67 times as long on a CPU that only emulates it (256 x 256 and 256 x 1024, AVX2)."""
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Make one step; `closure` is not supported."""
-        assert closure is None
-        for group in self.param_groups:
-            for weight in (w for w in group["params"] if w.grad is not None):
-                state, lr = self.state[weight], float(group["lr"])
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(weight.grad)
-                momentum = state["momentum_buffer"]
-                momentum.lerp_(weight.grad, 1 - group["momentum"])
-                nesterov = group["nesterov"]
-                mean = weight.grad.lerp(momentum, group["momentum"]) if nesterov else momentum
-                weight.mul_(1 - lr * group["weight_decay"])
-                scale = 0.2 * math.sqrt(max(weight.shape))  # `match_rms_adamw`
-                weight.add_(_orthogonal(mean, group), alpha=-lr * scale)
-        return None
-
-
-def _orthogonal(matrix: Tensor, group: dict[str, Any]) -> Tensor:
-    """The nearest semi-orthogonal matrix `[A, B]`, nearly, by Newton and Schulz's iteration."""
-    a, b, c = group["ns_coefficients"]
-    tall = matrix.shape[0] > matrix.shape[1]
-    x: Tensor = matrix.T if tall else matrix
-    x = x / x.norm().clamp(min=group["eps"])
-    for _ in range(group["ns_steps"]):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T if tall else x

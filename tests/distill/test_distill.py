@@ -28,7 +28,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
 from forescribe.distill.distillation import Distillation, WorkFolder
 from forescribe.distill.labels import LabelStore
-from forescribe.distill.report import Prices, run_rows, tokens_per_round
+from forescribe.distill.report import run_rows, tokens_per_round
 from forescribe.distill.speech import Pair, label_recordings
 from forescribe.distill.training import DraftTraining, traces_of
 from forescribe.speculative.drafters.model_drafter import TOKENS_FILE, DraftTokens
@@ -182,9 +182,8 @@ def test_simulated_rounds_are_those_of_the_engine(
 
 def trained(transcriber: Transcriber, labels: Path, folder: Path) -> DraftTraining:
     pair, rows = Pair(transcriber.whisper), LabelStore(labels).rows()
-    draft, prices = pair.open(hub.path("tiny.en-draft")), Prices({0: 1.0, 2: 1.2})
-    checkpoint = folder / "checkpoint.pt"
-    return DraftTraining(pair, draft, rows[4:], rows[:4], prices, checkpoint, steps=4)
+    draft, checkpoint = pair.open(hub.path("tiny.en-draft")), folder / "checkpoint.pt"
+    return DraftTraining(pair, draft, rows[4:], rows[:4], checkpoint, steps=4)
 
 
 def test_one_seed_gives_one_draft_also_when_it_is_interrupted_on_the_way(
@@ -226,15 +225,15 @@ def test_other_settings_do_not_go_on_with_a_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     work = work_folder(out, 1)
     with work.held():
-        work.keep("prices", {"0": 1})
+        work.keep("layers", [0, 3])
         with pytest.raises(UsageError, match="another process"), work_folder(out, 1).held():
             pass
     with work.held():
-        assert work.read("prices") == {"0": 1}
+        assert work.read("layers") == [0, 3]
     with pytest.raises(UsageError, match="another seed"), work_folder(out, 2).held():
         pass
     with work_folder(out, 2, overwrite=True).held():
-        assert work.read("prices") is None
+        assert work.read("layers") is None
 
 
 def test_labels_are_used_again_where_what_they_depend_on_is_the_same(tmp_path: Path) -> None:

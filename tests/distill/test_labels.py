@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from forescribe.asr.errors import OutputError, UsageError
 from forescribe.distill.labels import (
     BatchSource,
-    CutHead,
     LabelBatch,
     LabelRow,
     LabelStore,
@@ -109,17 +108,6 @@ def test_only_text_tokens_of_answers_are_replaced_and_the_labels_stay() -> None:
         assert int(after.tokens[different].max()) < 20
         assert before.wanted.ids.tolist() == after.wanted.ids.tolist()
     assert changed > 100
-
-
-def test_positions_that_a_cut_head_cannot_predict_leave_a_batch() -> None:
-    batch = LabelBatch.of([made_row(number) for number in range(6)])
-    listed = sorted({int(t) for t in batch.wanted.choice[::2]})
-    head = CutHead.of(listed, 32, torch.device("cpu"))
-    cut = batch.under(head)
-    there = [int(t) in listed for t in batch.wanted.choice]
-    assert 0 < len(cut.row) == sum(there) < len(batch.row)
-    assert cut.place.tolist() == batch.place[torch.tensor(there)].tolist()
-    assert head.ids[cut.wanted.choice].tolist() == batch.wanted.choice[torch.tensor(there)].tolist()
 
 
 def test_whole_recordings_are_held_out_the_same_ones_each_time() -> None:

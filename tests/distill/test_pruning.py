@@ -1,19 +1,16 @@
-"""Depth pruning: distances are angles, the block that turns least is left out, layers are copied exactly."""
+"""Depth pruning: layers lie evenly, and are copied exactly."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from forescribe.asr.errors import UsageError
-from forescribe.distill.speech import block_angles, check_layers, kept_layers, pruned_whisper
+from forescribe.distill.speech import check_layers, kept_layers, pruned_whisper
 
 
 def whisper() -> Any:
@@ -34,43 +31,18 @@ def whisper() -> Any:
     return WhisperForConditionalGeneration(config).eval()
 
 
-class Rotation(nn.Module):
-    """A layer that turns states of two numbers by an angle, and lengthens them."""
-
-    def __init__(self, angle: float) -> None:
-        super().__init__()
-        sine, cosine = math.sin(angle), math.cos(angle)
-        self.matrix = torch.tensor([[cosine, -sine], [sine, cosine]])
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return 1.7 * hidden_states @ self.matrix.T
+@pytest.mark.parametrize(
+    ("depth", "count", "kept"),
+    [(4, 1, [0]), (4, 2, [0, 3]), (4, 3, [0, 2, 3]), (32, 2, [0, 31]), (32, 4, [0, 10, 21, 31])],
+)
+def test_layers_are_taken_evenly_from_the_first_to_the_last(depth, count, kept) -> None:
+    assert kept_layers(depth, count) == kept
 
 
-@given(angles=st.lists(st.floats(0.01, 0.4), min_size=2, max_size=6))
-def test_distances_are_the_angles_of_the_layers_between(angles: list[float]) -> None:
-    layers = nn.ModuleList(Rotation(a) for a in angles)
-    states = torch.randn(1, 9, 2, generator=torch.Generator().manual_seed(1))
-
-    def forward() -> None:
-        x = states
-        for layer in layers:
-            x = layer(hidden_states=x)
-
-    place = torch.arange(9)
-    for block in range(1, len(angles) + 1):
-        found = block_angles(layers, block, [(forward, torch.zeros_like(place), place)])
-        for first in range(len(angles) + 1 - block):
-            turned = sum(angles[first : first + block]) / math.pi
-            assert float(found[first]) == pytest.approx(turned, abs=1e-3)
-
-
-def test_the_block_that_turns_least_is_left_out() -> None:
-    assert kept_layers(torch.tensor([0.4, 0.1, 0.2]), 2) == [0, 3]
-    assert kept_layers(torch.tensor([0.3, 0.1, 0.0, 0.2]), 1) == [0, 1, 3]
-    assert kept_layers(torch.tensor([0.3, 0.3]), 3) == [0]  # the later of equals
-    for layers in (0, 4, 9):
-        with pytest.raises(UsageError, match=r"from 1 to 3 of the model's 4"):
-            check_layers(layers, 4)
+@pytest.mark.parametrize("layers", [0, 4])
+def test_a_draft_has_fewer_layers_than_its_target_and_one_at_least(layers: int) -> None:
+    with pytest.raises(UsageError, match="from 1 to 3 of the model's 4"):
+        check_layers(layers, 4)
 
 
 def test_with_all_layers_a_whisper_decoder_is_itself_without_its_encoder() -> None:
