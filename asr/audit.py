@@ -240,8 +240,8 @@ def _logits(
     prefix = torch.tensor([[*prompt, *tokens]], device=device)
     last = torch.tensor([[prefix.shape[1] - 1]], device=device)
     decoder.allocate(1, prefix.shape[1])
-    row = torch.zeros(1, dtype=torch.int64, device=device)
-    logits = decoder.prefill(row, prefix, [encoder_states], last).logits
+    first = torch.zeros(1, dtype=torch.int64, device=device)
+    logits = decoder.prefill(first, prefix, [encoder_states], last).logits
     decoder.release()
     view = Prefix(prefix, last, torch.tensor([len(prompt)], device=device))
     for rule in whisper.rules():

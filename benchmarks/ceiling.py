@@ -36,6 +36,7 @@ from forescribe.asr.decode.options import Guards, Options, Outcome, Part
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.model.speech_model import EncoderStates
+from forescribe.asr.model.whisper import attending
 from forescribe.speculative.requests import Request, Result
 
 Key = tuple[Any, ...]
@@ -53,9 +54,10 @@ class Replay:
 
     def __enter__(self) -> Self:
         context = self.context
-        self.engine, self.whisper = context.engine, context.whisper
+        self.engine = context.engine
+        self.whisper = attending(context.whisper, "a replay")
         context.engine = context.slots.engine = _Engine(self)  # type: ignore[assignment]
-        context.whisper = _Whisper(self)  # type: ignore[assignment]
+        context.whisper = _Whisper(self)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from forescribe.asr.formats.transcript_parts import Notice
     from forescribe.asr.live.events import LiveOptions, Tell
     from forescribe.asr.live.stream import LiveStream
-    from forescribe.asr.model.tokens import SpecialTokens
+    from forescribe.asr.model.speech_model import SpeechTokens
     from forescribe.diarize.diarizer import Diarizer
 
 
@@ -423,7 +423,7 @@ class Facts:
     """What requests are checked against: the model's special tokens, which a front end does not know, and
     whether something drafts."""
 
-    tokens: SpecialTokens | None
+    tokens: SpeechTokens | None
     drafting: bool
 
 

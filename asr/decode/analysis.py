@@ -11,6 +11,8 @@ from difflib import SequenceMatcher
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+import torch
+
 from ..audio.inputs import Input
 from ..audio.reading import Samples, open_audio
 from ..errors import AudioError, UsageError
@@ -92,7 +94,7 @@ def align_window(
         language,
         [(tokens, text_of(whisper, tokens))],
         times,
-        pauses(encoded.features, length),
+        pauses(torch.as_tensor(encoded.features), length),
         start,
         length=length,
     )

@@ -292,8 +292,8 @@ def reached(
     if options.task == "translate":  # the attention does not follow the order of translated words
         return Reach(decoded.end, decoded.tokens)
     tokens = tuple(token for part, _ in parts for token in part.tokens)
-    prompt = special.prompt(decoded.language, options.task, timestamps=False)
     own = attending(whisper, "words")
+    prompt = own.tokens.prompt(decoded.language, options.task, timestamps=False)
     (times,) = token_times(own, [Utterance(states, prompt, tokens, decoded.length)])
     bounds = [decoded.start + boundary for boundary in times.boundaries]
     cut = _first_stretched(whisper, decoded.language, tokens, bounds, voiced)

@@ -39,7 +39,7 @@ from forescribe.speculative.requests import Finish, Request, Result, Stats
 
 from ..model.speech_model import DraftStates, EncoderStates, Features, SpeechModel
 from ..model.vocabulary import alphabetic
-from ..model.whisper import POSITIONS_PER_S, end_of
+from ..model.whisper import POSITIONS_PER_S, Whisper, attending, end_of
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import Window
 from .recording import apply_each
@@ -291,7 +291,7 @@ def _encoded_together(
     def encode() -> tuple[Sequence[Features], list[EncoderStates], Tensor]:
         own = [window.features() for window, *_ in batch if window.features is not None]
         if own:
-            features = tuple(map(torch.stack, zip(*own, strict=True)))
+            features: tuple[Any, ...] = tuple(map(torch.stack, zip(*own, strict=True)))
         else:
             samples = [window.samples for window, *_ in batch]
             features = whisper.features(samples, [searched for *_, searched in batch])
@@ -342,7 +342,7 @@ def _drafter(whisper: SpeechModel, gamma: int | None) -> Drafter:
         return ScriptDrafter(
             slots=SCRIPT_SLOTS,
             special_from=whisper.tokens.end if whisper.attends else None,
-            breaks=_breaks(whisper) if whisper.attends else None,
+            breaks=_breaks(attending(whisper, "timestamps")) if whisper.attends else None,
             early=whisper.device.synchronous,
         )
     # The token rules are not applied to drafts: they cost as much as a small draft model's forward
@@ -358,7 +358,7 @@ def _drafter(whisper: SpeechModel, gamma: int | None) -> Drafter:
     )
 
 
-def _breaks(whisper: SpeechModel) -> Breaks:
+def _breaks(whisper: Whisper) -> Breaks:
     """Where Whisper writes timestamps that a text lacks: behind the ends of sentences."""
     vocabulary = whisper.tokenizer.get_vocab()
     ends = tuple(map(alphabetic, ENDS))

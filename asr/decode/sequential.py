@@ -50,14 +50,14 @@ class SequentialWindows(CutWindows):
 
     def __init__(self, context: DecodingContext, bound: BoundOptions) -> None:
         super().__init__(context, bound)
-        self.mels = attending(context.whisper, "long form sequential").mels
-        self.mel = self.mels[0]
+        self.whisper = attending(context.whisper, "long form sequential")
+        self.mel = self.whisper.mel
         self._frame = 0  # where the next window starts
 
     def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
         """The first window, once the recording has been read to its end; none if it is empty."""
         voice = VoiceRuns(self.context.voice_detector())
-        self._audio = SeekableAudio(voice.through(blocks), *self.mels)
+        self._audio = SeekableAudio(voice.through(blocks), *self.whisper.mels)
         recording.resources.callback(self._audio.close)
         self._voiced = voice.runs()
         recording.fully_read = True
@@ -85,7 +85,7 @@ class SequentialWindows(CutWindows):
         """A window ends where its last closed segment ends."""
         audio, first = self._audio, window.start // self.mel.hop
         whole = min(self.mel.frames, audio.frames - first)
-        step = advance(tokens, self.context.whisper.tokens, whole)
+        step = advance(tokens, self.whisper.tokens, whole)
         frames = step.frames if state == "decoded" else whole
         # Samples after the last whole frame belong to the last window.
         at_end = first + frames >= audio.frames

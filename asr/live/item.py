@@ -183,8 +183,9 @@ class LiveItem:
         if not window.speech or not earlier or earlier[-1].doubt is not None:
             return window
         guess = guess_from(whisper, earlier[-1])
-        if not tentative and self.bindings.final.options.timestamps:
-            guess = (whisper.tokens.timestamp_begin, *guess)
+        begin = whisper.tokens.timestamp_begin
+        if not tentative and begin is not None and self.bindings.final.options.timestamps:
+            guess = (begin, *guess)
         return replace(window, guess=guess)
 
     def _released(self, words: list[LiveWord]) -> list[LiveWord]:

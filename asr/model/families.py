@@ -31,17 +31,21 @@ NO_AUDIO = np.zeros(SAMPLE_RATE, np.float32)
 class Family(Protocol):
     """What the pipeline has to know of a family."""
 
-    model: str
-    """Its class in transformers."""
+    @property
+    def model(self) -> str:
+        """Its class in transformers."""
 
-    languages: Mapping[str, str]
-    """What its prompts call each language that it knows (ISO 639-1, or 639-3)."""
+    @property
+    def languages(self) -> Mapping[str, str]:
+        """What its prompts call each language that it knows (ISO 639-1, or 639-3)."""
 
-    detects: bool
-    """Whether it writes the name of the language before a text whose language its prompt does not name."""
+    @property
+    def detects(self) -> bool:
+        """Whether it writes the language before a text whose language its prompt does not name."""
 
-    conditions: bool
-    """Whether its prompt has a place for other text: names and spellings."""
+    @property
+    def conditions(self) -> bool:
+        """Whether its prompt has a place for other text: names and spellings."""
 
     def processor(self, folder: Path) -> Any:
         """What has its `tokenizer` and makes its features."""

@@ -43,7 +43,7 @@ from .presets import (
 from .speech_model import SpeechModel
 from .tokens import SpecialTokens, TokenSettings, complete, same_tokenizer
 from .vocabulary import WhisperVocabulary, token_map
-from .whisper import DraftModel, Extractor, Whisper, target_decoder
+from .whisper import DraftModel, Extractor, Whisper, attending, target_decoder
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,8 @@ def _load_llm(
         name = hub.FOLDER / BUNDLED if language == "en" else ALIGNER
         if find(name) is None:
             return None
-        return load(Pair(name), choose(device.name), network=False)
+        made = load(Pair(name), choose(device.name), network=False)
+        return attending(made, "word times")
 
     drafts = [(name, locate(name, role="draft", network=network)) for name in pair.drafts]
     made = load_llm(

@@ -56,7 +56,7 @@ class PromptTokens:
     text: int
     marks: frozenset[int]
     family: Family
-    only: ClassVar[str] = "this model knows one language only"
+    only: ClassVar[str] = "this model does not translate"
 
     @property
     def end(self) -> int:
@@ -78,6 +78,10 @@ class PromptTokens:
     @property
     def conditions(self) -> bool:
         return self.family.conditions
+
+    @property
+    def timestamp_begin(self) -> None:
+        return None
 
     def is_text(self, token: int) -> bool:
         return 0 <= token < self.text and token not in self.marks

@@ -37,8 +37,9 @@ Encode = Callable[[Sequence[Any]], list[Tensor]]
 class SpeechTokens(Protocol):
     """The tokens of a model, and what it can be asked for."""
 
-    only: str
-    """The answer to a request for another language, where it knows one alone."""
+    @property
+    def only(self) -> str:
+        """The answer to a request for another language, where it knows one alone."""
 
     @property
     def end(self) -> int:
@@ -63,6 +64,10 @@ class SpeechTokens(Protocol):
     def conditions(self) -> bool:
         """Whether its prompt may hold other text."""
 
+    @property
+    def timestamp_begin(self) -> int | None:
+        """The first timestamp; None where it writes none."""
+
     def is_text(self, token: int) -> bool:
         """Whether a token is text: no mark, no timestamp."""
 
@@ -84,14 +89,23 @@ class Drafts(Protocol):
 class SpeechModel(Protocol):
     """A model that writes down what is spoken, with its drafts, on one device."""
 
-    pair: Pair
-    device: Device
-    engine: ModelEngine
-    tokenizer: Any
+    @property
+    def pair(self) -> Pair: ...
 
-    attends: bool
-    """Whether its decoder attends to the encoder states. It writes timestamps then, that attention says when
-    its words are spoken, and places of its answer can be looked at again."""
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def engine(self) -> ModelEngine:
+        """What runs the target's decoder."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def attends(self) -> bool:
+        """Whether its decoder attends to the encoder states, as Whisper's. It writes timestamps then, that
+        attention says when its words are spoken, and places of its answer can be looked at again."""
 
     @property
     def tokens(self) -> SpeechTokens: ...
@@ -127,7 +141,7 @@ class SpeechModel(Protocol):
 
     def features(
         self, windows: Sequence[NDArray[np.float32]], searched: Sequence[bool] = ()
-    ) -> tuple[Sequence[Features], ...]:
+    ) -> tuple[Any, ...]:
         """The features of windows, for `encode`: those that the target's encoder reads, then others."""
 
     def encode(self, *features: Any) -> list[EncoderStates]:

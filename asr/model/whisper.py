@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -265,9 +265,9 @@ class Whisper:
 
 def attending(model: SpeechModel, what: str) -> Whisper:
     """The model as a Whisper. Raises UsageError for others, which cannot do `what`."""
-    if not isinstance(model, Whisper):
+    if not model.attends:
         raise UsageError(f"{what}: a Whisper model does that, and {model.pair.target} is none")
-    return model
+    return cast(Whisper, model)
 
 
 def end_of(features: Tensor) -> int:

@@ -12,14 +12,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, filterfalse
 from typing import NamedTuple
 
 from forescribe.speculative.requests import Result, Source
 
 from ..formats.transcript_parts import CorrectionSource
 from ..model.languages import SPACELESS
-from ..model.whisper import Whisper
+from ..model.speech_model import SpeechModel, SpeechTokens
 from .assembly import CLOSING, SENTENCE_END, WordTokens, split_words
 from .redaction import Redactor
 from .replacements import Place, Replacements
@@ -60,18 +60,18 @@ class Change(NamedTuple):
 
 
 def edited(
-    whisper: Whisper, result: Result, edits: Sequence[Edit], before: Sequence[Change] = ()
+    whisper: SpeechModel, result: Result, edits: Sequence[Edit], before: Sequence[Change] = ()
 ) -> tuple[Result, tuple[Change, ...]]:
     """The answer with `edits`, which do not overlap, and all changes in order. Where an edit is of words that
     were changed `before`, both are one change: from what was heard to what is written now."""
-    end, edits = whisper.tokens.end, sorted(edits)
+    edits = sorted(edits)
     tokens, logprobs = list(result.tokens), list(result.logprobs)
     sources = list(result.sources)
     for edit in reversed(edits):
         place = slice(edit.at, edit.end)
         tokens[place], logprobs[place] = edit.tokens, edit.logprobs
         sources[place] = [Source.PLAIN] * len(edit.tokens)
-    places = [position for position, token in enumerate(result.tokens) if token < end]
+    places = [n for n, token in enumerate(result.tokens) if whisper.tokens.is_text(token)]
     places.append(len(result.tokens))  # behind the last one, where words are gone
 
     def moved(at: int) -> int:
@@ -104,7 +104,7 @@ class _Group(NamedTuple):
     edits: tuple[Edit, ...]
     changes: tuple[tuple[int, Change], ...]
 
-    def change(self, whisper: Whisper, tokens: Sequence[int], first: int) -> Change:
+    def change(self, whisper: SpeechModel, tokens: Sequence[int], first: int) -> Change:
         """All of it as one change behind `first` text tokens; `tokens` are those before the edits."""
         if not self.changes:
             (edit,) = self.edits
@@ -113,7 +113,7 @@ class _Group(NamedTuple):
             return self.changes[0][1]._replace(first=first)
 
         def text(some: Sequence[int]) -> str:
-            words = [token for token in some if token < whisper.tokens.end]
+            words = list(filter(whisper.tokens.is_text, some))
             return "".join(word.text for word in split_words(whisper.tokenizer, None, words))
 
         def before(position: int) -> int:
@@ -125,7 +125,7 @@ class _Group(NamedTuple):
             heard = heard[:place] + change.heard + heard[place + len(change.written) :]
         for edit in sorted(self.edits, reverse=True):
             written = written[: before(edit.at)] + text(edit.tokens) + written[before(edit.end) :]
-        count = sum(token < whisper.tokens.end for token in tokens[self.at : self.end])
+        count = sum(map(whisper.tokens.is_text, tokens[self.at : self.end]))
         count += sum(edit.longer for edit in self.edits)
         while heard[-1:] == written[-1:] != "" and not heard[-1].isalnum():
             heard, written = heard[:-1], written[:-1]
@@ -133,11 +133,11 @@ class _Group(NamedTuple):
         return Change(first, indent, heard.strip(), written.strip(), "replacements", count)
 
 
-def texts(tokens: Sequence[int], end: int) -> Iterator[tuple[int, list[int]]]:
+def texts(tokens: Sequence[int], special: SpeechTokens) -> Iterator[tuple[int, list[int]]]:
     """The runs of text tokens, with the position of the first one."""
     run = list[int]()
-    for position, token in enumerate((*tokens, end)):
-        if token < end:
+    for position, token in enumerate((*tokens, special.end)):
+        if special.is_text(token):
             run.append(token)
         elif run:
             yield position - len(run), run
@@ -161,7 +161,7 @@ class Replaced(NamedTuple):
 class _Answer:
     """An answer, of which the first `tokens` count, on its way through replacements."""
 
-    whisper: Whisper
+    whisper: SpeechModel
     language: str
     result: Result
     tokens: tuple[int, ...]
@@ -169,14 +169,14 @@ class _Answer:
 
     def __post_init__(self) -> None:
         self.spoken = self.tokens
-        texts = accumulate(token < self.whisper.tokens.end for token in self.result.tokens)
+        texts = accumulate(map(self.whisper.tokens.is_text, self.result.tokens))
         self.origin = [0.0, *map(float, texts)]
 
     def apply(self, find: Callable[[str], Sequence[Place]]) -> None:
         """Replace what `find` finds in each run of text; words that count and others are apart."""
-        end, count, edits = self.whisper.tokens.end, len(self.tokens), list[Edit]()
+        count, edits = len(self.tokens), list[Edit]()
         for first, some in ((0, self.tokens), (count, self.result.tokens[count:])):
-            for begin, run in texts(some, end):
+            for begin, run in texts(some, self.whisper.tokens):
                 split = split_words(self.whisper.tokenizer, self.language, run)
                 text = "".join(word.text for word in split)
                 places = find(text)
@@ -194,7 +194,7 @@ class _Answer:
 
 
 def replaced(
-    whisper: Whisper,
+    whisper: SpeechModel,
     language: str,
     result: Result,
     tokens: tuple[int, ...],
@@ -223,10 +223,10 @@ def replaced(
     if redactor is not None:
         answer.apply(lambda text: redactor.places(text, language))
         answer.changes = ()
-        special = tuple(t for t in result.request.prompt if t >= whisper.tokens.end)
+        special = tuple(filterfalse(whisper.tokens.is_text, result.request.prompt))
         answer.result = replace(answer.result, request=replace(result.request, prompt=special))
     result, tokens, origin = answer.result, answer.tokens, answer.origin
-    places = [n for n, token in enumerate(tokens) if token < whisper.tokens.end]
+    places = [n for n, token in enumerate(tokens) if whisper.tokens.is_text(token)]
     last = places[-1] + 1 if places else 0
     shares = (*(origin[n] for n in places), origin[last])
     return Replaced(
@@ -235,7 +235,7 @@ def replaced(
 
 
 def _edits(
-    whisper: Whisper,
+    whisper: SpeechModel,
     split: Sequence[WordTokens],
     begin: int,
     text: str,
@@ -277,12 +277,10 @@ def _edits(
                 indent, new = len(kept), kept + closing * (kept[-1:] not in SENTENCE_END)
         last_changed = last
         ids = whisper.tokenizer.encode(new, add_special_tokens=False) if new else ()
-        if any(
-            token >= whisper.tokens.end for token in ids
-        ):  # beside what looks like a special one
+        if not all(map(whisper.tokens.is_text, ids)):  # beside what looks like a special one
             new = f" {' '.join(place.written for place in own)}"
             ids = whisper.tokenizer.encode(new, add_special_tokens=False)
-            if any(token >= whisper.tokens.end for token in ids):
+            if not all(map(whisper.tokens.is_text, ids)):
                 continue
         instead = slice(begin + counts[first], begin + counts[last])
         mean = math.fsum(logprobs[instead]) / (instead.stop - instead.start)

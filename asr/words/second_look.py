@@ -103,7 +103,7 @@ def _variants(
     """The variants of an answer that are worth a look."""
     prompt, tokens = result.request.prompt, result.tokens
     found, worth = list[tuple[Candidate, list[str], slice]](), set[tuple[str, Term]]()
-    for begin, run in texts(tokens, whisper.tokens.end):
+    for begin, run in texts(tokens, whisper.tokens):
         split = split_words(whisper.tokenizer, language, run)
         words, places = [word.text for word in split], [begin]
         for word in split:

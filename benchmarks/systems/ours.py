@@ -22,6 +22,7 @@ from benchmarks.systems.jobs import (
     use_threads,
 )
 from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.asr.model.whisper import attending
 from forescribe.speculative.requests import Request
 
 
@@ -71,15 +72,16 @@ class Ours:
     def _requests(self, windows: Sequence[Samples]) -> Iterator[Request]:
         """Requests, pulled by the engine when slots become free."""
         t = self.transcriber.context
-        prompt = t.whisper.tokens.prompt(LANGUAGE, TASK, timestamps=True)
+        whisper = attending(t.whisper, "a benchmark")
+        prompt = whisper.tokens.prompt(LANGUAGE, TASK, timestamps=True)
         count = t.encoded_together
         for first in range(0, len(windows), count):
             started = time.perf_counter()
-            features = t.features(windows[first : first + count])
+            features = whisper.features(windows[first : first + count])
             extracted = time.perf_counter()
-            encoded = t.whisper.encode(*features)
+            encoded = whisper.encode(*features)
             self.stages["features"] += extracted - started
             self.stages["encode"] += time.perf_counter() - extracted
             for tag, encoder_states in enumerate(encoded, start=first):
-                probe = t.no_speech.probe(prompt)
+                probe = whisper.probe(prompt)
                 yield Request(prompt=prompt, encoder_states=encoder_states, probe=probe, tag=tag)

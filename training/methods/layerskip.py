@@ -140,7 +140,7 @@ def windows(transcriber: Transcriber, recordings: Sequence[str]) -> list[Text]:
     texts = []
     options = Options(language="en", keep_encoder_states=True)
     for outcome in transcriber.transcribe(recordings, options):
-        for each in labelled(Pair(transcriber.whisper), outcome):
+        for each in labelled(Pair.of(transcriber.whisper), outcome):
             audio = each.states()[0].float().clone()  # out of inference mode
             texts.append(Text(torch.tensor(each.tokens), each.begin, audio))
     return texts
@@ -157,7 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     transcriber = Transcriber.load(model, "none", language="en", device="cpu", modules=True)
     texts = windows(transcriber, given.recordings)
     torch.set_num_threads(1)  # the engine has chosen its own
-    layers = Layers(copy.deepcopy(transcriber.whisper.target).eval())  # out of inference mode
+    layers = Layers(
+        copy.deepcopy(Pair.of(transcriber.whisper).target).eval()
+    )  # out of inference mode
     held_out, learnt = texts[::3], [text for i, text in enumerate(texts) if i % 3]
     print(f"{len(learnt)} windows, {len(held_out)} held out", flush=True)
     report(layers, held_out, given.skip)
