@@ -6,7 +6,6 @@ carries the state from block to block. Knows nothing of windows or files.
 
 from __future__ import annotations
 
-import math
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -186,25 +185,6 @@ def _level(samples: Samples) -> Levels:
 def _quantile(counts: NDArray[np.int64], share: float) -> int:
     """The level that this share of frames does not exceed."""
     return int(np.searchsorted(np.cumsum(counts), share * counts.sum())) + QUIETEST
-
-
-class EnergyDetector:
-    """Detects speech by level: from 0 at `floor_db` to 1 at 20 dB above it.
-
-    Needs neither weights nor torch. For tests and clean recordings; noise counts as speech.
-    """
-
-    def __init__(self, floor_db: float = -50.0) -> None:
-        if not math.isfinite(floor_db):
-            raise ValueError(f"floor_db is {floor_db}; it must be a finite number")
-        self.floor_db = floor_db
-
-    def stream(self) -> Stream:
-        return self
-
-    def probabilities(self, samples: Samples) -> Probabilities:
-        level_db = _level(_frames(samples))
-        return np.asarray(np.clip((level_db - self.floor_db) / 20, 0, 1), np.float32)
 
 
 def audible(samples: Samples) -> Samples:

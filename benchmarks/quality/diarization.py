@@ -37,9 +37,10 @@ from forescribe.asr.formats.transcript_parts import Word, samples_at
 from forescribe.diarize.attribution import assign_speakers, attribute_speakers
 from forescribe.diarize.diarizer import Bounds, Diarizer
 from forescribe.diarize.engines.registry import AUTO, load
-from forescribe.diarize.turns import Turns, read_rttm
+from forescribe.diarize.turns import Turns
 from training.speakers.conditions import conditions, readers
 from training.speakers.mixtures import Mixture, mixtures, usable
+from training.speakers.rttm import read_rttm
 from training.speakers.turn_errors import (
     Errors,
     turn_errors,

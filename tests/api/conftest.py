@@ -29,7 +29,6 @@ from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.whisper import Whisper
-from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.diarize.diarizer import (
     Bounds,
     Diarization,
@@ -41,6 +40,7 @@ from forescribe.diarize.diarizer import (
 )
 from forescribe.diarize.turns import Turns
 from forescribe.speculative.device import choose
+from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
 
 RATE = 16_000

@@ -13,8 +13,8 @@ import soundfile
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.whisper import Whisper
-from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.cli.main import main
+from tests.asr.detectors import EnergyDetector
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / part) for part in ("asr", "forescribe", "speculative", "diarize"))

@@ -16,10 +16,11 @@ from forescribe.asr.formats.transcript_parts import Word
 from forescribe.cli.main import app
 from forescribe.diarize.attribution import attribute_speakers
 from forescribe.diarize.engines import registry
-from forescribe.diarize.turns import Turns, read_rttm
+from forescribe.diarize.turns import Turns
 from tests.diarize.conversations import transcript
 from tests.diarize.engines.fake_engines import sound
 from tests.diarize.engines.test_community import Point
+from training.speakers.rttm import read_rttm
 from training.speakers.turn_errors import turn_errors
 
 ROOT = Path(__file__).parent.parent.parent

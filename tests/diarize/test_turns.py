@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.files import format_turns
-from forescribe.diarize.turns import Turn, Turns, read_rttm
+from forescribe.diarize.turns import Turn, Turns
+from training.speakers.rttm import read_rttm
 
 MS = 16
 

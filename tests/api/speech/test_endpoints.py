@@ -12,8 +12,8 @@ import pytest
 
 from forescribe.api.speech.diarization import Speakers
 from forescribe.asr.decode.options import Guards
-from forescribe.asr.segment.vad import EnergyDetector
 from tests.api.conftest import FORM, RATE, Halves, silence, sound, wav
+from tests.asr.detectors import EnergyDetector
 
 
 @pytest.fixture(autouse=True)

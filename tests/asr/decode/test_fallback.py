@@ -17,9 +17,9 @@ from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.speech_model import EncoderStates
-from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative import choose
 from tests.asr.decode.whole_windows import whole
+from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
 
 RATE = 16000

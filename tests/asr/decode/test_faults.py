@@ -28,10 +28,10 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.speech_model import EncoderStates
 from forescribe.asr.model.whisper import Whisper
-from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
 from tests.asr.decode.ways import WAYS, Ear, called, in_session, running
 from tests.asr.decode.whole_windows import judged, whole
+from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
 
 RATE = 16_000

@@ -19,9 +19,9 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment import cut_plan
 from forescribe.asr.segment.cut_plan import Plan, plan_of, planned_windows
-from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.segment.windows import WindowOptions, WindowSpan
 from forescribe.speculative.device import choose
+from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
 from tests.asr.recordings import from_array
 

@@ -27,11 +27,11 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.vocabulary import bytes_of
 from forescribe.asr.model.whisper import Whisper
-from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import BrokenError
 from tests.asr.decode.ways import SOON, WAYS, Ear, called, in_session, running
 from tests.asr.decode.whole_windows import whole
+from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
 
 RATE = 16_000

@@ -24,9 +24,9 @@ from forescribe.asr.formats.transcript_parts import Coverage, Segment
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.whisper import Whisper
-from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
 from tests.asr.decode.whole_windows import judged, whole
+from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
 
 RATE = 16_000

@@ -35,9 +35,9 @@ from forescribe.asr.live.events import (
 from forescribe.asr.live.stream import LiveStream
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
 from tests.asr.decode.ways import SOON, Ear, running
+from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
 
 RATE = 16_000

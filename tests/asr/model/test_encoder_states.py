@@ -15,9 +15,9 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.speech_model import DraftStates
 from forescribe.asr.model.whisper import HEARD_BEHIND, POSITIONS_PER_S, LogMel, Whisper
-from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
 from forescribe.speculative.models.weights import encoder_of
+from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
 
 

@@ -14,11 +14,11 @@ from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import TOKEN_SOURCES
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.words.assembly import assemble_words, split_words
 from forescribe.asr.words.timing import TokenTimes
 from forescribe.speculative.device import choose
 from forescribe.speculative.requests import Source
+from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
 
 A, C, B, P = Source.ACCEPTED, Source.CORRECTION, Source.BONUS, Source.PLAIN

@@ -20,7 +20,7 @@ from forescribe.diarize.diarizer import Bounds, Diarization
 from forescribe.diarize.engines import embedded
 from forescribe.diarize.engines.embedded import EmbeddedDiarizer
 from forescribe.diarize.known_speakers import KnownSpeaker, name_known_speakers
-from forescribe.diarize.turns import read_rttm
+from training.speakers.rttm import read_rttm
 from training.speakers.turn_errors import Errors, turn_errors, wrong_words
 
 RATE = 16_000

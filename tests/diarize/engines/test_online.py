@@ -12,7 +12,8 @@ from forescribe.diarize.engines import embedded
 from forescribe.diarize.engines.clustering import Pieces, Plda, unit
 from forescribe.diarize.engines.online import OnlineClusters, OnlineSettings, OnlineSpeakers
 from forescribe.diarize.known_speakers import KnownSpeaker
-from forescribe.diarize.turns import UNKNOWN, read_rttm
+from forescribe.diarize.turns import UNKNOWN
+from training.speakers.rttm import read_rttm
 
 RATE = 16_000
 ROOT = Path(__file__).parents[3]

@@ -23,8 +23,8 @@ from forescribe.diarize.engines.voice_encoder import (
     features,
     load,
 )
-from forescribe.diarize.turns import read_rttm
 from forescribe.speculative.models.hub import FOLDER
+from training.speakers.rttm import read_rttm
 
 RATE = 16_000
 SPEAKERS = FOLDER / "speakers"
