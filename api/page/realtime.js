@@ -14,7 +14,8 @@ export class Realtime {
   // `told` hears `begun(item)`, `changed(item)`, and `state("live" | "waiting" | "off", reason)`. An item has `text`,
   // which was released, its `tail`, which may change, and `failure`; `said` has its speakers in turn, once it is
   // complete.
-  constructor({ language, diarize, terms, replacements }, told) {
+  constructor({ language, diarize, redact, terms, replacements }, told) {
+    this.hidden = Boolean(redact);
     Object.assign(this, { asked: { language, diarize, terms, replacements }, diarize, told, items: [], waiting: [], session: null });
     this.stop = new AbortController();
     this.#run();
@@ -41,6 +42,7 @@ export class Realtime {
 
   async #run() {
     const { signal } = this.stop;
+    if (this.hidden) return this.told.state("off", "personal data is redacted in what is complete.");
     const ontrouble = (error) => this.told.state("waiting", error.message);
     while (!signal.aborted) {
       try {

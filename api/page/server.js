@@ -30,6 +30,7 @@ export class ServerJobs {
     if (options.language) body.append("language", options.language);
     body.append("task", options.task);
     for (const name of ["terms", "replacements"]) if (options[name].length) body.append(name, JSON.stringify(options[name]));
+    if (options.redact) body.append("redact", options.redact);
     if (options.diarize) body.append("diarize", "true");
     if (options.speakers) body.append("num_speakers", options.speakers);
     // If the answer is lost the request is repeated; the idempotency key prevents a second job.

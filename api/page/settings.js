@@ -6,7 +6,7 @@ const CODES =
   "jw ka kk km kn ko la lb ln lo lt lv mg mi mk ml mn mr ms mt my ne nl nn no oc pa pl ps pt ro ru sa sd si sk sl sn so sq sr " +
   "su sv sw ta te tg th tk tl tr tt uk ur uz vi yi yo yue zh";
 
-const FIELDS = ["language", "task", "speakers", "terms", "replacements"];
+const FIELDS = ["language", "task", "speakers", "redact", "terms", "replacements"];
 const LISTS = ["terms", "replacements"]; // one in each line
 const MOST_SPEAKERS = 12;
 const NOBODY = "0"; // speakers are not told apart
@@ -34,10 +34,10 @@ export class Settings {
 
   // `speakers` is their number, or "".
   get() {
-    const { language, task, speakers, ...lists } = this.#values();
+    const { language, task, speakers, redact, ...lists } = this.#values();
     const diarize = !element("speakers").closest("label").hidden && speakers !== NOBODY;
     for (const name of LISTS) lists[name] = lines(lists[name]);
-    return { language, task, diarize, speakers: diarize ? speakers : "", ...lists };
+    return { language, task, diarize, speakers: diarize ? speakers : "", redact, ...lists };
   }
 
   // Adds corrections [heard, meant], in place of others of the same words.

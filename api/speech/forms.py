@@ -24,6 +24,7 @@ from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.segment.windows import WindowOptions
+from forescribe.asr.words.redaction import Redactor
 from forescribe.asr.words.replacements import Replacements
 from forescribe.asr.words.terms import LONGEST_TERM, MOST_TERMS, letters, read_terms
 from forescribe.speculative.requests import MOST_BEAMS, MOST_PATIENCE
@@ -100,6 +101,7 @@ ARRAYS = frozenset(
         "terms",
         "keyterms",
         "replacements",
+        "redact",
         "languages",
         "keywords",
         "include",
@@ -139,6 +141,7 @@ class AudioForm(BaseModel):
     terms: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
     keyterms: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
     replacements: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
+    redact: Annotated[tuple[Entry, ...], Field(max_length=MAX_LISTED)] = ()
     hotwords: str | None = Field(default=None, max_length=MAX_PROMPT)
     vad_filter: bool = True
     word_timestamps: bool = False
@@ -210,6 +213,17 @@ class AudioForm(BaseModel):
         except UsageError as error:
             raise invalid("replacements", str(error)) from error
         return self.replacements
+
+    def redacted(self, language: str | None) -> tuple[str, ...]:
+        """As `Options.redact` has it. Raises ApiError `invalid_value` for what cannot be found here."""
+        try:
+            if kinds := tuple(kind for entry in self.redact for kind in entry.split(",")):
+                redactor = Redactor(kinds)
+                if language is not None and "," not in language:
+                    redactor.check(language)
+        except UsageError as error:
+            raise invalid("redact", str(error)) from error
+        return kinds
 
 
 class TranscriptionForm(AudioForm):
@@ -298,6 +312,7 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
         initial_prompt=form.prompted,
         terms=form.listed(*form.keywords),
         replacements=form.replaced,
+        redact=form.redacted(language),
         hint=form.hint,
         vad=form.vad_filter,
         windows=windows,
@@ -324,6 +339,7 @@ def translation(form: TranslationForm, serving: Serving) -> Options:
         initial_prompt=form.prompted,
         terms=form.listed(),
         replacements=form.replaced,
+        redact=form.redacted("en"),
         vad=form.vad_filter,
         words="word" in granularities(form),
         guards=form.guards,

@@ -433,6 +433,8 @@ class Call(Session):
         recording = next(iter(self._live)).recording if self._live else None
         if recording is None or not isinstance(hook, Follows) or not hook.wants:
             return
+        if self.bound.redactor is not None:  # only what is complete is redacted
+            return
         try:
             partials = [
                 partial

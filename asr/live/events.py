@@ -76,6 +76,8 @@ class LiveOptions:
             raise UsageError(f"unknown delay {self.delay!r}; known: {', '.join(RULES)}")
         if self.options.long_form == "sequential":
             raise UsageError("live audio is decoded in windows; it cannot be sequential")
+        if self.options.redact:
+            raise UsageError("live text is shown while it is decoded; it cannot be redacted")
 
 
 @dataclass(frozen=True)

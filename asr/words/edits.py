@@ -20,7 +20,7 @@ from forescribe.speculative.requests import Result, Source
 from ..formats.transcript_parts import CorrectionSource
 from ..model.languages import SPACELESS
 from ..model.speech_model import SpeechModel, SpeechTokens
-from .assembly import CLOSING, SENTENCE_END, WordTokens, split_words
+from .assembly import CLOSING, SENTENCE_END, UNSPOKEN, WordTokens, split_words
 from .redaction import Redactor
 from .replacements import Place, Replacements
 
@@ -186,8 +186,12 @@ class _Answer:
         if not edits:
             return
         for edit in sorted(edits, reverse=True):
-            start, stop, k = self.origin[edit.at], self.origin[edit.end], len(edit.tokens)
-            self.origin[edit.at : edit.end] = [start + (stop - start) * n / k for n in range(k)]
+            start, stop = self.origin[edit.at], self.origin[edit.end]
+            parts = map(self.whisper.tokenizer.decode, ([token] for token in edit.tokens))
+            spoken = [not UNSPOKEN.issuperset(text.strip()) for text in parts]
+            before = [0, *accumulate(spoken)]
+            share = (stop - start) / max(1, before[-1])
+            self.origin[edit.at : edit.end] = [start + share * count for count in before[:-1]]
         longer = sum(edit.longer for edit in edits if edit.end <= count)
         self.result, self.changes = edited(self.whisper, self.result, edits, self.changes)
         self.tokens = self.result.tokens[: count + longer]

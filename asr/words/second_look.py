@@ -177,20 +177,38 @@ def _scores(
             read = _read_together(whisper, states, text, rows)
         else:
             row, read = torch.zeros(1, dtype=torch.int64), [torch.empty(0)] * len(rows)
-            decoder.prefill(row, torch.tensor([text[:begin]]), [states])
-            if first - 1 > begin:  # without logits: half the time in a small model
-                before = torch.tensor([text[begin : first - 1]])
-                decoder.score_at(before, row + begin, row, reach=first - 1)
-            order = sorted(range(1, len(rows)), key=lambda index: -rows[index][0])
-            for index in (0, *order):
-                at, tokens = rows[index]
+
+            def scored(at: int, tokens: Sequence[int]) -> Tensor:
                 given = torch.tensor([[text[at - 1], *tokens[:-1]]])
-                scored = decoder.score(given, row + at - 1, reach=at + len(tokens) - 1).logits
-                read[index] = _logprobs(scored[0], tokens)
+                logits = decoder.score(given, row + at - 1, reach=at + len(tokens) - 1).logits
+                return _logprobs(logits[0], tokens)
+
+            decoder.prefill(row, torch.tensor([text[:begin]]), [states])
+            done, read[0] = begin, torch.zeros(last - first)
+            spans = [(begin + v.at, begin + v.end + len(v.behind)) for v in variants]
+            for at, end in _joined(spans):
+                if at - 1 > done:  # without logits: half the time in a small model
+                    between = torch.tensor([text[done : at - 1]])
+                    decoder.score_at(between, row + done, row, reach=at - 1)
+                read[0][at - first : end - first] = scored(at, text[at:end])
+                done = end - 1
+            for index in sorted(range(1, len(rows)), key=lambda index: -rows[index][0]):
+                read[index] = scored(*rows[index])
     own = read[0]
     for variant, new in zip(variants, read[1:], strict=True):
         at = begin + variant.at - first
         yield new, own[at : at + variant.instead + len(variant.behind)]
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans in order, those that overlap or touch as one."""
+    joined = list[tuple[int, int]]()
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def _read_together(

@@ -120,7 +120,7 @@ class DecodingOptions:
     language: str | None = opt(
         DECODING,
         "--language --lang -l LANG",
-        "Spoken language: a code or a name; of several, as de,en, the one that is heard.",
+        "Spoken language; several as de,en.",
         shown="auto",
     )
     task: str = opt(

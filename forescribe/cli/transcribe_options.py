@@ -116,6 +116,11 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
     initial_prompt: str | None = opt(
         DECODING, "--initial-prompt --prompt TEXT", "Text with names and spellings to expect."
     )
+    redact: str | None = opt(
+        DECODING,
+        "--redact KINDS",
+        "Marks in place of personal data: all, or kinds of it.",
+    )
     reference_text: str | None = opt(
         DECODING,
         "--reference-text FILE",
@@ -246,9 +251,18 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
         _ = self.active_guards
         _ = self.hint
         _ = self.term_lines, self.replacements
+        if self.redacted:
+            from forescribe.asr.words.redaction import Redactor
+
+            Redactor(self.redacted)
         if self.readers and self.channels == "split":
             raise UsageError("--readers: channels are decoded one by one; leave it out")
         self._check_cluster()
+
+    @property
+    def redacted(self) -> tuple[str, ...]:
+        """The kinds of personal data to redact."""
+        return () if self.redact is None else tuple(self.redact.split(","))
 
     def _check_output(self) -> None:
         from forescribe.asr.formats.files import OF_SPEAKERS
@@ -435,6 +449,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
             hint=self.hint,
             terms=self.term_lines,
             replacements=self.replacements,
+            redact=self.redacted,
             vad=self.vad is not False,
             words=bool(self.wants_words) or not self.line_rules.plain,
             guards=self.active_guards,

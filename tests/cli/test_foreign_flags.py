@@ -166,6 +166,7 @@ def test_all_that_can_change_a_word_is_in_the_fingerprint() -> None:
         "no_speech_threshold",
         "patience",
         "quantize",
+        "redact",
         "replace",
         "task",
         "temperature_increment_on_fallback",
