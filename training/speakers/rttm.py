@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.transcript_parts import samples_at
-from forescribe.diarize.turns import Turn, Turns
+from forescribe.asr.formats.transcript_parts import Turn, samples_at
+from forescribe.diarize.turns import Turns
 
 
 def read_rttm(text: str) -> dict[str, Turns]:
