@@ -210,9 +210,15 @@ def _check_draft(pair: Pair, folder: Path, name: str | Path, place: Path) -> Non
     problem = None
     if ours != theirs:
         problem = f"it is a {theirs}, and its target a {ours}"
-    elif (folder / "tokenizer.json").read_bytes() != (place / "tokenizer.json").read_bytes():
+    elif _vocabulary(folder) != _vocabulary(place):
         problem = "they have other tokens"
     if problem is not None:
         raise ModelError(
             f"{name} cannot draft for {pair.target}: {problem}; --draft none", code="model_mismatch"
         )
+
+
+def _vocabulary(folder: Path) -> bytes | None:
+    """The file with the tokens of a folder, Mistral's own where it has no other; None: it has neither."""
+    files = (folder / name for name in ("tokenizer.json", "tekken.json"))
+    return next((file.read_bytes() for file in files if file.is_file()), None)

@@ -113,12 +113,14 @@ def _load_llm(
     from .llm_loading import load_llm
 
     @cache
-    def aligner(language: str) -> Whisper | None:
-        name = hub.FOLDER / BUNDLED if language == "en" else ALIGNER
+    def reader(name: str | Path) -> Whisper | None:
         if find(name) is None:
             return None
         made = load(Pair(name), choose(device.name), network=False)
         return attending(made, "word times")
+
+    def aligner(language: str) -> Whisper | None:
+        return reader(hub.FOLDER / BUNDLED if language == "en" else ALIGNER)
 
     drafts = [(name, locate(name, role="draft", network=network)) for name in pair.drafts]
     made = load_llm(

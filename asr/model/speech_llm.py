@@ -32,6 +32,7 @@ from forescribe.speculative.protocols import Processor
 from forescribe.speculative.requests import Probe
 from forescribe.speculative.types import Embedded
 
+from ..errors import UsageError
 from .families import Family, Inputs
 from .languages import Spoken, read_languages
 from .presets import Pair
@@ -91,7 +92,12 @@ class PromptTokens:
         return None
 
     def spoken(self, names: str | None) -> Spoken:
-        return read_languages(names, self.family.languages)
+        named = read_languages(names, self.family.languages)
+        if len(named.codes) > 1 and not self.family.detects:
+            raise UsageError(
+                f"languages {named.text}: this model does not say which it hears; name one, or auto"
+            )
+        return named
 
 
 @dataclass(frozen=True, eq=False)

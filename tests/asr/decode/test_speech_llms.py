@@ -22,9 +22,11 @@ from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.asr.live.events import Completed, Event, LiveOptions
 from forescribe.asr.live.stream import LiveStream
+from forescribe.asr.model import loading
 from forescribe.asr.model.speech_llm import SpeechLLM
 from forescribe.asr.words.aligning import Spoken, align
 from forescribe.asr.words.assembly import assemble_words
+from tests.asr.model import folders as whispers
 from tests.asr.model import speech_llms
 from training.text.heads import published
 
@@ -238,6 +240,30 @@ def test_words_without_a_whisper_for_their_language_have_no_times(folders) -> No
     assert outcome.transcript.text and not any(s.words for s in outcome.transcript.segments)
 
 
+def test_one_whisper_times_words_in_all_languages_that_it_can_read(
+    folders, tmp_path, monkeypatch
+) -> None:
+    small = whispers.write(tmp_path / "whisper", max_target_positions=60)  # English, German, French
+    monkeypatch.setattr(loading, "ALIGNER", small)
+    model, samples = loaded(folders["voxtral"]).whisper, read_audio(MEMO)[: 5 * RATE]
+    assert model.aligner("de") is model.aligner("fr") is model.aligner("")
+    tokens = tuple(model.tokenizer.encode("Moien Lëtzebuerg", add_special_tokens=False))
+
+    def times(language: str) -> Any:
+        return align(model, Spoken(samples, language, tokens, (0.0,) * len(tokens)))[0]
+
+    assert times("lb") == times("de")  # written alike
+    whisper = model.aligner("de")
+    ((heard, _),) = whisper.detect_language(whisper.encode(*whisper.features([samples])))
+    assert times("") == times(heard)
+    with pytest.raises(ModelError, match="does not know Korean"):
+        times("ko")
+    monkeypatch.setattr(loading, "ALIGNER", tmp_path / "nowhere")
+    model = loaded(folders["voxtral"]).whisper
+    with pytest.raises(ModelError, match="words whose language is not named are found by"):
+        times("")
+
+
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
@@ -251,6 +277,7 @@ def test_words_without_a_whisper_for_their_language_have_no_times(folders) -> No
         ("voxtral", {"terms": ("Krasnodar",)}, "terms"),
         ("glmasr", {"initial_prompt": "Krasnodar"}, "no place for other text"),
         ("granite_speech", {"language": "zh"}, "zh"),
+        ("voxtral", {"language": "de,en"}, "which it hears"),
     ],
 )
 def test_what_a_model_does_not_do_is_refused(folders, family, options, message) -> None:
@@ -267,6 +294,9 @@ def test_drafts_of_other_models_are_refused(folders, tmp_path) -> None:
     tokens = json.loads((other / "tokenizer.json").read_text())
     tokens["model"]["vocab"] |= {"zz": len(tokens["model"]["vocab"])}
     (other / "tokenizer.json").write_text(json.dumps(tokens))
+    with pytest.raises(ModelError, match="they have other tokens"):
+        loaded(folders["qwen3_asr"], draft=str(other), gamma=2)
+    (other / "tokenizer.json").rename(other / "tekken.json")
     with pytest.raises(ModelError, match="they have other tokens"):
         loaded(folders["qwen3_asr"], draft=str(other), gamma=2)
 
