@@ -20,7 +20,6 @@ from forescribe.speculative.model_engines import ModelEngine, causal_engine, int
 from forescribe.speculative.models.causal import positions_of, text_tower
 from forescribe.speculative.models.checkpoint import (
     GENERATION,
-    check_library,
     damaged,
     method_of,
     misshapen,
@@ -34,7 +33,7 @@ from forescribe.speculative.models.hub import Role
 from forescribe.speculative.models.quantized import float_model, quantize_causal
 
 from ..errors import CapacityError, ModelError, out_of_memory
-from .families import FAMILIES, Family
+from .families import FAMILIES, NO_AUDIO, Family, Inputs
 from .presets import Pair, model_type
 from .speech_llm import (
     ANSWER,
@@ -45,6 +44,7 @@ from .speech_llm import (
     DraftLLM,
     PromptTokens,
     SpeechLLM,
+    embeddings,
 )
 from .tokens import WhisperTokens, as_ids
 from .whisper import Whisper
@@ -66,10 +66,10 @@ def load_llm(
     ModelError, as `loading.load`, and CapacityError where the device has no room."""
     family = FAMILIES[str(model_type(folder))]
     target, tower, runs = _model(folder, family, device, engine, "model")
-    processor, tokenizer, ends = _processor(folder, family, _ends(target))
+    placeholder = int(target.config.audio_token_id)
+    processor, tokenizer, ends = _processor(folder, family, placeholder, _ends(target))
     size = int(tower.config.vocab_size)
     positions = min(positions_of(tower.config), HEARD + MARKS + PROMPT_ROOM + ANSWER)
-    placeholder = int(target.config.audio_token_id)
     named = {int(i) for i in tokenizer.added_tokens_decoder}
     tokens = PromptTokens(
         ends,
@@ -85,6 +85,7 @@ def load_llm(
             continue
         _check_draft(pair, folder, name, place)
         model, own, draft_runs = _model(place, family, draft_device, engine, "draft")
+        _check_steps(pair, name, family.inputs(processor, NO_AUDIO), family, target, model)
         made.append(DraftLLM(model, own, draft_device, draft_runs, positions, size))
     return SpeechLLM(
         target,
@@ -113,7 +114,10 @@ def _model(
             engine = int8_engine(engine)
         with quiet():
             config = transformers.AutoConfig.from_pretrained(folder)
-        check_library(config)
+        if hasattr(config, "thinker_config"):
+            raise LoadError(
+                "it has the form of Qwen's own package: take the repository of the same name with -hf"
+            )
         text, kind = config.get_text_config(), getattr(transformers, family.model)
         wrong = strange_id(folder, text.vocab_size, {GENERATION: ("eos_token_id",)}) or misshapen(
             shapes_in(folder), lambda: kind._from_config(copy.deepcopy(config))
@@ -186,7 +190,7 @@ def _ends(model: Any) -> tuple[int, ...]:
 
 
 def _processor(
-    folder: Path, family: Family, ends: tuple[int, ...]
+    folder: Path, family: Family, placeholder: int, ends: tuple[int, ...]
 ) -> tuple[Any, WhisperTokens, tuple[int, ...]]:
     try:
         with quiet():
@@ -195,6 +199,8 @@ def _processor(
         backend = getattr(inner, "backend_tokenizer", None)
         if backend is None or "ByteLevel" not in str(backend.decoder):
             raise ValueError("its tokens are not bytes: it needs a tokenizer.json")
+        if family.prompt(processor, None, "").count(placeholder) != 1:
+            raise ValueError(f"its prompt has no place for audio, token {placeholder}")
         own = inner.eos_token_id  # with which answers end, of all
         ends = tuple(sorted(ends, key=lambda end: end != own))
         return processor, WhisperTokens(backend, ends[0], ends[0]), ends
@@ -205,7 +211,7 @@ def _processor(
 
 
 def _check_draft(pair: Pair, folder: Path, name: str | Path, place: Path) -> None:
-    """Raises ModelError for a draft that reads other tokens or hears audio in other steps."""
+    """Raises ModelError for a draft that reads other tokens."""
     ours, theirs = model_type(folder), model_type(place)
     problem = None
     if ours != theirs:
@@ -213,9 +219,29 @@ def _check_draft(pair: Pair, folder: Path, name: str | Path, place: Path) -> Non
     elif _vocabulary(folder) != _vocabulary(place):
         problem = "they have other tokens"
     if problem is not None:
-        raise ModelError(
-            f"{name} cannot draft for {pair.target}: {problem}; --draft none", code="model_mismatch"
-        )
+        raise _mismatch(pair, name, problem)
+
+
+@torch.inference_mode()
+def _check_steps(
+    pair: Pair, name: str | Path, inputs: Inputs, family: Family, target: Any, draft: Any
+) -> None:
+    """Raises ModelError for a draft that makes other embeddings than its target of the same audio: a prompt
+    has a place for each of the target's."""
+    counts = []
+    for model in (target, draft):
+        try:
+            counts.append(len(embeddings(family, model, inputs)))
+        except (RuntimeError, IndexError, ValueError):  # of shapes
+            counts.append(None)
+    if counts[0] != counts[1]:
+        raise _mismatch(pair, name, "its encoder does not hear in the steps of its target's")
+
+
+def _mismatch(pair: Pair, name: str | Path, problem: str) -> ModelError:
+    return ModelError(
+        f"{name} cannot draft for {pair.target}: {problem}; --draft none", code="model_mismatch"
+    )
 
 
 def _vocabulary(folder: Path) -> bytes | None:

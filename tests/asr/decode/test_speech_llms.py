@@ -285,6 +285,19 @@ def test_what_a_model_does_not_do_is_refused(folders, family, options, message) 
         loaded(folders[family]).transcribe([MEMO], Options(**{"language": "en", **options}))
 
 
+@pytest.mark.parametrize("steps", [3, 15])  # the target's encoder has steps of 5
+def test_a_draft_that_hears_in_other_steps_is_refused(folders, tmp_path, steps) -> None:
+    target = folders["granite_speech"]
+    draft = shutil.copytree(target, tmp_path / "draft")
+    stated = json.loads((draft / "config.json").read_text())
+    stated |= {"downsample_rate": steps, "window_size": 15}
+    (draft / "config.json").write_text(json.dumps(stated))
+    config = transformers.AutoConfig.from_pretrained(draft)
+    transformers.GraniteSpeechForConditionalGeneration(config).save_pretrained(draft)
+    with pytest.raises(ModelError, match="its encoder does not hear in the steps of its target's"):
+        loaded(target, draft=str(draft), gamma=2)
+
+
 def test_drafts_of_other_models_are_refused(folders, tmp_path) -> None:
     with pytest.raises(ModelError, match="it is a voxtral, and its target a qwen3_asr"):
         loaded(folders["qwen3_asr"], draft=str(folders["voxtral"]), gamma=2)
@@ -308,10 +321,24 @@ def test_drafts_of_other_models_are_refused(folders, tmp_path) -> None:
         ("tokenizer.json", "{", "no usable processor"),
         ("model.safetensors", "", "cannot be loaded as a speech model"),
         ("adapter_config.json", "{}", "LoRA"),
+        ("chat_template.jinja", None, "no usable processor: Cannot use apply_chat_template"),
+        (
+            "chat_template.jinja",
+            speech_llms.QWEN_TEMPLATE.replace("<|audio_pad|>", ""),
+            "its prompt has no place for audio",
+        ),
+        ("config.json", {"thinker_config": {}}, "take the repository of the same name with -hf"),
+        (
+            "config.json",
+            {"quantization_config": {"quant_method": "gptq"}},
+            "take the plain weights",
+        ),
     ],
 )
 def test_a_damaged_folder_is_named(folders, tmp_path, name, content, message) -> None:
     folder = shutil.copytree(folders["qwen3_asr"], tmp_path / "damaged")
+    if isinstance(content, dict):
+        content = json.dumps(json.loads((folder / name).read_text()) | content)
     (folder / name).unlink(missing_ok=True)
     if content is not None:
         (folder / name).write_text(content)
