@@ -119,7 +119,7 @@ def load(
     not fit their configuration, no tokenizer, a family that is not decoded exactly (transformers' modules
     are compared with their own forward here, see `speculative.models.causal`).
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     found = locate(name, LANGUAGE_MODEL, role=role, network=network)
     folder, source = (found.parent, {"gguf_file": found.name}) if found.is_file() else (found, {})
@@ -134,7 +134,7 @@ def load(
         _refuse(overcounted(folder, shapes))
         with quiet():
             config = AutoConfig.from_pretrained(folder, **source)
-        if config.is_encoder_decoder:
+        if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise LoadError(f"{config.model_type} is no causal language model")
         check_library(config)
         kind: Any = AutoModelForCausalLM

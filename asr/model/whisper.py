@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -266,7 +267,8 @@ class Whisper:
 def attending(model: SpeechModel, what: str) -> Whisper:
     """The model as a Whisper. Raises UsageError for others, which cannot do `what`."""
     if not model.attends:
-        raise UsageError(f"{what}: a Whisper model does that, and {model.pair.target} is none")
+        name = Path(model.pair.target).name  # services do not tell where their folders are
+        raise UsageError(f"{what}: a Whisper model does that, and {name} is none")
     return cast(Whisper, model)
 
 

@@ -439,6 +439,9 @@ def test_folders_that_hold_no_language_model_are_refused(pair, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(LoadError, match="whisper is no causal language model"):
         load(tmp_path, device)
+    (tmp_path / "config.json").write_text('{"model_type": "voxtral"}')  # a text model that hears
+    with pytest.raises(LoadError, match="voxtral is no causal language model$"):
+        load(tmp_path, device)
 
 
 def spoil(folder: Path, how: str) -> None:
