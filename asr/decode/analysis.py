@@ -37,8 +37,12 @@ class DetectedLanguage(NamedTuple):
 
 def detect_language(context: DecodingContext, source: Input) -> DetectedLanguage:
     """See `Transcriber.detect_language`."""
-    if not context.whisper.tokens.multilingual:
-        raise UsageError("this model knows one language alone: name a multilingual one")
+    tokens = context.whisper.tokens
+    if not tokens.multilingual:
+        why = "knows one language alone"
+        if tokens.languages:
+            why = "does not name the language that it hears"
+        raise UsageError(f"this model {why}: take a multilingual Whisper")
     best: DetectedLanguage | None = None
     with open_audio(source) as audio:
         for window in cut(audio.blocks(), context.voice_detector()):

@@ -122,8 +122,9 @@ def _transcript(
         for segment in timed_segments(context.whisper, recording, decoded):
             segments.append(replace(segment, id=len(segments)))
     written = (d.language for d in done if d.state == "decoded")
-    language = bound.language or recording.language or next(written, None)
-    probability = recording.language_probability
+    language = bound.language or recording.language or next(written, None) or None
+    # A model that is told no language and names none has written in one that nobody knows.
+    probability = None if language is None else recording.language_probability
     warnings = [*recording.audio.warnings, *_warnings(context.whisper, recording, done, language)]
     warnings += (Notice("language", note) for note in bound.spoken.notes)
     detected = probability if bound.language is None else None
@@ -258,7 +259,7 @@ def _warnings(
         for d in done
         if d.state == "decoded" or (d.level_db is None and d.state != "failed")
     }
-    if others := counted - {language}:
+    if others := counted - {language or ""}:
         text = f"some windows are in another language: {', '.join(sorted(others))}"
         notices.append(Notice("mixed_languages", text))
     spoken = [d for d in done if text_of(whisper, d.tokens).strip()]

@@ -191,6 +191,15 @@ def test_the_language_is_the_one_that_the_answer_would_name(folders) -> None:
         assert probability == pytest.approx(np.exp(logprob), rel=1e-3)
 
 
+def test_a_language_that_nobody_names_is_not_told(folders) -> None:
+    transcriber = loaded(folders["voxtral"])
+    (outcome,) = transcriber.transcribe([MEMO], Options())
+    assert outcome.transcript.text and not outcome.transcript.warnings
+    assert (outcome.transcript.language, outcome.transcript.language_probability) == (None, None)
+    with pytest.raises(UsageError, match="does not name the language that it hears"):
+        transcriber.detect_language(MEMO)
+
+
 def model_logits(model: SpeechLLM, states: Any, tokens: tuple[int, ...]) -> torch.Tensor:
     """By the unmodified model, behind the last token."""
     embeds = model.target.get_input_embeddings()(torch.tensor([tokens])).detach().clone()
