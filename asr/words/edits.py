@@ -228,7 +228,9 @@ def replaced(
         answer.apply(lambda text: redactor.places(text, language))
         answer.changes = ()
         special = tuple(filterfalse(whisper.tokens.is_text, result.request.prompt))
-        answer.result = replace(answer.result, request=replace(result.request, prompt=special))
+        answer.result = replace(
+            answer.result, request=replace(result.request, prompt=special, probe=None)
+        )
     result, tokens, origin = answer.result, answer.tokens, answer.origin
     places = [n for n, token in enumerate(tokens) if whisper.tokens.is_text(token)]
     last = places[-1] + 1 if places else 0

@@ -394,6 +394,11 @@ def test_replacements_find_words_in_any_vocabulary(folders, family) -> None:
     assert told and all("Krasnodar" in correction.written for correction in told)
 
 
+def test_redaction_leaves_no_place_of_a_longer_prompt(folders) -> None:
+    (outcome,) = loaded(folders["qwen3_asr"]).transcribe([MEMO], replace(KEPT, redact=("email",)))
+    assert outcome.error is None and outcome.transcript.text
+
+
 def test_an_audit_compares_with_generate(folders, monkeypatch) -> None:
     model = loaded(folders["qwen3_asr"]).whisper
     (report,) = audit(model, [MEMO], KEPT, gamma=2, batch=2)
