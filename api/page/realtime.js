@@ -47,7 +47,7 @@ export class Realtime {
     while (!signal.aborted) {
       try {
         await persistently(() => this.#asked(), { signal, ontrouble });
-        this.session = new Session(this.#config(this.voices), (event) => this.#heard(event));
+        this.session = new Session(this.#config(), (event) => this.#heard(event));
         const { code, reason } = await this.session.ended;
         if (signal.aborted || this.finishing) return this.stop.abort();
         for (const item of this.items) if (item.open) this.#change(item, { tail: "", open: false });
@@ -72,17 +72,15 @@ export class Realtime {
     await ask("v1/realtime/client_secrets", { method: "POST", headers, body, signal });
   }
 
-  // `voices` are the speakers of the session before.
-  #config(voices) {
+  #config() {
     const input = { format: { type: "audio/pcm", rate: RATE }, turn_detection: { type: "server_vad" } };
-    const asked = Object.entries({ ...this.asked, voices: this.diarize && voices });
+    const asked = Object.entries(this.asked);
     input.transcription = Object.fromEntries(asked.filter(([, value]) => value && value.length !== 0));
     return { type: "transcription", include: ["forescribe.hypothesis"], audio: { input } };
   }
 
   #heard(event) {
     const { type, item_id: id } = event;
-    this.voices = event.voices ?? this.voices;
     if (type === "session.updated") {
       this.told.state("live", "");
       return this.#send();

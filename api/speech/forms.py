@@ -333,7 +333,7 @@ def granularities(form: AudioForm) -> set[str]:
 def translation(form: TranslationForm, serving: Serving) -> Options:
     """The options of a translation. Raises ApiError `invalid_value` if the model cannot translate."""
     if not serving.multilingual:
-        raise invalid("model", "an English-only model cannot translate")
+        raise invalid("model", "this model cannot translate")
     return Options(
         task="translate",
         initial_prompt=form.prompted,
@@ -416,7 +416,7 @@ def _check(form: TranscriptionForm, serving: Serving) -> None:
         param = "known_speaker_" + ("names" if form.known_speaker_names else "references")
         raise invalid(param, "needs response_format=diarized_json")
     if form.task == "translate" and not serving.multilingual:
-        raise invalid("task", "an English-only model cannot translate")
+        raise invalid("task", "this model cannot translate")
     if form.timestamp_granularities and form.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "needs response_format=verbose_json")
     if form.include and form.response_format != "json":

@@ -228,7 +228,7 @@ def _check_steps(
 ) -> None:
     """Raises ModelError for a draft that makes other embeddings than its target of the same audio: a prompt
     has a place for each of the target's."""
-    counts = []
+    counts = list[int | None]()
     for model in (target, draft):
         try:
             counts.append(len(embeddings(family, model, inputs)))
