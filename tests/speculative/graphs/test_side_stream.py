@@ -84,6 +84,9 @@ class Encoder:
     def __init__(self, cuda: FakeCuda, weight: Tensor) -> None:
         self.cuda, self.weight, self.streams = cuda, weight, []
 
+    def features(self, windows: list[Tensor], searched: object) -> tuple[Tensor]:
+        return (torch.stack(windows),)
+
     def encode(self, features: Tensor) -> list[EncoderStates]:
         self.streams.append(self.cuda.current)
         states = features @ self.weight
@@ -102,7 +105,6 @@ def encode(
     whisper = Encoder(cuda, weight)
     context: Any = SimpleNamespace(
         whisper=whisper,
-        features=lambda samples, searched: (torch.stack(samples),),
         slots=slots,
         side=SideStream(CUDA),
         expect=lambda features, spent_s: None,

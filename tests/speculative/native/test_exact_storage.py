@@ -104,7 +104,7 @@ def test_texts_score_as_with_whole_matrices(instruction_set, form, whole):
         found = []
         for adapter in (narrow, plain):
             adapter.allocate(batch, SLOTS)
-            adapter.prefill(rows, prompt, [])
+            adapter.prefill(rows, prompt, [None] * batch)
             new = torch.arange(batch * nodes).view(batch, nodes) * 7 % vocab
             found.append(adapter.score(new, torch.full((batch,), 5), reach=SLOTS).logits)
         assert found[0].equal(found[1])

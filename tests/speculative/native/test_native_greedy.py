@@ -97,7 +97,9 @@ class Plain:
 
 PAIRS: dict[str, Any] = {
     "whisper": lambda: [NativeWhisperDecoder(model(shape)) for shape in (Shape(), Shape(layers=1))],
-    "text": lambda: [NativeCausalDecoder(causal_lm("llama", layers=n)) for n in (3, 2)],
+    "text": lambda: [
+        NativeCausalDecoder(causal_lm("llama", layers=n), pick=lambda states: None) for n in (3, 2)
+    ],
 }
 
 
