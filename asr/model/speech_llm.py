@@ -104,9 +104,8 @@ class PromptTokens:
 class SpeechLLM:
     """A target with its draft, on one device.
 
-    `target` is the model of transformers, whose text tower `tower` an engine runs; `stored` is the format of
-    that one's weights in native kernels. `aligner` has a Whisper for a language, which times words; without
-    one they have no times.
+    `target` is the model of transformers, whose text tower `tower` an engine runs. `aligner` has a Whisper
+    for a language, which times words; without one they have no times.
     """
 
     target: Any
