@@ -34,6 +34,7 @@ from forescribe.speculative.engine.beams import BeamSearch
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import Goodput, schedule_for
 from forescribe.speculative.errors import release
+from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Finish, Request, Result, Stats
 
@@ -42,6 +43,7 @@ from ..model.vocabulary import alphabetic
 from ..model.whisper import POSITIONS_PER_S, Whisper, attending, end_of
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import Window
+from ..words.second_look import Held
 from .recording import apply_each
 
 ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
@@ -123,6 +125,15 @@ class DecodingContext:
     def forward(self) -> str:
         """What runs the forwards of the target's decoder: a name of `ModelEngine`."""
         return str(getattr(self.engine.target, "engine", self.whisper.engine))
+
+    def held(self, request: Request) -> Held | None:
+        """Where the target's native kernels hold the text of a request that ended in the last step."""
+        row, target = self.engine.row_of(request), self.engine.target
+        return (
+            Held(target, row)
+            if row is not None and isinstance(target, NativeWhisperDecoder)
+            else None
+        )
 
     def expect(self, features: Sequence[Sequence[Any]], spent_s: float) -> None:
         """Tells an adaptive draft length, before any draft, what hearing the windows of `features` with an

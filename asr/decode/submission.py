@@ -286,7 +286,8 @@ class Submission:
         terms = None if window.unheard else self.bound.terms
         if terms is not None and best.judgement is not Judgement.SILENCE:
             own = attending(whisper, "terms")
-            answer, changes = look_again(own, pending.language, best.result, states, terms)
+            held = self.context.held(best.result.request)
+            answer, changes = look_again(own, pending.language, best.result, states, terms, held)
             best = replace(best, result=answer)
         decoded = decoded_of(
             whisper,

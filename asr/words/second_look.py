@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from forescribe.speculative.native.adapters import NativeWhisperDecoder
 from forescribe.speculative.requests import Result
 
 from ..model.languages import SPACELESS
@@ -42,6 +43,17 @@ YIELDS, YIELDS_BY_LIKENESS, USUAL_LIKENESS = 2.5, 10.0, 0.75
 alike than usual."""
 
 
+class Held(NamedTuple):
+    """The row of a decoder whose caches hold the text of an answer."""
+
+    decoder: NativeWhisperDecoder
+    row: int
+
+
+Row = tuple[int, tuple[int, ...]]
+"""Tokens, and how many are before them."""
+
+
 class Variant(NamedTuple):
     """The text of a window with other tokens from position `at` on: the term's, in place of `instead` of the
     window's own, and `behind` those that follow."""
@@ -64,27 +76,34 @@ class Variant(NamedTuple):
         """What was heard, and what may be written."""
         return self.heard.casefold(), self.written.casefold()
 
-    def edit(self, new: Tensor, old: Tensor) -> Edit:
-        """It as an edit, by what `_scores` tells of it. A term is at least as probable as the words that it
-        replaces: it shall not make a window doubtful that was not."""
-        own = tuple(new[: len(self.tokens)].clamp_min(float(old[: self.instead].mean())).tolist())
+    def edit(self, new: Tensor, old: Sequence[float]) -> Edit:
+        """It as an edit, by the log-probabilities of both. A term is at least as probable as the words that
+        it replaces: it shall not make a window doubtful that was not."""
+        mean = math.fsum(old[: self.instead]) / self.instead
+        own = tuple(new[: len(self.tokens)].clamp_min(mean).tolist())
         place = (self.at, self.instead, self.tokens, own)
         return Edit(*place, self.indent, self.heard, self.written, "terms")
 
 
 @torch.inference_mode()
 def look_again(
-    whisper: Whisper, language: str, result: Result, states: EncoderStates, terms: TermList
+    whisper: Whisper,
+    language: str,
+    result: Result,
+    states: EncoderStates,
+    terms: TermList,
+    held: Held | None = None,
 ) -> tuple[Result, tuple[Change, ...]]:
     """The answer with the terms that were spoken in place of what was written, and these changes in order."""
     variants = list(_variants(whisper, language, result, terms))
     if not variants:
         return result, ()
-    better = list[tuple[float, Variant, Edit]]()
-    text = (*result.request.prompt, *result.tokens)
-    scores = _scores(whisper, states, text, len(result.request.prompt), variants)
-    for variant, (new, old) in zip(variants, scores, strict=True):
-        margin = float(new.sum() - old.sum()) + variant.yields
+    better, begin = list[tuple[float, Variant, Edit]](), len(result.request.prompt)
+    places = [(begin + v.at, (*v.tokens, *v.behind)) for v in variants]
+    scores = _scores(whisper, held, states, result, places)
+    for variant, new in zip(variants, scores, strict=True):
+        old = result.logprobs[variant.at : variant.end + len(variant.behind)]
+        margin = float(new.sum()) - math.fsum(old) + variant.yields
         better.append((margin, variant, variant.edit(new, old)))
     # Once it is a term, the same words are one everywhere in the window.
     taken = {variant.pair for margin, variant, _ in better if margin > 0}
@@ -102,7 +121,7 @@ def _variants(
 ) -> Iterator[Variant]:
     """The variants of an answer that are worth a look."""
     prompt, tokens = result.request.prompt, result.tokens
-    found, worth = list[tuple[Candidate, list[str], slice]](), set[tuple[str, Term]]()
+    found, worth = list[tuple[Candidate, list[str], slice, int]](), set[tuple[str, Term]]()
     for begin, run in texts(tokens, whisper.tokens):
         split = split_words(whisper.tokenizer, language, run)
         words, places = [word.text for word in split], [begin]
@@ -116,10 +135,10 @@ def _variants(
             gain = doubt + BY_LIKENESS * (candidate.likeness - ALIKE)
             if gain * candidate.term.weight > WORTH:
                 worth.add((candidate.form, candidate.term))
-            found.append((candidate, words, own))
+            found.append((candidate, words, own, places[-1]))
     found = [each for each in found if (each[0].form, each[0].term) in worth]
     found.sort(key=lambda each: -each[0].likeness)
-    for candidate, words, own in found[:MOST_CANDIDATES]:
+    for candidate, words, own, end in found[:MOST_CANDIDATES]:
         heard = "".join(words[candidate.first : candidate.last])
         before = words[candidate.first - 1].rstrip() if candidate.first else "."
         written = _form(candidate, heard, begins=before[-1:] in SENTENCE_END)
@@ -127,9 +146,8 @@ def _variants(
         if written[-1:] in MARKS:
             tail = tail.lstrip(MARKS)
         ids = whisper.tokenizer.encode(lead + written + tail, add_special_tokens=False)
-        behind = tuple(tokens[own.stop : own.stop + BEHIND])
-        end = len(prompt) + own.start + len(ids) + len(behind)
-        fits = end <= whisper.positions
+        behind = tuple(tokens[own.stop : min(own.stop + BEHIND, end)])
+        fits = len(prompt) + own.start + len(ids) + len(behind) <= whisper.positions
         if (
             heard != lead + written + tail
             and fits
@@ -160,55 +178,41 @@ def _form(candidate: Candidate, heard: str, *, begins: bool) -> str:
 
 def _scores(
     whisper: Whisper,
+    held: Held | None,
     states: EncoderStates,
-    text: Sequence[int],
-    begin: int,
-    variants: Sequence[Variant],
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Log-probabilities of each variant's tokens and those behind, and of what `text` has in their place;
-    `begin` tokens of it are the prompt. Native kernels read the text once and of each variant what differs,
-    the last one first, so that what is before it stays in their caches; modules read all in one pass."""
-    places = [(begin + v.at, (*v.tokens, *v.behind)) for v in variants]
-    first = min(at for at, _ in places)
-    last = begin + max(v.end + len(v.behind) for v in variants)
-    rows = [(first, tuple(text[first:last])), *places]  # the own text first
+    result: Result,
+    places: Sequence[Row],
+) -> list[Tensor]:
+    """Log-probabilities of the tokens of each place, behind so many of the prompt and the answer. Native
+    kernels read of each what differs, the last one first, so that what is before it stays in their caches,
+    where the engine may hold it already; modules read all in one pass."""
+    text = (*result.request.prompt, *result.tokens)
+    if held is not None:
+        return _read(*held, text, places)
     with whisper.reading() as decoder:
         if decoder is None:
-            read = _read_together(whisper, states, text, rows)
-        else:
-            row, read = torch.zeros(1, dtype=torch.int64), [torch.empty(0)] * len(rows)
-
-            def scored(at: int, tokens: Sequence[int]) -> Tensor:
-                given = torch.tensor([[text[at - 1], *tokens[:-1]]])
-                logits = decoder.score(given, row + at - 1, reach=at + len(tokens) - 1).logits
-                return _logprobs(logits[0], tokens)
-
-            decoder.prefill(row, torch.tensor([text[:begin]]), [states])
-            done, read[0] = begin, torch.zeros(last - first)
-            spans = [(begin + v.at, begin + v.end + len(v.behind)) for v in variants]
-            for at, end in _joined(spans):
-                if at - 1 > done:  # without logits: half the time in a small model
-                    between = torch.tensor([text[done : at - 1]])
-                    decoder.score_at(between, row + done, row, reach=at - 1)
-                read[0][at - first : end - first] = scored(at, text[at:end])
-                done = end - 1
-            for index in sorted(range(1, len(rows)), key=lambda index: -rows[index][0]):
-                read[index] = scored(*rows[index])
-    own = read[0]
-    for variant, new in zip(variants, read[1:], strict=True):
-        at = begin + variant.at - first
-        yield new, own[at : at + variant.instead + len(variant.behind)]
+            return _read_together(whisper, states, text, places)
+        row, begin = torch.zeros(1, dtype=torch.int64), len(result.request.prompt)
+        decoder.prefill(row, torch.tensor([text[:begin]]), [states])
+        last = max(at for at, _ in places) - 1
+        if last > begin:  # without logits: half the time in a small model
+            between = torch.tensor([text[begin:last]])
+            decoder.score_at(between, row + begin, row, reach=last)
+        return _read(decoder, 0, text, places)
 
 
-def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans in order, those that overlap or touch as one."""
-    joined = list[tuple[int, int]]()
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
+def _read(
+    decoder: NativeWhisperDecoder, row: int, text: Sequence[int], places: Sequence[Row]
+) -> list[Tensor]:
+    """`_scores` by a decoder whose `row` holds the text up to the last place."""
+    read, rows = [torch.empty(0)] * len(places), torch.tensor([row])
+    for index in sorted(range(len(places)), key=lambda index: -places[index][0]):
+        at, tokens = places[index]
+        given = torch.tensor([[text[at - 1], *tokens[:-1]]])
+        start = torch.tensor([at - 1])
+        scores = decoder.score(given, start, reach=at + len(tokens) - 1, rows=rows)
+        read[index] = _logprobs(scores.logits[0], tokens)
+    return read
 
 
 def _read_together(

@@ -178,6 +178,12 @@ class Engine:
         """
         return Run(self, self._queue, requests)
 
+    def row_of(self, request: Request) -> int | None:
+        """The row whose caches hold the text of a request that ended in the last step, but for its last
+        token, until the next step; None for any other."""
+        left = self._shared.slots.left
+        return next((row for row, own in left.items() if own() is request), None)
+
     @torch.inference_mode()
     def peek(self, known: Mapping[Any, int] = _NOTHING) -> list[Partial]:
         """What unfinished rows have written, as of the last poll; empty between two polls. `known` is how
@@ -197,6 +203,7 @@ class Engine:
         if self.broken is not None:
             return taken.take()
         slots, periods = self._shared.slots, self._periods
+        slots.left.clear()
         with self._guarded():
             # Between two polls nobody is admitted, so that gamma is chosen for the rows that there are.
             admitted = periods.now.rounds == 0 and bool(self._queue.waiting) and self._admit()

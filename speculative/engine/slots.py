@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -187,6 +188,9 @@ class Slots:
         self.longest = 1  # an upper bound between polls, exact after each that is not late
         self.grown = 0  # tokens that a row may have gained in all rounds so far
         self.lengths = [1] * rows.batch  # as of the last poll
+        self.left: dict[
+            int, ReferenceType[Request]
+        ] = {}  # by row, of requests that ended in this step
 
     def free(self) -> list[int]:
         """Rows without a request."""
@@ -222,6 +226,7 @@ class Slots:
 
     def vacate(self, row: int) -> None:
         """Makes the slot free. The device row keeps its content until the next request."""
+        self.left[row] = ref(self.occupied[row].request)
         self.occupied = {other: state for other, state in self.occupied.items() if other != row}
         self.unread_prompts.pop(row, None)
 

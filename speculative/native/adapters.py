@@ -128,9 +128,12 @@ class NativeDecoder(SlotModel, ABC):
         self._workspace = Workspace()
         self._record.batch = self._record.slots = 0
 
-    def score(self, tokens: Tensor, start: Tensor, *, reach: int) -> Scores:
+    def score(
+        self, tokens: Tensor, start: Tensor, *, reach: int, rows: Tensor | None = None
+    ) -> Scores:
+        """See `Model.score`; `rows [B]` are those of the caches, by default the first ones."""
         logits = torch.empty((*tokens.shape, self._columns))
-        taps = self._forward(tokens, start, reach, logits)
+        taps = self._forward(tokens, start, reach, logits, rows=rows)
         return Scores(self.whole(logits), taps)
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forescribe.asr.decode.context import DecodingContext
 from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.planned import Group
 from forescribe.asr.decode.transcriber import Options, Transcriber
@@ -117,6 +118,18 @@ def test_terms_are_written_where_they_are_heard_and_nothing_else_changes(plain, 
 def test_drafts_batch_and_engine_change_nothing(written, loading) -> None:
     again = made(load(**loading), OPTIONS)
     assert again.text == written.text and told(again) == told(written)
+
+
+def test_an_answer_that_the_engine_holds_is_scored_as_one_that_is_read_again(
+    plain, written, monkeypatch
+) -> None:
+    held, found = DecodingContext.held, []
+    kept = lambda self, request: found.append(held(self, request)) or found[-1]  # noqa: E731
+    monkeypatch.setattr(DecodingContext, "held", kept)
+    by_engine = made(plain, OPTIONS)
+    assert found and None not in found and told(by_engine) == told(written)
+    monkeypatch.setattr(DecodingContext, "held", lambda *_: None)
+    assert made(plain, OPTIONS).segments == by_engine.segments
 
 
 @pytest.mark.parametrize("change", [{"long_form": "sequential"}, {"timestamps": False}])

@@ -307,6 +307,29 @@ def test_rows_enter_and_leave_while_others_go_on():
     assert done[-1].request.tag == "long"
 
 
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_the_row_of_a_request_that_has_ended_holds_its_text_until_the_next_step(gamma):
+    target = TinyModel()
+    drafter = ModelDrafter(TinyModel(blur=0.3)) if gamma else None
+    engine = Engine(target, drafter, batch=2, eos=(EOS,), schedule=Fixed(gamma))
+    work = [
+        Request(prompt=(n + 1,) * (n + 1), tag=n, max_new_tokens=4 + 3 * (n % 3)) for n in range(6)
+    ]
+    for request in work:
+        engine.submit(request)
+    before = list[Result]()
+    while not engine.idle:
+        ended = engine.step()
+        assert all(engine.row_of(result.request) is None for result in before)
+        for result in ended:
+            row, text = engine.row_of(result.request), (*result.request.prompt, *result.tokens)
+            known = torch.tensor(text[:-1])
+            expected = TinyModel()._embed(known, torch.arange(len(known)))
+            assert row is not None and torch.equal(target.values[row, : len(known)], expected)
+        before += ended
+    assert len(before) == len(work) and engine.row_of(replace(work[0])) is None
+
+
 def test_a_cancelled_row_is_free_within_one_step_and_others_do_not_notice():
     engine = Engine(TinyModel(), None, batch=2, eos=(NEVER,), schedule=Fixed(0))
     keep = Request(prompt=(1, 2), encoder_states=1, tag="keep", max_new_tokens=30)

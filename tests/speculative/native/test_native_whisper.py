@@ -107,6 +107,18 @@ def test_prompts_go_to_their_rows_and_leave_the_others() -> None:
     torch.testing.assert_close(native.score(new, start, reach=SLOTS).logits, wanted, **CLOSE)
 
 
+@torch.inference_mode()
+def test_a_row_that_is_named_scores_as_it_does_among_the_others() -> None:
+    shape, new, start = Shape(), tokens(3, 4), torch.tensor([6, 4, 5])
+    _, native = adapters(shape, 3)
+    prefill(native, shape, 3, 6)
+    together = native.score(new, start, reach=SLOTS).logits
+    for row in (2, 0, 1):
+        rows = torch.tensor([row])
+        alone = native.score(new[rows], start[rows], reach=int(start[row]) + 4, rows=rows)
+        assert torch.equal(alone.logits, together[rows])
+
+
 def test_models_that_the_kernels_do_not_have_are_refused_with_a_reason() -> None:
     narrow = cases.model(Shape(heads=3, size=4))
     assert "multiple of 8" in str(unsupported(narrow))
