@@ -1,5 +1,5 @@
-"""Recordings without speech: a tone under noise is enough for models with random weights; and samples as they
-are, without the checks of callers' samples."""
+"""Recordings without speech: a tone under noise is enough for models with random weights; samples as they
+are, without the checks of callers' samples; and parts of the bundled samples."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import soundfile
 from numpy.typing import ArrayLike
 
 from forescribe.asr.audio.inputs import Sound
-from forescribe.asr.audio.reading import Recording, open_audio
+from forescribe.asr.audio.reading import Recording, open_audio, read_audio
 
 RATE = 16_000
+SAMPLES = Path(__file__).parents[2] / "samples"
 
 
 def write(
@@ -41,3 +42,9 @@ def riff(
 
 def from_array(samples: ArrayLike, rate: int = RATE, *, block_s: float = 30.0) -> Recording:
     return open_audio(Sound(np.asarray(samples), rate), block_s=block_s)
+
+
+def cut(name: str, *spans: tuple[float, float]) -> tuple[np.ndarray, int]:
+    """Spans of seconds of a bundled sample, behind each other, with their rate."""
+    samples = read_audio(SAMPLES / name)
+    return np.concatenate([samples[round(a * RATE) : round(b * RATE)] for a, b in spans]), RATE

@@ -9,22 +9,21 @@ import torch
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
-from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode import answers
 from forescribe.asr.decode.options import DOUBTFUL_BEAMS, Guards
 from forescribe.asr.decode.transcriber import Decoded, Options, Transcriber
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative.requests import Beams
+from tests.asr.recordings import cut
 from tests.real import BASE, model, voice
 from tests.speculative.plain_beams import searched_plainly
 
 from .ways import WAYS, called
 
-NOISY = "samples/noisy.flac"
-KNOWN: dict[int, tuple[int, ...]] = {}
-"""Texts of plain beam search by the first sample of a window, which take long."""
+PARTS = [cut("noisy.flac", span) for span in ((0, 6.6), (30.9, 36), (44.4, 49.3))]
+KNOWN: list[tuple[int, ...]] = []
+"""Texts of plain beam search of these, which take long."""
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +60,13 @@ def test_every_window_has_the_text_of_its_beams(way, one) -> None:
     options = Options(
         beam_size=2, patience=1.5, length_penalty=0.5, keep_encoder_states=True, guards=Guards()
     )
-    plain = Transcriber.load("tiny.en", "none", device="cpu", engine="modules", modules=True)
-    (outcome,) = way(one, [NOISY], options)
-    assert outcome.transcript is not None and len(outcome.decoded) > 2
-    for decoded in outcome.decoded:
-        assert decoded.result.request.beams == beams
-        if decoded.start not in KNOWN:
-            KNOWN[decoded.start] = searched(plain, decoded)
-        assert decoded.result.tokens == KNOWN[decoded.start]
+    windows = [window for outcome in way(one, PARTS, options) for window in outcome.decoded]
+    assert len(windows) == len(PARTS)
+    if not KNOWN:
+        plain = Transcriber.load("tiny.en", "none", device="cpu", engine="modules", modules=True)
+        KNOWN.extend(searched(plain, window) for window in windows)
+    assert [window.result.tokens for window in windows] == KNOWN
+    assert all(window.result.request.beams == beams for window in windows)
     assert one.context.slots.idle and one.context.slots.free == 2
 
 
@@ -89,32 +87,32 @@ def test_doubtful_windows_alone_are_searched(one, monkeypatch) -> None:
         if between:
             means = sorted(sum(r.logprobs) / len(r.logprobs) for r in found[1].values())
             monkeypatch.setattr(answers, "DOUBTFUL_LOGPROB", (means[0] + means[-1]) / 2)
-        (outcome,) = called(one, [NOISY], replace(kept, beam_size=size))
-        found[size] = {decoded.start: decoded.result for decoded in outcome.decoded}
-    with_beams = {start for start, result in found[None].items() if result.request.beams}
+        outcomes = called(one, PARTS, replace(kept, beam_size=size))
+        found[size] = {n: outcome.decoded[0].result for n, outcome in enumerate(outcomes)}
+    with_beams = {part for part, result in found[None].items() if result.request.beams}
     assert 0 < len(with_beams) < len(found[None])
-    for start, result in found[None].items():
-        if start in with_beams:
+    for part, result in found[None].items():
+        if part in with_beams:
             assert result.request.beams == Beams(DOUBTFUL_BEAMS)
         else:
-            assert result.tokens == found[1][start].tokens
+            assert result.tokens == found[1][part].tokens
 
 
 @pytest.mark.parametrize("size", [1, 2, None])
 def test_beams_everywhere_hear_zeros_behind_a_window(one, size) -> None:
     """As openai/whisper's `transcribe` pads; others hear silence, as transformers' extractor pads."""
-    (outcome,) = called(one, [NOISY], Options(beam_size=size, keep_encoder_states=True))
+    samples, rate = PARTS[0]
+    (outcome,) = called(one, [PARTS[0]], Options(beam_size=size, keep_encoder_states=True))
     plain = Transcriber.load(
         "tiny.en", "none", device="cpu", engine="modules", modules=True
     ).whisper
-    samples = read_audio(NOISY)
     extract = WhisperFeatureExtractor(feature_size=plain.target.config.num_mel_bins)
-    short = [d for d in outcome.decoded if d.length < 25 * SAMPLE_RATE]
+    short = [d for d in outcome.decoded if d.length < 25 * rate]
     assert short
     for decoded in short:
         assert decoded.encoder_states is not None
         heard = samples[decoded.start : decoded.end]
-        features = extract(heard, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_features
+        features = extract(heard, sampling_rate=rate, return_tensors="pt").input_features
         if size == 2:
             features[..., -(-len(heard) // 160) :] = 0
         states = plain.target.model.encoder(features).last_hidden_state[0]
@@ -123,7 +121,7 @@ def test_beams_everywhere_hear_zeros_behind_a_window(one, size) -> None:
 
 def test_beams_of_several_sizes_take_turns(one) -> None:
     for size in (2, 3):
-        (outcome,) = called(one, ["samples/silence.flac", NOISY], Options(beam_size=size))[1:]
+        (outcome,) = called(one, ["samples/silence.flac", PARTS[0]], Options(beam_size=size))[1:]
         assert outcome.transcript is not None and list(one.context.slots.searches) == [size]
 
 
