@@ -232,7 +232,8 @@ def test_a_part_that_its_text_misleads_is_decoded_without_it(
         return replace(said, probe=(no_speech, *said.probe[1:]))
 
     answers(monkeypatch, again)
-    (outcome,) = demo.transcribe([memo], replace(ENGLISH, guards=Guards()))
+    guards = Guards(temperatures=(0.0, 0.4))
+    (outcome,) = demo.transcribe([memo], replace(ENGLISH, guards=guards))
     expected = closed("early", conditioned=False).transcript
     assert len(parts) >= 2
     assert (outcome.transcript.text == expected.text) == (repeats or logprob < -1)
@@ -311,10 +312,10 @@ def test_a_short_answer_in_a_long_window_is_not_sampled(
         return replace(changed, logprobs=(*4 * [-0.2], -6.2, -0.2))
 
     answers(monkeypatch, change)
-    guards = Guards(temperatures=(0.0, 0.2, 0.4))
+    guards = Guards(temperatures=(0.0, 0.4))
     (outcome,) = demo.transcribe([memo], replace(ENGLISH, guards=guards, long_form=long_form))
     made, tried = outcome.transcript, {result.request.temperature for result in asked}
-    assert tried == ({0.0, 0.2, 0.4} if sampled else {0.0})
+    assert tried == ({0.0, 0.4} if sampled else {0.0})
     assert made.text.startswith("This is a")
     assert made.segments[0].doubt == "improbable (mean log-probability -1.20)"
     if not sampled:

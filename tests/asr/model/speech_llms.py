@@ -13,8 +13,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-POSITIONS = 500
-"""A window of 30 s with its marks, and fifty tokens."""
+POSITIONS = 440
+"""A window of 30 s with its marks, and a few tokens."""
 
 QWEN_TEMPLATE = (
     "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\n<|im_end|>\n"
@@ -237,7 +237,7 @@ def write(
         source = kind.from_pretrained(near).state_dict()
         for weight in source.values():
             if weight.is_floating_point():
-                weight += 0.02 * torch.randn_like(weight)
+                weight += 0.001 * torch.randn_like(weight)
         model.load_state_dict(source)
     model.save_pretrained(folder)
     processor(family, tokens).save_pretrained(folder)
