@@ -40,6 +40,8 @@ from tests.asr.decode.ways import SOON, Ear, running
 from tests.asr.detectors import EnergyDetector
 from tests.asr.model import folders
 
+pytestmark = pytest.mark.usefixtures("encoded_once")
+
 RATE = 16_000
 ALL = Guards(compression_ratio=None, logprob=None, no_speech=None, temperatures=(0.0,))
 OPTIONS = Options(language="de", guards=ALL)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,9 +19,11 @@ from forescribe.asr.live.events import LiveOptions
 from forescribe.asr.words import redaction
 from forescribe.asr.words.redaction import PERSONAL, Redactor, kinds_of
 from tests.api.jobs.application import JOBS, application, ended, events, ready
+from tests.asr.recordings import SAMPLES, cut
 
-SAMPLES = Path(__file__).parents[3] / "samples"
-MEMO = SAMPLES / "memo.flac"
+pytestmark = pytest.mark.usefixtures("encoded_once")
+
+MEMO = cut("memo.flac", (0, 10.4), (25.2, 30.7))
 PERSONS = ("Helen", "Porter", "Denver")
 OPTIONS = Options(language="en", guards=Guards(), words=True, redact=("all",))
 
@@ -113,7 +114,7 @@ def test_nothing_of_it_stays_in_a_transcript(model, bundled, caplog) -> None:
     seen = list[str]()
     for options in (OPTIONS, terms):
         (outcome,) = bundled.transcribe(
-            [str(MEMO)],
+            [MEMO],
             replace(options, keep_encoder_states=True),
             hook=lambda progress: seen.extend(s.text for s in progress.segments),
         )
@@ -139,9 +140,9 @@ def test_nothing_of_it_stays_in_a_transcript(model, bundled, caplog) -> None:
         for each in outcome.decoded:
             free(tokenizer.decode([*each.result.tokens, *each.result.request.prompt]))
     free("".join(seen) + caplog.text)
-    (plain,) = bundled.transcribe([str(MEMO)], replace(whole, terms=()))
+    (plain,) = bundled.transcribe([MEMO], replace(whole, terms=()))
     old = {w.text.strip(" ."): w for w in reversed(plain.transcript.words)}
-    (redacted,) = bundled.transcribe([str(MEMO)], OPTIONS)
+    (redacted,) = bundled.transcribe([MEMO], OPTIONS)
     first = next(w for w in redacted.transcript.words if "[PERSON]" in w.text)
     assert abs(first.start - old["Helen"].start) < 0.05
     assert old["Helen"].end < first.end < old["Porter"].end + 0.05
@@ -152,18 +153,18 @@ def test_a_language_that_cannot_be_redacted_is_not_written(bundled, monkeypatch)
     pytest.importorskip("presidio_analyzer")
     monkeypatch.setattr(redaction, "installed_models", list)
     monkeypatch.setattr(Redactor, "check", lambda self, language: None)
-    (outcome,) = bundled.transcribe([str(MEMO)], OPTIONS)
+    (outcome,) = bundled.transcribe([MEMO], OPTIONS)
     assert outcome.transcript is None and "spacy download en_core_web_sm" in str(outcome.error)
 
 
 def test_nothing_of_it_stays_in_a_job(model, bundled, decoders, tmp_path, caplog) -> None:
     """In its events, its results, the database and the blobs; the audio is there until the job is deleted."""
     caplog.set_level(logging.DEBUG)
-    folder = tmp_path / "data"
+    folder, memo = tmp_path / "data", (SAMPLES / "memo.flac").read_bytes()
     with application(folder, bundled, decoders) as client:
         ready(client)
         given = {"language": "en", "redact": "all", "terms": "Hellen Porter *9"}
-        answer = client.post(JOBS, files={"file": MEMO.read_bytes()}, data=given)
+        answer = client.post(JOBS, files={"file": memo}, data=given)
         assert answer.status_code == 202, answer.text
         job = ended(client, answer.json()["id"])
         assert job["state"] == "succeeded"
@@ -173,7 +174,7 @@ def test_nothing_of_it_stays_in_a_job(model, bundled, decoders, tmp_path, caplog
             told += client.get(at).content.decode(errors="replace")
         assert "[PERSON]" in told
         free(told.replace("Hellen Porter *9", ""))  # the request's own list
-        refused = client.post(JOBS, files={"file": MEMO.read_bytes()}, data={"redact": "name s"})
+        refused = client.post(JOBS, files={"file": memo}, data={"redact": "name s"})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "redact"
     free(caplog.text)
     stored = [path for path in folder.rglob("*") if path.is_file()]
