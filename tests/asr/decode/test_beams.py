@@ -16,7 +16,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative.requests import Beams
 from tests.asr.recordings import cut
-from tests.real import BASE, model, voice
+from tests.real import TINY, model, voice
 from tests.speculative.plain_beams import searched_plainly
 
 from .ways import WAYS, called
@@ -73,7 +73,7 @@ def test_every_window_has_the_text_of_its_beams(way, one) -> None:
 @pytest.mark.weights
 def test_published_weights_have_the_text_of_their_beams() -> None:
     options = Options(language="en", beam_size=DOUBTFUL_BEAMS, keep_encoder_states=True)
-    folder, path = str(model(BASE)), str(voice("jfk"))
+    folder, path = str(model(TINY)), str(voice("jfk"))
     (outcome,) = called(Transcriber.load(folder, "none", device="cpu"), [path], options)
     plain = Transcriber.load(folder, "none", device="cpu", engine="modules", modules=True)
     for decoded in outcome.decoded:
