@@ -110,6 +110,9 @@ ARRAYS = frozenset(
         "known_speaker_references",
     }
 )
+LINES = frozenset({"terms", "keyterms", "replacements"})
+"""Lists of which a field may have more than one entry, each in a line of its own: a file."""
+
 OBJECTS = frozenset({"chunking_strategy", "expires_after"})
 
 _NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
@@ -389,9 +392,9 @@ def invalid(param: str, reason: str) -> ApiError:
 
 
 def _elements(name: str, value: str) -> list[str]:
-    """One element, or the JSON list in the field."""
+    """One element, lines, or the JSON list in the field."""
     if not value.lstrip().startswith("["):
-        return [value]
+        return value.splitlines() if name in LINES else [value]
     items = loads(value, name)
     if len(items) > MOST_TERMS:  # before each is checked
         raise ApiError("invalid_value", f"{name}: more than {MOST_TERMS} entries", param=name)

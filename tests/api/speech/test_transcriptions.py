@@ -185,7 +185,7 @@ def test_a_prompt_is_what_was_said_before(service, transcriber) -> None:
 def test_terms_by_any_name_are_one_list(service) -> None:
     fields = {
         "terms": '["Lynde", "cube net ease => Kubernetes"]',
-        "keyterms": "Avonlea",
+        "keyterms": "# a file\nAvonlea\r\n\nGreen Gables\n",
         "keywords": '["Gweniverer => Guinevere *2"]',
         "hotwords": "Zoë, Hetzner",
     }
@@ -194,6 +194,7 @@ def test_terms_by_any_name_are_one_list(service) -> None:
         "Lynde",
         "Kubernetes",
         "Avonlea",
+        "Green Gables",
         "Guinevere",
         "Zoë",
         "Hetzner",
