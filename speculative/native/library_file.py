@@ -33,7 +33,7 @@ SOURCES = FOLDER / "src"
 _NAMES = ("libgomp", "libomp", "libiomp")
 _MAPS = Path("/proc/self/maps")
 
-COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi",
+COMMON = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi",
           # Sums are fused where the code says so, never where the optimiser likes: results must not
           # depend on which copy of a loop computes a row.
           "-ffp-contract=off")  # fmt: skip
