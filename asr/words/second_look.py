@@ -1,9 +1,9 @@
 """A second look: where the words of a window may be a term, the model says which of the two was spoken.
 
-Its text with the term in place of the words is scored as its own text is: by one teacher-forced pass behind
-the same prompt, over the same encoder states. The term is taken where it is nearly as probable as what was
-written. So nothing but these words can change, what was heard decides, and the result depends on the text
-alone: not on drafts, the batch or the engine.
+Its text with the term in place of the words is scored by a teacher-forced pass behind the same prompt, over
+the same encoder states; what was written has the probabilities that it was written with. The term is taken
+where it is nearly as probable. So nothing but these words can change, what was heard decides, and the result
+depends on the text alone: not on drafts, the batch or the engine.
 
 Knows tokens, terms and the model; nothing of recordings.
 """
@@ -36,7 +36,8 @@ MOST_CANDIDATES = 32
 """Candidates of a window that are scored, the most alike ones: with 10,000 terms there may be many."""
 
 BEHIND = 8
-"""Tokens behind a term whose probabilities count: what was spoken fits what follows."""
+"""Tokens behind a term, up to the next timestamp, whose probabilities count: what was spoken fits what
+follows."""
 
 YIELDS, YIELDS_BY_LIKENESS, USUAL_LIKENESS = 2.5, 10.0, 0.75
 """Nats that a term may be less probable than what was written: for each of its tokens, and for what is more

@@ -4,9 +4,10 @@
 
 `terms.tsv` has the terms that are spoken: recording, term and, where the text that is corrected by `--sense`
 (see `benchmarks.quality.words`) has something else in its place, that and what is spoken there. A list of ten
-holds those of a few recordings; one of a thousand those of all and names of languages. `--without` are
-recordings in which none is spoken: other people's speech, noise. Words are compared as by `words`. Needs
-`scripts/setup bench`. Exit status: 0; 2 if nothing could be measured.
+holds those of a few recordings; one of a thousand those of all and names of languages. A term is false where
+it is written and not spoken, unless it is written without a list too. `--without` are recordings in which
+none is spoken: other people's speech, noise. Words are compared as by `words`. Needs `scripts/setup bench`.
+Exit status: 0; 2 if nothing could be measured.
 """
 
 from __future__ import annotations
@@ -113,8 +114,10 @@ def score(
     written: Mapping[str, str],
     terms: Mapping[str, Sequence[str]],
     lists: Mapping[str, Sequence[str]],
+    unlisted: Mapping[str, str],
 ) -> Score:
-    """By recording: what is said and written as it is compared, the terms that are said, and the list."""
+    """By recording: what is said, and written, as it is compared, the terms that are said, the list, and what
+    is written without one."""
     right = false = words = others = wrong = count = 0
     for name, text in said.items():
         own = [plain(term) for term in terms.get(name, ())]
@@ -123,7 +126,8 @@ def score(
         count += len(own)
         right += sum(f" {term} " in here for term in own)
         listed = {plain(term) for term in lists.get(name, ())}
-        false += sum(f" {t} " in here and f" {t} " not in f" {text} " for t in listed)
+        there = f" {text} | {unlisted[name]} "
+        false += sum(f" {t} " in here and f" {t} " not in there for t in listed)
         words += len(spoken_there)
         others += len(spoken_there) - len(inside)
         wrong += wrong_around(spoken_there, here.split(), inside)
@@ -226,14 +230,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records = []
     for way in options.only or WAYS:
         system = way.partition(", ")[0]
+        unlisted: dict[str, str] = {}
         for size in (0, *(options.size or (SMALL, LARGE))):
             lists = lists_of(ordered, terms, size) if size else {}
             label = str(size or "")
             chosen = [lists[name] for name in ordered] if size else ()
             written = run(way if size else system, [paths[n] for n in ordered], chosen, label)
             if not written:
-                continue
-            result = score(texts, {n: sense.words(t) for n, t in written.items()}, terms, lists)
+                break  # without what it writes unlisted, nothing is known of lists
+            compared = {n: sense.words(t) for n, t in written.items()}
+            if not size:
+                unlisted = compared
+            result = score(texts, compared, terms, lists, unlisted)
             others, longest = (
                 [str(f) for f in options.without],
                 max(lists.values(), default=(), key=len),
