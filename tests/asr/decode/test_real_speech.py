@@ -158,8 +158,7 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_word_is_lost_in_any_mode(base, mode) -> None:
-    names = ("lj-1", "jfk") if mode.startswith("no ") else ("jfk", "librispeech-1089")
-    options = Options(language="en", **MODES[mode])
+    names, options = ("jfk", "librispeech-1089"), Options(language="en", **MODES[mode])
     found = {}
     for outcome in base.transcribe([str(voice(name)) for name in names], options):
         found[Path(outcome.source).stem] = outcome
@@ -289,29 +288,28 @@ def test_noise_silence_and_music_have_no_words(base, tmp_path, mode) -> None:
 
 
 def test_a_quiet_voice_keeps_its_words(base, tmp_path) -> None:
-    """At -80 dB as at full scale: recorders of 32 bits write such files. Not amplified, 3 of 81
-    words are others at -50 dB and 65 at -80 dB."""
+    """At -80 dB as at full scale: recorders of 32 bits write such files. Not amplified, 65 of 81
+    words are others."""
     import soundfile
 
     names = ("jfk", "librispeech-1089", "lj-1")
     for name in names:
         speech, rate = soundfile.read(voice(name), dtype="float32")
         speech = speech[: 12 * rate] / np.abs(speech[: 12 * rate]).max()
-        for level in (0, -50, -80):
+        for level in (0, -80):
             path = tmp_path / f"{name}{level}.wav"
             soundfile.write(path, speech * 10 ** (level / 20), rate, "FLOAT")
     options = Options(language="en", guards=Guards())
     paths = sorted(map(str, tmp_path.glob("*.wav")))
     found = {str(o.source): o.transcript for o in base.transcribe(paths, options)}
-    for level, allowed in ((-50, 1), (-80, 4)):
-        wrong = 0
-        for name in names:
-            loud, quiet = (
-                normal(found[str(tmp_path / f"{name}{db}.wav")].text).split() for db in (0, level)
-            )
-            codes = SequenceMatcher(None, loud, quiet, autojunk=False).get_opcodes()
-            wrong += sum(max(b - a, d - c) for tag, a, b, c, d in codes if tag != "equal")
-        assert wrong <= allowed, level
+    wrong = 0
+    for name in names:
+        loud, quiet = (
+            normal(found[str(tmp_path / f"{name}{db}.wav")].text).split() for db in (0, -80)
+        )
+        codes = SequenceMatcher(None, loud, quiet, autojunk=False).get_opcodes()
+        wrong += sum(max(b - a, d - c) for tag, a, b, c, d in codes if tag != "equal")
+    assert wrong <= 4
 
 
 def test_a_reverberant_voice_that_is_not_detected_is_decoded(base, tmp_path) -> None:
