@@ -5,6 +5,7 @@
 #include <cpuid.h>
 #endif
 
+#include "alignment.h"
 #include "buffers.h"
 #include "draft_loop.h"
 #include "glibc.h"
@@ -302,6 +303,25 @@ FS_EXPORT int32_t fs_choose(const fs_choice *choice) {
             if (choice->kind[n] < 0 || choice->kind[n] >= choice->kinds) return FS_BAD_SHAPE;
     }
     kernels().choose(*choice);
+    return FS_OK;
+}
+
+FS_EXPORT int64_t fs_alignment_workspace(int64_t rows, int64_t frames) { return alignment_bytes(rows, frames); }
+
+FS_EXPORT int32_t fs_sharpen(const float *weights, int64_t heads, int64_t rows, int64_t frames, int64_t first,
+                             int64_t count, float *maps, void *workspace, int64_t bytes) {
+    if (heads < 1 || rows < 1 || frames <= REACH || frames > WIDEST) return FS_BAD_SHAPE;
+    if (first < 0 || first > rows || count < 0 || count > rows - first) return FS_BAD_SHAPE;
+    if (bytes < alignment_bytes(0, frames)) return FS_NO_MEMORY;
+    sharpen(weights, heads, rows, frames, first, count, maps, workspace);
+    return FS_OK;
+}
+
+FS_EXPORT int32_t fs_path(const float *map, int64_t rows, int64_t frames, int64_t *starts, void *workspace,
+                          int64_t bytes) {
+    if (rows < 1 || rows > WIDEST || frames < 1 || frames > WIDEST) return FS_BAD_SHAPE;
+    if (bytes < alignment_bytes(rows, frames)) return FS_NO_MEMORY;
+    find_path(map, rows, frames, starts, workspace);
     return FS_OK;
 }
 

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define FS_ABI 8
+#define FS_ABI 9
 
 enum { FS_OK = 0, FS_BAD_SHAPE = 1, FS_BAD_SLOT = 2, FS_BAD_TOKEN = 3, FS_NO_MEMORY = 4, FS_BAD_ISA = 5,
        FS_INEXACT = 6 };
@@ -213,6 +213,16 @@ int64_t fs_causal_workspace(const fs_causal *model, int64_t rows, int32_t thread
 int32_t fs_causal_forward(const fs_causal *model, const fs_step *step);
 
 int32_t fs_choose(const fs_choice *choice);
+
+/* When tokens are spoken, from attention after its softmax (asr/words/timing.py, to the last bit where all numbers
+ * are finite). `maps` [H, count, F] of the rows from `first` on of weights [H, N, F], F > 3: each frame normalised
+ * over all rows, medians of seven along a row. The first frame of each row on the cheapest path through a map
+ * [N, F]. Both take a workspace for rows of a path, 0 without one, and frames. */
+int64_t fs_alignment_workspace(int64_t rows, int64_t frames);
+int32_t fs_sharpen(const float *weights, int64_t heads, int64_t rows, int64_t frames, int64_t first, int64_t count,
+                   float *maps, void *workspace, int64_t workspace_bytes);
+int32_t fs_path(const float *map, int64_t rows, int64_t frames, int64_t *starts, void *workspace,
+                int64_t workspace_bytes);
 
 /* `first` feeds what is new to the draft and has logits [B, 1, columns] of one node of each row. */
 int32_t fs_whisper_draft(const fs_whisper *model, const fs_step *first, fs_draft *draft);

@@ -263,6 +263,39 @@ void choice() {
     checks += 12;
 }
 
+void alignment() {
+    const float weights[8] = {};
+    float maps[8] = {};
+    int64_t starts[2] = {-7, -7};
+    const int64_t bytes = fs_alignment_workspace(2, 4), far = INT64_MAX / 2;
+    void *const space = room<char>(bytes);
+    Untouched untouched;
+    untouched.add(maps, sizeof maps), untouched.add(starts, sizeof starts), untouched.add(space, bytes);
+    const auto sharpen = [&](int32_t code, const char *what, int64_t heads, int64_t rows, int64_t frames, int64_t first,
+                             int64_t count, int64_t room) {
+        require(fs_sharpen(weights, heads, rows, frames, first, count, maps, space, room) == code, what);
+        require(untouched.holds(), what), checks++;
+    };
+    const auto path = [&](int32_t code, const char *what, int64_t rows, int64_t frames, int64_t room) {
+        require(fs_path(weights, rows, frames, starts, space, room) == code, what);
+        require(untouched.holds(), what), checks++;
+    };
+    sharpen(FS_BAD_SHAPE, "sharpen: heads", 0, 2, 4, 0, 2, bytes);
+    sharpen(FS_BAD_SHAPE, "sharpen: rows", 1, 0, 4, 0, 0, bytes);
+    sharpen(FS_BAD_SHAPE, "sharpen: few frames", 1, 2, 3, 0, 2, bytes);
+    sharpen(FS_BAD_SHAPE, "sharpen: frames", 1, 2, far, 0, 2, bytes);
+    sharpen(FS_BAD_SHAPE, "sharpen: a row below 0", 1, 2, 4, -1, 1, bytes);
+    sharpen(FS_BAD_SHAPE, "sharpen: a row behind all", 1, 2, 4, far, 0, bytes);
+    sharpen(FS_BAD_SHAPE, "sharpen: more rows than there are", 1, 2, 4, 1, 2, bytes);
+    sharpen(FS_BAD_SHAPE, "sharpen: fewer rows than none", 1, 2, 4, 1, -1, bytes);
+    sharpen(FS_NO_MEMORY, "sharpen: workspace", 1, 2, 4, 0, 2, fs_alignment_workspace(0, 4) - 1);
+    path(FS_BAD_SHAPE, "path: rows", 0, 4, bytes);
+    path(FS_BAD_SHAPE, "path: many rows", far, 4, bytes);
+    path(FS_BAD_SHAPE, "path: frames", 2, 0, bytes);
+    path(FS_BAD_SHAPE, "path: many frames", 2, far, bytes);
+    path(FS_NO_MEMORY, "path: workspace", 2, 4, bytes - 1);
+}
+
 }  // namespace
 
 int arguments() {
@@ -273,6 +306,7 @@ int arguments() {
     }
     encoder_models();
     choice();
+    alignment();
     printf("arguments: %lld bad ones, each with its code and nothing written\n", (long long)checks);
     return 0;
 }

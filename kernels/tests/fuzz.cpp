@@ -2,7 +2,7 @@
 //
 //     fuzz SUBJECT SEED COUNT     exit status 1 where a result is wrong
 //
-// Subjects: whisper, decoders, encoders, choices, arguments.
+// Subjects: whisper, decoders, encoders, choices, alignments, arguments.
 #include "inputs.h"
 
 int main(int count, char **arguments) {
@@ -14,6 +14,7 @@ int main(int count, char **arguments) {
     if (subject == "decoders") return fuzz::decoders(cases);
     if (subject == "encoders") return fuzz::encoders(cases);
     if (subject == "choices") return fuzz::choices(cases);
+    if (subject == "alignments") return fuzz::alignments(cases);
     if (subject == "arguments") return fuzz::arguments();
     return 2;
 }

@@ -180,6 +180,7 @@ int whisper(int cases);
 int decoders(int cases);
 int encoders(int cases);
 int choices(int cases);
+int alignments(int cases);
 int arguments();
 
 }  // namespace fuzz

@@ -25,7 +25,7 @@ from ..errors import LoadError
 from ..rounds.choice import Allowed, Choice
 from . import library_file
 
-ABI = 8
+ABI = 9
 
 BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
 
@@ -227,6 +227,29 @@ class Library:
         self._check(self._functions.fs_choose(byref(record)))
         return best
 
+    def sharpen(self, weights: Tensor, first: int, count: int) -> Tensor:
+        """Maps `[H, count, F]` of the rows from `first` on, from attention `[H, N, F]` after its softmax, F
+        above 3: each frame normalised over all rows, medians of seven along a row. Raises ValueError."""
+        heads, rows, frames = weights.shape
+        weights = checked("weights", weights, torch.float32, heads, rows, frames)
+        maps, workspace = torch.empty((heads, count, frames)), Workspace()
+        size = int(self._functions.fs_alignment_workspace(0, frames))
+        own, to, block = weights.data_ptr(), maps.data_ptr(), workspace.at_least(size)
+        sharpen = self._functions.fs_sharpen
+        self._check(sharpen(own, heads, rows, frames, first, count, to, block, size))
+        return maps
+
+    def path_starts(self, matrix: Tensor) -> list[int]:
+        """The first frame of each row on the cheapest path through a map `[N, F]`. Raises ValueError."""
+        rows, frames = matrix.shape
+        matrix = checked("a map", matrix, torch.float32, rows, frames)
+        starts, workspace = torch.empty(rows, dtype=torch.int64), Workspace()
+        size = int(self._functions.fs_alignment_workspace(rows, frames))
+        own, to, block = matrix.data_ptr(), starts.data_ptr(), workspace.at_least(size)
+        self._check(self._functions.fs_path(own, rows, frames, to, block, size))
+        found: list[int] = starts.tolist()
+        return found
+
     @staticmethod
     def _check(code: int) -> None:
         if code:
@@ -422,6 +445,12 @@ _SIGNATURES = {
     "fs_causal_workspace": (c_int64, [POINTER(Causal), c_int64, c_int32]),
     "fs_causal_forward": (c_int32, [POINTER(Causal), POINTER(Step)]),
     "fs_choose": (c_int32, [POINTER(ChoiceRecord)]),
+    "fs_alignment_workspace": (c_int64, [c_int64, c_int64]),
+    "fs_sharpen": (
+        c_int32,
+        [c_void_p, *[c_int64] * 5, c_void_p, c_void_p, c_int64],
+    ),
+    "fs_path": (c_int32, [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64]),
     "fs_whisper_draft": (c_int32, [POINTER(Whisper), POINTER(Step), POINTER(Draft)]),
     "fs_causal_draft": (c_int32, [POINTER(Causal), POINTER(Step), POINTER(Draft)]),
 }

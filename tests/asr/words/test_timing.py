@@ -8,10 +8,12 @@ import soundfile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
+from forescribe.asr.words import timing
 from forescribe.asr.words.timing import (
     Utterance,
     alignment_heads,
@@ -95,6 +97,44 @@ def test_medians_are_those_of_torch(rows, count, kinds, seed):
     """With many equal numbers too."""
     values = torch.from_numpy(np.random.default_rng(seed).integers(0, kinds, (rows, count))).float()
     assert torch.equal(medians(values), values.unfold(-1, 7, 1).median(-1).values)
+
+
+@pytest.mark.native
+@given(st.integers(1, 4), st.integers(1, 40), st.integers(1, 200), st.integers(0, 2**32), st.data())
+def test_kernels_sharpen_and_align_to_the_bits_of_torch_and_numpy(heads, rows, frames, seed, data):
+    """Maps of few frames too, which the kernels lack, and attention that is even or to one frame alone."""
+    first = data.draw(st.integers(0, rows - 1))
+    span = range(first, data.draw(st.integers(first + 1, rows)))
+    scale = data.draw(st.sampled_from([0.0, 1.0, 8.0, 300.0]))
+    scores = scale * torch.randn(
+        (heads, rows, frames), generator=torch.Generator().manual_seed(seed)
+    )
+    maps = timing._sharpened(scores, span)
+    starts = boundaries(maps.mean(0), len(span) - 1, frames * 320)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(timing, "_kernels", lambda: None)
+        assert torch.equal(maps, timing._sharpened(scores, span))
+        assert starts == boundaries(maps.mean(0), len(span) - 1, frames * 320)
+
+
+@pytest.mark.native
+def test_operators_for_a_window_are_as_many_whatever_its_heads_and_tokens():
+    """Each takes the interpreter's lock, on the thread that feeds a card."""
+
+    class Counted(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.count += 1
+            return function(*args, **(kwargs or {}))
+
+    found = []
+    for heads, rows in ((1, 5), (8, 110)):
+        scores = torch.randn((heads, rows, 1500))
+        with Counted() as counted:
+            boundaries(timing._sharpened(scores, range(3, rows)).mean(0), rows - 4, 1500 * 320)
+        found.append(counted.count)
+    assert found[0] == found[1] < 12
 
 
 def test_heads_are_those_of_the_generation_config_or_the_upper_half(whisper, monkeypatch):

@@ -13,7 +13,14 @@ import pytest
 
 from forescribe.speculative.native import library_file
 
-CASES = {"whisper": 20, "decoders": 60, "encoders": 60, "choices": 1000, "arguments": 1}
+CASES = {
+    "whisper": 20,
+    "decoders": 60,
+    "encoders": 60,
+    "choices": 1000,
+    "alignments": 300,
+    "arguments": 1,
+}
 FLAGS = ("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi",
          "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fopenmp")  # fmt: skip
 
