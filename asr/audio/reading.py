@@ -190,8 +190,9 @@ class Recording(AbstractContextManager["Recording"]):
             yield chosen.finish()
 
     def _mono(self, samples: NDArray[np.float32]) -> Samples:
-        valid = np.abs(samples) < LOUDEST  # false for NaN too
-        if not valid.all():
+        # Comparisons with NaN are false.
+        if not (samples.max(initial=0.0) < LOUDEST and samples.min(initial=0.0) > -LOUDEST):
+            valid = np.abs(samples) < LOUDEST
             self._replaced += int(valid.size - valid.sum())
             samples = np.where(valid, samples, np.float32(0))
         mono = samples[:, 0] if samples.shape[1] == 1 else self._mixed(samples)
@@ -199,7 +200,14 @@ class Recording(AbstractContextManager["Recording"]):
 
     def _mixed(self, samples: NDArray[np.float32]) -> Samples:
         """The mean of the channels or, where they cancel each other, the loudest of them."""
-        mixed: Samples = samples.mean(axis=1)
+        if samples.shape[1] == 2:  # the mean, to the bit, in half the time
+            mixed: Samples = (samples[:, 0] + samples[:, 1]) * np.float32(0.5)
+        else:
+            mixed = samples.mean(axis=1)
+        # In float32 where that is beyond doubt: the same decision in a third of the time.
+        energy = sum(float(np.einsum("t,t->", channel, channel)) for channel in samples.T)
+        if np.einsum("t,t->", mixed, mixed) > 2 * CANCELLED * energy / samples.shape[1] ** 2:
+            return mixed
         powers = np.square(samples, dtype=np.float64).mean(axis=0)  # [C]
         power = float(np.square(mixed, dtype=np.float64).mean())
         # Equal channels keep all of their power, independent ones 1 / C of it.

@@ -20,7 +20,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from forescribe.asr.audio.containers import Pcm
-from forescribe.asr.audio.reading import Recording, Resampler, open_audio, read_audio
+from forescribe.asr.audio.reading import (
+    CANCELLED,
+    INAUDIBLE,
+    Recording,
+    Resampler,
+    open_audio,
+    read_audio,
+)
 from forescribe.asr.errors import AudioError
 from tests.asr.recordings import from_array
 
@@ -126,6 +133,54 @@ def test_channels_are_mixed_by_their_mean(tmp_path: Path) -> None:
     channels = np.stack([sweep(RATE), np.zeros(3 * RATE, np.float32), 0.5 * sweep(RATE)], axis=1)
     soundfile.write(tmp_path / "a.wav", channels, RATE, subtype="FLOAT")
     np.testing.assert_allclose(read_audio(tmp_path / "a.wav"), channels.mean(axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["7.1", "5.1", "stereo"])
+def test_each_channel_of_a_planar_codec_is_read_once(layout: str) -> None:
+    """PyAV lists more planes than eight channels have; whoever reads those ends the process."""
+    file, sound = io.BytesIO(), sweep(48_000)
+    with av.open(file, "w", format="ogg") as output:
+        stream: Any = output.add_stream("libopus", rate=48_000, layout=layout)
+        for start in range(0, len(sound), 960):
+            part = np.repeat(sound[start : start + 960], stream.channels)[None]
+            frame = av.AudioFrame.from_ndarray(part, format="flt", layout=layout)
+            frame.sample_rate, frame.pts, frame.time_base = 48_000, start, Fraction(1, 48_000)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    with open_audio(file.getvalue(), name="a.opus") as recording:
+        assert is_the_sweep(joined(recording))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    loudness=st.sampled_from([0.0, 1e-30, 1e-6, 0.1, 1.0, 9e5]),
+    opposed=st.floats(0.3, 1.1),
+    channels=st.integers(1, 9),
+    seed=st.integers(0, 2**32),
+    planar=st.booleans(),
+)
+def test_channels_are_mixed_and_judged_as_in_float64(loudness, opposed, channels, seed, planar):
+    """To the bit, and near the limit of channels that cancel each other too."""
+    noise = np.random.default_rng(seed).uniform(-1, 1, 500).astype(np.float32)
+    samples = np.float32(loudness) * np.stack(
+        [noise, *[-np.float32(opposed) * noise] * (channels - 1)]
+    )
+    samples = samples.T if planar else np.ascontiguousarray(samples.T)
+    mixed, powers = samples.mean(axis=1), np.square(samples, dtype=np.float64).mean(axis=0)
+    power = np.square(mixed, dtype=np.float64).mean()
+    if powers.mean() > INAUDIBLE and power < CANCELLED * powers.mean() / channels:
+        mixed = samples[:, powers.argmax()]
+
+    class Given:
+        declared_s, notices = None, []
+
+        def read(self):
+            yield Pcm(samples, RATE)
+
+        def close(self) -> None:
+            pass
+
+    assert np.array_equal(joined(Recording(Given(), name="a")), mixed)
 
 
 @settings(deadline=None, max_examples=30)
