@@ -461,7 +461,9 @@ def _pcm(frame: AudioFrame) -> Pcm | None:
         kind = KINDS[frame.format.name.removesuffix("p")]
         count = frame.samples * (1 if frame.format.is_planar else channels)
         # PyAV lists more planes than there are of eight channels: reading these ends the process.
-        planes = [np.frombuffer(memoryview(plane), kind, count) for plane in frame.planes[:channels]]
+        planes = [
+            np.frombuffer(memoryview(plane), kind, count) for plane in frame.planes[:channels]
+        ]
         samples = np.array(planes).T if frame.format.is_planar else planes[0].reshape(-1, channels)
         return Pcm(scaled(samples), rate)
     except Exception as error:
