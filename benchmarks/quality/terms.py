@@ -190,9 +190,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     files = [str(file) for file in options.audio]
 
     def run(
-        system: str, some: Sequence[str], lists: Sequence[Sequence[str]] = (), label: str = ""
+        system: str,
+        some: Sequence[str],
+        lists: Sequence[Sequence[str]] = (),
+        label: str = "",
+        model: Path = options.model,
     ) -> dict[str, str]:
-        model = options.reference if system == REFERENCE and options.reference else options.model
         if not some:
             return {}
         task = Task(
@@ -212,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return {Path(file).stem: text for file, text in zip(some, found.texts, strict=False)}
 
     seconds: dict[tuple[str, str], float] = {}
-    basis = run(REFERENCE, files)
+    basis = run(REFERENCE, files, model=options.reference or options.model)
     if not basis:
         return 2
     sense = Sense.read(options.sense)
