@@ -24,7 +24,7 @@ def free_port() -> int:
         return found.getsockname()[1] - 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # CI runs the processes of `test_workers`
 def test_two_workers_serve_uploads_and_jobs_on_one_port_and_end_at_a_signal(tmp_path) -> None:
     port = free_port()
     given = {k: v for k, v in os.environ.items() if not k.startswith("FORESCRIBE_")}

@@ -70,6 +70,7 @@ def test_every_window_has_the_text_of_its_beams(way, one) -> None:
     assert one.context.slots.idle and one.context.slots.free == 2
 
 
+@pytest.mark.nightly  # CI searches the bundled model
 @pytest.mark.weights
 def test_published_weights_have_the_text_of_their_beams() -> None:
     options = Options(language="en", beam_size=DOUBTFUL_BEAMS, keep_encoder_states=True)

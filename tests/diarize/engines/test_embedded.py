@@ -213,6 +213,7 @@ def scored(diarizer: EmbeddedDiarizer, cases: Iterator[Case]) -> Errors:
 
 
 @pytest.mark.data
+@pytest.mark.nightly
 @pytest.mark.skipif(not DATA.is_dir(), reason="no folder with real voices")
 def test_mixtures_of_unknown_voices_are_told_apart(diarizer: EmbeddedDiarizer) -> None:
     errors = scored(diarizer, mixed(DATA, "test", 12))
