@@ -59,7 +59,7 @@ class CustomBuildHook(BuildHookInterface):
                 return "the library needs GNU's OpenMP, which torch brings: build it with g++"
             runtime, library = openmp_runtime(command), files.library_path()
             if not usable(files, library, runtime):
-                self.app.display_waiting("compiling the native kernels, about 130 s of one core")
+                self.app.display_waiting("compiling the native kernels, about 150 s of one core")
                 library = Path(self.scratch.name, library.name)
                 files.compile_library(library, openmp=True)
                 complete(files, library, runtime)

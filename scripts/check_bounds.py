@@ -78,7 +78,7 @@ def build(uv: str, bound: str, folder: Path) -> Path:
     """Build into `folder`: the source distribution, and from it the wheel, which is returned.
 
     With `newest`, as in CI, a library that was compiled here from the same sources is taken, which saves
-    130 s of one core; `lowest` compiles it from the unpacked sources.
+    150 s of one core; `lowest` compiles it from the unpacked sources.
     """
     run(uv, "build", "--quiet", "--sdist", "--out-dir", folder, ".")
     (packed,) = folder.glob("*.tar.gz")

@@ -1,6 +1,6 @@
 """Compiles the kernels: `python -m forescribe.speculative.native.kernel_build`, as scripts/setup does.
 
-Needs a C++17 compiler (`CXX`, c++, g++ or clang++) and takes 130 s of one core (g++ 12, all instruction
+Needs a C++17 compiler (`CXX`, c++, g++ or clang++) and takes 150 s of one core (g++ 12, all instruction
 sets). Writes beside the sources. Exits with 1, and says why, where it cannot.
 """
 

@@ -33,24 +33,19 @@ SOURCES = FOLDER / "src"
 _NAMES = ("libgomp", "libomp", "libiomp")
 _MAPS = Path("/proc/self/maps")
 
-COMMON = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi",
+COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi",
           # Sums are fused where the code says so, never where the optimiser likes: results must not
           # depend on which copy of a loop computes a row.
           "-ffp-contract=off")  # fmt: skip
+# With -O2 these are as fast, and take 0.7 of the time to compile; encoders by AVX2 would be 2 % slower.
+AVX512 = ("-O2", "-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512")
 X86: dict[str, tuple[str, ...]] = {
     "generic": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avxvnni": ("-mavxvnni", "-mavx2", "-mfma", "-mf16c"),
-    "avx512": ("-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
-    "avx512vnni": ("-mavx512vnni", "-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
-    "avx512bf16": (
-        "-mavx512bf16",
-        "-mavx512vnni",
-        "-mavx512f",
-        "-mavx2",
-        "-mfma",
-        "-mprefer-vector-width=512",
-    ),
+    "avx512": AVX512,
+    "avx512vnni": ("-mavx512vnni", *AVX512),
+    "avx512bf16": ("-mavx512bf16", "-mavx512vnni", *AVX512),
 }
 OTHER: dict[str, tuple[str, ...]] = {"generic": ()}
 CHECK_S = 60
@@ -157,8 +152,7 @@ def compile_library(
             for name, isa in sets.items()
         ]
         has = [f"-DFS_HAS_{name.upper()}" for name in sets]
-        # Not vectors by hand, as in numeric.cpp: with -O2 word times take three times as long.
-        jobs.append(("dispatch.cpp", [*has, "-O3"], Path(scratch, "dispatch.o")))
+        jobs.append(("dispatch.cpp", has, Path(scratch, "dispatch.o")))
 
         def compile_one(job: tuple[str, list[str], Path]) -> None:
             source, extra, made = job
