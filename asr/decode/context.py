@@ -129,11 +129,9 @@ class DecodingContext:
     def held(self, request: Request) -> Held | None:
         """Where the target's native kernels hold the text of a request that ended in the last step."""
         row, target = self.engine.row_of(request), self.engine.target
-        return (
-            Held(target, row)
-            if row is not None and isinstance(target, NativeWhisperDecoder)
-            else None
-        )
+        if row is None or not isinstance(target, NativeWhisperDecoder):
+            return None
+        return Held(target, row)
 
     def expect(self, features: Sequence[Sequence[Any]], spent_s: float) -> None:
         """Tells an adaptive draft length, before any draft, what hearing the windows of `features` with an

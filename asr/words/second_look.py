@@ -1,9 +1,10 @@
 """A second look: where the words of a window may be a term, the model says which of the two was spoken.
 
 Its text with the term in place of the words is scored by a teacher-forced pass behind the same prompt, over
-the same encoder states; what was written has the probabilities that it was written with. The term is taken
-where it is nearly as probable. So nothing but these words can change, what was heard decides, and the result
-depends on the text alone: not on drafts, the batch or the engine.
+the same encoder states; what was written has the probabilities that it was written with, among the tokens
+that Whisper's rules allow there. The term is taken where it is nearly as probable. So nothing but these words
+can change, what was heard decides, and the result depends on the text alone: not on drafts, the batch or the
+engine.
 
 Knows tokens, terms and the model; nothing of recordings.
 """

@@ -188,9 +188,8 @@ class Slots:
         self.longest = 1  # an upper bound between polls, exact after each that is not late
         self.grown = 0  # tokens that a row may have gained in all rounds so far
         self.lengths = [1] * rows.batch  # as of the last poll
-        self.left: dict[
-            int, ReferenceType[Request]
-        ] = {}  # by row, of requests that ended in this step
+        # By row: requests that left it in this step. Weak, so that their encoder states are free at once.
+        self.left: dict[int, ReferenceType[Request]] = {}
 
     def free(self) -> list[int]:
         """Rows without a request."""

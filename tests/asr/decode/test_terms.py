@@ -14,6 +14,8 @@ from forescribe.asr.decode.planned import Group
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.words.second_look import Held
+from forescribe.speculative import Request
 from tests.asr.recordings import SAMPLES, cut
 
 pytestmark = pytest.mark.usefixtures("encoded_once")
@@ -23,8 +25,6 @@ MEMO = cut("memo.flac", (0, 25), (34.7, 39.2), (56.2, 62.7))
 SHORT = cut("memo.flac", (5.1, 10.4), (34.7, 39.2))
 TERMS = ("Hellen Porter", "Tewsday *10", "Denvor", "Kubernetes", "broshures", "maine press")
 OPTIONS = Options(language="en", guards=Guards(), words=True, terms=TERMS)
-
-
 REPLACEMENTS = (
     "helen porter => Elena Portier",
     "new plant =>",
@@ -120,7 +120,11 @@ def test_an_answer_that_the_engine_holds_is_scored_as_one_that_is_read_again(
     plain, written, monkeypatch
 ) -> None:
     held, found = DecodingContext.held, []
-    kept = lambda self, request: found.append(held(self, request)) or found[-1]  # noqa: E731
+
+    def kept(self: DecodingContext, request: Request) -> Held | None:
+        found.append(held(self, request))
+        return found[-1]
+
     monkeypatch.setattr(DecodingContext, "held", kept)
     by_engine = made(plain, OPTIONS)
     assert found and None not in found and told(by_engine) == told(written)
