@@ -147,3 +147,11 @@ def watched(
         assert not faults, faults
     finally:
         context.close()
+
+
+def try_now(page: Any) -> None:
+    """Press the button, unless the page has tried again by itself meanwhile: then the button goes, while a
+    click waits until it stands still."""
+    page.evaluate(
+        "[...document.querySelectorAll('button')].find((b) => b.textContent === 'Try now')?.click()"
+    )

@@ -211,8 +211,9 @@ def test_a_server_that_is_away_gets_the_corrections_later(browser, tone) -> None
             server.stop()
             correct(page, "Good", "Later.")
             page.get_by_text("Waiting: corrections of recording 1.wav to be saved.").wait_for()
+            page.get_by_role("button", name="Try now").wait_for()
             server.start()
-            page.get_by_role("button", name="Try now").click()
+            browsing.try_now(page)
             saved(page)
             assert corrected(fake).segments[0].text == " Later."
     finally:

@@ -461,9 +461,10 @@ def test_an_upload_goes_on_where_it_was_in_the_server_that_comes_back(browser, t
             server.stop()
             page.get_by_text("waiting: The server does not answer.").wait_for()
             page.get_by_text("Waiting: 1 recording to be sent.").wait_for()
+            page.get_by_role("button", name="Try now").wait_for()
             fake.holds_at, fake.loading = None, True
             server.start()
-            page.get_by_role("button", name="Try now").click()
+            browsing.try_now(page)
             page.get_by_text("waiting: the server is loading").wait_for()
             fake.loading = False
             page.locator(".running-text", has_text="weather report").wait_for()
