@@ -371,7 +371,7 @@ def pinned(tensor: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class SideStream:
-    """Runs functions on a stream of its own, one after another, from one thread."""
+    """Runs functions on a stream of its own, one after another."""
 
     device: Device
     _stream: Any = field(default=None, init=False)
@@ -381,7 +381,7 @@ class SideStream:
         long as it returns True: it may launch rounds. What `work` reads must be complete, or made by it."""
         if self.device.kind != "cuda":
             return work()
-        with self._current():
+        with self.current():
             made = work()
             done = torch.cuda.Event()
             done.record()
@@ -399,7 +399,11 @@ class SideStream:
         return tensor
 
     @contextmanager
-    def _current(self) -> Iterator[None]:
+    def current(self) -> Iterator[None]:
+        """What the calling thread launches in a block runs on the stream of its own."""
+        if self.device.kind != "cuda":
+            yield
+            return
         with self.device.guard():
             if self._stream is None:
                 self._stream = torch.cuda.Stream()

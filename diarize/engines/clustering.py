@@ -173,13 +173,19 @@ def agglomerate(
     own = evidence(amounts, sums)
     clusters = [[n] for n in range(count)]
 
-    def gains(n: int) -> Floats:
-        found = evidence(amounts[n] + amounts, sums[n] + sums) - own[n] - own + links[n]
+    def gains(n: int, joint: Floats) -> Floats:
+        """Of joining `n` with each cluster, whose joint evidence with it is given."""
+        found = joint - own[n] - own + links[n]
         found[~alive | apart[n]] = -np.inf
         found[n] = -np.inf
         return np.asarray(found)
 
-    table = np.stack(list(map(gains, range(count)))) if count else np.zeros((0, 0))
+    table = np.zeros((count, count))  # first of joint evidence, which is symmetric
+    for n in range(count - 1):
+        table[n, n + 1 :] = evidence(amounts[n] + amounts[n + 1 :], sums[n] + sums[n + 1 :])
+        table[n + 1 :, n] = table[n, n + 1 :]
+    for n in range(count):
+        table[n] = gains(n, table[n])
     best = table.argmax(1) if count else np.zeros(0, np.int64)
     values = table[np.arange(count), best]
     left = count
@@ -199,7 +205,10 @@ def agglomerate(
         alive[other] = False
         own[one] = evidence(amounts[one : one + 1], sums[one : one + 1])[0]
         table[other], table[:, other], values[other] = -np.inf, -np.inf, -np.inf
-        table[one] = gains(one)
+        living = np.flatnonzero(alive)
+        joint = np.zeros(count)
+        joint[living] = evidence(amounts[one] + amounts[living], sums[one] + sums[living])
+        table[one] = gains(one, joint)
         table[:, one] = table[one]
         stale = alive & ((best == one) | (best == other))
         stale[one] = True
@@ -235,9 +244,10 @@ class Evidence:
 
     def __call__(self, amounts: Floats, sums: Floats) -> Floats:
         """Amounts [K] and weighted sums [K, D] -> [K]"""
-        explained = np.einsum(
-            "kd,kd->k", sums * sums, self._psi / (1 + amounts[:, None] * self._psi)
-        )
+        shares = amounts[:, None] * self._psi
+        shares += 1
+        np.divide(self._psi, shares, out=shares)
+        explained = np.einsum("kd,kd->k", sums * sums, shares)
         return np.asarray(0.5 * (explained - np.interp(amounts, self._amounts, self._determinants)))
 
 

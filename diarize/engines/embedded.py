@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from forescribe.asr.errors import CapacityError, out_of_memory
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Notice
+from forescribe.speculative.device import SideStream, choose
 from forescribe.speculative.models import hub
 
 from ..diarizer import (
@@ -89,7 +90,7 @@ class EmbeddedDiarizer:
         self.engine = Engine(
             NAME, encoder_identity(folder), THRESHOLDS, {**networks, **details, "device": device}
         )
-        self._lock = threading.Lock()
+        self._lock, self._side = threading.Lock(), SideStream(choose(device))
 
     def diarize(
         self, samples: Samples, bounds: Bounds | None = None, hook: StageHook = ignore_progress
@@ -117,20 +118,22 @@ class EmbeddedDiarizer:
         return Diarization.of(regular, exclusive, tuple(voices), len(samples), self.engine, notices)
 
     def hear(self, samples: Samples, hook: StageHook = ignore_progress) -> tuple[Activity, Pieces]:
-        """Who speaks when, before anybody is known, and what the clustering needs to know of the pieces."""
-        probabilities = self.segmentation.probabilities(
-            samples, lambda done: hook("segmentation", SEGMENTED * done)
-        )
-        activity = find_pieces(samples, probabilities)
-        if not activity.pieces:
-            return activity, described(activity, np.zeros((0, len(self.plda.psi))))
-        return activity, described(activity, self.plda(self._vectors(samples, activity, hook)))
+        """Who speaks when, before anybody is known, and what the clustering needs to know of the pieces. On a
+        card the networks run beside what another thread decodes."""
+        with self._side.current():
+            probabilities = self.segmentation.probabilities(
+                samples, lambda done: hook("segmentation", SEGMENTED * done)
+            )
+            activity = find_pieces(samples, probabilities)
+            if not activity.pieces:
+                return activity, described(activity, np.zeros((0, len(self.plda.psi))))
+            return activity, described(activity, self.plda(self._vectors(samples, activity, hook)))
 
     def _vectors(
         self, samples: Samples, activity: Activity, hook: StageHook
     ) -> NDArray[np.float32]:
         """The vector of each piece, [N, 192]."""
-        features = voice_encoder.features(samples)
+        features = voice_encoder.features(samples, self.encoder.device)
         spans = np.array([(piece.start, piece.end) for piece in activity.pieces])
         found = np.zeros((len(spans), voice_encoder.DIMENSION), np.float32)
         # By length, so that batches are full.

@@ -242,10 +242,11 @@ def find_pieces(samples: Samples, probabilities: Probabilities) -> Activity:
         1 - probabilities[:, 0],
         np.asarray(active.any(1)),
     )
+    before = _count_before(active.any(1))
     runs = [
         Run(slot, *span)
         for slot in range(SLOTS)
-        for span in _bridged(active, slot, SETTINGS.bridge)
+        for span in _bridged(active[:, slot], before, SETTINGS.bridge)
     ]
     runs.sort(key=attrgetter("start", "end"))
     loud = speech.copy()
@@ -264,6 +265,10 @@ def find_pieces(samples: Samples, probabilities: Probabilities) -> Activity:
     return Activity(slots, active, speech, tuple(runs), tuple(pieces))
 
 
+_Turn = tuple[int, int, str, float]
+"""Start and end in samples, speaker, confidence."""
+
+
 def turns_of(
     activity: Activity,
     labels: Labels,
@@ -276,19 +281,19 @@ def turns_of(
     nearest = _nearest_pieces(activity)
     owners = np.where(nearest >= 0, labels[nearest], -1)
     heard = activity.active & activity.speech[:, None] & (owners >= 0)  # [F, 3]
-    spoken = np.zeros((len(heard), int(labels.max()) + 1), bool)  # [F, K]
-    sure = np.zeros(spoken.shape)
-    for slot in range(SLOTS):
-        frames = np.flatnonzero(heard[:, slot])
-        spoken[frames, owners[frames, slot]] = True
-        sure[frames, owners[frames, slot]] = confidence[nearest[frames, slot]]
     strongest = np.where(heard, activity.slots, -1.0).argmax(1)
     alone = np.where(heard.any(1), owners[np.arange(len(owners)), strongest], -1)
-    exclusive = alone[:, None] == np.arange(spoken.shape[1])
-    return (
-        Turns.of(_turns(spoken, sure)),
-        Turns.of(_turns(exclusive, sure)),
-    )
+    several, single = _count_before(heard.any(1)), _count_before(alone >= 0)
+    regular, exclusive = list[_Turn](), list[_Turn]()
+    for speaker in range(int(labels.max()) + 1):
+        own = heard & (owners == speaker)
+        sure = np.zeros(len(own))
+        for slot in range(SLOTS):
+            frames = own[:, slot]
+            sure[frames] = confidence[nearest[frames, slot]]
+        regular += _turns(str(speaker), own.any(1), several, sure)
+        exclusive += _turns(str(speaker), alone == speaker, single, sure)
+    return Turns.of(regular), Turns.of(exclusive)
 
 
 def _nearest_pieces(activity: Activity) -> Labels:
@@ -319,24 +324,28 @@ def _nearest_pieces(activity: Activity) -> Labels:
     return owners
 
 
-def _turns(spoken: Flags, sure: NDArray[np.float64]) -> Iterator[tuple[int, int, str, float]]:
-    """[F, K] speech and its confidence -> (start sample, end sample, speaker, confidence), short pauses
-    bridged where nobody else speaks."""
-    for speaker in range(spoken.shape[1]):
-        for start, end in _bridged(spoken, speaker, SETTINGS.pause):
-            if end - start >= SETTINGS.shortest:
-                own = spoken[start:end, speaker]
-                confidence = float(sure[start:end, speaker][own].mean())
-                yield start * HOP, end * HOP, str(speaker), confidence
+def _turns(
+    speaker: str, spoken: Flags, before: Labels, sure: NDArray[np.float64]
+) -> Iterator[_Turn]:
+    """[F] speech of a speaker and its confidence -> turns, short pauses bridged where nobody else speaks."""
+    for start, end in _bridged(spoken, before, SETTINGS.pause):
+        if end - start >= SETTINGS.shortest:
+            confidence = float(sure[start:end][spoken[start:end]].mean())
+            yield start * HOP, end * HOP, speaker, confidence
 
 
-def _bridged(active: Flags, column: int, longest: int) -> list[tuple[int, int]]:
-    """[F, C] -> the stretches of one column, gaps of up to `longest` frames bridged where none is active."""
-    anybody = np.concatenate([[0], np.cumsum(active.any(1))])
+def _count_before(anybody: Flags) -> Labels:
+    """[F] -> [F + 1] active frames before each one."""
+    return np.concatenate([[0], np.cumsum(anybody)])
+
+
+def _bridged(active: Flags, before: Labels, longest: int) -> list[tuple[int, int]]:
+    """[F] -> its stretches, gaps of up to `longest` frames bridged where nobody is active: `before` [F + 1]
+    counts the frames where somebody is."""
     found: list[tuple[int, int]] = []
-    for start, end in stretches(active[:, column]):
+    for start, end in stretches(active):
         last = found[-1] if found else None
-        if last and start - last[1] <= longest and anybody[start] == anybody[last[1]]:
+        if last and start - last[1] <= longest and before[start] == before[last[1]]:
             found[-1] = last[0], end
         else:
             found.append((start, end))

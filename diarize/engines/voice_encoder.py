@@ -177,20 +177,19 @@ def _gain(samples: Samples) -> float:
     return max(1.0, LOUD / level) if level > SILENT else 1.0
 
 
-def features(samples: Samples) -> Tensor:
+def features(samples: Samples, device: torch.device | str = "cpu") -> Tensor:
     """`[T]` samples -> `[T // 160, 80]` logarithms of mel power, as Kaldi computes them, for frames that
-    begin every 10 ms. Without samples behind it the last frames are those of silence."""
+    begin every 10 ms, on the device. Without samples behind it the last frames are those of silence."""
     from torchaudio.compliance.kaldi import fbank
 
     count = len(samples) // HOP
     window = round(0.025 * SAMPLE_RATE)
     padded = np.zeros(max(0, count - 1) * HOP + window, np.float32)
     padded[: len(samples)] = samples[: len(padded)] * np.float32(_gain(samples))
+    sound = torch.from_numpy(padded)[None].to(device)
     parts = [
         fbank(
-            torch.from_numpy(padded[first * HOP : (min(first + PART, count) - 1) * HOP + window])[
-                None
-            ],
+            sound[:, first * HOP : (min(first + PART, count) - 1) * HOP + window],
             num_mel_bins=BANDS,
             sample_frequency=SAMPLE_RATE,
             dither=0.0,

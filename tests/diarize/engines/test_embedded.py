@@ -20,6 +20,8 @@ from forescribe.diarize.diarizer import Bounds, Diarization
 from forescribe.diarize.engines import embedded
 from forescribe.diarize.engines.embedded import EmbeddedDiarizer
 from forescribe.diarize.known_speakers import KnownSpeaker, name_known_speakers
+from forescribe.speculative.device import SideStream
+from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda
 from training.speakers.rttm import read_rttm
 from training.speakers.turn_errors import Errors, turn_errors, wrong_words
 
@@ -210,6 +212,26 @@ def scored(diarizer: EmbeddedDiarizer, cases: Iterator[Case]) -> Errors:
         found = diarizer.diarize(case.samples)
         total += turn_errors(case.turns, found.regular, len(case.samples))
     return total
+
+
+def test_networks_on_a_card_run_on_a_stream_of_their_own(
+    diarizer: EmbeddedDiarizer, conversation: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda, streams = FakeCuda(monkeypatch), []
+    for network in (diarizer.segmentation.network, diarizer.encoder):
+
+        def watched(*given: Any, computed: Any = network.forward) -> Any:
+            streams.append(cuda.current)
+            return computed(*given)
+
+        monkeypatch.setattr(network, "forward", watched)
+    samples = conversation[: 12 * RATE]
+    monkeypatch.setattr(diarizer, "_side", SideStream(CudaOnCpu("cuda", torch.float32)))
+    found = diarizer.diarize(samples)
+    assert len(set(streams)) == 1 and cuda.default not in streams and len(streams) > 1
+    assert cuda.current is cuda.default
+    monkeypatch.undo()
+    assert found.to_dict() == diarizer.diarize(samples).to_dict()
 
 
 @pytest.mark.data
