@@ -21,7 +21,7 @@ from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
 from ..model.whisper import attending
 from ..segment.windows import Run, Window, total, within
 from ..words.assembly import CLOSING, MARKS, SENTENCE_END, split_words
-from ..words.timing import Utterance, token_times
+from ..words.timing import Beside, Utterance, at_once, token_times
 from .options import Decoded, Guards, Judgement, Options
 from .recording import (
     Attempt,
@@ -272,6 +272,7 @@ def reached(
     decoded: Decoded,
     states: EncoderStates,
     voiced: Sequence[Run] = (),
+    beside: Beside = at_once,
 ) -> Reach:
     """How far an answer with text goes: to its last timestamp or, where text follows that, to the end of its
     last word by the model's attention.
@@ -294,7 +295,7 @@ def reached(
     tokens = tuple(token for part, _ in parts for token in part.tokens)
     own = attending(whisper, "words")
     prompt = own.tokens.prompt(decoded.language, options.task, timestamps=False)
-    (times,) = token_times(own, [Utterance(states, prompt, tokens, decoded.length)])
+    (times,) = token_times(own, [Utterance(states, prompt, tokens, decoded.length)], beside)
     bounds = [decoded.start + boundary for boundary in times.boundaries]
     cut = _first_stretched(whisper, decoded.language, tokens, bounds, voiced)
     if cut is not None:
@@ -380,7 +381,12 @@ def _first_tokens(
 
 
 def rest_of(
-    whisper: SpeechModel, options: Options, window: Window, decoded: Decoded, states: EncoderStates
+    whisper: SpeechModel,
+    options: Options,
+    window: Window,
+    decoded: Decoded,
+    states: EncoderStates,
+    beside: Beside,
 ) -> tuple[Decoded, Window | None]:
     """An answer as far as it counts, and what it leaves of its window, as the next part; None where no voice
     is left, or no part helps.
@@ -399,7 +405,7 @@ def rest_of(
     if not whisper.attends:  # nothing says how far it goes
         return decoded, None
     voiced = window.voiced or ()
-    reach = reached(whisper, options, decoded, states, voiced)
+    reach = reached(whisper, options, decoded, states, voiced, beside)
     if reach.end <= window.start:  # the attention of a single word may be anywhere
         reach = replace(reach, end=min(window.start + LONGEST, window.end))
     slow = reach.end - window.start < SAMPLE_RATE

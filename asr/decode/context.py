@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import Window
 from ..words.second_look import Held
 from .recording import apply_each
+
+T = TypeVar("T")
 
 ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
 """Marks at the end of a sentence, of Chinese and Japanese too."""
@@ -149,6 +151,11 @@ class DecodingContext:
         """What an adaptive draft length has decided so far; None where it is fixed."""
         schedule = self.engine.schedule
         return schedule.decision if isinstance(schedule, Goodput) else None
+
+    def beside(self, work: Callable[[], T]) -> T:
+        """What `work` returns. On a card it runs on a stream of its own, while rounds of the windows that are
+        being decoded go on."""
+        return self.side.run(work, self.slots.advance)
 
     def stats(self) -> Stats:
         """The engine's statistics so far, with the seconds before the engine: `audio` (decoding audio and
@@ -322,8 +329,7 @@ def _encoded_together(
             for row, own in enumerate(states)
         ]
 
-    # Rounds of the windows that are being decoded go on meanwhile, where the device has streams.
-    features, states, are_finite = side.run(encode, context.slots.advance)
+    features, states, are_finite = context.beside(encode)
     made = [features, *(own.target for own in states)]
     made += (d.features for own in states for d in own.by_draft if isinstance(d, DraftStates))
     for each in made:

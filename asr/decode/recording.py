@@ -33,7 +33,7 @@ from ..segment.windows import Window
 from ..words.aligning import Spoken, align
 from ..words.assembly import Pause, assemble_words
 from ..words.edits import Change
-from ..words.timing import TokenTimes, Utterance, token_times
+from ..words.timing import Beside, TokenTimes, Utterance, token_times
 from .options import SURE, Decoded, Judgement, PhaseTimes, Token
 
 T = TypeVar("T")
@@ -358,6 +358,7 @@ class WordTimer:
     whisper: SpeechModel
     task: Task
     batch: int | None
+    beside: Beside
     waiting: list[PendingWindow] = field(default_factory=list)
     phases: PhaseTimes | None = None
 
@@ -407,7 +408,7 @@ class WordTimer:
             )
             tokens = _heard_tokens(self.whisper, pending)
             utterances.append(Utterance(states, prompt, tokens, pending.spoken))
-        return token_times(attending(self.whisper, "words"), utterances)
+        return token_times(attending(self.whisper, "words"), utterances, self.beside)
 
 
 def _heard_tokens(whisper: SpeechModel, pending: PendingWindow) -> tuple[int, ...]:

@@ -114,7 +114,9 @@ class Submission:
         self._progress = progress
         self._open = open or partial(open_audio, name=self.name)
         self._windows = windows = windows or CutWindows(context, bound)
-        self._timer = timer or WordTimer(context.whisper, bound.options.task, windows.timing_batch)
+        self._timer = timer or WordTimer(
+            context.whisper, bound.options.task, windows.timing_batch, context.beside
+        )
         self.phases: PhaseTimes | None = None  # set before it is queued, if somebody reads them
         self.recording: RecordingState | None = None  # None until it has been opened
         self.in_engine: set[PendingWindow] = set()  # encoded, and not ended
@@ -287,7 +289,8 @@ class Submission:
         if terms is not None and best.judgement is not Judgement.SILENCE:
             own = attending(whisper, "terms")
             held = self.context.held(best.result.request)
-            answer, changes = look_again(own, pending.language, best.result, states, terms, held)
+            look = partial(look_again, own, pending.language, best.result, states, terms, held)
+            answer, changes = self.context.beside(look)
             best = replace(best, result=answer)
         decoded = decoded_of(
             whisper,
@@ -298,7 +301,7 @@ class Submission:
             keep_encoder_states=options.keep_encoder_states,
         )
         decoded = replace(decoded, changes=changes)
-        decoded, rest = rest_of(whisper, options, window, decoded, states)
+        decoded, rest = rest_of(whisper, options, window, decoded, states, self.context.beside)
         if options.guards is not None and not window.tentative:
             decoded = doubted(whisper, decoded)
         segments = segments_of(whisper, decoded)

@@ -309,7 +309,7 @@ class Call(Session):
         context, bound = self.context, self.bound
         if hook is not None:
             self._hook, self._stats_before = hook, context.slots.stats
-        timer = WordTimer(context.whisper, bound.options.task, context.engine.batch)
+        timer = WordTimer(context.whisper, bound.options.task, context.engine.batch, context.beside)
         coming = sources if pool is None else pool.ahead(sources)
         with ExitStack() as ends:
             ends.enter_context(nullcontext() if pool is None else pool)
@@ -339,7 +339,7 @@ class Call(Session):
         """Yield the segments of one recording as they become final, in order and numbered, and last its
         outcome. Words are timed window by window."""
         context, bound, told = self.context, self.bound, _Told()
-        timer = WordTimer(context.whisper, bound.options.task, 1)
+        timer = WordTimer(context.whisper, bound.options.task, 1, context.beside)
         windows = self.windows(context, bound)
         submission = Submission(context, source, bound, told, windows=windows, timer=timer)
         self._coming = iter((submission,))

@@ -9,12 +9,12 @@ heads of published models are in their generation config). Knows nothing of word
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from forescribe.speculative.native import library
 from ..model.speech_model import EncoderStates
 from ..model.tokens import SAMPLES_PER_STEP
 from ..model.whisper import Whisper
+
+T = TypeVar("T")
 
 MEDIAN = 7
 """Width of the median filter along time, in steps of 20 ms (openai/whisper)."""
@@ -74,19 +76,32 @@ def alignment_heads(whisper: Whisper) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The attention of H heads for n tokens and the end after them: maps `[H, n + 1, F]` over F steps of
-    20 ms, larger where the token is spoken; probabilities `[n]` of the tokens."""
+    """The attention of H heads for n tokens and the end after them, on the device: maps `[H, n + 1, F]` over
+    F steps of 20 ms, larger where the token is spoken; probabilities `[n]` of the tokens."""
 
     maps: Tensor
-    probabilities: tuple[float, ...]
+    probabilities: Tensor
 
 
-def token_times(whisper: Whisper, utterances: Sequence[Utterance]) -> list[TokenTimes]:
+class Beside(Protocol):
+    """Runs what uses the device, one after another; the device may do other work meanwhile."""
+
+    def __call__(self, work: Callable[[], T]) -> T: ...
+
+
+def at_once(work: Callable[[], T]) -> T:
+    return work()
+
+
+def token_times(
+    whisper: Whisper, utterances: Sequence[Utterance], beside: Beside = at_once
+) -> list[TokenTimes]:
     """Times and probabilities of all tokens, in one forward pass over all utterances."""
-    attentions = attention(whisper, utterances, alignment_heads(whisper))
+    attentions = beside(lambda: attention(whisper, utterances, alignment_heads(whisper)))
+    read = beside(lambda: [(a.maps.mean(0).cpu(), a.probabilities.tolist()) for a in attentions])
     return [
-        TokenTimes(boundaries(a.maps.mean(0), len(u.tokens), u.length), a.probabilities)
-        for u, a in zip(utterances, attentions, strict=True)
+        TokenTimes(boundaries(matrix, len(u.tokens), u.length), tuple(probabilities))
+        for u, (matrix, probabilities) in zip(utterances, read, strict=True)
     ]
 
 
@@ -106,8 +121,7 @@ def attention(
         # The query at a position generates the next token; the last row generates the end, unless the
         # text fills all positions.
         maps = _sharpened(scores, range(first - 1, min(first + count, scores.shape[1])))
-        picked = logprobs[first - 1 : first + count - 1].exp()
-        result.append(Attention(maps, tuple(picked.tolist())))
+        result.append(Attention(maps, logprobs[first - 1 : first + count - 1].exp()))
     return result
 
 
@@ -141,10 +155,9 @@ def _read(
 
 
 def boundaries(matrix: Tensor, count: int, length: int) -> tuple[int, ...]:
-    """Where `count` tokens begin and the last one ends, from one map `[n + 1, F]`: samples up to
+    """Where `count` tokens begin and the last one ends, from one map `[n + 1, F]` on the host: samples up to
     `length`."""
     frames, kernels = _frames(length), _kernels()
-    matrix = matrix.cpu()
     starts = _path_starts(matrix.numpy()) if kernels is None else kernels.path_starts(matrix)
     starts += [frames] * (count + 1 - len(starts))
     return tuple(min(start * SAMPLES_PER_STEP, length) for start in starts)

@@ -293,7 +293,7 @@ def in_segments(one, patch):
 
 def in_alignment(one, patch):
     wrong = raises(
-        lambda _, all_: any(u.length == length() for u in all_),
+        lambda _, all_, beside: any(u.length == length() for u in all_),
         recording.token_times,
     )
     patch.setattr(recording, "token_times", wrong)

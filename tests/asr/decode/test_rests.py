@@ -513,7 +513,7 @@ def test_an_answer_goes_no_further_than_to_voice_between_its_segments(
     tokens = (begin, *few, begin + 25, begin + 150, *many, begin + 350, special.end)
     start, asked = 30 * RATE, []
 
-    def attention(whisper, utterances):
+    def attention(whisper, utterances, beside):
         asked.append(utterances)
         first = [0, RATE // 4, 17 * RATE // 10, 32 * RATE // 10]  # both words reach over the gap
         left = len(few) + len(many) + 1 - len(first)

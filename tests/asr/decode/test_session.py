@@ -143,9 +143,9 @@ def test_words_of_a_call_are_timed_together_and_those_of_a_session_by_recording(
     along; in a service no upload waits for the words of another."""
     seen, real = [], recording.token_times
 
-    def counted(whisper, utterances):
+    def counted(whisper, utterances, beside):
         seen.append(len(utterances))
-        return real(whisper, utterances)
+        return real(whisper, utterances, beside)
 
     monkeypatch.setattr(recording, "token_times", counted)
     whole(monkeypatch)

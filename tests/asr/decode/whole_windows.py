@@ -13,9 +13,7 @@ from forescribe.speculative.requests import Result
 
 def whole(patch: pytest.MonkeyPatch) -> None:
     """No further parts, and no voice that is missed."""
-    patch.setattr(
-        submission, "rest_of", lambda whisper, options, window, decoded, states: (decoded, None)
-    )
+    patch.setattr(submission, "rest_of", lambda _w, _o, _window, decoded, *_: (decoded, None))
     patch.setattr(submission, "accounted", lambda decoded, *_: decoded)
 
 

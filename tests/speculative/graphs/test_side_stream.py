@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor
 
 from forescribe.asr.decode.context import IsolatedEngine, NotFinite, encode_windows
+from forescribe.asr.model.loading import load
+from forescribe.asr.model.presets import Pair
 from forescribe.asr.model.speech_model import EncoderStates
+from forescribe.asr.words.timing import Utterance, token_times
+from forescribe.speculative import choose
 from forescribe.speculative.device import Device, SideStream
 from forescribe.speculative.engine.beams import BeamSearch
+from forescribe.speculative.model_engines import ModelEngine
+from tests.asr.model import folders
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.recorder import Forbidden
 from tests.speculative.graphs.workloads import tiny_engine, tiny_requests
+
+T = TypeVar("T")
 
 CUDA = CudaOnCpu("cuda", torch.float32)
 
@@ -72,6 +83,33 @@ def test_elsewhere_work_runs_at_once() -> None:
     assert side.hand_over(made) is made
 
 
+def test_words_are_timed_beside_the_rounds(cuda: FakeCuda, tmp_path: Path) -> None:
+    pair = Pair(folders.write(tmp_path / "target"))
+    whisper = load(pair, choose("cpu"), network=False, engine=ModelEngine.LEAN)
+    (states,) = whisper.encode(torch.ones(1, 80, 3000))
+    prompt = whisper.tokens.prompt("en", "transcribe", timestamps=False)
+    words = [Utterance(states, prompt, tuple(range(20, 20 + n)), 160_000) for n in (3, 30)]
+    expected = token_times(whisper, words)
+    cuda.mark(whisper.target, states)
+    rounds, streams = [], []
+
+    def meanwhile() -> bool:
+        rounds.append(torch.zeros(2) + 1)
+        return len(rounds) < 3
+
+    def run(work: Callable[[], T]) -> T:
+        def watched() -> T:
+            streams.append(cuda.current)
+            return work()
+
+        return side.run(watched, meanwhile)
+
+    side = SideStream(CUDA)
+    with cuda, cuda.reads_allowed():  # on the side stream, which they stop alone
+        assert token_times(whisper, words, run) == expected
+    assert len(rounds) > 2 and cuda.default not in streams and len(set(streams)) == 1
+
+
 def no_beams(size: int) -> BeamSearch:
     raise AssertionError
 
@@ -102,11 +140,11 @@ class Encoder:
 def encode(
     cuda: FakeCuda, weight: Tensor, slots: IsolatedEngine, windows: list[Tensor]
 ) -> tuple[Encoder, list[Any]]:
-    whisper = Encoder(cuda, weight)
+    whisper, side = Encoder(cuda, weight), SideStream(CUDA)
     context: Any = SimpleNamespace(
         whisper=whisper,
-        slots=slots,
-        side=SideStream(CUDA),
+        side=side,
+        beside=partial(side.run, meanwhile=slots.advance),
         expect=lambda features, spent_s: None,
     )
     wrapped: Any = [SimpleNamespace(samples=samples, features=None) for samples in windows]
