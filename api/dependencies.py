@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -59,10 +59,11 @@ NEEDS: Mapping[str, Scope | None] = MappingProxyType(
 T = TypeVar("T")
 
 
-def part(name: str, kind: type[T]) -> Callable[[Request], T]:
-    """A dependency: what the application has under this name."""
+def part(name: str, kind: type[T]) -> Callable[[Request], Awaitable[T]]:
+    """A dependency: what the application has under this name. Like `caller` it waits for nothing and is
+    asynchronous, as each other kind is called in a thread."""
 
-    def found(request: Request) -> T:
+    async def found(request: Request) -> T:
         value = getattr(request.app.state, name)
         assert isinstance(value, kind)
         return value
@@ -70,7 +71,7 @@ def part(name: str, kind: type[T]) -> Callable[[Request], T]:
     return found
 
 
-def caller(request: Request) -> str:
+async def caller(request: Request) -> str:
     """The name of the key that the request carries.
 
     A dependency, so it runs before the body is read: a client without a key cannot fill the disk. Raises
@@ -216,7 +217,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def browser_caller(request: Request) -> str:
+async def browser_caller(request: Request) -> str:
     """As `caller`, for pages that are read in a browser: the key may be the password of HTTP Basic.
 
     Other routes do not accept it, because browsers send it with requests that other pages have caused.

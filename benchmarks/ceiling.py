@@ -1,15 +1,22 @@
-"""What a file costs apart from the model: the speed that a device which takes no time would reach.
+"""What audio costs apart from the model: the speed that a device which takes no time would reach.
 
-    python -m benchmarks.ceiling hour.mp3 --model tiny.en --words --readers 0 1
-    python -m benchmarks.ceiling readers/*.flac --model tiny.en --readers 0 1 2 --service
+    python -m benchmarks.ceiling hour.mp3 --model tiny.en --words --readers 0 1 --cores 1 2
+    python -m benchmarks.ceiling readers/*.flac --model tiny.en --readers 0 --service --clients 8 --streams 8
+    python -m benchmarks.ceiling meeting.flac --model tiny.en --diarize
 
-The recordings are transcribed once, and what the model has answered is kept: tokens with their probabilities,
-and the attention that word times are read from. Then they are transcribed again with these answers. Reading,
-voice activity, cutting, features, admission, guards, retries, word times and transcripts are the program's
-own. Features count as part of it, though a card makes them itself.
+The recordings are transcribed once, and what the model has answered is kept (`benchmarks.replay`): tokens
+with their probabilities, the attention that word times are read from, what the speakers' networks have heard.
+Then they are transcribed again with these answers. Reading, voice activity, cutting, features, admission,
+guards, retries, word times, speakers, transcripts, the service and live sessions are the program's own.
+Features count as part of it, though a card makes them itself.
 
-For each way: seconds of the clock, of the engine's thread, and of all threads and processes; of the second
-what reading and features take. The exit code is 1 if a transcript differs from that of the model.
+The ways: by a call that reads itself or with `--readers` (and writes txt, srt, vtt, tsv, json); `--service`,
+a session with all recordings at once; `--clients`, uploads over HTTP by so many clients at once, which are a
+process of their own; `--streams`, so many live sessions at once, each of which is fed when what it has begun
+to decode has ended, so that each run asks the same; `--sockets`, the same over WebSockets at the pace of the
+clock. For each way: seconds of the clock, of the engine's thread, of all threads and processes, and of each
+stage by thread. The exit code is 1 if a transcript differs from that of the model, or the model had to be
+asked again; with --sockets, where time may change what is asked, that is told, and only final texts count.
 """
 
 from __future__ import annotations
@@ -17,209 +24,99 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
+import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks import provenance
-from forescribe.asr.decode.context import DecodingContext
+from benchmarks.replay import Replay, Stages
 from forescribe.asr.decode.options import Guards, Options, Outcome, Part
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.asr.model.speech_model import EncoderStates
-from forescribe.asr.model.whisper import attending
-from forescribe.speculative.requests import Request, Result
+from forescribe.asr.formats.files import formats, rendered
 
-Key = tuple[Any, ...]
+Texts = dict[str, Any]
+"""What a way has written of each recording: equal where the model's answers are."""
 
-
-@dataclass(eq=False)
-class Replay:
-    """In the place of a context's engine and model: they are asked once for each answer, which is kept and
-    given at once from then on, where they are `free`."""
-
-    context: DecodingContext
-    free: bool = False
-    answers: dict[Key, Result] = field(default_factory=dict)
-    maps: dict[Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    def __enter__(self) -> Self:
-        context = self.context
-        self.engine = context.engine
-        self.whisper = attending(context.whisper, "a replay")
-        context.engine = context.slots.engine = _Engine(self)  # type: ignore[assignment]
-        context.whisper = _Whisper(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        context = self.context
-        context.engine = context.slots.engine = self.engine
-        context.whisper = self.whisper
-
-
-class _Engine:
-    def __init__(self, replay: Replay) -> None:
-        self._replay, self._queue = replay, list[Request]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._replay.engine, name)
-
-    @property
-    def free(self) -> int:
-        engine = self._replay.engine
-        return engine.batch - len(self._queue) if self._replay.free else engine.free
-
-    @property
-    def idle(self) -> bool:
-        return not self._queue and self._replay.engine.idle
-
-    def submit(self, request: Request) -> None:
-        if self._replay.free:
-            self._queue.append(request)
-        else:
-            self._replay.engine.submit(request)
-
-    def step(self) -> list[Result]:
-        replay = self._replay
-        if not replay.free:
-            ended = replay.engine.step()
-            replay.answers |= {_key(r.request): replace(r, request=_NOTHING) for r in ended}
-            return ended
-        taken, self._queue = self._queue, []
-        return [replace(replay.answers[_key(request)], request=request) for request in taken]
-
-
-_NOTHING = Request((0,))
-
-
-def _key(request: Request) -> Key:
-    """The same in each run."""
-    window = request.tag.window
-    return request.tag.recording.name, window.start, request.prompt, request.temperature
-
-
-class _Whisper:
-    def __init__(self, replay: Replay) -> None:
-        self._replay = replay
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._replay.whisper, name)
-
-    def encode(self, *features: Tensor) -> list[EncoderStates]:
-        """States that know the features that they are of."""
-        if self._replay.free:
-            states = [EncoderStates(torch.zeros(1, 1)) for _ in features[0]]
-        else:
-            states = self._replay.whisper.encode(*features)
-        for own, row in zip(states, features[0], strict=True):
-            own.target.features_digest = hash(row[::8, ::50].numpy().tobytes())  # type: ignore[attr-defined]
-        return states
-
-    @contextmanager
-    def reading(self) -> Iterator[_Reader]:
-        if self._replay.free:
-            yield _Reader(self._replay, None)
-        else:
-            with self._replay.whisper.reading() as decoder:
-                if decoder is None:
-                    raise SystemExit("word times are kept from the native engine alone")
-                yield _Reader(self._replay, decoder)
-
-
-@dataclass(frozen=True)
-class _Reader:
-    replay: Replay
-    decoder: Any
-
-    def cross_attention(self, tokens: Tensor, states: EncoderStates, heads: Any) -> Any:
-        maps, key = self.replay.maps, (states.target.features_digest, *tokens.tolist())  # type: ignore[attr-defined]
-        if self.decoder is not None:
-            maps[key] = self.decoder.cross_attention(tokens, states, heads)
-        return maps[key]
+Perform = Callable[[Stages], Texts]
 
 
 @dataclass(frozen=True)
 class Row:
     way: str
-    times_real_time: float
+    audio_s: float
     wall_s: float
-    engine_thread_s: float
     all_s: float  # of processors, children too
-    reading_s: float  # on the engine's thread
-    features_s: float
+    stages: dict[str, dict[str, float]]  # of the processor, by thread
+    asked: int  # answers that were not kept
     equal: bool
+
+    @property
+    def engine_thread_s(self) -> float:
+        return sum(self.stages.get("engine", {}).values())
 
     @property
     def per_4000_s(self) -> float:
         """Seconds of the engine's thread for 4,000 s of audio."""
-        return 4000 * self.engine_thread_s / (self.times_real_time * self.wall_s)
+        return 4000 * self.engine_thread_s / self.audio_s
+
+    def lines(self) -> list[str]:
+        asked = f"; {self.asked} ANSWERS WERE NOT KEPT" if self.asked else ""
+        head = (
+            f"{self.way:<12} {self.audio_s / self.wall_s:7.0f} x real time; {self.wall_s:.2f} s; engine's "
+            f"thread {self.engine_thread_s:.2f} s, for 4,000 s {self.per_4000_s:.2f}; processors "
+            f"{self.all_s:.2f} s; {'equal' if self.equal else 'DIFFERS'}{asked}"
+        )
+        found = [head]
+        for thread, stages in self.stages.items():
+            parts = ", ".join(f"{stage} {s:.2f}" for stage, s in stages.items() if s >= 0.005)
+            found.append(f"    {thread}: {sum(stages.values()):.2f} s: {parts}")
+        return found
 
 
-def processors_s() -> float:
-    own, children = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+def measured(way: str, replay: Replay, audio_s: float, expected: Texts, perform: Perform) -> Row:
+    """A row of what `perform` does, which returns its texts."""
+    asked = replay.asked
+    with Stages() as stages:
+        found = perform(stages)
+    took = stages.wall_s, stages.all_s, stages.seconds
+    return Row(way, audio_s, *took, replay.asked - asked, found == expected)
 
 
-def measured(
-    way: str,
-    transcriber: Transcriber,
-    expected: dict[str, list[str]],
-    perform: Callable[[], tuple[list[Outcome], float]],
-) -> Row:
-    """A row of what `perform` returns: outcomes, and seconds of the engine's thread."""
-    watch = transcriber.context.watch
-    before, began, processors = dict(watch.seconds), time.perf_counter(), processors_s()
-    outcomes, thread_s = perform()
-    wall_s, after = time.perf_counter() - began, watch.seconds
-    audio_s = sum(o.transcript.sample_count for o in outcomes if o.transcript) / 16_000
-    spent = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in ("audio", "encode")}
-    return Row(
-        way,
-        audio_s / wall_s,
-        wall_s,
-        thread_s,
-        processors_s() - processors,
-        spent["audio"],
-        spent["encode"],
-        texts(outcomes) == expected,
-    )
-
-
-def texts(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
+def texts(outcomes: Sequence[Outcome]) -> Texts:
+    """Segments with their words, times and speakers."""
     return {
-        o.name: [s.text for s in o.transcript.segments] if o.transcript else [str(o.error)]
+        o.name: [(s.text, s.speaker, s.words) for s in o.transcript.segments]
+        if o.transcript
+        else [str(o.error)]
         for o in outcomes
     }
 
 
-def called(
-    transcriber: Transcriber, paths: Sequence[str], options: Options
-) -> tuple[list[Outcome], float]:
+def called(transcriber: Transcriber, paths: Sequence[str], options: Options) -> list[Outcome]:
     """By a call, in this thread."""
-    began_s = time.thread_time()
-    return list(transcriber.transcribe(paths, options)), time.thread_time() - began_s
+    return list(transcriber.transcribe(paths, options))
 
 
-def served(
-    transcriber: Transcriber, paths: Sequence[str], options: Options
-) -> tuple[list[Outcome], float]:
+def written(outcomes: Sequence[Outcome]) -> None:
+    """As files, in memory."""
+    for outcome in outcomes:
+        for format_ in formats("txt,srt,vtt,tsv,json"):
+            if outcome.transcript is not None:
+                rendered(format_, outcome.transcript, outcome.name)
+
+
+def served(transcriber: Transcriber, paths: Sequence[str], options: Options) -> list[Outcome]:
     """By a session with all of the recordings at once."""
-    session, spent = Session(transcriber.context), list[float]()
-
-    def run() -> None:
-        session.run()
-        spent.append(time.thread_time())
-
-    thread = threading.Thread(target=run)
+    session = Session(transcriber.context)
+    thread = threading.Thread(target=session.run)
     thread.start()
     listeners = [_Listener() for _ in paths]
     for path, listener in zip(paths, listeners, strict=True):
@@ -228,7 +125,7 @@ def served(
         listener.done.wait()
     session.close()
     thread.join()
-    return [listener.outcome for listener in listeners], spent[0]
+    return [listener.outcome for listener in listeners]
 
 
 class _Listener:
@@ -243,48 +140,121 @@ class _Listener:
         self.done.set()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks.ceiling")
     made.add_argument("recordings", nargs="+")
     made.add_argument("--model", default="tiny.en")
     made.add_argument("--language", default="en")
     made.add_argument("--batch", type=int, default=64)
     made.add_argument("--words", action="store_true", help="with word times")
-    made.add_argument("--readers", type=int, nargs="+", default=[0], metavar="N")
+    made.add_argument("--diarize", action="store_true", help="of calls, by the embedded engine")
+    made.add_argument("--readers", type=int, nargs="*", default=[0], metavar="N")
     made.add_argument("--service", action="store_true", help="all at once, by a session, too")
-    made.add_argument("--cores", type=int, metavar="N", help="of this machine's")
+    made.add_argument("--clients", type=int, nargs="+", default=[], metavar="N", help="of uploads")
+    made.add_argument("--streams", type=int, nargs="+", default=[], metavar="N", help="live")
+    made.add_argument("--sockets", type=int, nargs="+", default=[], metavar="N", help="live")
+    made.add_argument("--cores", type=int, nargs="+", metavar="N", help="of this machine's")
     made.add_argument("--threads", type=int, default=1, help="of torch; a card needs one")
     made.add_argument("--json", type=Path, metavar="FILE", help="where the record goes")
-    given = made.parse_args(arguments)
+    return made
+
+
+def by_cores(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """A process for each number of cores."""
+    at = arguments.index("--cores")
+    others = [*arguments[:at], *arguments[at + 1 + len(given.cores) :]]
+    worst = 0
+    for cores in given.cores:
+        own = [*others, "--cores", str(cores)]
+        if given.json is not None:
+            own += ["--json", str(given.json.with_stem(f"{given.json.stem}-{cores}"))]
+        print(f"{cores} cores", flush=True)
+        command = [sys.executable, "-m", "benchmarks.ceiling", *own]
+        worst = max(worst, subprocess.run(command, check=False).returncode)
+    return worst
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    if given.cores and len(given.cores) > 1:
+        return by_cores(given, sys.argv[1:] if arguments is None else arguments)
     if given.cores:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.cores])
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.cores[0]])
     loaded = Transcriber.load(given.model, "none", batch=given.batch, gamma=0)
     options = Options(language=given.language, words=given.words, guards=Guards())
-    rows = []
-    with Replay(loaded.context) as replay:
-        expected = texts(called(loaded, given.recordings, options)[0])
-        replay.free = True
-        torch.set_num_threads(given.threads)
-        ways: list[tuple[str, Callable[[], tuple[list[Outcome], float]]]] = [
-            (f"{n} readers", lambda n=n: called(loaded.with_readers(n), given.recordings, options))  # type: ignore[misc]
-            for n in given.readers
-        ]
-        if given.service:
-            ways.append(("service", lambda: served(loaded, given.recordings, options)))
-        for way, perform in ways:
-            rows.append(row := measured(way, loaded, expected, perform))
-            print(
-                f"{way:<10} {row.times_real_time:7.0f} x real time; {row.wall_s:.2f} s; engine's thread "
-                f"{row.engine_thread_s:.2f} s, for 4,000 s {row.per_4000_s:.2f} (by the clock reading "
-                f"{row.reading_s:.2f}, features {row.features_s:.2f}); processors {row.all_s:.2f} s; "
-                f"{'equal' if row.equal else 'DIFFERS'}",
-                flush=True,
-            )
+    finder = None
+    if given.diarize:
+        from forescribe.diarize.engines.embedded import EmbeddedDiarizer
+        from forescribe.diarize.speaker_finder import SpeakerFinder
+
+        finder = SpeakerFinder(EmbeddedDiarizer())
+    with Replay(loaded.context, finder and finder.diarizer) as replay:  # type: ignore[arg-type]
+        rows = ways(given, loaded, replay, options, finder)
     if given.json is not None:
-        found = [vars(row) | {"per_4000_s": row.per_4000_s} for row in rows]
+        found = [
+            asdict(row) | {"engine_thread_s": row.engine_thread_s, "per_4000_s": row.per_4000_s}
+            for row in rows
+        ]
         record = provenance.record("benchmarks.ceiling") | {"rows": found}
         given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(row.equal for row in rows) else 1
+    return int(any(not row.equal or (row.asked and "socket" not in row.way) for row in rows))
+
+
+def ways(
+    given: argparse.Namespace,
+    loaded: Transcriber,
+    replay: Replay,
+    options: Options,
+    finder: Any,
+) -> list[Row]:
+    """Keeps the model's answers, and measures each way with them."""
+    from benchmarks import replayed_service as service
+
+    paths, rows = given.recordings, list[Row]()
+    speaking = loaded if finder is None else loaded.with_speakers(finder)
+    outcomes = called(speaking, paths, options)
+    audio_s = sum(o.transcript.sample_count for o in outcomes if o.transcript) / 16_000
+    expected = texts(outcomes)
+    plain = expected if finder is None else texts(called(loaded, paths, options))
+
+    def measure(way: str, perform: Perform, audio_s: float = audio_s, like: Any = plain) -> None:
+        rows.append(row := measured(way, replay, audio_s, like, perform))
+        print("\n".join(row.lines()), flush=True)
+
+    def call(readers: int, stages: Stages) -> Texts:
+        def whole() -> list[Outcome]:
+            found = called(speaking.with_readers(readers), paths, options)
+            stages.timed("formats", written)(found)
+            return found
+
+        return texts(stages.timed("engine", whole)())
+
+    def session(_: Stages) -> Texts:
+        return texts(served(loaded, paths, options))
+
+    spoken = given.streams or given.sockets
+    samples = service.samples_of(paths) if spoken else []
+    told = service.spoken(loaded, samples, options, 1) if spoken else {}
+    clips = service.clips_of(outcomes) if given.clients else []
+    replay.free = True
+    torch.set_num_threads(given.threads)
+    for readers in given.readers:
+        measure(f"{readers} readers", partial(call, readers), like=expected)
+    if given.service:
+        measure("service", session)
+    for clients in given.clients:
+        answers = {o.name: o.transcript and o.transcript.text for o in outcomes}
+        uploading = partial(service.uploaded, loaded, clips, options, clients)
+        measure(f"{clients} clients", uploading, like=answers)
+    for way, counts, perform in (
+        ("streams", given.streams, service.fed),
+        ("sockets", given.sockets, service.heard),
+    ):
+        for count in counts:
+            of = sum(len(samples[n % len(samples)]) for n in range(count)) / 16_000
+            like = {str(n): told[str(n % len(samples))] for n in range(count)}
+            measure(f"{count} {way}", partial(perform, loaded, samples, options, count), of, like)
+    return rows
 
 
 if __name__ == "__main__":

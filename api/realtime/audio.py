@@ -2,16 +2,19 @@
 
     audio = SessionAudio(serving, tell)
     audio.use(config, options)          # before all others, and when the configuration changes
-    behind_s = audio.feed(data)
+    if audio.keep(data):                # waits for nothing
+        behind_s = audio.feed()
     audio.commit()
 
-Methods may take time and are not for the event loop; they are called one at a time. `tell` is called on the
-threads of the stream and must not wait. Does not know sockets and messages.
+Other methods may take time and are not for the event loop; they are called one at a time. `tell` is called on
+the threads of the stream and must not wait. Does not know sockets and messages.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.live.formats import AudioInput
@@ -23,6 +26,7 @@ from .session import DIARIZE, PARAM, TRANSCRIPTION, SessionConfig
 if TYPE_CHECKING:
     from forescribe.asr.live.events import Event, LiveOptions, LiveStats, Tell
     from forescribe.asr.live.stream import LiveStream
+    from forescribe.asr.segment.windows import Samples
     from forescribe.diarize.live_speakers import LiveSpeakers
 
 
@@ -34,6 +38,7 @@ class SessionAudio:
         self._config: SessionConfig | None = None
         self._stream: LiveStream | None = None
         self._speakers: LiveSpeakers | None = None
+        self._kept: list[Samples] = []
 
     def enrols(self, config: SessionConfig) -> bool:
         """Whether `use` has to wait for the network that hears voices."""
@@ -85,25 +90,37 @@ class SessionAudio:
         assert self._stream is not None
         return self._stream
 
-    def feed(self, data: bytes) -> float:
-        """Take the next bytes; `behind_s`."""
-        self.stream.feed(self._input.push(data))
+    def keep(self, data: bytes) -> bool:
+        """Take the next bytes; whether they complete a step, which is to be fed. The way to a thread for each
+        message takes longer than this."""
+        self._kept.append(self._input.push(data))
+        return sum(map(len, self._kept)) >= self.stream.wanted
+
+    def feed(self) -> float:
+        """Look at what was kept; `behind_s`."""
+        kept, self._kept = self._kept, []
+        self.stream.feed(np.concatenate([np.zeros(0, np.float32), *kept]))
         return self.behind_s
 
     def commit(self) -> int | None:
         """End the item; None where there is too little of it."""
-        self.stream.feed(self._input.flush())
+        self._flush()
         return self.stream.commit()
+
+    def _flush(self) -> None:
+        self._kept.append(self._input.flush())
+        self.feed()
 
     def clear(self) -> None:
         """Drop the item that is being spoken."""
+        self._kept = []
         self._input.clear()
         self.stream.clear()
 
     def finish(self) -> None:
         """No more audio comes; the text of open items follows. Nothing where there is no stream."""
         if self._stream is not None:
-            self.stream.feed(self._input.flush())
+            self._flush()
             self.stream.finish()
 
     def cancel(self) -> None:

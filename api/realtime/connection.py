@@ -3,9 +3,9 @@
     await Connection(websocket, streams, place, client, config).run()
 
 One task reads and one sends; the stream (`asr.live`) tells from its own threads what is to be sent. Audio is
-decoded and looked at in threads, a second at a time, and the socket is not read while the model is
-`MAX_BEHIND_S` behind: the client's own connection makes it wait. A client's mistake is answered with an
-`error`, and the session goes on.
+looked at in threads, as soon as there is a step of it and a second at most, and the socket is not read while
+the model is `MAX_BEHIND_S` behind: the client's own connection makes it wait. A client's mistake is answered
+with an `error`, and the session goes on.
 
 A session ends when the client leaves: then everything of it is dropped. In all other cases the item that is
 being spoken is ended, open items have `DRAIN_S` for their text, and the close code says why:
@@ -29,7 +29,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -76,7 +75,8 @@ MAX_UNSENT = 1 << 20
 """Characters that wait for a slow reader."""
 
 LONG_MESSAGE = 1 << 16
-"""Characters from which on an event is parsed in a thread."""
+"""Characters from which on an event is parsed, and its audio decoded, in a thread: the way to a thread and
+back takes longer than what is less."""
 
 METER_S = 10.0
 """Of audio, which is counted together, and after which the key is looked at again."""
@@ -217,10 +217,11 @@ class Connection:
         self.items.hypotheses = HYPOTHESES in config.include
 
     async def _append(self, audio: str) -> End | None:
-        data = await self._in_thread(lambda: _decoded(audio))
+        short = len(audio) < LONG_MESSAGE
+        data = _decoded(audio) if short else await self._in_thread(lambda: _decoded(audio))
         for piece in _pieces(data, self.audio.bytes_per_s):
             self._started = True
-            behind_s = await self._in_thread(partial(self.audio.feed, piece))
+            behind_s = await self._in_thread(self.audio.feed) if self.audio.keep(piece) else 0.0
             while behind_s > MAX_BEHIND_S:
                 await asyncio.sleep(BEHIND_POLL_S)
                 behind_s = await self._in_thread(lambda: self.audio.behind_s)

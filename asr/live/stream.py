@@ -101,6 +101,11 @@ class LiveStream:
         return (self._voice.position + len(self._steps.rest)) / SAMPLE_RATE
 
     @property
+    def wanted(self) -> int:
+        """How many more samples make a step; with less nothing happens."""
+        return STEP - len(self._steps.rest)
+
+    @property
     def behind_s(self) -> float:
         """Seconds of audio that have arrived since the passes under way began, and those of items that have
         ended and wait for their transcripts, of which no more than a window can be left to decode. A sender

@@ -1,4 +1,4 @@
-"""Blocks that wait for disks and databases, entered and left outside the event loop."""
+"""What is done outside the event loop: blocks that wait for disks and databases, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import threading
 from contextlib import contextmanager
 
+import anyio.to_thread
 import pytest
 
 from forescribe.api.http.bodies import in_thread
+from tests.api.conftest import FORM, TRANSCRIBE, sound
 
 
 def test_a_block_that_was_being_entered_for_a_cancelled_task_is_left() -> None:
@@ -36,3 +38,16 @@ def test_a_block_that_was_being_entered_for_a_cancelled_task_is_left() -> None:
         assert await asyncio.to_thread(left.wait, 30)
 
     asyncio.run(use())
+
+
+def test_what_a_route_depends_on_needs_no_thread(service, monkeypatch) -> None:
+    client, run, called = service(), anyio.to_thread.run_sync, []
+
+    async def counted(work, *arguments, **options):
+        called.append(getattr(work, "func", work).__module__)
+        return await run(work, *arguments, **options)
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", counted)
+    answer = client.post(TRANSCRIBE, files={"file": sound(1)}, data=FORM)
+    assert answer.status_code == 200
+    assert not [module for module in called if module.startswith("forescribe")]

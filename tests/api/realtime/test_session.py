@@ -53,6 +53,25 @@ def test_an_items_text_is_that_of_an_upload_of_its_samples(service) -> None:
     assert done["usage"] == {"type": "duration", "seconds": 2.5}
 
 
+def test_short_messages_share_the_way_to_a_thread(service, monkeypatch) -> None:
+    client, samples, calls = service(), noise(0.64), 0
+    with connected(client) as socket:
+        threads = client.app.state.streams.threads
+        submit = threads.submit
+
+        def counted(*work):
+            nonlocal calls
+            calls += 1
+            return submit(*work)
+
+        monkeypatch.setattr(threads, "submit", counted)
+        for at in range(0, len(samples), 320):
+            socket.append(samples[at : at + 320])
+        socket.commit()
+        assert socket.until("completed")["usage"]["seconds"] == 0.64
+    assert calls == 3  # after 0.26 and 0.52 s, and the commit with the rest
+
+
 class Alternating:
     """The speakers of a stream: the windows are of two in turn, the first one the known person, if any."""
 
