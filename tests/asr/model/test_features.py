@@ -47,6 +47,17 @@ def test_a_window_does_not_depend_on_who_shares_its_batch(windows: list[Samples]
         assert row.equal(log_mel([window])[0])
 
 
+@pytest.mark.parametrize(
+    "count", [0, 1, 159, 160, 8_000, 48_001, 320_000, 479_599, 479_601, 480_000]
+)
+def test_what_holds_no_sound_is_known(count: int) -> None:
+    """The features of a window are those of all 30 s: to the bit with AVX-512, else to one of float32."""
+    log_mel = LogMel(WhisperFeatureExtractor(feature_size=80))
+    window = np.random.default_rng(count).standard_normal(count).astype(np.float32)
+    whole = log_mel._features([window], log_mel.samples)
+    torch.testing.assert_close(log_mel([window]), whole, rtol=0, atol=3e-7)
+
+
 def test_quiet_windows_are_amplified_and_others_left_alone(windows: list[Samples]) -> None:
     full, quiet = windows[0], windows[0] * np.float32(1e-4)
     loudest = np.abs(full).max()
