@@ -69,10 +69,9 @@ class Replay:
         context.engine = context.slots.engine = _Engine(self)  # type: ignore[assignment]
         context.whisper = _Whisper(self)
         if diarizer is not None:
-            self.networks: tuple[Any, Any] = diarizer.segmentation.network, diarizer.encoder.forward
-            heard, voices = (_Network(self, network) for network in self.networks)
-            diarizer.segmentation.network = heard  # type: ignore[assignment]
-            diarizer.encoder.forward = voices  # type: ignore[method-assign]
+            self.heard = vars(diarizer.segmentation)["network"]
+            vars(diarizer.segmentation)["network"] = _Network(self, self.heard)
+            vars(diarizer.encoder)["forward"] = _Network(self, diarizer.encoder.forward)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,7 +79,8 @@ class Replay:
         context.engine = context.slots.engine = self.engine
         context.whisper = self.whisper
         if diarizer is not None:
-            diarizer.segmentation.network, diarizer.encoder.forward = self.networks  # type: ignore[method-assign]
+            vars(diarizer.segmentation)["network"] = self.heard
+            del vars(diarizer.encoder)["forward"]  # the class has it
 
     def ask(self, request: Request) -> Result:
         """The model's own answer, which was not kept."""
@@ -163,8 +163,8 @@ class _Whisper:
         else:
             states = self._replay.whisper.encode(*features)
         for own, *rows in zip(states, *features, strict=True):
-            own.target.features_digest = _digest(rows[0][::16, ::8])  # type: ignore[attr-defined]
-            own.target.features = rows  # type: ignore[attr-defined]
+            own.target.features_digest = _digest(rows[0][::16, ::8])
+            own.target.features = rows
         return states
 
     @contextmanager

@@ -65,9 +65,8 @@ Texts = dict[str, Any]
 def application(transcriber: Transcriber, stages: Stages, most: int) -> Iterator[str]:
     """The service on a free port of this machine, for up to `most` clients; its address."""
     failures = list[Failure]()
-    settings = Settings(
-        model="replayed", jobs=False, drain_s=0.0, max_requests=2 * most, max_streams=most
-    )
+    given: dict[str, Any] = {"max_requests": 2 * most, "max_streams": most}
+    settings = Settings(model="replayed", jobs=False, drain_s=0.0, **given)
     speech = Serving(settings, lambda: transcriber, _no_speakers)
     app = create_app(settings, speech, failed=failures.append)
     with socket.socket() as listening:
