@@ -14,6 +14,10 @@ A request is one message with three files attached: recording, samples, reply. T
 lines of JSON: where the recording is to be cut, a list for each window, once its samples are in the file;
 then the child's (`samples` and `notices`, or `error`) and the server's (`exit`). When a client closes a
 reply, that child is killed; when it closes the socket, all of them are.
+
+A person's own recordings may share a child, as a fork and the first use of each library cost what ten seconds
+of audio do: a request without a name has a socket in place of the recording, over which requests come up to
+the first that fails. Once the server is loaded, it closes its direction of its socket.
 """
 
 from __future__ import annotations
@@ -86,9 +90,9 @@ class Bounds:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
 
-    def request(self, name: str, cutting: Cutting | None = None) -> bytes:
+    def request(self, name: str | None, cutting: Cutting | None = None) -> bytes:
         cut_by = None if cutting is None else asdict(cutting)
-        short = clipped(name, NAME_LENGTH)  # a message that is cut off would end the server
+        short = name and clipped(name, NAME_LENGTH)  # a message cut off would end the server
         return json.dumps({"name": short, "cutting": cut_by, **asdict(self)}).encode()
 
     @property
@@ -130,6 +134,7 @@ class _ForkServer:
         self.poll.register(self.woken, select.POLLIN)
 
     def run(self) -> None:
+        self.control.shutdown(socket.SHUT_WR)  # all is loaded
         while True:
             for descriptor, _ in self.poll.poll(self._wait_ms()):
                 if descriptor == self.woken:
@@ -156,32 +161,28 @@ class _ForkServer:
             for descriptor in list(self.children):
                 self._kill(descriptor)
             return False
-        request = json.loads(message)
-        name, cut_by = request.pop("name"), request.pop("cutting")
-        bounds, cutting = Bounds(**request), cut_by and Cutting.from_dict(cut_by)
-        if cutting is not None and self.detector is None:
-            self.detector = SileroDetector()  # once, for all children
+        name, bounds, _ = self._understood(message)
         source, samples, reply = files
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
             _die_with(parent)
-            self._become_child(name, bounds, cutting, source, samples, reply)
+            self._become_child(None if name is None else message, bounds, files)
         os.close(source)
         os.close(samples)
         self.children[reply] = _Child(pid, time.monotonic() + bounds.wall_s)
         self.poll.register(reply, 0)  # reports only that its reader has closed it
         return True
 
-    def _become_child(
-        self,
-        name: str,
-        bounds: Bounds,
-        cutting: Cutting | None,
-        source: int,
-        samples: int,
-        reply: int,
-    ) -> None:
-        """Decode the recording and exit."""
+    def _understood(self, message: bytes) -> tuple[str | None, Bounds, Cutting | None]:
+        request = json.loads(message)
+        name, cut_by = request.pop("name"), request.pop("cutting")
+        cutting = cut_by and Cutting.from_dict(cut_by)
+        if cutting is not None and self.detector is None:
+            self.detector = SileroDetector()  # once, for all children
+        return name, Bounds(**request), cutting
+
+    def _become_child(self, message: bytes | None, bounds: Bounds, files: list[int]) -> None:
+        """Decode the recording, or those that are asked for in its place, and exit."""
         try:
             os.setsid()
             signal.set_wakeup_fd(-1)
@@ -190,17 +191,33 @@ class _ForkServer:
             for descriptor in (0, 1, 2):
                 os.dup2(nothing, descriptor)
             for descriptor in map(int, os.listdir("/proc/self/fd")):
-                if descriptor > 2 and descriptor not in (source, samples, reply):
+                if descriptor > 2 and descriptor not in files:
                     with suppress(OSError):
                         os.close(descriptor)
             _bound(bounds)
-            pipe = open(reply, "w", buffering=1, closefd=False)  # each window is told at once
-            # Nothing is closed: a thread may still decode. The windows that are told are in the file.
-            file, output = open(source, "rb"), open(samples, "wb", buffering=0)
-            for line in _decode(name, bounds, cutting, self.detector, file, output):
-                print(json.dumps(line), file=pipe)
+            if message is not None:
+                self._answer(message, files)
+                return
+            requests = socket.socket(fileno=files[0])
+            while (received := socket.recv_fds(requests, MESSAGE, 3))[0]:
+                if not self._answer(*received[:2]):
+                    return
+                for descriptor in received[1]:
+                    os.close(descriptor)
         finally:
             os._exit(0)
+
+    def _answer(self, message: bytes, files: list[int]) -> bool:
+        """Decode a recording. False where that fails: a thread may still decode, so nothing is closed."""
+        name, bounds, cutting = self._understood(message)
+        source, samples, reply = files
+        pipe = open(reply, "w", buffering=1, closefd=False)  # each window is told at once
+        file = open(source, "rb", closefd=False)
+        output = open(samples, "wb", buffering=0, closefd=False)
+        line: object = None
+        for line in _decode(str(name), bounds, cutting, self.detector, file, output):
+            print(json.dumps(line), file=pipe)
+        return isinstance(line, dict) and "samples" in line
 
     def _kill(self, descriptor: int) -> None:
         """Kill a child, which has not been reaped yet, so that no other process has its id."""

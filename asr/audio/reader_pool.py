@@ -7,8 +7,8 @@
 A core decodes and cuts an mp3 at 500 times its length; a model that transcribes faster waits for audio
 otherwise. The windows are those that reading in this process gives, and are there as soon as a child has
 cut them. Samples wait in unnamed files, 64 kB per second, `spool_bytes` of them at most. What does not fit is
-read in this process, block by block: memory and disk are bounded whatever comes. So is a first recording that
-is short, which does not wait for the children to be loaded.
+read in this process, block by block: memory and disk are bounded whatever comes. So are short recordings
+until the children are loaded.
 
 Knows nothing of models.
 """
@@ -48,7 +48,7 @@ AHEAD = 4
 """Recordings that are begun for each reader: of short ones several are used up while the next is read."""
 
 LONG_S = 1200.0
-"""A first recording of less is read in this process: that takes 3 s, as loading the children does."""
+"""One of less is read in this process until the children are loaded: both take 3 s."""
 
 DAY_S = 24 * 3600
 MEMORY_BYTES = 4 << 30
@@ -110,10 +110,6 @@ class ReaderPool:
         before the next is pulled. A source that is still being fetched (where the stream says so, `ready`) is
         waited for only if there is no other."""
         coming = iter(sources)
-        first = next(coming, None)
-        if first is not None:
-            size = self._size(first)
-            self._waiting.append(_Waiting(first, size if size >= LONG_S * SECOND else 0))
         while True:
             while len(self._waiting) < self.readers * AHEAD:
                 if self._waiting and not getattr(coming, "ready", True):
@@ -150,8 +146,9 @@ class ReaderPool:
 
     def _begin(self) -> None:
         """Begin to read what fits into the spool, in order."""
+        shortest = 0 if len(self._waiting) > 1 and self._decoders.loaded else LONG_S * SECOND
         for waiting in self._waiting:
-            if waiting.decoded is not None or not waiting.size:
+            if waiting.decoded is not None or not waiting.size or waiting.size < shortest:
                 continue
             with self._lock:
                 if self._used + waiting.size > self.spool_bytes:
@@ -165,7 +162,12 @@ class ReaderPool:
         try:
             with open_path(path, name) as file:
                 return self._decoders.decode(
-                    file, self._bounds, name=name, cutting=self.cutting, told=waiting.told
+                    file,
+                    self._bounds,
+                    name=name,
+                    cutting=self.cutting,
+                    told=waiting.told,
+                    trusted=True,
                 )
         finally:
             waiting.windows.put(None)

@@ -23,6 +23,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast, get_args
 
@@ -38,7 +40,7 @@ from ..errors import (
 from ..formats.transcript_parts import Notice, merged
 from ..segment.cut_plan import span_of
 from ..segment.windows import WindowSpan
-from .fork_server import Bounds, Cutting
+from .fork_server import REPLY_BYTES, Bounds, Cutting
 from .inputs import WIDTH, DecodedFile
 
 TRIES = 2
@@ -50,12 +52,14 @@ KILLED = -signal.SIGKILL
 GRACE_S = 120.0
 """Time for the fork server to load, and to report that a child's time is up."""
 
-CLOSE_S = 3.0
+CLOSE_S = 0.5
 """Time for the fork server to end by itself."""
 
 REPEATED = "short_audio"
 """A notice that reading the decoded samples produces again."""
 
+Send = Callable[[bytes, list[int]], None]
+Ask = Callable[[Send], dict[str, Any]]
 Told = Callable[[BinaryIO, WindowSpan], None]
 """Is told of a window whose samples are in this file now."""
 
@@ -74,6 +78,15 @@ class Decoders:
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._lasting: list[_Lasting] = []  # those that wait for a recording
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the decoders are loaded, which begins when this is asked."""
+        poll = select.poll()
+        with self._lock:
+            poll.register(self._connected(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def start(self) -> None:
         """Start loading the decoders in the background."""
@@ -92,9 +105,11 @@ class Decoders:
         name: str,
         cutting: Cutting | None = None,
         told: Told | None = None,
+        trusted: bool = False,
     ) -> DecodedFile:
         """Decode a recording and wait for its samples and, with `cutting`, for its windows. `told` hears of
-        these before, and from the first one again where a child has died. The source stays open.
+        these before, and from the first one again where a child has died. The source stays open. What is
+        `trusted` shares a child with others, after whose death it has one of its own.
 
         Raises AudioError: what `open_audio` and reading raise; `invalid_audio` also where the decoder
         crashes, hangs or exceeds its bounds; `internal_error` where it cannot be started. Raises
@@ -115,7 +130,9 @@ class Decoders:
             windows = None if cutting is None else _Windows(samples, told)
             try:
                 message = bounds.request(name, cutting)
-                reply = self._request(source, samples, message, bounds, windows)
+                shared = None if ends or not trusted else bounds.request(None, cutting)
+                ask = partial(_ask, (source, samples), message, bounds, windows)
+                reply = self._request(ask, shared)
                 if "error" in reply:
                     raise _error(*reply["error"])
                 if "samples" in reply:
@@ -150,29 +167,27 @@ class Decoders:
             self._end()
         self._pool.shutdown()
 
-    def _request(
-        self,
-        source: BinaryIO,
-        samples: BinaryIO,
-        message: bytes,
-        bounds: Bounds,
-        windows: _Windows | None,
-    ) -> dict[str, Any]:
-        """Have a recording decoded; returns the child's reply and how it ended, `exit` None where that is
-        unknown. Raises ValueError for a reply that is too long or not JSON, and what `windows` raises."""
-        ours, theirs = os.pipe()
-        with open(ours, "rb") as reply:
-            # Reopened, so that the child can neither write to it nor move our position in it.
-            with open(theirs, "wb") as end, open(f"/dev/fd/{source.fileno()}", "rb") as readable:
-                self._send(message, [readable.fileno(), samples.fileno(), end.fileno()])
-            result: dict[str, Any] = {"exit": None, "late": False}
-            for line in _lines(reply, bounds.wall_s + GRACE_S, bounds.reply_bytes):
-                said = json.loads(line)
-                if isinstance(said, list) and windows is not None:
-                    windows.add(said)
-                else:
-                    result |= said
+    def _request(self, ask: Ask, shared: bytes | None) -> dict[str, Any]:
+        """What `ask` returns, of a child for one recording or, where there is a request for one, for many."""
+        if shared is None:
+            return ask(self._send)
+        with self._lock:
+            child = self._lasting.pop() if self._lasting else None
+        child, goes_on = child or _Lasting(partial(self._send, shared)), False
+        try:
+            result = ask(child.send)
+            goes_on = "samples" in result and child.left > 1
+            if not result.keys() & {"samples", "error"}:
+                for line in _lines(child.end, GRACE_S, REPLY_BYTES):
+                    result |= json.loads(line) | {"late": False}  # its time was not one recording's
             return result
+        finally:
+            child.left -= 1
+            with self._lock:
+                if goes_on and not self._closed:
+                    self._lasting.append(child)
+                else:
+                    child.close()
 
     def _send(self, message: bytes, files: list[int]) -> None:
         with self._lock:
@@ -183,6 +198,8 @@ class Decoders:
                 socket.send_fds(self._connected(), [message], files)
 
     def _end(self) -> None:
+        while self._lasting:
+            self._lasting.pop().close()
         if self._control is not None and self._process is not None:
             self._control.close()  # makes the server kill its children and end
             try:
@@ -217,6 +234,53 @@ class Decoders:
                 )
             self._control = ours
         return self._control
+
+
+def _ask(
+    files: Sequence[BinaryIO], message: bytes, bounds: Bounds, windows: _Windows | None, send: Send
+) -> dict[str, Any]:
+    """Have a recording decoded: its file, and that of the samples. Returns the child's reply and how it
+    ended, `exit` None where that is unknown. Raises ValueError for a reply that is too long or not JSON, and
+    what `windows` raises."""
+    ours, theirs = os.pipe()
+    with open(ours, "rb") as reply:
+        # Reopened, so that the child can neither write to it nor move our position in it.
+        with open(theirs, "wb") as end, open(f"/dev/fd/{files[0].fileno()}", "rb") as own:
+            send(message, [own.fileno(), files[1].fileno(), end.fileno()])
+        result: dict[str, Any] = {"exit": None, "late": False}
+        for line in _lines(reply, bounds.wall_s + GRACE_S, bounds.reply_bytes):
+            said = json.loads(line)
+            if isinstance(said, list) and windows is not None:
+                windows.add(said)
+            else:
+                result |= said
+        return result
+
+
+class _Lasting:
+    """A child that takes recordings one after the other, `left` of them. `begin` sends its request; `end`
+    tells of its exit, and the child is killed where that is closed."""
+
+    left = 200
+
+    def __init__(self, begin: Callable[[list[int]], None]) -> None:
+        self.control, requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = os.pipe()
+        self.end, end = open(ours, "rb"), open(theirs, "wb")
+        try:
+            with requests, end:
+                begin([requests.fileno(), requests.fileno(), end.fileno()])
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, message: bytes, files: list[int]) -> None:
+        with suppress(OSError):  # it has died
+            socket.send_fds(self.control, [message], files)
+
+    def close(self) -> None:
+        self.control.close()
+        self.end.close()
 
 
 def _decoded(

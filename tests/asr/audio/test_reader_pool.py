@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,9 +55,14 @@ def contents(pool: ReaderPool, sources: list[Input]) -> Iterator[object]:
 
 
 @pytest.fixture
-def loaded(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pools whose decoders are loaded already."""
+def loaded(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Pools whose decoders are loaded already; their children end with the test."""
     monkeypatch.setattr(reader_pool, "Decoders", lambda *given: decoders)
+    while not decoders.loaded:
+        time.sleep(0.01)
+    yield
+    while decoders._lasting:
+        decoders._lasting.pop().close()
 
 
 @pytest.mark.usefixtures("loaded")
@@ -63,7 +71,7 @@ def test_windows_and_samples_are_those_of_reading_here(vad: bool) -> None:
     options = WindowOptions(max_silence_s=1.0)
     paths: list[Input] = [*map(str, SAMPLES)]
     with ReaderPool(2, Cutting(vad, options)) as pool:
-        for number, (path, found) in enumerate(zip(paths, contents(pool, [*paths]), strict=True)):
+        for path, found in zip(paths, contents(pool, [*paths]), strict=True):
             samples, spans, warnings = found  # type: ignore[misc]
             with open_audio(path) as recording:
                 expected = np.concatenate([*recording.blocks()])
@@ -71,8 +79,7 @@ def test_windows_and_samples_are_those_of_reading_here(vad: bool) -> None:
                 assert warnings == recording.warnings
             windows = cut(iter([expected]), SileroDetector(), options, skip_silence=vad)
             wanted = tuple(window.span for window in windows)
-            # The first is short and read here, so that nobody waits for it.
-            assert (spans and tuple(spans)) == (None if number == 0 else wanted)
+            assert spans is not None and tuple(spans) == wanted
         assert pool.used_bytes == 0
 
 
@@ -130,7 +137,7 @@ def test_a_recording_longer_than_the_spool_is_read_here(tmp_path: Path) -> None:
     with ReaderPool(2, Cutting(vad=False), spool_bytes=2 * SIZE) as pool:
         found = list(contents(pool, [short, long, short]))
     assert [len(samples) for samples, _, _ in found] == [SECOND, 3 * SECOND, SECOND]  # type: ignore[misc]
-    assert [spans is None for _, spans, _ in found] == [True, True, False]  # type: ignore[misc]
+    assert [spans is None for _, spans, _ in found] == [False, True, False]  # type: ignore[misc]
 
 
 def test_a_full_disk_of_the_spool_costs_no_recording(
@@ -154,12 +161,10 @@ def test_a_killed_child_is_tried_again_and_then_fails_its_recording_alone(
     reply = Decoders._request
     tries = 0
 
-    def killed(
-        self: Decoders, source: object, samples: object, message: bytes, *more: object
-    ) -> object:
+    def killed(self: Decoders, ask: Any, shared: bytes | None) -> object:
         nonlocal tries
-        if b"poison" not in message:
-            return reply(self, source, samples, message, *more)  # type: ignore[arg-type]
+        if b"poison" not in ask.args[1]:
+            return reply(self, ask, shared)
         tries += 1
         return {"exit": -signal.SIGKILL, "late": False}
 
@@ -171,6 +176,100 @@ def test_a_killed_child_is_tried_again_and_then_fails_its_recording_alone(
     assert tries == 2
     assert found[1][:2] == (CapacityError, "overloaded")  # type: ignore[index]
     assert [len(found[i][0]) for i in (0, 2)] == [SECOND, SECOND]  # type: ignore[index]
+
+
+def children(decoders: Decoders) -> list[int]:
+    assert decoders._process is not None
+    pid = decoders._process.pid
+    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each child that is asked of the fork server, whether it is for many recordings."""
+    send, asked = Decoders._send, list[bool]()
+
+    def counted(self: Decoders, message: bytes, files: list[int]) -> None:
+        asked.append(json.loads(message)["name"] is None)
+        send(self, message, files)
+
+    monkeypatch.setattr(Decoders, "_send", counted)
+    return asked
+
+
+@pytest.mark.usefixtures("loaded")
+def test_short_recordings_share_the_children_of_their_readers(
+    tmp_path: Path, decoders: Decoders, forks: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox._Lasting, "left", 8)
+    paths: list[Input] = [noise(tmp_path / f"{i}.wav", 0.5, i) for i in range(20)]
+    with ReaderPool(1, Cutting()) as pool:
+        found = list(contents(pool, [*paths]))
+    assert forks == [True] * 3  # for 8, 8 and 4
+    assert len(decoders._lasting) == 1
+    for path, (samples, spans, _) in zip(paths, found, strict=True):  # type: ignore[misc]
+        with open_audio(path) as recording:
+            assert np.array_equal(samples, np.concatenate([*recording.blocks()]))
+        windows = cut(iter([samples]), SileroDetector(), WindowOptions())
+        assert spans == [window.span for window in windows]
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_recording_that_kills_its_child_costs_only_itself(
+    tmp_path: Path, decoders: Decoders, forks: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both that of many and its own. One that cannot be decoded ends that of many too."""
+    text = tmp_path / "text.mp3"
+    text.write_text("no audio at all, but long enough to be tried\n" * 50)
+    first, poison, last = (
+        noise(tmp_path / f"{n}.wav", s) for n, s in zip("apz", (1, 300, 1), strict=True)
+    )
+    request = Decoders._request
+
+    def deadly(self: Decoders, ask: Any, shared: bytes | None) -> dict[str, Any]:
+        def dying(send: Any) -> Any:
+            def sent(message: bytes, files: list[int]) -> None:
+                send(message, files)
+                while not (pids := children(self)):
+                    time.sleep(0.001)
+                (pid,) = pids
+                os.kill(pid, signal.SIGKILL)
+
+            return ask(sent if poison.encode() in ask.args[1] else send)
+
+        return request(self, dying, shared)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Decoders, "_request", deadly)
+    with ReaderPool(1, Cutting()) as pool:
+        found = list(contents(pool, [first, poison, last, str(text), last]))
+    assert forks == [True, False, True, True]
+    with pytest.raises(AudioError) as refused:
+        open_audio(str(text))
+    assert found[3] == (AudioError, "invalid_audio", refused.value.message)
+    assert found[1][:2] == (CapacityError, "overloaded")  # type: ignore[index]
+    assert [len(found[i][0]) for i in (0, 2, 4)] == [SECOND] * 3  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("loaded")
+def test_short_recordings_do_not_wait_until_children_are_loaded(
+    tmp_path: Path, forks: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read here meanwhile, and a single one does not even have them loaded."""
+    read, asked = list[object](), list[int]()
+
+    def loaded(self: Decoders) -> bool:
+        asked.append(len(read))
+        return len(read) > 2
+
+    monkeypatch.setattr(Decoders, "loaded", property(loaded))
+    paths: list[Input] = [noise(tmp_path / f"{i}.wav", 0.5, i) for i in range(6)]
+    with ReaderPool(1, Cutting()) as pool:
+        read += contents(pool, paths[:1])
+        assert not asked
+        for found in contents(pool, [*paths]):
+            read.append(found)
+    here = [spans is None for _, spans, _ in read]  # type: ignore[misc]
+    assert here == [True] * 3 + [False] * 4 and forks == [True]
 
 
 def talk(folder: Path, seconds: int = 90) -> str:
@@ -219,18 +318,19 @@ def test_what_ends_a_child_between_two_windows_changes_nothing(
 ) -> None:
     request, tries = Decoders._request, 0
 
-    def ends(self: Decoders, source: BinaryIO, samples: BinaryIO, *more: Any) -> dict[str, Any]:
+    def ends(self: Decoders, ask: Any, shared: bytes | None) -> dict[str, Any]:
         nonlocal tries
         tries += 1
         if tries > 1:
-            return request(self, source, samples, *more)
+            return request(self, ask, shared)
+        (source, samples), *more, windows = ask.args
         with tempfile.TemporaryFile() as whole, monkeypatch.context() as patch:
-            patch.setattr(more[-1], "_told", None)
-            request(self, source, cast(BinaryIO, whole), *more)
-            spans, more[-1].spans[:], more[-1]._end = [*more[-1].spans], [], 0
+            patch.setattr(windows, "_told", None)
+            request(self, partial(ask.func, (source, whole), *more, windows), shared)
+            spans, windows.spans[:], windows._end = [*windows.spans], [], 0
             os.pwrite(samples.fileno(), os.pread(whole.fileno(), SIZE * 60, 0), 0)
         for span in spans[:2]:
-            more[-1].add(span)
+            windows.add(span)
         if end == "killed":
             return {"exit": -signal.SIGKILL, "late": False}
         return {"error": ["storage_full", "no room for the samples"], "exit": 0, "late": False}
