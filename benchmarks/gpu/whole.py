@@ -45,6 +45,7 @@ WAYS: dict[str, Options] = {
     "beams where doubtful": Options(beam_size=None),
     "previous text": Options(long_form="sequential", vad=False, guards=Guards()),
     "sampled": Options(guards=Guards(temperatures=(0.8,), compression_ratio=None, logprob=None)),
+    "terms": Options(terms=("Gutenberg", "flour")),
     "quiet": Options(),
 }
 """Parts of the way that code of devices takes part in. Recordings of the last one are quiet."""
