@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forescribe.speculative.engine.admission import padded_to_bucket
 from forescribe.speculative.native import library
 
 from ..model.speech_model import EncoderStates
@@ -132,26 +133,36 @@ def _read(
     heads: Sequence[tuple[int, int]],
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Of each row of N tokens the scores `[H, N or more, S]` of the heads, and the log-probabilities
-    `[N - 1]` of its tokens but the first. Native kernels read a row at a time, modules all in one pass."""
-    place = whisper.device.torch
+    `[N - 1]` of its tokens but the first, or more. Native kernels read a row at a time, modules all in one
+    pass, with rows and lengths of few sizes where shapes are static."""
     with whisper.reading() as decoder:
         if decoder is not None:
             for utterance, row in zip(utterances, rows, strict=True):
                 yield decoder.cross_attention(torch.tensor(row), utterance.encoder_states, heads)
             return
-    longest, end = max(map(len, rows)), whisper.tokens.end
-    tokens = torch.tensor([[*row, *[end] * (longest - len(row))] for row in rows], device=place)
-    states = torch.stack([u.encoder_states.target for u in utterances])
+    place, states = whisper.device, [u.encoder_states.target for u in utterances]
+    static, given = place.static_shapes, list(rows)
+    if static:
+        padding = (1 << (len(rows) - 1).bit_length()) - len(rows)
+        given, states = given + given[-1:] * padding, states + states[-1:] * padding
+    padded = padded_to_bucket(given, place, whisper.positions)
+    tokens = torch.tensor(padded, device=place.torch)
     with _captured(whisper, heads) as queries_and_keys:
         hidden = whisper.target.model.decoder(
-            input_ids=tokens, encoder_hidden_states=states, use_cache=False
+            input_ids=tokens, encoder_hidden_states=torch.stack(states), use_cache=False
         ).last_hidden_state
     scores = torch.stack([q @ k.mT for q, k in queries_and_keys()], dim=1).float()  # [B, H, N, S]
     for index, row in enumerate(rows):
         # Row by row: the logits of all rows at once take gigabytes in a large model.
-        logits = whisper.target.proj_out(hidden[index, : len(row) - 1]).float()
-        following = tokens[index, 1 : len(row), None]
-        yield scores[index], logits.log_softmax(-1).gather(1, following)[:, 0]
+        end = None if static else len(row)
+        logits = whisper.target.proj_out(hidden[index, : -1 if end is None else end - 1]).float()
+        logprobs = logits.log_softmax(-1).gather(1, tokens[index, 1:end, None])[:, 0]
+        if (
+            static and not place.captures_at_once
+        ):  # what follows depends on the text: the host's work
+            yield scores[index].cpu(), logprobs.cpu()
+        else:
+            yield scores[index], logprobs
 
 
 def boundaries(matrix: Tensor, count: int, length: int) -> tuple[int, ...]:

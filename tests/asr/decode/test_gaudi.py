@@ -1,4 +1,4 @@
-"""The bundled model on a double of Gaudi: the code of every other device; once ready, nothing compiles.
+"""The bundled model on a double of Gaudi: the code of every other device, with words; no round compiles.
 
 python -m pytest -n 0 -s -m nightly tests/asr/decode/test_gaudi.py     prints the shapes
 """
@@ -27,7 +27,7 @@ NAMES = ("memo", "conversation", "noisy")
 
 def texts(transcriber: Transcriber, names: tuple[str, ...]) -> dict[str, str]:
     found = {}
-    for outcome in transcriber.transcribe([SAMPLES / f"{name}.flac" for name in names], Options()):
+    for outcome in transcriber.transcribe([SAMPLES / f"{name}.flac" for name in names], Options(words=True)):
         assert outcome.transcript is not None, outcome.error
         found[Path(outcome.name).stem] = outcome.transcript.text
     return found

@@ -25,6 +25,7 @@ from forescribe.asr.words.timing import (
 from forescribe.speculative import choose
 from forescribe.speculative.model_engines import ModelEngine
 from tests.asr.model import folders
+from tests.speculative.graphs.fake_hpu import HPU
 
 RATE = 16000
 
@@ -159,6 +160,28 @@ def test_several_windows_at_once_give_what_each_gives_alone(whisper):
         assert alone.boundaries == times.boundaries
         assert alone.probabilities == pytest.approx(times.probabilities, abs=1e-5)
         assert len(times.boundaries) == len(one.tokens) + 1
+
+
+def test_where_shapes_are_compiled_those_of_texts_are_few(whisper, monkeypatch):
+    gaudi = load(Pair(whisper.pair.target), HPU, network=False, engine=ModelEngine.LEAN)
+    plain = load(Pair(whisper.pair.target), choose("cpu"), network=False, engine=ModelEngine.LEAN)
+    shapes, forward = set(), gaudi.target.model.decoder.forward
+
+    def watched(**given):
+        shapes.add((given["input_ids"].shape, given["encoder_hidden_states"].shape[0]))
+        return forward(**given)
+
+    monkeypatch.setattr(gaudi.target.model.decoder, "forward", watched)
+    encoded = plain.encode(torch.ones(3, 80, 3000))
+    prompt = plain.tokens.prompt("en", "transcribe", timestamps=False)
+    lengths = (*range(20, 28), 5, 9)
+    texts = [Utterance(encoded[n % 3], prompt, tuple(range(n)), 9 * RATE) for n in lengths]
+    for first, count in ((0, 1), (1, 2), (3, 3), (6, 4)):
+        some = texts[first : first + count]
+        for ours, theirs in zip(token_times(gaudi, some), token_times(plain, some), strict=True):
+            assert ours.boundaries == theirs.boundaries
+            assert ours.probabilities == pytest.approx(theirs.probabilities, rel=1e-4)
+    assert {rows for (rows, _), _ in shapes} == {1, 2, 4} and len(shapes) == 3
 
 
 @pytest.mark.native
