@@ -27,7 +27,9 @@ NAMES = ("memo", "conversation", "noisy")
 
 def texts(transcriber: Transcriber, names: tuple[str, ...]) -> dict[str, str]:
     found = {}
-    for outcome in transcriber.transcribe([SAMPLES / f"{name}.flac" for name in names], Options(words=True)):
+    for outcome in transcriber.transcribe(
+        [SAMPLES / f"{name}.flac" for name in names], Options(words=True)
+    ):
         assert outcome.transcript is not None, outcome.error
         found[Path(outcome.name).stem] = outcome.transcript.text
     return found
