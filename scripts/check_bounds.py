@@ -108,8 +108,6 @@ def install(uv: str, bound: str, folder: Path, wheel: Path) -> None:
 def try_wheel(folder: Path) -> None:
     """Use the installed wheel, in a folder without the sources. Raises CalledProcessError."""
     program, memo = folder / "venv" / "bin" / "forescribe", ROOT / "samples" / "memo.flac"
-    imports = "import forescribe.api.app, forescribe.api.jobs.service"
-    run(folder / "venv" / "bin" / "python", "-c", imports, cwd=folder)
     formats = ("-f", "txt,srt,json", "-o", "out")
     run(program, "transcribe", memo, "--model", "tiny.en", *formats, cwd=folder)
     check = ROOT / "scripts" / "check_output.py"

@@ -25,7 +25,8 @@ def searched_plainly(
     positions: int,
     processors: Iterable[Processor] = (),
 ) -> tuple[tuple[int, ...], float]:
-    """The text and the sum of its log-probabilities; `forward` gives logits `[L, V]` of a text `[L]`."""
+    """The text and the sum of its log-probabilities; `forward` gives logits `[L, V]` of a text `[L]`, or
+    `[1, V]` of its last position alone."""
     beams, prompt = request.beams, list(request.prompt)
     assert beams is not None
     if request.max_new_tokens is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from transformers import WhisperFeatureExtractor
+from transformers import DynamicCache, EncoderDecoderCache, WhisperFeatureExtractor
 
 from forescribe.asr.decode import answers
 from forescribe.asr.decode.options import DOUBTFUL_BEAMS, Guards
@@ -35,11 +35,16 @@ def searched(plain: Transcriber, decoded: Decoded) -> tuple[int, ...]:
     """The tokens of a window by plain beam search over transformers' modules."""
     assert decoded.encoder_states is not None
     whisper, states = plain.whisper, decoded.encoder_states.target[None].float()
-    target = whisper.target
+    target, heard = whisper.target, DynamicCache()
 
     def forward(text: Tensor) -> Tensor:
-        read = target.model.decoder(text[None], encoder_hidden_states=states)
-        logits: Tensor = target.proj_out(read.last_hidden_state)[0]
+        """Over all of the text each time. Keys and values of what is heard stay, and only the last position
+        is asked for a word: both are most of the cost otherwise."""
+        cache = EncoderDecoderCache(DynamicCache(), heard)
+        read = target.model.decoder(
+            text[None], encoder_hidden_states=states, past_key_values=cache, use_cache=True
+        )
+        logits: Tensor = target.proj_out(read.last_hidden_state[:, -1:])[0]
         return logits
 
     positions = target.config.max_target_positions
