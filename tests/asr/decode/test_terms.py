@@ -55,6 +55,12 @@ def written(plain) -> Transcript:
     return made(plain, OPTIONS)
 
 
+@pytest.fixture(scope="module")
+def without(plain) -> Transcript:
+    """No terms."""
+    return made(plain, replace(OPTIONS, terms=()))
+
+
 @pytest.mark.parametrize(
     ("lines", "terms", "corrections"),
     [
@@ -93,8 +99,7 @@ def told(transcript: Transcript) -> list[tuple[str, str]]:
     return found
 
 
-def test_terms_are_written_where_they_are_heard_and_nothing_else_changes(plain, written) -> None:
-    without = made(plain, replace(OPTIONS, terms=()))
+def test_terms_are_written_where_they_are_heard_and_nothing_else_changes(written, without) -> None:
     changes = told(written)
     # The others are alike too, and the model is sure of what it has written.
     assert changes == [("Tuesday", "Tewsday"), ("Helen Porter", "Hellen Porter")]
@@ -140,7 +145,7 @@ def test_the_engine_changes_nothing(plain) -> None:
 
 @pytest.mark.parametrize("change", [{"long_form": "sequential"}, {"timestamps": False}])
 def test_every_way_of_decoding_knows_terms(plain, change) -> None:
-    assert "Hellen Porter" in made(plain, replace(OPTIONS, **change)).text
+    assert "Hellen Porter" in made(plain, replace(OPTIONS, **change), SHORT).text
 
 
 def test_no_term_is_written_into_noise_or_silence(plain) -> None:
@@ -194,9 +199,8 @@ def test_a_term_that_is_replaced_in_part_is_told_whole(plain) -> None:
     assert "Hellen" not in str([c.heard for s in after.segments for c in s.corrections])
 
 
-def test_the_end_of_a_sentence_stays_when_its_last_word_goes(plain) -> None:
-    before = made(plain, replace(OPTIONS, terms=(), words=False))
-    last = before.text.rstrip(".").split()[-2:]
+def test_the_end_of_a_sentence_stays_when_its_last_word_goes(plain, without) -> None:
+    last = without.text.rstrip(".").split()[-2:]
     after = made(plain, replace(OPTIONS, terms=(), replacements=(f"{last[1]} =>",)))
     assert after.text.endswith(f" {last[0]}.")
     own = after.segments[-1].corrections[-1]
@@ -206,9 +210,9 @@ def test_the_end_of_a_sentence_stays_when_its_last_word_goes(plain) -> None:
     assert gone.text.endswith(".") and last[0] not in gone.text.split()[-1]
 
 
-def test_words_have_the_times_of_what_was_heard(plain) -> None:
+def test_words_have_the_times_of_what_was_heard(plain, without) -> None:
     """However many words replace them: more than the model has positions for."""
-    before = made(plain, replace(OPTIONS, terms=()))
+    before = without
     every = sorted({w.text.strip(" .,?!").lower() for w in before.words})
     lines = tuple(f"{word} => {word} a b c d e f" for word in every if word.isalpha())
     after = made(plain, replace(OPTIONS, terms=(), replacements=lines))
@@ -224,7 +228,7 @@ def test_words_have_the_times_of_what_was_heard(plain) -> None:
 
 def test_what_is_replaced_is_no_context_of_the_next_window(plain) -> None:
     options = replace(OPTIONS, terms=(), long_form="sequential", words=False)
-    long = cut("conversation.flac", (0, 40))
+    long = cut("conversation.flac", (0, 34))
     before = made(plain, options, long)
     every = sorted({w.strip(".,?!").lower() for w in before.text.split()} - {""})
     lines = tuple(f"{word} => zzz{word}" for word in every if word.isalpha())
