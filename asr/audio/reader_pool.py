@@ -8,7 +8,7 @@ A core decodes and cuts an mp3 at 500 times its length; a model that transcribes
 otherwise. The windows are those that reading in this process gives, and are there as soon as a child has
 cut them. Samples wait in unnamed files, 64 kB per second, `spool_bytes` of them at most. What does not fit is
 read in this process, block by block: memory and disk are bounded whatever comes. So are short recordings
-until the children are loaded.
+until the children are loaded, which few of them do not cause.
 
 Knows nothing of models.
 """
@@ -47,8 +47,9 @@ SPOOL_BYTES = 4 << 30
 AHEAD = 4
 """Recordings that are begun for each reader: of short ones several are used up while the next is read."""
 
-LONG_S = 1200.0
-"""One of less is read in this process until the children are loaded: both take 3 s."""
+LONG_S, MANY_S, FILE_S = 1200.0, 300.0, 8.0
+"""Loading the children takes as long as reading LONG_S: shorter recordings are read in this process until
+that is done. It begins with a longer one, or once MANY_S have come, with FILE_S for opening each file."""
 
 DAY_S = 24 * 3600
 MEMORY_BYTES = 4 << 30
@@ -77,7 +78,8 @@ class ReaderPool:
         self._threads = ThreadPoolExecutor(readers, thread_name_prefix="reader")
         self._waiting: deque[_Waiting] = deque()
         self._lock = threading.Lock()
-        self._used = 0
+        self._used = 0  # bytes in the spool, with those that are reserved there
+        self._pulled_s = 0.0  # what reading the sources so far costs, in seconds of audio
         self._bounds = Bounds(
             max_s=spool_bytes / SECOND,
             wall_s=DAY_S,
@@ -100,11 +102,6 @@ class ReaderPool:
         while self._waiting:
             self._drop(self._waiting.popleft())
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of samples in the spool, with what is reserved for recordings that are being read."""
-        return self._used
-
     def ahead(self, sources: Iterable[Input]) -> Iterator[Input]:
         """The sources, in order; some that follow are being read already. Each is to be opened by `open`
         before the next is pulled. A source that is still being fetched (where the stream says so, `ready`) is
@@ -118,6 +115,7 @@ class ReaderPool:
                 if source is None:
                     break
                 self._waiting.append(_Waiting(source, self._size(source)))
+                self._pulled_s += FILE_S + self._waiting[-1].size / SECOND
             self._begin()
             if not self._waiting:
                 return
@@ -146,7 +144,8 @@ class ReaderPool:
 
     def _begin(self) -> None:
         """Begin to read what fits into the spool, in order."""
-        shortest = 0 if len(self._waiting) > 1 and self._decoders.loaded else LONG_S * SECOND
+        worth = self._pulled_s >= MANY_S and len(self._waiting) > 1
+        shortest = 0 if worth and self._decoders.loaded else LONG_S * SECOND
         for waiting in self._waiting:
             if waiting.decoded is not None or not waiting.size or waiting.size < shortest:
                 continue
@@ -181,11 +180,8 @@ class ReaderPool:
 
     def _dropped(self, waiting: _Waiting) -> None:
         waiting.close()
-        self._release(waiting.size)
-
-    def _release(self, size: int) -> None:
         with self._lock:
-            self._used -= size
+            self._used -= waiting.size
 
 
 class _Spooled(Recording):

@@ -52,7 +52,7 @@ KILLED = -signal.SIGKILL
 GRACE_S = 120.0
 """Time for the fork server to load, and to report that a child's time is up."""
 
-CLOSE_S = 0.5
+CLOSE_S = 0.1
 """Time for the fork server to end by itself."""
 
 REPEATED = "short_audio"

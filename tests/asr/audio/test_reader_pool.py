@@ -58,6 +58,7 @@ def contents(pool: ReaderPool, sources: list[Input]) -> Iterator[object]:
 def loaded(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Pools whose decoders are loaded already; their children end with the test."""
     monkeypatch.setattr(reader_pool, "Decoders", lambda *given: decoders)
+    monkeypatch.setattr(reader_pool, "MANY_S", 0.0)
     while not decoders.loaded:
         time.sleep(0.01)
     yield
@@ -80,7 +81,7 @@ def test_windows_and_samples_are_those_of_reading_here(vad: bool) -> None:
             windows = cut(iter([expected]), SileroDetector(), options, skip_silence=vad)
             wanted = tuple(window.span for window in windows)
             assert spans is not None and tuple(spans) == wanted
-        assert pool.used_bytes == 0
+        assert pool._used == 0
 
 
 @pytest.mark.usefixtures("loaded")
@@ -106,7 +107,7 @@ def test_errors_are_those_of_reading_here_and_leave_the_others(tmp_path: Path) -
     ]
     with ReaderPool(2, None) as pool:
         ahead = list(contents(pool, sources))
-        assert pool.used_bytes == 0
+        assert pool._used == 0
     for source, found in zip(sources, ahead, strict=True):
         try:
             with open_audio(source) as recording:
@@ -124,11 +125,11 @@ def test_the_spool_holds_no_more_than_it_may(tmp_path: Path) -> None:
     most = 0
     with ReaderPool(4, None, spool_bytes=3 * SIZE) as pool:
         for source in pool.ahead(paths):
-            most = max(most, pool.used_bytes)
+            most = max(most, pool._used)
             with pool.open(source) as recording:
                 assert sum(map(len, recording.blocks())) == SECOND
         assert most == 3 * SIZE
-        assert pool.used_bytes == 0
+        assert pool._used == 0
 
 
 @pytest.mark.usefixtures("loaded")
@@ -254,22 +255,25 @@ def test_a_recording_that_kills_its_child_costs_only_itself(
 def test_short_recordings_do_not_wait_until_children_are_loaded(
     tmp_path: Path, forks: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are read here meanwhile, and a single one does not even have them loaded."""
+    """They are read here meanwhile, and few do not even have them loaded."""
     read, asked = list[object](), list[int]()
 
     def loaded(self: Decoders) -> bool:
         asked.append(len(read))
-        return len(read) > 2
+        return len(read) > 6
 
     monkeypatch.setattr(Decoders, "loaded", property(loaded))
     paths: list[Input] = [noise(tmp_path / f"{i}.wav", 0.5, i) for i in range(6)]
     with ReaderPool(1, Cutting()) as pool:
         read += contents(pool, paths[:1])
+    monkeypatch.setattr(reader_pool, "MANY_S", 4 * (reader_pool.FILE_S + 0.5))
+    with ReaderPool(1, Cutting()) as pool:
+        read += contents(pool, paths[:3])
         assert not asked
         for found in contents(pool, [*paths]):
             read.append(found)
     here = [spans is None for _, spans, _ in read]  # type: ignore[misc]
-    assert here == [True] * 3 + [False] * 4 and forks == [True]
+    assert here == [True] * 7 + [False] * 3 and forks == [True]
 
 
 def talk(folder: Path, seconds: int = 90) -> str:
@@ -341,7 +345,7 @@ def test_what_ends_a_child_between_two_windows_changes_nothing(
         (expected,) = contents(pool, [path])
         monkeypatch.setattr(Decoders, "_request", ends)
         (found,) = contents(pool, [path])
-        assert pool.used_bytes == 0
+        assert pool._used == 0
     assert tries == (2 if end == "killed" else 1)
     assert np.array_equal(found[0], expected[0]) and found[1:] == expected[1:]  # type: ignore[index]
 
@@ -386,7 +390,7 @@ def test_a_recording_that_is_closed_early_ends_its_child(
         with pool.open(next(ahead)) as second:
             assert sum(map(len, second.blocks())) == SECOND
         assert len(first.spans or ()) < 10
-        assert pool.used_bytes == 0
+        assert pool._used == 0
 
 
 def test_ending_early_leaves_neither_children_nor_files(tmp_path: Path) -> None:
@@ -400,6 +404,6 @@ def test_ending_early_leaves_neither_children_nor_files(tmp_path: Path) -> None:
     next(ahead)  # and never opened
     process = pool._decoders._process
     pool.close()
-    assert pool.used_bytes == 0
+    assert pool._used == 0
     assert process is None or process.poll() is not None
     assert len(os.listdir("/proc/self/fd")) <= len(open_before) + 1  # the one that lists them

@@ -9,6 +9,8 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
+from forescribe.asr.audio import reader_pool
+from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
 from forescribe.cli.transcribe import readers_for
@@ -43,8 +45,16 @@ def test_readers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("long_form", ["windows", "sequential"])
 def test_results_are_the_same_with_and_without_readers(
-    samples: list[Path], tmp_path: Path, long_form: str
+    samples: list[Path], tmp_path: Path, long_form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    send, messages = Decoders._send, list[bytes]()
+
+    def counted(self: Decoders, message: bytes, files: list[int]) -> None:
+        messages.append(message)
+        send(self, message, files)
+
+    monkeypatch.setattr(Decoders, "_send", counted)
+    monkeypatch.setattr(reader_pool, "LONG_S", 0.0)  # so few would be read here
     target, draft = map(str, write_pair(tmp_path))
     broken = tmp_path / "broken.flac"
     broken.write_bytes(b"fLaC is all that it has")
@@ -57,6 +67,8 @@ def test_results_are_the_same_with_and_without_readers(
             app, ["transcribe", *paths, *arguments, "-o", str(tmp_path / readers)]
         )
         assert result.exit_code == 1  # the broken one
+        # One child for each reader, and for the first that follow the broken one.
+        assert (1 <= len(messages) <= 4) if readers == "2" else not messages
     files = sorted(path.name for path in (tmp_path / "0").glob("*.*t"))
     assert len(files) == 2 * len(samples)
     for name in files:
