@@ -43,6 +43,17 @@ def plain() -> Any:
 
 
 @pytest.fixture(scope="module")
+def target() -> Callable[[str], TextGenerator]:
+    """The model by an engine, read once."""
+
+    @cache
+    def load(engine: str) -> TextGenerator:
+        return TextGenerator.load(model(NAME), device="cpu", dtype="float32", engine=engine)
+
+    return load
+
+
+@pytest.fixture(scope="module")
 def is_greedy(plain) -> Callable[[tuple[int, ...], tuple[int, ...]], bool]:
     """Whether transformers would have written these tokens behind a prompt: each is the choice of its forward
     over those before it, which one pass says for all."""
@@ -85,17 +96,13 @@ def generated(plain) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
         ("ngram", 4, 8, "auto", PROMPTS[::2]),
     ],
 )
-def test_drafts_change_no_token(generated, is_greedy, draft, batch, gamma, engine, prompts) -> None:
+def test_drafts_change_no_token(
+    target, generated, is_greedy, draft, batch, gamma, engine, prompts
+) -> None:
     """Over some of 28 prompts, of all forms; each night over all."""
-    generator = TextGenerator.load(
-        model(NAME),
-        draft,
-        device="cpu",
-        dtype="float32",
-        batch=batch,
-        gamma=gamma,
-        engine=engine,
-        context=128,
+    read = target(engine)
+    generator = TextGenerator(
+        read.target, draft, device=read.device, batch=batch, gamma=gamma, context=128
     )
     written = generator.generate(prompts, Options(max_tokens=NEW))
     assert len(written) == len(prompts) >= 7
