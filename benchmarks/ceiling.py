@@ -232,9 +232,9 @@ def ways(
     def session(_: Stages) -> Texts:
         return texts(served(loaded, paths, options))
 
-    spoken = given.streams or given.sockets
-    samples = service.samples_of(paths) if spoken else []
-    told = service.spoken(loaded, samples, options, 1) if spoken else {}
+    most = max([*given.streams, *given.sockets], default=0)
+    samples = service.samples_of(paths[:most])
+    told = service.spoken(loaded, samples, options, 1)
     clips = service.clips_of(outcomes) if given.clients else []
     replay.free = True
     torch.set_num_threads(given.threads)
