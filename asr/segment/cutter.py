@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .vad import FRAME, LEVEL_FRAMES, Detector, Loudness, Probabilities, level_of
+from .vad import FRAME, LEVEL_FRAMES, Detector, Loudness, Probabilities, Stream, level_of
 from .windows import (
     MAX_SAMPLES,
     VOICE,
@@ -85,6 +85,7 @@ class Cutter:
         self, detector: Detector, options: WindowOptions, *, skip_silence: bool = True
     ) -> None:
         self.stream = detector.stream()
+        self.ahead: _Ahead | None = None  # of samples in the queue
         self.options, self.skip_silence = options, skip_silence
         self.samples = _Queue()  # that the detector has not seen
         self.undecided = _Frames(0)
@@ -105,6 +106,7 @@ class Cutter:
         self.samples.push(samples)
         size, windows = BATCH_FRAMES * FRAME, list[Window]()
         while self.samples.count >= size:
+            self.ahead = None
             self._detect(self.samples.pop(size))
             while self.undecided.count >= lookahead(self.options):
                 windows += self._decide()
@@ -120,8 +122,9 @@ class Cutter:
 
     def so_far(self) -> list[Window]:
         """The remaining windows if the recording ended here, which it need not."""
+        self.ahead = self.ahead or _Ahead(copy(self.stream))
         fork = copy(self)  # its arrays and tensors are replaced, never written
-        fork.stream, fork.samples = copy(self.stream), self.samples.fork()
+        fork.stream, fork.samples = self.ahead, self.samples.fork()
         fork.undecided, fork.loudness = self.undecided.fork(), copy(self.loudness)
         fork.silence = None if self.silence is None else self.silence.fork()
         return fork.finish()
@@ -180,6 +183,23 @@ class Cutter:
         speech = level_db is None or _hinted(piece.others)
         samples = piece.samples if speech else piece.samples[:0].copy()
         return Window(index, start, end, speech, samples, runs, level_db=level_db)
+
+
+class _Ahead:
+    """The stream of a detector that judges the samples behind a place again and again, as more of them
+    arrive: whole seconds, which it amplifies alone, once. The last frame may not be full yet."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._known = stream, np.zeros(0, np.float32)
+
+    def probabilities(self, samples: Samples) -> Probabilities:
+        size = LEVEL_FRAMES * FRAME
+        known, whole = len(self._known) * FRAME, max(0, len(samples) - 1) // size * size
+        if known < whole:
+            fresh = self._stream.probabilities(samples[known:whole])
+            self._known = np.concatenate([self._known, fresh])
+        rest = copy(self._stream).probabilities(samples[whole:])
+        return np.concatenate([self._known, rest])
 
 
 def _hinted(probabilities: Probabilities) -> bool:

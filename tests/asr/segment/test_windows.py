@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from forescribe.asr.segment.cut_plan import span_of
-from forescribe.asr.segment.cutter import BATCH_FRAMES, VoiceRuns, cut
+from forescribe.asr.segment.cutter import BATCH_FRAMES, Cutter, VoiceRuns, cut
 from forescribe.asr.segment.vad import (
     FRAME,
     LEVEL_FRAMES,
@@ -371,6 +372,29 @@ def test_streams_of_one_detector_do_not_disturb_each_other(
     np.testing.assert_allclose(
         np.concatenate([first, one.probabilities(voice[half:])]), alone, atol=1e-5
     )
+
+
+def test_windows_so_far_are_those_of_a_recording_that_ends_there_and_judge_whole_seconds_once(
+    silero: SileroDetector, voice: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = np.concatenate([voice, voice * np.float32(0.01), voice[: 3 * RATE + 77]])
+    ends = [*range(8 * FRAME, len(quiet), 8 * FRAME), len(quiet)]
+    expected = {end: list(cut([quiet[:end]], silero)) for end in ends[::7]}
+    judged, real = [0], type(silero.stream()).probabilities
+
+    def counted(stream: Stream, samples: Samples) -> NDArray[np.float32]:
+        judged[0] += len(samples) // FRAME
+        return real(stream, samples)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(silero.stream()), "probabilities", counted)
+    cutter, certain = Cutter(silero, WindowOptions()), list[Window]()
+    for begin, end in pairwise([0, *ends]):
+        certain += cutter.push(quiet[begin:end])
+        found = [*certain, *cutter.so_far()]
+        if end in expected:
+            assert [w.span for w in found] == [w.span for w in expected[end]]
+    # Each frame twice, and of a second that is not over some again; all from the last batch on were 16 times.
+    assert judged[0] < 4.5 * len(quiet) / FRAME
 
 
 def test_a_quiet_voice_is_heard_like_a_loud_one(
