@@ -212,7 +212,7 @@ def agglomerate(
         table[:, one] = table[one]
         stale = alive & ((best == one) | (best == other))
         stale[one] = True
-        for n in np.flatnonzero(stale):
+        for n in np.flatnonzero(stale).tolist():
             best[n] = table[n].argmax()
             values[n] = table[n, best[n]]
         better = alive & (table[:, one] > values)

@@ -242,7 +242,7 @@ def find_pieces(samples: Samples, probabilities: Probabilities) -> Activity:
         1 - probabilities[:, 0],
         np.asarray(active.any(1)),
     )
-    before = _count_before(active.any(1))
+    before = _count_before(active)
     runs = [
         Run(slot, *span)
         for slot in range(SLOTS)
@@ -283,7 +283,7 @@ def turns_of(
     heard = activity.active & activity.speech[:, None] & (owners >= 0)  # [F, 3]
     strongest = np.where(heard, activity.slots, -1.0).argmax(1)
     alone = np.where(heard.any(1), owners[np.arange(len(owners)), strongest], -1)
-    several, single = _count_before(heard.any(1)), _count_before(alone >= 0)
+    several, single = _count_before(heard), _count_before((alone >= 0)[:, None])
     regular, exclusive = list[_Turn](), list[_Turn]()
     for speaker in range(int(labels.max()) + 1):
         own = heard & (owners == speaker)
@@ -334,9 +334,9 @@ def _turns(
             yield start * HOP, end * HOP, speaker, confidence
 
 
-def _count_before(anybody: Flags) -> Labels:
-    """[F] -> [F + 1] active frames before each one."""
-    return np.concatenate([[0], np.cumsum(anybody)])
+def _count_before(active: Flags) -> Labels:
+    """[F, C] -> [F + 1] frames before each one in which somebody is active."""
+    return np.concatenate([[0], np.cumsum(active.any(1))])
 
 
 def _bridged(active: Flags, before: Labels, longest: int) -> list[tuple[int, int]]:
