@@ -180,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return by_cores(given, sys.argv[1:] if arguments is None else arguments)
     if given.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.cores[0]])
+        torch.set_num_threads(given.cores[0])
     loaded = Transcriber.load(given.model, "none", batch=given.batch, gamma=0)
     options = Options(language=given.language, words=given.words, guards=Guards())
     finder = None
