@@ -39,6 +39,7 @@ class SessionAudio:
         self._stream: LiveStream | None = None
         self._speakers: LiveSpeakers | None = None
         self._kept: list[Samples] = []
+        self._kept_count = 0  # samples
 
     def enrols(self, config: SessionConfig) -> bool:
         """Whether `use` has to wait for the network that hears voices."""
@@ -93,12 +94,17 @@ class SessionAudio:
     def keep(self, data: bytes) -> bool:
         """Take the next bytes; whether they complete a step, which is to be fed. The way to a thread for each
         message takes longer than this."""
-        self._kept.append(self._input.push(data))
-        return sum(map(len, self._kept)) >= self.stream.wanted
+        self._add(self._input.push(data))
+        return self._kept_count >= self.stream.wanted
+
+    def _add(self, samples: Samples) -> None:
+        if len(samples):  # a resampler may hold them
+            self._kept.append(samples)
+            self._kept_count += len(samples)
 
     def feed(self) -> float:
         """Look at what was kept; `behind_s`."""
-        kept, self._kept = self._kept, []
+        kept, self._kept, self._kept_count = self._kept, [], 0
         self.stream.feed(np.concatenate([np.zeros(0, np.float32), *kept]))
         return self.behind_s
 
@@ -108,12 +114,12 @@ class SessionAudio:
         return self.stream.commit()
 
     def _flush(self) -> None:
-        self._kept.append(self._input.flush())
+        self._add(self._input.flush())
         self.feed()
 
     def clear(self) -> None:
         """Drop the item that is being spoken."""
-        self._kept = []
+        self._kept, self._kept_count = [], 0
         self._input.clear()
         self.stream.clear()
 
