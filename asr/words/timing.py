@@ -133,14 +133,19 @@ def _read(
     heads: Sequence[tuple[int, int]],
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Of each row of N tokens the scores `[H, N or more, S]` of the heads, and the log-probabilities
-    `[N - 1]` of its tokens but the first, or more. Native kernels read a row at a time, modules all in one
-    pass, with rows and lengths of few sizes where shapes are static."""
+    `[N - 1]` of its tokens but the first, or more. Native kernels read a row at a time, as do
+    modules on a CPU: a row does not depend on the others. Elsewhere all are read in one pass, with rows and
+    lengths of few sizes where shapes are static."""
     with whisper.reading() as decoder:
         if decoder is not None:
             for utterance, row in zip(utterances, rows, strict=True):
                 yield decoder.cross_attention(torch.tensor(row), utterance.encoder_states, heads)
             return
     place, states = whisper.device, [u.encoder_states.target for u in utterances]
+    if len(rows) > 1 and not place.rows_together:
+        for utterance, row in zip(utterances, rows, strict=True):
+            yield from _read(whisper, [utterance], [row], heads)
+        return
     static, given = place.static_shapes, list(rows)
     if static:
         padding = (1 << (len(rows) - 1).bit_length()) - len(rows)

@@ -121,6 +121,7 @@ def test_drafts_and_batch_change_nothing(written, loading) -> None:
     assert again.text == written.text and told(again) == told(written)
 
 
+@pytest.mark.native
 def test_an_answer_that_the_engine_holds_is_scored_as_one_that_is_read_again(
     plain, written, monkeypatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_draft_hears_a_window_to_its_end_and_little_of_the_silence_behind(whis
     assert whisper.hearing([short]) < 0.3 * whisper.hearing([whole])
 
 
+@pytest.mark.native
 def test_what_a_draft_will_cost_is_known_before_it_hears_anything(whisper) -> None:
     one = Transcriber(whisper, batch=2, gamma=None, detector=EnergyDetector())
     schedule, told = one.engine.schedule, []
