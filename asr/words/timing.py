@@ -97,7 +97,7 @@ def at_once(work: Callable[[], T]) -> T:
 def token_times(
     whisper: Whisper, utterances: Sequence[Utterance], beside: Beside = at_once
 ) -> list[TokenTimes]:
-    """Times and probabilities of all tokens, in one forward pass over all utterances."""
+    """Times and probabilities of all tokens. `beside` runs what uses the device."""
     attentions = beside(lambda: attention(whisper, utterances, alignment_heads(whisper)))
     read = beside(lambda: [(a.maps.mean(0).cpu(), a.probabilities.tolist()) for a in attentions])
     return [
@@ -133,9 +133,9 @@ def _read(
     heads: Sequence[tuple[int, int]],
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Of each row of N tokens the scores `[H, N or more, S]` of the heads, and the log-probabilities
-    `[N - 1]` of its tokens but the first, or more. Native kernels read a row at a time, as do
-    modules on a CPU: a row does not depend on the others. Elsewhere all are read in one pass, with rows and
-    lengths of few sizes where shapes are static."""
+    `[N - 1]` of its tokens but the first, or more. Native kernels read a row at a time, and so do modules on
+    a CPU, where no row then depends on the others. Elsewhere all are read in one pass, with rows and lengths
+    of few sizes where shapes are static."""
     with whisper.reading() as decoder:
         if decoder is not None:
             for utterance, row in zip(utterances, rows, strict=True):
@@ -159,12 +159,11 @@ def _read(
     scores = torch.stack([q @ k.mT for q, k in queries_and_keys()], dim=1).float()  # [B, H, N, S]
     for index, row in enumerate(rows):
         # Row by row: the logits of all rows at once take gigabytes in a large model.
-        end = None if static else len(row)
-        logits = whisper.target.proj_out(hidden[index, : -1 if end is None else end - 1]).float()
+        end = tokens.shape[1] if static else len(row)
+        logits = whisper.target.proj_out(hidden[index, : end - 1]).float()
         logprobs = logits.log_softmax(-1).gather(1, tokens[index, 1:end, None])[:, 0]
-        if (
-            static and not place.captures_at_once
-        ):  # what follows depends on the text: the host's work
+        if static and not place.captures_at_once:
+            # The shapes of what follows depend on the text: the host computes it.
             yield scores[index].cpu(), logprobs.cpu()
         else:
             yield scores[index], logprobs

@@ -180,10 +180,7 @@ def agglomerate(
         found[n] = -np.inf
         return np.asarray(found)
 
-    table = np.zeros((count, count))  # first of joint evidence, which is symmetric
-    for n in range(count - 1):
-        table[n, n + 1 :] = evidence(amounts[n] + amounts[n + 1 :], sums[n] + sums[n + 1 :])
-        table[n + 1 :, n] = table[n, n + 1 :]
+    table = evidence.of_pairs(amounts, sums)
     for n in range(count):
         table[n] = gains(n, table[n])
     best = table.argmax(1) if count else np.zeros(0, np.int64)
@@ -249,6 +246,15 @@ class Evidence:
         np.divide(self._psi, shares, out=shares)
         explained = np.einsum("kd,kd->k", sums * sums, shares)
         return np.asarray(0.5 * (explained - np.interp(amounts, self._amounts, self._determinants)))
+
+    def of_pairs(self, amounts: Floats, sums: Floats) -> Floats:
+        """Amounts [K] and weighted sums [K, D] -> [K, K], the evidence of each two joined, each pair once."""
+        found = np.zeros((len(amounts), len(amounts)))
+        for n in range(len(amounts) - 1):
+            rest = slice(n + 1, None)
+            found[n, rest] = self(amounts[n] + amounts[rest], sums[n] + sums[rest])
+            found[rest, n] = found[n, rest]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
