@@ -120,7 +120,7 @@ class Worker:
     def tick(self) -> None:
         """Deliver callbacks that are due, renew leases, and claim jobs."""
         self._call_back()
-        if not self.concurrency or self.serving.state in ("broken", "failed"):
+        if not self.concurrency or self.serving.life.state in ("broken", "failed"):
             return
         now = self.clock()
         if now - self._ticked_s > LEASE_S / 2:
@@ -147,7 +147,7 @@ class Worker:
             runs = dict(self._runs)
         if len(runs) >= self.concurrency or any(run.alone for run in runs.values()):
             return False
-        if self.serving.state != "ready":
+        if self.serving.life.state != "ready":
             return False
         claimed = self.store.jobs.claim(self.name, beside=runs.keys(), take_over=take_over)
         if claimed is None:

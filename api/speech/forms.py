@@ -304,7 +304,7 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
     if language is not None and language.strip().lower() == "auto":
         language = None
     if language is not None:
-        serving.check_language(language, "languages" if form.languages else "language")
+        serving.check().check_language(language, "languages" if form.languages else "language")
     # Long audio is always cut, so `auto` equals the default.
     strategy, windows = form.chunking_strategy, WindowOptions()
     if isinstance(strategy, VadConfig):
@@ -335,7 +335,7 @@ def granularities(form: AudioForm) -> set[str]:
 
 def translation(form: TranslationForm, serving: Serving) -> Options:
     """The options of a translation. Raises ApiError `invalid_value` if the model cannot translate."""
-    if not serving.multilingual:
+    if not serving.check().translates:
         raise invalid("model", "this model cannot translate")
     return Options(
         task="translate",
@@ -418,7 +418,7 @@ def _check(form: TranscriptionForm, serving: Serving) -> None:
     elif form.known_speaker_names or form.known_speaker_references:
         param = "known_speaker_" + ("names" if form.known_speaker_names else "references")
         raise invalid(param, "needs response_format=diarized_json")
-    if form.task == "translate" and not serving.multilingual:
+    if form.task == "translate" and not serving.check().translates:
         raise invalid("task", "this model cannot translate")
     if form.timestamp_granularities and form.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "needs response_format=verbose_json")

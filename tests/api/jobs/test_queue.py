@@ -178,7 +178,7 @@ class Bench:
     def __init__(self, store: Store, tmp_path, concurrency: int = 2) -> None:
         self.store, self.now, self.go = store, 0.0, threading.Event()
         self.seen: dict[str, BaseException | None] = {}
-        self.serving = SimpleNamespace(state="ready")
+        self.serving = SimpleNamespace(life=SimpleNamespace(state="ready"))
         metrics = JobMetrics(Metrics())
         settings = Settings(model="random", data_dir=tmp_path, min_free_bytes=0)
         outages = Outages(settings, store, threading.Event())
@@ -254,12 +254,12 @@ def test_a_worker_without_a_model_takes_nothing_and_with_a_broken_one_renews_not
     bench, store
 ) -> None:
     insert(store, "a", "b")
-    bench.serving.state = "loading"
+    bench.serving.life.state = "loading"
     assert bench.tick(0.0) == frozenset()
-    bench.serving.state = "ready"
+    bench.serving.life.state = "ready"
     bench.worker.concurrency = 1
     assert bench.tick(1.0) == {"a"}
-    bench.serving.state = "broken"
+    bench.serving.life.state = "broken"
     lapse(store)
     bench.tick(5.0)
     assert claimed(store, "other") == "a"
