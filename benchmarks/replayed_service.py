@@ -81,7 +81,7 @@ def application(transcriber: Transcriber, stages: Stages, most: int) -> Iterator
         thread.start()
         try:
             end_s = time.monotonic() + START_S
-            while not (server.started and speech.state == "ready"):
+            while not (server.started and speech.life.state == "ready"):
                 if failures or time.monotonic() > end_s:
                     raise SystemExit(f"the service does not start: {failures}")
                 time.sleep(0.05)

@@ -4,8 +4,8 @@
     run.check()                          # raises if the job is not to be continued
     run.release()                        # frees its samples and its slots
 
-`DecodedGroups` hands its groups from the engine's thread to the job's. `Outages` waits while a database or
-object storage is away or a disk is full: no job's fault, and no attempt of it.
+`Outages` waits while a database or object storage is away or a disk is full: no job's fault, and no attempt
+of it.
 
 `Stopping` and `RunReplaced` end the work on a job. Neither is an Exception, so that code which handles errors
 lets them pass. Does not know rows of jobs or the order of steps.
@@ -26,6 +26,7 @@ from sqlalchemy.exc import DBAPIError
 from forescribe.asr.errors import ForescribeError, OutputError
 
 from ..settings import Settings
+from ..speech.decoding import Decoding
 from ..speech.serving import NAME, Serving
 from ..telemetry import place_of
 from .store import Store
@@ -33,7 +34,7 @@ from .tables import Claim, Job
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
-    from forescribe.asr.decode.options import Options, Outcome, Part, PhaseTimes
+    from forescribe.asr.decode.options import Options, PhaseTimes
     from forescribe.asr.decode.planned import Group
     from forescribe.asr.decode.session import Session
     from forescribe.asr.segment.cut_plan import Plan
@@ -77,7 +78,7 @@ class Run:
         self.alone = False
         """Whether this process has nothing else in hand, until the job progresses."""
         self.samples: DecodedFile | None = None
-        self.groups: DecodedGroups | None = None
+        self.groups: Decoding | None = None
         self._abandoned = False
 
     @property
@@ -99,14 +100,14 @@ class Run:
     def session(self) -> Session:
         """The session, once the model is loaded. If the engine is broken, waits for the end of the process,
         because the next one continues. Raises Stopping if there will be no session."""
-        serving = self.serving
-        while serving.state in ("loading", "broken", "failed") or (
-            serving.open and serving.session is None and serving.idle.unloaded
+        serving, life = self.serving, self.serving.life
+        while life.state in ("loading", "broken", "failed") or (
+            life.open and serving.session is None and serving.idle.unloaded
         ):
             serving.idle.want()
             self.pause(POLL_S)
         session = serving.session
-        if not serving.open or session is None:
+        if not life.open or session is None:
             raise Stopping
         return session
 
@@ -127,107 +128,34 @@ class Run:
             groups.cancel(reason())
 
 
-class DecodedGroups:
-    """A recording in the session, by its plan after the groups in `kept`, that another thread can wait for:
-    groups are decoded ahead of the thread that stores them, so the engine never waits for a disk. `phases`
-    gets the times of the engine's work.
+def decode_groups(
+    session: Session,
+    samples: DecodedFile,
+    options: Options,
+    plan: Plan,
+    kept: Sequence[Group],
+    phases: PhaseTimes | None = None,
+) -> Decoding:
+    """Queue a recording by its plan, after the groups in `kept`; `phases` gets the times of the engine's
+    work. Raises CapacityError if the session is closed."""
+    from forescribe.asr.decode.planned import planned
 
-    groups = DecodedGroups(session, samples, options, plan, kept)
-    groups.submit()
-    groups.wait_for(0)                  # other groups may be finished before it
-    groups.outcome()
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        samples: DecodedFile,
-        options: Options,
-        plan: Plan,
-        kept: Sequence[Group],
-        phases: PhaseTimes | None = None,
-    ) -> None:
-        from forescribe.asr.decode.planned import planned
-
-        self._changed = threading.Condition()
-        self._groups: dict[int, Group] = {}
-        self._outcome: Outcome | None = None
-        self._ended = False
-        self._reason: BaseException | None = None  # of a cancellation
-        self._session, self.phases, self._submitted = session, phases, False
-        self._submission = planned(
-            session.context,
-            samples,
-            options,
-            self,
-            plan=plan,
-            kept=kept,
-            grouped=self.grouped,
-            arrived_s=session.clock(),
-            name=NAME,
-        )
-        self._submission.time_phases(phases)
-
-    def submit(self) -> None:
-        """Queue the recording. Raises CapacityError if the session is closed."""
-        self._submitted = True
-        self._session.enter(self._submission)
-
-    # -- on the engine's thread -------------------------------------------------------------------
-
-    def progressed(self, part: Part) -> None:
-        """Ignored: `grouped` receives the same text with more detail."""
-
-    def grouped(self, group: Group) -> None:
-        with self._changed:
-            self._groups[group.k] = group
-            self._changed.notify_all()
-
-    def ended(self, outcome: Outcome | None) -> None:
-        with self._changed:
-            self._outcome, self._ended = outcome, True
-            self._changed.notify_all()
-
-    # -- on the job's thread ----------------------------------------------------------------------
-
-    def wait_for(self, k: int) -> Group:
-        """Group `k`, once it is decoded; it is returned only once. Raises the error of the recording, or
-        the reason given to `cancel`."""
-        with self._changed:
-            self._changed.wait_for(lambda: k in self._groups or self._ended or self._reason)
-            if k in self._groups and self._reason is None:
-                return self._groups.pop(k)
-        raise self._error()
-
-    def outcome(self) -> Outcome:
-        """The outcome with its transcript. Raises as `wait_for` does."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._reason)
-        if self._reason is None and self._outcome is not None and self._outcome.error is None:
-            return self._outcome
-        raise self._error()
-
-    def _error(self) -> BaseException:
-        if self._reason is not None:
-            return self._reason
-        if self._outcome is not None and self._outcome.error is not None:
-            return self._outcome.error
-        return ForescribeError("the recording ended without one of its groups")
-
-    # -- from any thread --------------------------------------------------------------------------
-
-    def cancel(self, reason: BaseException) -> None:
-        """Free the recording's slots before the next round; the waiting thread raises `reason`."""
-        with self._changed:
-            self._reason = self._reason or reason
-            self._changed.notify_all()
-        if self._submitted and not self._ended:
-            self._session.cancel(self._submission)
-
-    def wait_until_released(self, seconds: float) -> None:
-        """Wait until the session does not read the recording any more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or not self._submitted, seconds)
+    decoding = Decoding(phases=phases)
+    submission = planned(
+        session.context,
+        samples,
+        options,
+        decoding,
+        plan=plan,
+        kept=kept,
+        grouped=decoding.grouped,
+        arrived_s=session.clock(),
+        name=NAME,
+    )
+    submission.time_phases(phases)
+    session.enter(submission)
+    decoding.queued(session, submission)
+    return decoding
 
 
 class Outages:

@@ -26,17 +26,18 @@ from forescribe.asr.formats.transcript import Transcript
 
 from ..errors import ApiError
 from ..settings import Settings
+from ..speech.decoding import Decoding
 from ..speech.serving import NAME, Serving
 from ..telemetry import place
 from .callbacks import JobMetrics
 from .database import Tx
 from .running import (
     POLL_S,
-    DecodedGroups,
     Outages,
     Run,
     RunReplaced,
     Stopping,
+    decode_groups,
     report_fault,
 )
 from .store import Store
@@ -227,7 +228,7 @@ class Walk:
         detector = session.context.voice_detector()
         return plan_recording(samples, detector, self.options(run), run.check)
 
-    def groups(self, run: Run) -> DecodedGroups:
+    def groups(self, run: Run) -> Decoding:
         """The groups as they are decoded."""
         if run.groups is None:
             self.samples(run)
@@ -236,8 +237,8 @@ class Walk:
             run.check()  # it may have been abandoned before there was anything to cancel
         return run.groups
 
-    def submit(self, run: Run) -> DecodedGroups:
-        groups = DecodedGroups(
+    def submit(self, run: Run) -> Decoding:
+        return decode_groups(
             run.session(),
             self.samples(run),
             self.options(run),
@@ -245,8 +246,6 @@ class Walk:
             self.files.groups(run.job),
             self.serving.tracing.phases(),
         )
-        groups.submit()
-        return groups
 
     def options(self, run: Run) -> Options:
         return transcription(self.files.form(run.job), self.serving, self.settings)
@@ -305,9 +304,9 @@ class Walk:
     def _may_retry(self, run: Run, pauses: Iterator[float], *, temporary: bool) -> bool:
         """Release the job and wait for the next attempt; False if there is none. Raises Stopping."""
         run.release()
-        if run.stopping.is_set() or self.serving.leaving:
+        if run.stopping.is_set() or self.serving.life.leaving:
             raise Stopping
-        broken = self.serving.state in ("broken", "failed")  # the engine, not the job
+        broken = self.serving.life.state in ("broken", "failed")  # the engine, not the job
         pause_s = POLL_S if broken else next(pauses, None)
         if pause_s is None or not (temporary or broken):
             return False

@@ -122,7 +122,7 @@ class Worker:
     def tick(self) -> None:
         """Deliver callbacks that are due, and claim jobs."""
         self._call_back()
-        if not self.concurrency or self.serving.state in ("broken", "failed"):
+        if not self.concurrency or self.serving.life.state in ("broken", "failed"):
             return
         now = self.clock()
         if now - self._ticked_s > LEASE_S / 2:
@@ -137,7 +137,7 @@ class Worker:
             runs = dict(self._runs)
         if len(runs) >= self.concurrency or any(run.alone for run in runs.values()):
             return False
-        if self.serving.state != "ready":
+        if self.serving.life.state != "ready":
             return False
         alone = not runs and self.serving.vacant
         claimed = self.store.jobs.claim(self.name, beside=runs.keys(), calm_s=calm_s, alone=alone)
@@ -181,7 +181,7 @@ class Worker:
 
     def _renewed(self, run: Run) -> bool:
         """False if the job was cancelled or taken over."""
-        if self.serving.state in ("broken", "failed"):
+        if self.serving.life.state in ("broken", "failed"):
             return True
         try:
             return self.store.jobs.renew(run.claim)

@@ -60,11 +60,12 @@ MAX_SPEAKER_NAME = 255
 HYSTERESIS = 0.15
 """How far below the onset threshold speech ends (silero-vad's default)."""
 
-_NO, _ONE = ("false", "0"), ("1", "1.0")
+_NO, _YES, _ONE = ("false", "0"), ("true", "1"), ("1", "1.0")
 
 FASTER_WHISPER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "best_of": _ONE,
+        "condition_on_previous_text": _YES,
         "repetition_penalty": _ONE,
         "no_repeat_ngram_size": ("0",),
         "without_timestamps": _NO,
@@ -154,7 +155,6 @@ class AudioForm(BaseModel):
     beam_size: Annotated[int, Field(ge=1, le=MOST_BEAMS)] | Literal["auto"] = 1
     patience: float = Field(default=1.0, gt=0, le=MOST_PATIENCE)
     length_penalty: float = Field(default=1.0, ge=0, le=1)
-    condition_on_previous_text: bool = True  # within a window; windows do not read each other's
 
     @property
     def beams(self) -> dict[str, Any]:
@@ -304,7 +304,7 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
     if language is not None and language.strip().lower() == "auto":
         language = None
     if language is not None:
-        serving.check_language(language, "languages" if form.languages else "language")
+        serving.check().check_language(language, "languages" if form.languages else "language")
     # Long audio is always cut, so `auto` equals the default.
     strategy, windows = form.chunking_strategy, WindowOptions()
     if isinstance(strategy, VadConfig):
@@ -321,7 +321,6 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
         windows=windows,
         words=form.diarized or "word" in granularities(form),
         guards=form.guards,
-        condition_on_previous_text=form.condition_on_previous_text,
         **form.beams,
     )
 
@@ -335,7 +334,7 @@ def granularities(form: AudioForm) -> set[str]:
 
 def translation(form: TranslationForm, serving: Serving) -> Options:
     """The options of a translation. Raises ApiError `invalid_value` if the model cannot translate."""
-    if not serving.multilingual:
+    if not serving.check().translates:
         raise invalid("model", "this model cannot translate")
     return Options(
         task="translate",
@@ -346,7 +345,6 @@ def translation(form: TranslationForm, serving: Serving) -> Options:
         vad=form.vad_filter,
         words="word" in granularities(form),
         guards=form.guards,
-        condition_on_previous_text=form.condition_on_previous_text,
         **form.beams,
     )
 
@@ -418,7 +416,7 @@ def _check(form: TranscriptionForm, serving: Serving) -> None:
     elif form.known_speaker_names or form.known_speaker_references:
         param = "known_speaker_" + ("names" if form.known_speaker_names else "references")
         raise invalid(param, "needs response_format=diarized_json")
-    if form.task == "translate" and not serving.multilingual:
+    if form.task == "translate" and not serving.check().translates:
         raise invalid("task", "this model cannot translate")
     if form.timestamp_granularities and form.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "needs response_format=verbose_json")

@@ -236,7 +236,7 @@ def marked(command: Command) -> Any:
     return pytest.param(command, marks=[pytest.mark.native] if native else [], id=str(command))
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [marked(command) for command in LINES])
 def test_a_command_on_the_samples_works(command: Command, samples, tmp_path, monkeypatch, capfd):
     (tmp_path / "samples").symlink_to(samples)
@@ -255,7 +255,7 @@ def test_a_command_on_the_samples_works(command: Command, samples, tmp_path, mon
 GENERATE = 'forescribe generate "Write the minutes of the research meeting on April 4." --chat'
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/text.md"])
 def test_the_pages_show_what_generate_prints(page: str, capsys, monkeypatch) -> None:
     """A shown text that ends in "..." is the beginning of what is printed."""

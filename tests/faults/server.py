@@ -151,17 +151,17 @@ class FakeServing(Serving):
         if self.load_s:
             threading.Thread(target=self._slow, daemon=True).start()
         else:
-            self.state = "ready"
+            self.life.state = "ready"
 
     def _slow(self) -> None:
         time.sleep(self.load_s)
         self.trap("loading")
-        self.state = "ready"
+        self.life.state = "ready"
 
     async def stop(self) -> None:
         self.trap("draining")
-        self.drain()
-        self.state = "stopped"
+        self.life.drain()
+        self.life.state = "stopped"
 
     def check(self) -> None:
         """Does nothing, as there is no model."""

@@ -49,7 +49,7 @@ def application(
 
 
 def ready(client: TestClient) -> TestClient:
-    until(lambda: client.app.state.serving.state == "ready")
+    until(lambda: client.app.state.serving.life.state == "ready")
     return client
 
 

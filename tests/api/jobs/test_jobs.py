@@ -455,17 +455,17 @@ def test_what_is_doubtful_in_a_transcript_is_told_by_the_job_as_well(client, mon
     """By the job, its last event and its result; a diarization that has no doubts takes none away."""
     from dataclasses import replace
 
-    from forescribe.api.jobs.running import DecodedGroups
+    from forescribe.api.speech.decoding import Decoding
     from forescribe.asr.formats.transcript_parts import Notice
 
-    outcome = DecodedGroups.outcome
+    outcome = Decoding.outcome
     doubt = Notice("doubtful_window", "0.0 s to 3.0 s: no try could save it")
 
     def doubtful(self):
         found = outcome(self)
         return replace(found, transcript=replace(found.transcript, warnings=(doubt,)))
 
-    monkeypatch.setattr(DecodedGroups, "outcome", doubtful)
+    monkeypatch.setattr(Decoding, "outcome", doubtful)
     expected = [{"code": doubt.code, "message": doubt.message}]
     job = submit(client, memo(3)).json()
     assert job["warnings"] == []

@@ -176,7 +176,7 @@ def test_a_worker_answers_operators_only(tmp_path, transcriber, decoders) -> Non
     made = application(tmp_path, transcriber, decoders, api_keys=key).app.state
     app = create_worker_app(made.settings, made.serving, made.jobs, failed=lambda failure: None)
     with TestClient(app, base_url="http://10.0.0.7:9000") as client:
-        until(lambda: made.serving.state == "ready")
+        until(lambda: made.serving.life.state == "ready")
         assert client.get("/health").text == client.get("/ready").text == "OK"
         assert "forescribe_jobs_open 0.0" in client.get("/metrics").text
         for route in ("/", "/v1/jobs", "/v1/audio/transcriptions", "/docs", "/openapi.json"):

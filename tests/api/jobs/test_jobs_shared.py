@@ -95,7 +95,7 @@ def test_an_engine_that_is_broken_fails_no_job(client, held, transcriber, monkey
     jobs = [submit(client, memo(2)).json()["id"] for _ in range(5)]  # one waits in line
     until(lambda: not transcriber.engine.idle)
     monkeypatch.setattr(transcriber.engine, "step", broken)
-    serving.state = "broken"
+    serving.life.state = "broken"
     until(lambda: len(looks) > 0 and not serving.session._live)
     store = client.app.state.jobs.store
     with store.database.engine.connect() as tx:
@@ -107,7 +107,7 @@ def test_an_engine_that_is_broken_fails_no_job(client, held, transcriber, monkey
     assert states == ["running"] * 4 + ["queued"]
     monkeypatch.setattr(transcriber.engine, "step", step)
     held.set()
-    serving.state = "ready"  # as the next process finds it
+    serving.life.state = "ready"  # as the next process finds it
     assert {ended(client, id)["state"] for id in jobs} == {"succeeded"}
 
 

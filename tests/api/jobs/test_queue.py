@@ -215,7 +215,7 @@ class Bench:
         self.seen: dict[str, BaseException | None] = {}
         settings = Settings(model="random", data_dir=tmp_path, min_free_bytes=0)
         self.serving = Serving(settings, None, Mock())
-        self.serving.state = "ready"
+        self.serving.life.state = "ready"
         metrics = JobMetrics(Metrics())
         outages = Outages(settings, store, threading.Event())
         self.worker = Worker(
@@ -317,12 +317,12 @@ def test_a_worker_without_a_model_takes_nothing_and_with_a_broken_one_renews_not
     bench, store
 ) -> None:
     insert(store, "a", "b")
-    bench.serving.state = "loading"
+    bench.serving.life.state = "loading"
     assert bench.tick(0.0) == frozenset()
-    bench.serving.state = "ready"
+    bench.serving.life.state = "ready"
     bench.worker.concurrency = 1
     assert bench.tick(1.0) == {"a"}
-    bench.serving.state = "broken"
+    bench.serving.life.state = "broken"
     lapse(store)
     time.sleep(0.1)  # five renewals
     assert not leased(store, "a") and claimed(store, "other") == "a"

@@ -134,14 +134,14 @@ def test_a_server_that_cannot_store_is_ready_to_transcribe_and_says_so(
 
 @pytest.mark.parametrize("state", ["loading", "draining", "broken", "stopped"])
 def test_whatever_else_the_server_is_it_is_not_ready(client, fresh, monkeypatch, state) -> None:
-    monkeypatch.setattr(client.app.state.serving, "state", state)
+    monkeypatch.setattr(client.app.state.serving.life, "state", state)
     assert state in reason(client)
     assert client.get("/health").status_code == 200
 
 
 def test_probes_do_not_ask_the_database_more_than_once_a_second() -> None:
     now, looks = [0.0], []
-    state = SimpleNamespace(state="ready")
+    state = SimpleNamespace(life=SimpleNamespace(state="ready"))
     made = Readiness(Settings(min_free_bytes=0), state, state, None, clock=lambda: now[0])
     made._check_storage = lambda: looks.append(1) or Storage()
 
