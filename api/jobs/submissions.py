@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 from uuid import uuid4
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from sqlalchemy.exc import IntegrityError
 
 from forescribe.asr.decode.options import Options
@@ -191,6 +191,9 @@ class JobForm(TranscriptionForm):
     Results are available in any format, so `response_format` has no effect on them: words are always
     timed, and `diarized_json` means `diarize`.
     """
+
+    # `parse` refuses unknown fields; a form that an earlier version has stored may hold one that is gone.
+    model_config = ConfigDict(extra="ignore")
 
     diarize: bool = False
     num_speakers: int | None = Field(None, ge=1, le=100)

@@ -305,12 +305,8 @@ def _encoded_together(
     whisper, side = context.whisper, context.side
 
     def encode() -> tuple[Sequence[Features], list[EncoderStates], Tensor]:
-        own = [window.features() for window, *_ in batch if window.features is not None]
-        if own:
-            features: tuple[Any, ...] = tuple(map(torch.stack, zip(*own, strict=True)))
-        else:
-            samples = [window.samples for window, *_ in batch]
-            features = whisper.features(samples, [searched for *_, searched in batch])
+        samples = [window.samples for window, *_ in batch]
+        features = whisper.features(samples, [searched for *_, searched in batch])
         began = time.perf_counter()
         states = whisper.encode(*features)
         context.expect(features, time.perf_counter() - began)

@@ -43,7 +43,7 @@ WAYS: dict[str, Options] = {
     "words": Options(words=True, guards=Guards()),
     "five beams": Options(beam_size=5),
     "beams where doubtful": Options(beam_size=None),
-    "previous text": Options(long_form="sequential", vad=False, guards=Guards()),
+    "previous text": Options(initial_prompt="A talk.", vad=False, guards=Guards()),
     "sampled": Options(guards=Guards(temperatures=(0.8,), compression_ratio=None, logprob=None)),
     "terms": Options(terms=("Gutenberg", "flour")),
     "quiet": Options(),
