@@ -125,6 +125,19 @@ def test_half_the_batch_drafts_as_the_whole_one_did(
     assert one.batch == 2 and (one.stats() - before).accepted > 0
 
 
+def test_copies_share_the_engine_whatever_its_size(whisper, recordings, alone) -> None:
+    one = transcriber(whisper)
+    two, three = one.with_readers(0), one.with_readers(0)
+    (outcome,) = one.transcribe(recordings[1:2], GERMAN)
+    before = one.stats()
+    two.set_batch(2)
+    assert one.batch == two.batch == three.batch == 2
+    assert one.engine is two.engine is three.engine
+    assert one.stats().rounds == before.rounds > 0
+    (outcome,) = three.transcribe(recordings[1:2], GERMAN)
+    assert essence(outcome) == alone[recordings[1]] and one.stats().rounds > before.rounds
+
+
 def test_a_recording_can_come_as_bytes(shared, recordings, alone) -> None:
     with open(recordings[0], "rb") as file:
         data = file.read()
