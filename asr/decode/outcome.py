@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from operator import attrgetter
@@ -30,7 +30,6 @@ from ..model.languages import ALIKE, LANGUAGES
 from ..model.speech_model import SpeechModel
 from ..segment.windows import Window, total
 from ..words.replacements import LIMIT_S
-from ..words.terms import read_terms, says
 from .answers import LAST_WORD
 from .context import DecodingContext
 from .options import Decoded, Options, Outcome
@@ -70,9 +69,6 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
     """Models, options and versions, for reproducing a transcript."""
     pair, device = context.whisper.pair, context.whisper.device
     gamma = context.gamma if options.gamma is None else options.gamma
-    guards = None if options.guards is None else asdict(options.guards)
-    if guards is not None:
-        guards["temperatures"] = list(guards["temperatures"])  # JSON has no tuples
     return {
         "model": str(getattr(pair.target, "name", pair.target)),
         "draft": None if pair.draft is None else str(getattr(pair.draft, "name", pair.draft)),
@@ -84,19 +80,7 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "dtype": str(device.stored).removeprefix("torch."),
         "quantize": "int8" if device.int8 else "none",
         "engine": context.forward,
-        "task": options.task,
-        "timestamps": options.timestamps,
-        "initial_prompt": options.initial_prompt,
-        "terms": len(read_terms(options.terms)) if options.terms else 0,
-        "replacements": sum(says(line, 1, "replacement") for line in options.replacements),
-        "redact": list(options.redact),
-        "vad": options.vad,
-        "windows": asdict(options.windows) if options.vad else None,
-        "beam_size": "auto" if options.beam_size is None else options.beam_size,
-        "patience": options.patience,
-        "length_penalty": options.length_penalty,
-        "guards": guards,
-        "word_timestamps": options.words,
+        **options.told(),
         "versions": dict(_versions()),
     }
 
