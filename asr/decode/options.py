@@ -288,6 +288,9 @@ class Outcome:
     error: ForescribeError | None = None
     wall_s: float = 0.0  # from its first block to its last word, other recordings included
     decoded: tuple[Decoded, ...] = ()  # with `Options.keep_encoder_states`
+    # Windows, whole ones, by what became of them, and those that were decoded again at a temperature.
+    windows: Mapping[State, int] = field(default_factory=dict)
+    fallbacks: int = 0
     # What another machine has read: the SHA-256 of the bytes, and what the store says about them.
     content: str | None = None
     entry: Entry | None = None
