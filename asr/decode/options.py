@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -684,6 +684,9 @@ class Outcome:
     error: ForescribeError | None = None
     wall_s: float = 0.0  # from its first block to its last word, other recordings included
     decoded: tuple[Decoded, ...] = ()  # with `Options.keep_encoder_states`
+    # Windows, whole ones, by what became of them, and those that were decoded again at a temperature.
+    windows: Mapping[State, int] = field(default_factory=dict)
+    fallbacks: int = 0
     # What another machine has read: the SHA-256 of the bytes, and what the store says about them.
     content: str | None = None
     entry: Entry | None = None
