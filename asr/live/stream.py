@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ..decode.recording import tokens_of
 from ..decode.session import Session
+from ..decode.text import tokens_of
 from ..errors import ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
 from ..segment.cutter import Cutter
