@@ -595,41 +595,6 @@ class Guards:
         return next((t for t in self.temperatures if t > temperature + 1e-9), None)
 
 
-@dataclass(frozen=True)
-class Sure:
-    """When an answer counts for a window that is loud and in which no voice was detected. It is not decoded
-    again: a text that passes at last would be invented.
-
-    By whisper-base, in 28 minutes of clicks, tones, music, chirps, applause and noise in bursts: no word is
-    invented with a mean log-probability from -1.5 or from -1.7 on, 5 from -2.3 on; 2 where fewer tokens count
-    ("Thank you." at a no-speech probability of 0.02), and 16 where that may be 0.6. Of AMI's meetings and
-    reverberant readers 45, 59 and 62 words are won from -1.0, -1.4 and -1.5 on.
-    """
-
-    no_speech: float = 0.3
-    logprob: float = -1.55
-    compression_ratio: float = 2.0
-    least_tokens: int = 5
-    tokens_per_s: float = 8.0  # the most: repetitions in music have no end
-
-    def doubt(
-        self, text: str, tokens: int, *, ratio: float, mean_logprob: float, no_speech_prob: float
-    ) -> str | None:
-        """Why an answer of so many text tokens does not count; None where it does."""
-        if not no_speech_prob <= self.no_speech:
-            return f"no speech (probability {no_speech_prob:.2f})"
-        if not mean_logprob >= self.logprob:
-            return f"improbable (mean log-probability {mean_logprob:.2f})"
-        if ratio > self.compression_ratio:
-            return f"repeats itself (compression ratio {ratio:.2f})"
-        if tokens < self.least_tokens or not any(map(str.isalnum, text)):
-            return "hardly a word"
-        return None
-
-
-SURE = Sure()
-
-
 class Judgement(Enum):
     """What to do with an answer."""
 

@@ -31,19 +31,12 @@ from ..model.languages import ALIKE, LANGUAGES
 from ..model.speech_model import SpeechModel
 from ..segment.windows import Window, total
 from ..words.replacements import LIMIT_S
-from .answers import LAST_WORD
 from .context import DecodingContext
+from .judge import LAST_WORD
 from .options import Decoded, Options, Outcome
-from .recording import (
-    DOUBTFUL,
-    RecordingState,
-    fault,
-    name_of,
-    reason_of,
-    text_of,
-    timed_segments,
-)
-from .requests import CONFIDENT, BoundOptions
+from .recording import RecordingState, fault, reason_of, timed_segments
+from .requests import CONFIDENT, DOUBTFUL, BoundOptions
+from .text import name_of, text_of
 
 UNWRITTEN = "a voice, and the model wrote no words"
 
