@@ -190,11 +190,9 @@ class Metrics:
         if outcome.wall_s > 0:
             self._speed.observe(transcript.duration / outcome.wall_s)
         self._wordless_s.inc(transcript_parts.seconds(transcript.coverage.wordless_samples or 0))
-        for span in transcript.coverage.spans:
-            self._windows.labels(span.state).inc()
-        for decoded in outcome.decoded:
-            if decoded.tried > 0:
-                self._fallbacks.inc()
+        for state, count in outcome.windows.items():
+            self._windows.labels(state).inc(count)
+        self._fallbacks.inc(outcome.fallbacks)
         for series, key in (
             (self._tokens, "tokens"),
             (self._drafted, "drafted"),
@@ -354,7 +352,7 @@ class Observation:
                 "windows": stats["windows"],
                 "tokens": stats["tokens"],
                 "acceptance_rate": stats["acceptance_rate"],
-                "fallbacks": sum(d.tried > 0 for d in outcome.decoded),
+                "fallbacks": outcome.fallbacks,
             }
         report("recording", **facts)
         if self.tracing.active:

@@ -22,8 +22,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import count
 
-import torch
-
 from forescribe.speculative.device import choose
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.model_engines import ModelEngine, draft_device
@@ -59,10 +57,11 @@ from .options import (
     SpeakerSearch,
 )
 from .outcome import settings_of
-from .recording import RecordingState, WordTimer, fault, text_of, timed_segments
+from .recording import RecordingState, WordTimer, fault, timed_segments
 from .requests import BoundOptions, bind
 from .session import Session
 from .submission import Submission
+from .text import text_of
 
 __all__ = ["Decoded", "Hook", "Options", "Outcome", "Progress", "Transcriber"]
 
@@ -87,7 +86,6 @@ class Transcriber:
         gamma: int | None = None,
         detector: Detector | None = None,
     ) -> None:
-        self._before = Stats()
         self.context = DecodingContext.of(whisper, batch, gamma, detector)
 
     @classmethod
@@ -155,18 +153,12 @@ class Transcriber:
     def stats(self) -> Stats:
         """The engine's statistics since the transcriber was created, with the seconds before the
         engine: `audio` (decoding audio and voice activity) and `encode`."""
-        if "context" not in vars(self):  # there was no memory for it
-            return self._before
-        return self._before + self.context.stats()
+        return self.context.stats()
 
     def set_batch(self, size: int) -> None:
-        """Decode `size` windows at a time from now on; all options stay. No call may be running."""
-        old = self.context
-        self._before, whisper, gamma, detector = self.stats(), old.whisper, old.gamma, old.detector
-        del self.context, old  # its slots must be freed before new ones are made
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        self.context = DecodingContext.of(whisper, size, gamma, detector)
+        """Decode `size` windows at a time from now on, here and in what `with_readers` and `with_speakers`
+        have returned; all options stay. No call may be running."""
+        self.context.resize(size)
 
     def settings(self, options: Options) -> dict[str, Json]:
         """Models, options and versions, for reproducing a transcript."""

@@ -19,7 +19,7 @@ from forescribe.asr.batch.interrupts import INTERRUPTED, Stop
 from forescribe.asr.errors import UsageError
 
 from .option_records import MODEL, OUTPUT, REQUIRED, TRAINING, arg, like, opt, takes
-from .options import DecodingOptions, ModelOptions, PerformanceOptions, RunOptions, codes_of
+from .options import ModelOptions, PerformanceOptions, RunOptions, codes_of, flag
 
 if TYPE_CHECKING:
     from ..distill.distillation import WorkFolder
@@ -33,7 +33,7 @@ class DistillOptions(ModelOptions):
 
     data: list[str] = arg("DATA...", "Recordings or folders of them.")
     output: str = opt(OUTPUT, "--output -o FOLDER", "Folder for the draft.", REQUIRED)
-    language: str | None = like(DecodingOptions, "language")
+    language: str | None = flag("language")
     overwrite: bool = opt(
         OUTPUT,
         "--overwrite",

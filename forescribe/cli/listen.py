@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from forescribe.asr.batch.interrupts import Stop
+from forescribe.asr.decode.options import AUTO
 from forescribe.asr.errors import UsageError, visible
 
 from .option_records import DECODING, INPUT, OUTPUT, arg, like, opt, takes
 from .options import (
-    AUTO,
     DecodingOptions,
     LoadOptions,
     RunOptions,
     SpeakerChoice,
     SpeakerOptions,
-    WordLists,
     codes_of,
+    decodes,
+    flag,
 )
 from .transcribe_options import STDOUT, TranscribeOptions
 
@@ -65,7 +66,8 @@ ENDING = b"forescribe: ending; the last words are decoded, a second Ctrl-C ends 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListenOptions(LoadOptions, SpeakerChoice, WordLists):
+@decodes(live=True)
+class ListenOptions(LoadOptions, DecodingOptions, SpeakerChoice):
     """The parsed command line. Raises UsageError for values and combinations that are impossible."""
 
     audio: str | None = arg("[-]", "- reads stdin; without it, the microphone is used.", None)
@@ -101,8 +103,8 @@ class ListenOptions(LoadOptions, SpeakerChoice, WordLists):
         default=None,
         shown="no files",
     )
-    output_format: str = like(TranscribeOptions, "output_format")
-    word_timestamps: bool | None = like(TranscribeOptions, "word_timestamps")
+    output_format: str = like(RunOptions, "output_format")
+    word_timestamps: bool | None = flag("word_timestamps")
     keep_audio: bool = opt(
         OUTPUT,
         "--keep-audio/--no-keep-audio",
@@ -110,11 +112,7 @@ class ListenOptions(LoadOptions, SpeakerChoice, WordLists):
         False,
     )
     # Decoding
-    language: str | None = like(DecodingOptions, "language")
-    task: str = like(DecodingOptions, "task")
-    initial_prompt: str | None = like(
-        TranscribeOptions, "initial_prompt", names="--prompt --initial-prompt TEXT"
-    )
+    initial_prompt: str | None = flag("initial_prompt", names="--prompt --initial-prompt TEXT")
     step: float = opt(
         DECODING, "--step SECONDS", "Decode after so much more speech.", 1.0, min=0.1, max=10
     )
@@ -160,7 +158,7 @@ class ListenOptions(LoadOptions, SpeakerChoice, WordLists):
             raise UsageError("-o -: stdout has the lines already; name a folder")
         self._check_files()
         _ = self.speakers
-        _ = self.term_lines, self.replacements
+        _ = self.decoding
 
     def _check_input(self) -> None:
         if self.audio not in (None, STDIN):
@@ -248,20 +246,13 @@ class ListenOptions(LoadOptions, SpeakerChoice, WordLists):
 
     def live(self) -> LiveOptions:
         """The options of the stream."""
-        from forescribe.asr.decode.options import Guards, Options
+        from forescribe.asr.decode.options import Guards
         from forescribe.asr.live.events import LiveOptions, TurnDetection
 
         eagerness = "auto" if self.turns == "sentence" else None
+        words = bool(self.word_timestamps) or self.diarize
         return LiveOptions(
-            Options(
-                language=self.language,
-                task=self.task,  # type: ignore[arg-type]  # checked by Options
-                initial_prompt=self.initial_prompt,
-                terms=self.term_lines,
-                replacements=self.replacements,
-                words=bool(self.word_timestamps) or self.diarize,
-                guards=Guards(),
-            ),
+            replace(self.decoding, words=words, guards=Guards()),
             step_s=self.step,
             delay=self.delay,  # type: ignore[arg-type]  # checked above
             turns=None

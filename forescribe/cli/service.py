@@ -19,7 +19,7 @@ import typer
 from forescribe.asr.errors import UsageError, how_to_install
 
 from .option_records import PERFORMANCE, SERVICE, arg, like, opt, takes
-from .options import DecodingOptions, LoadOptions
+from .options import LoadOptions, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class ServiceOptions:
 class ServeOptions(ServiceOptions):
     """The parsed command line."""
 
-    language: str | None = like(DecodingOptions, "language", "Language of requests that name none.")
+    language: str | None = flag("language", "Language of requests that name none.")
     quantize: str | None = like(LoadOptions, "quantize")
     draft_dtype: str | None = like(LoadOptions, "draft_dtype", default=None)
     engine: str | None = like(LoadOptions, "engine", default=None)
