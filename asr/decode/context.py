@@ -44,9 +44,9 @@ from ..model.whisper import POSITIONS_PER_S, Whisper, attending, end_of
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import Window
 from ..words.second_look import Held
-from .recording import apply_each
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
 """Marks at the end of a sentence, of Chinese and Japanese too."""
@@ -293,6 +293,21 @@ class EncodedWindow:
     features: Features
     encoder_states: EncoderStates
     language: tuple[str, float] | None
+
+
+def apply_each(
+    work: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]
+) -> list[R | Exception]:
+    """Apply `work` to all items together or, where that fails, to each alone.
+
+    Returns a result or an exception for each item.
+    """
+    try:
+        return list(work(items))
+    except Exception as error:
+        if len(items) < 2:
+            return [error] * len(items)
+    return [result for item in items for result in apply_each(work, [item])]
 
 
 class NotFinite(ArithmeticError):

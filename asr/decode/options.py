@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -595,41 +595,6 @@ class Guards:
         return next((t for t in self.temperatures if t > temperature + 1e-9), None)
 
 
-@dataclass(frozen=True)
-class Sure:
-    """When an answer counts for a window that is loud and in which no voice was detected. It is not decoded
-    again: a text that passes at last would be invented.
-
-    By whisper-base, in 28 minutes of clicks, tones, music, chirps, applause and noise in bursts: no word is
-    invented with a mean log-probability from -1.5 or from -1.7 on, 5 from -2.3 on; 2 where fewer tokens count
-    ("Thank you." at a no-speech probability of 0.02), and 16 where that may be 0.6. Of AMI's meetings and
-    reverberant readers 45, 59 and 62 words are won from -1.0, -1.4 and -1.5 on.
-    """
-
-    no_speech: float = 0.3
-    logprob: float = -1.55
-    compression_ratio: float = 2.0
-    least_tokens: int = 5
-    tokens_per_s: float = 8.0  # the most: repetitions in music have no end
-
-    def doubt(
-        self, text: str, tokens: int, *, ratio: float, mean_logprob: float, no_speech_prob: float
-    ) -> str | None:
-        """Why an answer of so many text tokens does not count; None where it does."""
-        if not no_speech_prob <= self.no_speech:
-            return f"no speech (probability {no_speech_prob:.2f})"
-        if not mean_logprob >= self.logprob:
-            return f"improbable (mean log-probability {mean_logprob:.2f})"
-        if ratio > self.compression_ratio:
-            return f"repeats itself (compression ratio {ratio:.2f})"
-        if tokens < self.least_tokens or not any(map(str.isalnum, text)):
-            return "hardly a word"
-        return None
-
-
-SURE = Sure()
-
-
 class Judgement(Enum):
     """What to do with an answer."""
 
@@ -684,6 +649,9 @@ class Outcome:
     error: ForescribeError | None = None
     wall_s: float = 0.0  # from its first block to its last word, other recordings included
     decoded: tuple[Decoded, ...] = ()  # with `Options.keep_encoder_states`
+    # Windows, whole ones, by what became of them, and those that were decoded again at a temperature.
+    windows: Mapping[State, int] = field(default_factory=dict)
+    fallbacks: int = 0
     # What another machine has read: the SHA-256 of the bytes, and what the store says about them.
     content: str | None = None
     entry: Entry | None = None

@@ -23,6 +23,7 @@ from ..formats.transcript_parts import (
     Notice,
     Segment,
     Span,
+    State,
     TokenSource,
     seconds,
 )
@@ -30,19 +31,12 @@ from ..model.languages import ALIKE, LANGUAGES
 from ..model.speech_model import SpeechModel
 from ..segment.windows import Window, total
 from ..words.replacements import LIMIT_S
-from .answers import LAST_WORD
 from .context import DecodingContext
+from .judge import LAST_WORD
 from .options import Decoded, Options, Outcome
-from .recording import (
-    DOUBTFUL,
-    RecordingState,
-    fault,
-    name_of,
-    reason_of,
-    text_of,
-    timed_segments,
-)
-from .requests import CONFIDENT, BoundOptions
+from .recording import RecordingState, fault, reason_of, timed_segments
+from .requests import CONFIDENT, DOUBTFUL, BoundOptions
+from .text import name_of, text_of
 
 UNWRITTEN = "a voice, and the model wrote no words"
 
@@ -62,7 +56,29 @@ def outcome_of(context: DecodingContext, bound: BoundOptions, recording: Recordi
     except Exception as error:
         return Outcome(recording.source, error=fault(recording.name, error), wall_s=wall)
     kept = tuple(done) if bound.options.keep_encoder_states else ()
-    return Outcome(recording.source, transcript, wall_s=wall, decoded=kept)
+    fallbacks = len({decoded.index for decoded in done if decoded.tried > 0})
+    windows = windows_by_state(done, len(recording.silent))
+    return Outcome(
+        recording.source,
+        transcript,
+        wall_s=wall,
+        decoded=kept,
+        windows=windows,
+        fallbacks=fallbacks,
+    )
+
+
+def windows_by_state(done: Sequence[Decoded], silent: int) -> dict[State, int]:
+    """How many windows ended how. One that was decoded in parts is one, decoded if any part of it is, and
+    else failed if any is."""
+    best: dict[int, State] = {}
+    order: tuple[State, ...] = ("silent", "failed", "decoded")
+    for decoded in done:
+        states = (best.get(decoded.index, "silent"), decoded.state)
+        best[decoded.index] = max(states, key=order.index)
+    counts = Counter(best.values())
+    counts["silent"] += silent
+    return dict(counts)
 
 
 def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
