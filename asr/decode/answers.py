@@ -63,7 +63,7 @@ not written. Of 8,097 words of human readers by whisper-base 17 last longer than
 1.66 s."""
 
 MOST_PARTS = 8
-"""Further parts of one window. Published models need one, rarely two (docs/development/log.md)."""
+"""Further parts of one window. Published models need one, rarely two."""
 
 REPEATED = "the model repeats the words before it"
 
