@@ -106,10 +106,12 @@ async def client(connection: HTTPConnection, caller: Annotated[str, Depends(call
     return Client(caller) if caller else Client(ANONYMOUS, network(host))
 
 
-def reserve(request: Request, client: Client, *, resumable: bool = False) -> Reservation:
+def reserve(
+    request: Request, client: Client, *, resumable: bool = False, stored: bool = False
+) -> Reservation:
     """Reserve capacity for a request whose body has not been read. Raises as `Admission.reserve` does."""
     serving: Serving = request.app.state.serving
-    return serving.admission.reserve(client, resumable=resumable)
+    return serving.admission.reserve(client, resumable=resumable, stored=stored)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ writes into these traces.
 
 from __future__ import annotations
 
+import collections
 import json
 import logging
 import math
@@ -190,8 +191,8 @@ class Metrics:
         if outcome.wall_s > 0:
             self._speed.observe(transcript.duration / outcome.wall_s)
         self._wordless_s.inc(transcript_parts.seconds(transcript.coverage.wordless_samples or 0))
-        for span in transcript.coverage.spans:
-            self._windows.labels(span.state).inc()
+        for state, count in _windows_of(outcome).items():
+            self._windows.labels(state).inc(count)
         for decoded in outcome.decoded:
             if decoded.tried > 0:
                 self._fallbacks.inc()
@@ -204,6 +205,20 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+def _windows_of(outcome: Outcome) -> collections.Counter[str]:
+    """The windows of a recording by what became of them. Of one that was decoded in several parts, the first
+    of decoded, failed and silent that became of any."""
+    assert outcome.transcript is not None
+    states, starts = dict[int, set[str]](), {d.start for d in outcome.decoded}
+    for decoded in outcome.decoded:
+        states.setdefault(decoded.index, set()).add(decoded.state)
+    order = ("decoded", "failed", "silent").index
+    counts = collections.Counter(min(own, key=order) for own in states.values())
+    spans = outcome.transcript.coverage.spans
+    counts["silent"] += sum(s.state == "silent" and s.start_sample not in starts for s in spans)
+    return counts
 
 
 class TimedValue:

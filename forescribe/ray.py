@@ -22,7 +22,7 @@ __all__ = ["transcribe"]
 
 OPTIONS = frozenset(
     "model draft local_files_only language task initial_prompt terms replace redact reference_text "
-    "timestamps words vad long_form condition_on_previous_text guards compression_ratio_threshold "
+    "timestamps words vad guards compression_ratio_threshold "
     "logprob_threshold no_speech_threshold temperature_increment_on_fallback diarize diarizer "
     "num_speakers min_speakers max_speakers channels gamma batch_size device dtype quantize draft_dtype "
     "engine threads readers spool".split()

@@ -72,21 +72,11 @@ class RunReplaced(BaseException):
 class Run:
     """A job that this process works on. Only `abandon` is for other threads than the job's own."""
 
-    def __init__(
-        self,
-        job: Job,
-        claim: Claim,
-        serving: Serving,
-        stopping: threading.Event,
-        *,
-        alone: bool = False,
-    ) -> None:
+    def __init__(self, job: Job, claim: Claim, serving: Serving, stopping: threading.Event) -> None:
         self.job, self.claim = job, claim
         self.serving, self.stopping = serving, stopping
-        self.alone = alone
-        """Whether it is the only job of this process, until it progresses."""
-        self.entered = False
-        """Whether a death of the process is charged to it."""
+        self.alone = False
+        """Whether this process has nothing else in hand, until the job progresses."""
         self.samples: DecodedFile | None = None
         self.groups: Decoding | None = None
         self._abandoned = False
@@ -217,7 +207,7 @@ class Outages:
     def _room(self) -> bool:
         minimum = max(self.settings.min_free_bytes, MIN_FREE_BYTES)
         return (
-            self.store.blobs.free >= minimum
+            self.store.files.free >= minimum
             and shutil.disk_usage(tempfile.gettempdir()).free >= MIN_FREE_BYTES
             and self.store.writable()
         )

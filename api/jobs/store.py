@@ -1,40 +1,38 @@
-"""The job store: a database and a blob folder, opened together, with one object for each table.
+"""The job store: a database and a place of files, opened together, with one object for each table.
 
     store = Store.open(folder)
     with store.transaction() as tx:
         store.jobs.insert(tx, new)                      # a queued row is the queue
-    job = store.jobs.claim("process 1", beside=())      # the next one, for `LEASE_S` unless it is renewed
+    job, _ = store.jobs.claim("process 1", beside=())   # the next one, for `LEASE_S` unless it is renewed
 
-A job that is worked on has a lease: the process that claimed it, and until when. Leases and callbacks are
-measured by the database's clock, so no machine's clock matters. Every write of a run is bound to its `Claim`,
-so that a run that was cancelled or replaced, or whose process was taken for dead, writes nothing. Does not
-know HTTP or what blobs hold.
+A job that is worked on has a lease of its own: the process that claimed it, and until when. Leases and
+callbacks are measured by the database's clock, so no machine's clock matters. Every write of a run is bound
+to its `Claim`, so that a run that was cancelled or replaced, or whose process was taken for dead, writes
+nothing. Does not know HTTP or what files hold.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import sqlalchemy as sa
 
 from forescribe.asr.errors import OutputError, StorageError
 
-from ..errors import ApiError
-from .blobs import Blobs, BlobStore
 from .database import Database, Place, Tx, database_time, not_before, one_page
-from .references import References
+from .files import DiskFiles, Files
 from .tables import (
     ENDED,
     ENTRIES,
+    FOLDERS,
     JOBS,
-    KEYS,
-    REFERENCES,
     UNFINISHED,
     Callback,
     CallbackState,
@@ -44,6 +42,7 @@ from .tables import (
     Kind,
     LogEntry,
     NewJob,
+    Risk,
     State,
     bounded,
     bounded_options,
@@ -52,31 +51,42 @@ from .tables import (
 LEASE_S = 10.0
 """How long a process has a job unless it renews its lease."""
 
-ALONE = 2
-"""Deaths of its processes after which a job is done while its process does no other."""
+BESIDE = 2
+"""Deaths of processes that had other work too, without progress in between, after which a job is done while
+its process does nothing else."""
 
-MAX_CRASHES = 3
-"""Deaths of its processes, without progress in between, after which a job fails."""
+ALONE_AFTER_S: Sequence[float] = (20.0, 40.0)
+"""How long a process must have been well before it does such a job for the first time, and for the second:
+one that machines take away every few seconds says nothing about its jobs. A job fails at the second death."""
+
+ORPHAN_S = 3600.0
+"""How long a recording may take from its first byte on the disk to its row."""
+
+Lonely = Literal["lonely"]
+"""The next job is to be done while its process does nothing else."""
 
 
 class Store:
-    """One object for each table, over one database and one blob store."""
+    """One object for each table, over one database and one place of files.
+
+    Each folder of files has a row from before its first file until after its last: `reserve`, then the
+    files, then `accept` in the transaction that inserts the job; `erase`, then `remove`. What a process left
+    that died in between is swept. Acceptance and sweep write the same row, so the second one is refused.
+    """
 
     def __init__(
-        self, database: Database, blobs: BlobStore, clock: Callable[[], float] = time.time
+        self, database: Database, files: Files, clock: Callable[[], float] = time.time
     ) -> None:
-        self.database, self.blobs, self.clock = database, blobs, clock
+        self.database, self.files, self.clock = database, files, clock
         self.log = EventLog(database)
         self.jobs = JobTable(database, self.log, self.now)
-        self.references = References(database, blobs)
-        self.keys = IdempotencyKeys(database, self.now)
 
     @classmethod
-    def open(cls, folder: Path, url: str | None = None, blobs: BlobStore | None = None) -> Store:
-        """The store in a folder, with its own SQLite database or the one at `url`, and its own blobs or
+    def open(cls, folder: Path, url: str | None = None, files: Files | None = None) -> Store:
+        """The store in a folder, with its own SQLite database or the one at `url`, and its own files or
         others. Raises UsageError, CapacityError."""
         database = Database.open(url or f"sqlite:///{folder / 'jobs.db'}")
-        return cls(database, blobs or Blobs(folder / "blobs"))
+        return cls(database, files or DiskFiles(folder / "files"))
 
     def now(self) -> float:
         """Unix seconds."""
@@ -87,22 +97,72 @@ class Store:
         return self.database.transaction()
 
     def writable(self) -> bool:
-        """Whether a row can be committed and a blob written."""
+        """Whether a row can be committed and a file written."""
         try:
-            self.blobs.probe()
+            self.files.probe()
         except (OutputError, StorageError):
             return False
         return self.database.accepts_writes()
 
-    def erase(self, id: str) -> None:
-        """Delete all rows of a job, and the blobs that only this job refers to. SQLite's log has them until
-        `Database.truncate_log`."""
-        deletions = [sa.delete(table).where(table.c.job == id) for table in (ENTRIES, KEYS)]
-        self.references.drop_all(id, *deletions, sa.delete(JOBS).where(JOBS.c.id == id))
-
     def close(self) -> None:
-        self.blobs.close()
+        self.files.trim(0.0)
         self.database.close()
+
+    # -- folders ----------------------------------------------------------------------------------
+
+    def reserve(self, id: str) -> None:
+        """Files of a job will be written, which is accepted within `ORPHAN_S`."""
+        with self.transaction() as tx:
+            tx.execute(sa.insert(FOLDERS).values(job=id, at=database_time(tx)))
+
+    def accept(self, tx: Tx, new: NewJob, files: Mapping[str, str]) -> Job:
+        """Insert and queue a job whose folder is reserved and whose files are stored. Raises IntegrityError
+        if its owner has used its key before, OutputError if it took too long."""
+        ours = (FOLDERS.c.job == new.id) & (FOLDERS.c.at > 0)
+        if not tx.execute(sa.update(FOLDERS).where(ours).values(at=None)).rowcount:
+            raise OutputError("the recording took too long to be stored; send it again")
+        return self.jobs.insert(tx, new, files)
+
+    def discard(self, id: str) -> None:
+        """Delete the folder of a job that was not accepted."""
+        with self.transaction() as tx:
+            ours = (FOLDERS.c.job == id) & FOLDERS.c.at.is_not(None)
+            mine = tx.execute(sa.update(FOLDERS).where(ours).values(at=0.0)).rowcount
+        if mine:
+            self.remove(id)
+
+    def erase(self, id: str) -> None:
+        """Delete all rows and files of a job. SQLite's log has them until `Database.truncate_log`."""
+        with self.transaction() as tx:
+            tx.execute(sa.delete(JOBS).where(JOBS.c.id == id))  # waits for a run that writes to it
+            tx.execute(sa.delete(ENTRIES).where(ENTRIES.c.job == id))
+            tx.execute(sa.update(FOLDERS).where(FOLDERS.c.job == id).values(at=0.0))
+        self.remove(id)
+
+    def remove(self, id: str) -> None:
+        """Delete the folder of a job that was erased or not accepted."""
+        self.files.delete_all(id)
+        with self.transaction() as tx:
+            tx.execute(sa.delete(FOLDERS).where(FOLDERS.c.job == id))
+
+    def sweep(self, older_s: float = ORPHAN_S) -> None:
+        """Remove the folders of jobs that were erased, or not accepted within `older_s` seconds."""
+        with self.transaction() as tx:
+            late = FOLDERS.c.at <= database_time(tx) - older_s
+            tx.execute(sa.update(FOLDERS).where(late).values(at=0.0))
+            doomed = tx.execute(sa.select(FOLDERS.c.job).where(FOLDERS.c.at == 0.0)).scalars().all()
+        for id in doomed:
+            self.remove(id)
+
+    def sweep_files(self) -> int:
+        """Delete folders that have no row, and return their number: a process was suspended over a file while
+        its job was erased, and died. Lists all files."""
+        listed = self.files.jobs()  # before the rows: a folder's row is there first
+        with self.database.engine.connect() as tx:
+            known = set(tx.execute(sa.select(FOLDERS.c.job)).scalars())
+        for id in listed - known:
+            self.files.delete_all(id)
+        return len(listed - known)
 
 
 class JobTable:
@@ -154,68 +214,77 @@ class JobTable:
         with self._database.engine.connect() as tx:
             return list(tx.execute(query).scalars())
 
-    def with_audio_succeeded_before(self, when: float) -> list[str]:
+    def with_audio_succeeded_before(self, when: float) -> list[Job]:
         """Jobs that succeeded before `when` and still have their audio."""
-        query = (
-            sa.select(JOBS.c.id)
-            .join(REFERENCES, (REFERENCES.c.job == JOBS.c.id) & (REFERENCES.c.role == "audio"))
-            .where(JOBS.c.state == "succeeded", JOBS.c.finished_at < when)
-        )
+        over = (JOBS.c.state == "succeeded") & (JOBS.c.finished_at < when)
+        query = sa.select(JOBS).where(over, JOBS.c.files.contains('"audio":'))
         with self._database.engine.connect() as tx:
-            return list(tx.execute(query).scalars())
+            return [_job(row) for row in tx.execute(query)]
+
+    def with_key(self, owner: str, key: str) -> Job | None:
+        """The job that an Idempotency-Key has created."""
+        query = sa.select(JOBS).where(JOBS.c.tenant == owner, JOBS.c.key == key)
+        with self._database.engine.connect() as tx:
+            row = tx.execute(query).one_or_none()
+        return None if row is None else _job(row)
 
     # -- the queue --------------------------------------------------------------------------------
 
     def claim(
-        self, worker: str, *, beside: Collection[str], take_over: bool = True
-    ) -> tuple[Job, bool] | None:
+        self, worker: str, *, beside: Collection[str], calm_s: float = math.inf, alone: bool = True
+    ) -> tuple[Job, bool] | Lonely | None:
         """The next job for this process, which works on those `beside`, and whether it was taken over from
-        another one. `take_over`: also those whose lease is over. A job with too many crashes has ended, with
-        the code `crashed`. None without a job, and if the next one is to be done while there is no other."""
+        another one. It counts the death of that one, if the job was at risk. A job with too many has ended,
+        with the code `crashed`.
+
+        Args:
+            calm_s: for how long the process has been well: the jobs of others are taken over after `LEASE_S`,
+                those that are to be done alone after `ALONE_AFTER_S`.
+            alone: whether it has nothing else in hand; if not, the answer may be `lonely`.
+        """
         with self._database.engine.connect() as tx:  # SQLite's one writer is not disturbed by looks
-            if (
-                tx.execute(_claimable(database_time(tx), beside, take_over).limit(1)).first()
-                is None
-            ):
+            look = _claimable(database_time(tx), beside, calm_s).limit(1)
+            if tx.execute(look).first() is None:
                 return None
         with self._database.transaction() as tx:
             now = database_time(tx)
-            next_one = _claimable(now, beside, take_over).limit(1)
+            next_one = _claimable(now, beside, calm_s).limit(1)
             row = tx.execute(next_one.with_for_update(skip_locked=True)).one_or_none()
             if row is None:
                 return None
-            job, taken_over = _job(row), row.claimed_by is not None
-            if job.crashes >= MAX_CRASHES:
-                text = f"{job.crashes} processes died while they worked on this job"
+            job, taken_over = _counted(_job(row)), row.claimed_by is not None
+            if job.deaths_alone >= len(ALONE_AFTER_S):
+                deaths = job.deaths_beside + job.deaths_alone
+                text = f"{deaths} processes died while they worked on this job"
                 return self.fail(tx, job, "crashed", text), taken_over
-            if job.crashes >= ALONE and beside:
-                return None
-            lease: dict[str, Any] = {"claimed_by": worker, "claimed_until": now + LEASE_S}
-            if job.state == "running":
-                self._update(tx, job.id, **lease)
-                return self._required(tx, job.id), taken_over
-            lease["started_at"] = not_before(tx, self._now(), JOBS.c.created_at)
-            return self._enter(tx, job.id, "running", **lease), taken_over
-
-    def renew(self, worker: str) -> set[tuple[str, int]]:
-        """Renew the leases of a process; returns its jobs with the numbers of their runs."""
-        with self._database.transaction() as tx:
-            own = (JOBS.c.claimed_by == worker) & (JOBS.c.state == "running")
-            update = sa.update(JOBS).where(own).values(claimed_until=database_time(tx) + LEASE_S)
-            return {
-                (row.id, row.run) for row in tx.execute(update.returning(JOBS.c.id, JOBS.c.run))
+            if job.deaths_beside >= BESIDE and not alone:
+                return "lonely"
+            values: dict[str, Any] = {"claimed_by": worker, "claimed_until": now + LEASE_S}
+            values |= {
+                name: getattr(job, name) for name in ("deaths_beside", "deaths_alone", "risk")
             }
+            if job.state == "running":
+                self._update(tx, job.id, **values)
+                return self._required(tx, job.id), taken_over
+            values["started_at"] = not_before(tx, self._now(), JOBS.c.created_at)
+            return self._enter(tx, job.id, "running", **values), taken_over
 
-    def enter(self, tx: Tx, id: str) -> None:
-        """Work begins that can take the process down: a crash, until it progresses or is given back."""
-        self._update(tx, id, crashes=JOBS.c.crashes + 1)
-
-    def release(self, claim: Claim, *, entered: bool = False) -> None:
-        """Leave a job to whoever claims it next, without a crash."""
+    def renew(self, claim: Claim) -> bool:
+        """Renew a job's lease; False if it has ended, or another process has it."""
         with self._database.transaction() as tx:
-            if self.held(tx, claim) is not None:
-                crashes = JOBS.c.crashes - int(entered)
-                self._update(tx, claim.job, claimed_by=None, claimed_until=None, crashes=crashes)
+            until = database_time(tx) + LEASE_S
+            update = sa.update(JOBS).where(_held(claim)).values(claimed_until=until)
+            return bool(tx.execute(update).rowcount)
+
+    def set_risk(self, tx: Tx, id: str, risk: Risk | None) -> None:
+        """Work begins that can take the process down, or has ended."""
+        self._update(tx, id, risk=risk)
+
+    def release(self, claim: Claim) -> None:
+        """Leave a job to whoever claims it next. No death is counted."""
+        free: dict[str, Any] = {"claimed_by": None, "claimed_until": None, "risk": None}
+        with self._database.transaction() as tx:
+            tx.execute(sa.update(JOBS).where(_held(claim)).values(**free))
 
     def expire_leases(self) -> None:
         """The leases of all processes are over: those that had them are gone."""
@@ -224,12 +293,7 @@ class JobTable:
 
     def held(self, tx: Tx, claim: Claim) -> Job | None:
         """The job, locked, if the claim may still write; else None."""
-        query = sa.select(JOBS).where(
-            JOBS.c.id == claim.job,
-            JOBS.c.run == claim.run,
-            JOBS.c.claimed_by == claim.worker,
-            JOBS.c.state == "running",
-        )
+        query = sa.select(JOBS).where(_held(claim))
         row = tx.execute(query.with_for_update()).one_or_none()
         return None if row is None else _job(row)
 
@@ -258,8 +322,12 @@ class JobTable:
 
     # -- transitions ------------------------------------------------------------------------------
 
-    def insert(self, tx: Tx, new: NewJob) -> Job:
+    def insert(self, tx: Tx, new: NewJob, files: Mapping[str, str]) -> Job:
+        key, fingerprint = new.key or (None, None)
         row = {
+            "files": json.dumps(dict(files)),
+            "key": key,
+            "fingerprint": fingerprint,
             "id": new.id,
             "tenant": new.owner,
             "state": "queued",
@@ -289,7 +357,7 @@ class JobTable:
         code, message = error or (None, None)
         message = message and bounded(message)
         finished_at = not_before(tx, self._now(), JOBS.c.created_at, JOBS.c.started_at)
-        free: dict[str, Any] = {"claimed_by": None, "claimed_until": None, "hook_at": None}
+        free: dict[str, Any] = dict.fromkeys(("claimed_by", "claimed_until", "risk", "hook_at"))
         return self._enter(
             tx, id, state, finished_at=finished_at, error_code=code, error_message=message, **free
         )
@@ -303,7 +371,8 @@ class JobTable:
         """Queue an ended job again."""
         job = self._required(tx, id)
         assert job.ended
-        values: dict[str, Any] = {"run": job.run + 1, "kind": kind, "crashes": 0}
+        self.forget_deaths(tx, id)
+        values: dict[str, Any] = {"run": job.run + 1, "kind": kind}
         if job.callback is not None:
             values |= {"hook_state": "pending", "hook_tries": 0}
         cleared = dict.fromkeys(("started_at", "finished_at", "error_code", "error_message"))
@@ -311,13 +380,13 @@ class JobTable:
 
     # -- single values ----------------------------------------------------------------------------
 
-    def progressed(self, tx: Tx, id: str) -> None:
-        """Forget the crashes of a job: it did not cause them."""
-        self._update(tx, id, crashes=0)
+    def forget_deaths(self, tx: Tx, id: str) -> None:
+        """The job progresses: it did not cause them."""
+        self._update(tx, id, deaths_beside=0, deaths_alone=0, risk=None)
 
     def set_progress(self, tx: Tx, id: str, done_s: float) -> None:
         """Record how many seconds of audio are done."""
-        self._update(tx, id, done_s=done_s, crashes=0)
+        self._update(tx, id, done_s=done_s)
         self._log.append(tx, id, "progress", {"done_s": round(done_s, 3)})
 
     def set_warnings(self, tx: Tx, id: str, warnings: Sequence[Mapping[str, Any]]) -> None:
@@ -327,6 +396,16 @@ class JobTable:
     def set_options(self, tx: Tx, id: str, options: Mapping[str, Any]) -> None:
         """Replace the options for the next run."""
         self._update(tx, id, options=json.dumps(dict(options)))
+
+    def set_files(self, tx: Tx, id: str, files: Mapping[str, str]) -> None:
+        """Replace the names of the files. The transaction has locked the row."""
+        self._update(tx, id, files=json.dumps(dict(files)))
+
+    def forget_keys(self, when: float) -> None:
+        """Forget the Idempotency-Keys of jobs created before `when`."""
+        old = (JOBS.c.created_at < when) & JOBS.c.key.is_not(None)
+        with self._database.transaction() as tx:
+            tx.execute(sa.update(JOBS).where(old).values(key=None, fingerprint=None))
 
     def rename(self, tx: Tx, id: str, label: str) -> None:
         self._update(tx, id, label=label)
@@ -353,15 +432,41 @@ class JobTable:
         return job
 
 
-def _claimable(now: float, beside: Collection[str], take_over: bool) -> sa.Select[Any]:
+def _claimable(now: float, beside: Collection[str], calm_s: float) -> sa.Select[Any]:
     """Jobs without a lease, or whose lease is over, in the order in which they are done."""
     free: sa.ColumnElement[bool] = JOBS.c.claimed_until.is_(None)
-    if take_over:
+    if calm_s >= LEASE_S:
         free |= JOBS.c.claimed_until < now
-    query = sa.select(JOBS).where(JOBS.c.state.in_(UNFINISHED), free)
+    died = {
+        risk: column + sa.case((JOBS.c.risk == risk, 1), else_=0)
+        for risk, column in (("beside", JOBS.c.deaths_beside), ("alone", JOBS.c.deaths_alone))
+    }
+    calm = sum(calm_s >= wait_s for wait_s in ALONE_AFTER_S)
+    may = (died["beside"] < BESIDE) | (died["alone"] < calm) | (died["alone"] >= len(ALONE_AFTER_S))
+    query = sa.select(JOBS).where(JOBS.c.state.in_(UNFINISHED), free, may)
     if beside:
         query = query.where(JOBS.c.id.not_in(beside))
     return query.order_by(JOBS.c.created_at, JOBS.c.id)
+
+
+def _counted(job: Job) -> Job:
+    """The job after the death of the process that had it. One at risk has no lease for no other reason."""
+    return replace(
+        job,
+        deaths_beside=job.deaths_beside + (job.risk == "beside"),
+        deaths_alone=job.deaths_alone + (job.risk == "alone"),
+        risk=None,
+    )
+
+
+def _held(claim: Claim) -> sa.ColumnElement[bool]:
+    """Whether the row is that of a claim which still holds."""
+    return (
+        (JOBS.c.id == claim.job)
+        & (JOBS.c.run == claim.run)
+        & (JOBS.c.claimed_by == claim.worker)
+        & (JOBS.c.state == "running")
+    )
 
 
 def _due(now: float) -> sa.Select[Any]:
@@ -397,34 +502,6 @@ class EventLog:
         return None if data is None else cast(Mapping[str, Any], json.loads(data))
 
 
-class IdempotencyKeys:
-    """Which job a client's key has created, in one database; `now` gives the time in Unix seconds. A
-    fingerprint of the request tells whether it is the same."""
-
-    def __init__(self, database: Database, now: Callable[[], float]) -> None:
-        self._database, self._now = database, now
-
-    def get(self, owner: str, key: str, fingerprint: str) -> str | None:
-        """The id that a key has created; None if it is new. Raises ApiError `idempotency_key_reused` if it
-        was used for another request."""
-        query = sa.select(KEYS).where(KEYS.c.tenant == owner, KEYS.c.key == key)
-        with self._database.engine.connect() as tx:
-            row = tx.execute(query).one_or_none()
-        if row is not None and row.fingerprint != fingerprint:
-            text = "this Idempotency-Key was used for another request before"
-            raise ApiError("idempotency_key_reused", text)
-        return None if row is None else str(row.job)
-
-    def insert(self, tx: Tx, owner: str, key: str, fingerprint: str, job: str) -> None:
-        """Raises IntegrityError if the owner has used the key before."""
-        row = {"key": key, "fingerprint": fingerprint, "job": job, "created_at": self._now()}
-        tx.execute(sa.insert(KEYS).values(tenant=owner, **row))
-
-    def delete_before(self, when: float) -> None:
-        with self._database.transaction() as tx:
-            tx.execute(sa.delete(KEYS).where(KEYS.c.created_at < when))
-
-
 def _job(row: Any) -> Job:
     error = (row.error_code, row.error_message) if row.error_code else None
     callback = None
@@ -433,6 +510,7 @@ def _job(row: Any) -> Job:
     read: dict[str, Any] = {
         "owner": row.tenant,
         "options": json.loads(row.options),
+        "files": json.loads(row.files),
         "error": error,
         "callback": callback,
         "warnings": tuple(json.loads(row.warnings)) if row.warnings else (),

@@ -21,6 +21,9 @@ CallbackState = Literal["pending", "delivered", "failed", "gone"]
 
 EntryKind = Literal["state", "progress", "segment"]
 
+Risk = Literal["beside", "alone"]
+"""A job's work at present can kill its process, which has other work too, or none."""
+
 MAX_TEXT = 1000
 """Characters of a text in a row: the message of an error, a prompt."""
 
@@ -44,13 +47,18 @@ JOBS = sa.Table(
     sa.Column("total_s", sa.Float, nullable=False),
     sa.Column("done_s", sa.Float, nullable=False),
     sa.Column("options", sa.Text, nullable=False),
+    sa.Column("files", sa.Text, nullable=False),  # by role
+    sa.Column("key", sa.String),  # the Idempotency-Key
+    sa.Column("fingerprint", sa.String),  # of the request with that key
     sa.Column("error_code", sa.String),
     sa.Column("error_message", sa.String),
     sa.Column("hook_url", sa.String),
     sa.Column("hook_secret", sa.String),
     sa.Column("hook_state", sa.String),
     sa.Column("hook_tries", sa.Integer, nullable=False, default=0),
-    sa.Column("crashes", sa.Integer, nullable=False, default=0),
+    sa.Column("deaths_beside", sa.Integer, nullable=False, default=0),
+    sa.Column("deaths_alone", sa.Integer, nullable=False, default=0),
+    sa.Column("risk", sa.String),
     sa.Column("warnings", sa.Text),  # of the transcript; NULL: none, or none yet
     sa.Column("claimed_by", sa.String),  # the process that works on it
     sa.Column("claimed_until", sa.Float),  # by the database's clock; NULL: nobody has it
@@ -59,17 +67,7 @@ JOBS = sa.Table(
     sa.Index("forescribe_jobs_of", "tenant", "created_at", "id"),
     sa.Index("forescribe_jobs_state", "state"),
     sa.Index("forescribe_jobs_hook", "hook_state"),
-)
-
-REFERENCES = sa.Table(
-    "forescribe_refs",
-    META,
-    sa.Column("job", sa.String, primary_key=True),
-    sa.Column(
-        "role", sa.String, primary_key=True
-    ),  # audio, form, plan, group, spoken, result, corrections
-    sa.Column("k", sa.Integer, primary_key=True),
-    sa.Column("blob", sa.String, nullable=False, index=True),
+    sa.Index("forescribe_jobs_key", "tenant", "key", unique=True),
 )
 
 ENTRIES = sa.Table(
@@ -81,24 +79,14 @@ ENTRIES = sa.Table(
     sa.Column("data", sa.Text, nullable=False),
 )
 
-KEYS = sa.Table(
-    "forescribe_idempotency",
+FOLDERS = sa.Table(
+    "forescribe_folders",
     META,
-    sa.Column("tenant", sa.String, primary_key=True),
-    sa.Column("key", sa.String, primary_key=True),
-    sa.Column("fingerprint", sa.String, nullable=False),
-    sa.Column("job", sa.String, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("at", sa.Float, index=True),
 )
-
-BLOBS = sa.Table(
-    "forescribe_blobs",
-    META,
-    sa.Column("blob", sa.String, primary_key=True),
-    sa.Column("state", sa.String, nullable=False, index=True),  # kept, condemned, gone
-    sa.Column("at", sa.Float, nullable=False),  # of the last change
-)
-"""Blobs in object storage (`api.jobs.references`)."""
+"""The folders with files of jobs (`Store.reserve`). `at` is NULL while there is the job, its time before the
+job is accepted, and 0 once the folder is to be deleted."""
 
 PLACES = sa.Table(
     "forescribe_places",
@@ -106,15 +94,10 @@ PLACES = sa.Table(
     sa.Column("what", sa.String, primary_key=True),
     sa.Column("place", sa.String, nullable=False),
 )
-"""Where the blobs of this database are."""
+"""Where the files of this database's jobs are."""
 
-TURNS = sa.Table(
-    "forescribe_turns",
-    META,
-    sa.Column("task", sa.String, primary_key=True),
-    sa.Column("at", sa.Float, nullable=False),
-)
-"""When a task that one process does for all was begun last (`Database.take_turn`)."""
+EARLIER = "forescribe_refs"
+"""A table of earlier versions, whose jobs are not read."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +116,14 @@ class Job:
     total_s: float
     done_s: float
     options: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Names by role: audio, form, plan, group-0, group-1, ..., spoken, result, corrections-1, ..."""
+    fingerprint: str | None = None
     error: tuple[str, str] | None = None
     callback: Callback | None = None
-    crashes: int = 0  # processes that died while they had it, since it last progressed
+    deaths_beside: int = 0  # of processes that had other work too, since it last progressed
+    deaths_alone: int = 0  # of those that had nothing else in hand
+    risk: Risk | None = None
     warnings: tuple[Mapping[str, Any], ...] = ()  # code and message, from its transcript
     trace: str | None = None
 
@@ -180,8 +168,8 @@ class Job:
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to insert. `form` is the whole request, which is stored as a blob; `options` is the part of
-    it that clients see."""
+    """A job to insert. `form` is the whole request, which is stored as a file; `options` is the part of
+    it that clients see. `key` is an Idempotency-Key, with the fingerprint of the request."""
 
     id: str
     owner: str  # name of the API key
@@ -191,6 +179,7 @@ class NewJob:
     options: Mapping[str, Any]
     callback: Callback | None = None
     trace: str | None = None
+    key: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -227,7 +216,7 @@ def bounded(text: str, most: int = MAX_TEXT) -> str:
 
 
 def bounded_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with long texts and lists cut off; the whole request is stored as a blob."""
+    """The options with long texts and lists cut off; the whole request is stored as a file."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, str):

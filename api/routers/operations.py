@@ -113,7 +113,7 @@ class Readiness:
         if self.jobs is None:
             return Storage()
         database = self.jobs.store.database
-        if self.jobs.store.blobs.free < least:  # nor may SQLite, on the same disk, take a row
+        if self.jobs.store.files.free < least:  # nor may SQLite, on the same disk, take a row
             if not database.available():
                 return Storage(fault="the jobs' database does not answer")
             return Storage(full="the disk of data_dir is nearly full (min_free_bytes)")

@@ -60,11 +60,12 @@ MAX_SPEAKER_NAME = 255
 HYSTERESIS = 0.15
 """How far below the onset threshold speech ends (silero-vad's default)."""
 
-_NO, _ONE = ("false", "0"), ("1", "1.0")
+_NO, _YES, _ONE = ("false", "0"), ("true", "1"), ("1", "1.0")
 
 FASTER_WHISPER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "best_of": _ONE,
+        "condition_on_previous_text": _YES,
         "repetition_penalty": _ONE,
         "no_repeat_ngram_size": ("0",),
         "without_timestamps": _NO,
@@ -154,7 +155,6 @@ class AudioForm(BaseModel):
     beam_size: Annotated[int, Field(ge=1, le=MOST_BEAMS)] | Literal["auto"] = 1
     patience: float = Field(default=1.0, gt=0, le=MOST_PATIENCE)
     length_penalty: float = Field(default=1.0, ge=0, le=1)
-    condition_on_previous_text: bool = True  # within a window; windows do not read each other's
 
     @property
     def beams(self) -> dict[str, Any]:
@@ -321,7 +321,6 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
         windows=windows,
         words=form.diarized or "word" in granularities(form),
         guards=form.guards,
-        condition_on_previous_text=form.condition_on_previous_text,
         **form.beams,
     )
 
@@ -346,7 +345,6 @@ def translation(form: TranslationForm, serving: Serving) -> Options:
         vad=form.vad_filter,
         words="word" in granularities(form),
         guards=form.guards,
-        condition_on_previous_text=form.condition_on_previous_text,
         **form.beams,
     )
 

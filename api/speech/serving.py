@@ -164,6 +164,12 @@ class Serving:
         return self._stats if session is None else self._stats + session.stats
 
     @property
+    def vacant(self) -> bool:
+        """Whether requests are kept out, and nothing of them is left."""
+        session = self.session
+        return self.admission.vacant and (session is None or session.idle)
+
+    @property
     def round_s(self) -> float:
         return 0.0 if self.session is None else self.session.standing_s
 
@@ -249,6 +255,7 @@ class Serving:
         served or no work is admitted."""
         from forescribe.asr.live.stream import LiveStream
 
+        self.admission.check()
         try:
             return LiveStream(self._ready(), options, tell)
         except ForescribeError as error:

@@ -9,7 +9,7 @@ that are shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -95,10 +95,6 @@ words wrong by whisper-base: 89 are marked, 82 % of them wrong, 81 % of the wron
 and 88 %, from 0.25 85 % and 68 %. Of 251 clean ones 5 are marked. The probabilities are calibrated as they
 are: of 473 words at 0.4 to 0.5 51 % are right, at 0.7 to 0.8 84 %, below 0.2 17 %."""
 
-Extent = Callable[[Window, tuple[int, ...], State], tuple[int, tuple[int, ...]]]
-"""The sample where a window ends and the tokens of its answer that count, by the window, the tokens of its
-answer and its state."""
-
 
 def attempt_of(
     whisper: SpeechModel, guards: Guards | None, result: Result, pending: PendingWindow
@@ -161,7 +157,7 @@ def is_short(whisper: SpeechModel, options: Options, window: Window, attempt: At
     Where its words are probable and only its timestamp is not, it ends with them, wherever that is:
     whisper-base closed "21." behind 14 s of other words."""
     result, tokens, guards = attempt.result, attempt.result.tokens, options.guards
-    if guards is None or result.request.temperature or window.features is not None:
+    if guards is None or result.request.temperature:
         return False
     voiced, special = window.voiced or (), whisper.tokens
     *_, last = (0, *(at for t in tokens if (at := special.stamp(t)) is not None))
@@ -189,7 +185,6 @@ def decoded_of(
     attempt: Attempt,
     *,
     tried: float,
-    extent: Extent,
     keep_encoder_states: bool,
 ) -> Decoded:
     """The window of the answer that was chosen.
@@ -210,18 +205,17 @@ def decoded_of(
     elif attempt.judgement is Judgement.SILENCE:
         state = "silent"
     window, request = pending.window, result.request
-    end, tokens = extent(window, result.tokens, state)
     return Decoded(
         index=window.index,
         start=window.start,
-        end=end,
+        end=window.end,
         language=pending.language,
         result=replace(
             result,
             request=replace(request, encoder_states=None, tag=None),
             probe=result.probe[:1],
         ),
-        tokens=tokens,
+        tokens=result.tokens,
         state=state,
         reason=None if doubt is not None else reason,
         doubt=doubt,
@@ -241,15 +235,13 @@ def _heard(whisper: SpeechModel, result: Result) -> tuple[str, float] | None:
     return code, best / whole
 
 
-def failed_window(
-    whisper: SpeechModel, pending: PendingWindow, error: Exception, extent: Extent
-) -> Decoded:
+def failed_window(whisper: SpeechModel, pending: PendingWindow, error: Exception) -> Decoded:
     """A window that an exception ended."""
     request, window = Request((whisper.tokens.end,)), pending.window
     return Decoded(
         index=window.index,
         start=window.start,
-        end=extent(window, (), "failed")[0],
+        end=window.end,
         language=pending.language,
         result=Result(request, (), (), (), Finish.CANCELLED, 0, 0, 0),
         tokens=(),
@@ -400,7 +392,7 @@ def rest_of(
     A part that repeats the words before it does not count if it is doubtful or hardly gets on: the next one
     would repeat them too. The voice of it, or behind the last part that is allowed, is told as failed.
     """
-    if window.tentative or window.features is not None or not texts_of(whisper, decoded):
+    if window.tentative or not texts_of(whisper, decoded):
         return decoded, None
     if not whisper.attends:  # nothing says how far it goes
         return decoded, None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.requests import Beams, Result, Stats
@@ -77,11 +77,6 @@ class Options:
     beam_size: int | None = 1
     patience: float = 1.0
     length_penalty: float | None = None
-    # "windows": cut in pauses and decoded in parallel. "sequential": Whisper's own long-form, where a
-    # window starts at the last timestamp of the previous one; only different recordings share a batch.
-    long_form: Literal["windows", "sequential"] = "windows"
-    # Sequential windows read the text of those before, further parts of a window that of the part before.
-    condition_on_previous_text: bool = True
     # For audits: the outcome holds the windows with their encoder states.
     keep_encoder_states: bool = False
 
@@ -108,12 +103,6 @@ class Options:
             raise UsageError(
                 f"gamma {self.gamma} drafts the most probable tokens, and beams have no drafts; leave out "
                 "one of them"
-            )
-        if self.long_form not in ("windows", "sequential"):
-            raise UsageError(f"long form {self.long_form!r} is neither windows nor sequential")
-        if self.long_form == "sequential" and not self.timestamps:
-            raise UsageError(
-                "sequential decoding follows the timestamps: it cannot do without them"
             )
 
     @property

@@ -70,8 +70,6 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
     """Models, options and versions, for reproducing a transcript."""
     pair, device = context.whisper.pair, context.whisper.device
     gamma = context.gamma if options.gamma is None else options.gamma
-    sequential = options.long_form == "sequential"
-    vad = options.vad and not sequential
     guards = None if options.guards is None else asdict(options.guards)
     if guards is not None:
         guards["temperatures"] = list(guards["temperatures"])  # JSON has no tuples
@@ -92,10 +90,8 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "terms": len(read_terms(options.terms)) if options.terms else 0,
         "replacements": sum(says(line, 1, "replacement") for line in options.replacements),
         "redact": list(options.redact),
-        "long_form": options.long_form,
-        "condition_on_previous_text": options.condition_on_previous_text,
-        "vad": vad,
-        "windows": asdict(options.windows) if vad else None,
+        "vad": options.vad,
+        "windows": asdict(options.windows) if options.vad else None,
         "beam_size": "auto" if options.beam_size is None else options.beam_size,
         "patience": options.patience,
         "length_penalty": options.length_penalty,

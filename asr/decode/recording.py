@@ -12,7 +12,6 @@ import time
 import zlib
 from bisect import bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
@@ -70,7 +69,6 @@ class RecordingState:
         default_factory=dict
     )  # behind it, by their first sample
     silent_seen: int = 0  # silent windows that wait there, or have been returned
-    resources: ExitStack = field(default_factory=ExitStack)  # closed when decoding ends
 
     @property
     def complete(self) -> bool:
@@ -445,7 +443,7 @@ def _words_of(
     if decoded.spoken is not None:
         kept = [n for part, _ in parts for n in range(part.first, part.first + len(part.tokens))]
         times = times.shared([decoded.origin[n] for n in kept], decoded.origin[kept[-1] + 1])
-    # In sequential decoding only the first tokens of an answer count: there may be more sources than tokens.
+    # There are more sources than tokens where only the first tokens of an answer count.
     pairs = zip(decoded.tokens, decoded.result.sources, strict=False)
     sources = [name_of(source) for token, source in pairs if whisper.tokens.is_text(token)]
     return assemble_words(

@@ -94,7 +94,6 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
 def _check_served(options: Options, whisper: SpeechModel) -> None:
     """Raises UsageError for what only a model with timestamps and attention to the audio can do."""
     asked = {
-        "long form sequential": options.long_form == "sequential",
         "beams": options.beam_size != 1,
         "terms": bool(options.terms) and not whisper.tokens.conditions,
     }
@@ -119,18 +118,17 @@ def window_request(
     bound: BoundOptions,
     pending: PendingWindow,
     encoder_states: EncoderStates,
-    previous: tuple[int, ...],
     hypothesis: tuple[int, ...] = (),
     *,
     alone: bool = False,
 ) -> Request:
-    """The request for a window at the first temperature; `previous` are the tokens before it, `hypothesis`
-    what an earlier window has written of it. A further part of a window reads what was written before it,
+    """The request for a window at the first temperature; `hypothesis` is what an earlier window has written
+    of it. A further part of a window reads what was written before it,
     unless it is to be decoded `alone`."""
     options, route = bound.options, context.whisper.pair.route(pending.language)
     searched, special = bound.searches(pending.window), context.whisper.tokens
-    alone = alone or pending.window.alone or not options.condition_on_previous_text
-    if not alone and special.conditions:
+    previous = bound.previous
+    if not (alone or pending.window.alone) and special.conditions:
         before = previous_text(pending.window.before, special)
         previous = (*previous, *before)[-context.whisper.prompt_room :]
     prompt, states = context.whisper.prompt(

@@ -3,7 +3,7 @@
 A submission is in two threads and has no lock: a reader's thread takes its windows out of it, the engine's
 thread puts results into it; the reader only adds (windows, silence, the end), and the engine's thread only
 reads what was added. In a call both are the caller's thread. Where its windows come from is a `CutWindows`:
-cut in pauses here, by a plan in `asr.decode.planned`, one after the other in `asr.decode.sequential`.
+cut in pauses here, by a plan in `asr.decode.planned`.
 
 A window is decoded again at the next temperature where the guards reject its answer, and where an answer ends
 before the voice in its window does, the rest becomes the next part of the window: `Following` says so to the
@@ -16,7 +16,7 @@ reading costs the recording. Knows nothing of other recordings.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,7 +28,7 @@ from forescribe.speculative.requests import Request, Result
 from ..audio.inputs import Input
 from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import CapacityError, ForescribeError, out_of_memory
-from ..formats.transcript_parts import State, seconds
+from ..formats.transcript_parts import seconds
 from ..model.speech_model import EncoderStates
 from ..model.whisper import attending
 from ..segment.cut_plan import planned_windows
@@ -222,14 +222,12 @@ class Submission:
     def _request(
         self, pending: PendingWindow, states: EncoderStates, *, alone: bool = False
     ) -> Request:
-        windows = self._windows
         return window_request(
             self.context,
             self.bound,
             pending,
             states,
-            windows.previous,
-            windows.hypothesis,
+            self._windows.hypothesis,
             alone=alone,
         )
 
@@ -276,7 +274,6 @@ class Submission:
             self._drop(pending)
         if self.recording is not None:
             self._timer.forget(self.recording)
-            self.recording.resources.close()
 
     def _accept(self, pending: PendingWindow, result: Result) -> tuple[Decoded, Window | None]:
         """The window with the best of its answers, with its segments and the voice that they leave out, and
@@ -297,7 +294,6 @@ class Submission:
             pending,
             best,
             tried=result.request.temperature,
-            extent=self._windows.extent,
             keep_encoder_states=options.keep_encoder_states,
         )
         decoded = replace(decoded, changes=changes)
@@ -331,7 +327,7 @@ class Submission:
         if out_of_memory(error):
             self.fail(fault(self.name, error))
             return Following()
-        decoded = failed_window(self.context.whisper, pending, error, self._windows.extent)
+        decoded = failed_window(self.context.whisper, pending, error)
         recording.faults[window.start] = error
         recording.segments[window.start] = ()
         return self._window_ended(pending, accounted(decoded, window.voiced, ()), ())
@@ -343,9 +339,9 @@ class Submission:
         self.in_engine.discard(pending)
         pending.end()
         recording.add(decoded)
-        windows = (*rests, *self._windows.ended(recording, decoded, self._timer))
+        self._windows.ended(recording, decoded, self._timer)
         self.report(decoded)
-        return Following(windows=windows)
+        return Following(windows=rests)
 
     def _drop(self, pending: PendingWindow) -> None:
         """Remove a window from the engine; its row is free at once."""
@@ -357,12 +353,9 @@ class Submission:
 class CutWindows:
     """Where the windows of a submission come from: cut while it is read. Other ways derive from it.
 
-    `previous` are the tokens before the next window, `hypothesis` what an earlier one has written of it.
-    `timing_batch` windows have their words timed together; None where `ended` decides.
+    `hypothesis` is what an earlier window has written of the next one. `timing_batch` windows have their
+    words timed together; None where `ended` decides.
     """
-
-    independent = True
-    """Whether windows can be encoded together: no window waits for the result of another."""
 
     whole = True
     """Whether they are all of a recording, which gets a transcript when they have ended."""
@@ -371,7 +364,6 @@ class CutWindows:
 
     def __init__(self, context: DecodingContext, bound: BoundOptions) -> None:
         self.context, self.bound = context, bound
-        self.previous = bound.previous
         self.timing_batch: int | None = context.engine.batch
 
     def restore(self, recording: RecordingState) -> None:
@@ -388,14 +380,5 @@ class CutWindows:
             windows = cut(blocks, detector, options.windows, skip_silence=options.vad)
         return recording.spoken_windows(windows)
 
-    def ended(
-        self, recording: RecordingState, decoded: Decoded, timer: WordTimer
-    ) -> Iterable[Window]:
-        """A window has ended, on the engine's thread; the windows that follow from it."""
-        return ()
-
-    def extent(
-        self, window: Window, tokens: tuple[int, ...], state: State
-    ) -> tuple[int, tuple[int, ...]]:
-        """How far an answer goes (`Extent`): all of it counts."""
-        return window.end, tokens
+    def ended(self, recording: RecordingState, decoded: Decoded, timer: WordTimer) -> None:
+        """A window has ended, on the engine's thread."""

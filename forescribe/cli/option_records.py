@@ -76,6 +76,9 @@ GONE: Mapping[str, str] = {
     "bench": "use python -m benchmarks.transcribe or .text in the repository",
     "--json": "-f json writes transcripts as JSON, -o - prints one; --records prints what became of each",
     "--limit": "for one key: --max-requests N; a gateway in front counts what keys use",
+    "--long-form": "leave it out: windows are decoded together; --beam-size 5 writes fewer wrong words",
+    "--condition-on-previous-text": "leave it out: what is left of a window reads the text before it, and "
+    "windows are read alone; --beam-size 5 writes fewer wrong words",
     "status": "a run says how much is done when it begins: repeat it with --dry-run; a cluster is shown by "
     "Ray's dashboard",
 }
@@ -110,7 +113,7 @@ FOREIGN: Mapping[str, str] = {
         "--prefix --grammar --grammar-rule --grammar-penalty": "use --initial-prompt, or --terms FILE",
         "--carry-initial-prompt": "leave it out: every window reads --initial-prompt",
         "--prompt-reset-on-temperature": "leave it out: windows are read alone",
-        "-mc --max-context": "use --no-condition-on-previous-text for 0; windows are read alone",
+        "-mc --max-context": "leave it out: windows are read alone",
         "--translate -tr": "use --task translate",
         "--detect-langs": "use --language de,en",
         "-dl --detect-language --multilingual": "leave it out: the language is detected, window by window",

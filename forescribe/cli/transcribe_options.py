@@ -126,18 +126,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
         "--reference-text FILE",
         "Script or transcript to copy drafts from; same words.",
     )
-    long_form: str = opt(
-        DECODING,
-        "--long-form METHOD",
-        "windows: decoded in parallel. sequential: Whisper's own way, one after the other; slower.",
-        "windows",
-    )
-    condition_on_previous_text: bool | None = opt(
-        DECODING,
-        "--condition-on-previous-text/--no-condition-on-previous-text",
-        "The rest of a window reads the text before it.",
-        shown="yes",
-    )
     beam_size: str = opt(
         DECODING,
         "--beam-size N",
@@ -311,17 +299,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
         if size == 1 and (self.patience, self.length_penalty) != (None, None):
             name = "--patience" if self.length_penalty is None else "--length-penalty"
             raise UsageError(f"{name} is for beams: add --beam-size 5, or --beam-size auto")
-        if self.long_form not in ("windows", "sequential"):
-            raise UsageError(f"--long-form {self.long_form} is neither windows nor sequential")
-        if self.long_form == "windows" and self.condition_on_previous_text:
-            raise UsageError(
-                "--condition-on-previous-text: windows are decoded in parallel, without the text of "
-                "those before; leave it out, or use --long-form sequential"
-            )
-        if self.long_form == "sequential" and self.vad:
-            raise UsageError(
-                "--vad: sequential decoding cuts at timestamps, not in pauses; leave it out"
-            )
 
     @property
     def workers_at(self) -> str | None:
@@ -427,7 +404,7 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
     @property
     def cuts(self) -> bool:
         """Whether silence is left out."""
-        return self.vad is not False and self.long_form == "windows"
+        return self.vad is not False
 
     def load_arguments(self) -> dict[str, Any]:
         """The arguments of `Transcriber.load`, besides the batch and whether it may download."""
@@ -456,8 +433,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
             beam_size=self.beams,
             patience=1.0 if self.patience is None else self.patience,
             length_penalty=self.length_penalty,
-            long_form=self.long_form,  # type: ignore[arg-type]  # checked above
-            condition_on_previous_text=self.condition_on_previous_text is not False,
         )
 
     def result_settings(self) -> dict[str, Any]:
@@ -468,9 +443,8 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
             "beam_size": BEAMS.get(self.beams, self.beams),
             "terms": self.term_lines or None,
             "replace": self.replacements or None,
-            "condition_on_previous_text": "no"
-            if self.condition_on_previous_text is False
-            else None,
+            # An option that is gone: without it, all results of the version before would be made again.
+            "long_form": "windows",
         }
         return {
             name: value

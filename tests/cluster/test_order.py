@@ -68,7 +68,6 @@ def test_every_option_reaches_the_workers(tmp_path: Path, monkeypatch) -> None:
         initial_prompt="Helen Porter",
         reference_text="script.txt",
         word_timestamps=True,
-        long_form="sequential",
         guards=False,
         gamma="3",
         batch_size=4,

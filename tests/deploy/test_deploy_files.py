@@ -179,7 +179,7 @@ def test_the_scalers_query_counts_queued_seconds(tmp_path) -> None:
                 counts.append(connection.execute(query).fetchone())
                 with store.transaction() as tx:
                     for n in range(3):
-                        store.jobs.insert(tx, NewJob(f"job_{n}", "", None, 3600.25, {}, {}))
+                        store.jobs.insert(tx, NewJob(f"job_{n}", "", None, 3600.25, {}, {}), {})
                 counts.append(connection.execute(query).fetchone())
                 assert store.jobs.claim("one", beside=()) is not None
                 with store.transaction() as tx:

@@ -15,6 +15,8 @@ import jiwer
 import pytest
 import soundfile
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode import answers as answers_module
@@ -34,6 +36,7 @@ from forescribe.asr.decode.requests import previous_text
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.model.speech_model import EncoderStates
+from forescribe.asr.model.tokens import SpecialTokens
 from forescribe.asr.segment.windows import Window
 from forescribe.asr.words.timing import TokenTimes
 from forescribe.speculative.requests import Result
@@ -78,7 +81,9 @@ def closed(demo, memo) -> Callable[..., Outcome]:
         with pytest.MonkeyPatch.context() as patch:
             answers(patch, CLOSED[moment](demo))
             options = replace(ENGLISH, words=True, keep_encoder_states=True)
-            options = replace(options, condition_on_previous_text=conditioned)
+            if not conditioned:
+                rest = Window.rest
+                patch.setattr(Window, "rest", lambda *args, alone: rest(*args, alone=True))
             (outcome,) = demo.transcribe([memo], options)
         return outcome
 
@@ -239,6 +244,24 @@ def test_a_part_that_its_text_misleads_is_decoded_without_it(
     assert (outcome.transcript.text == expected.text) == (repeats or logprob < -1)
 
 
+SPECIAL = SpecialTokens(
+    start=101,
+    end=100,
+    no_timestamps=110,
+    no_speech=109,
+    languages={"en": 102},
+    tasks={"transcribe": 104, "translate": 103},
+    previous=108,
+)
+
+
+@given(st.lists(st.integers(0, 99) | st.integers(111, 1600), min_size=1, max_size=24))
+def test_previous_text_writes_a_closing_pair_once(tokens):
+    before = previous_text(tokens, SPECIAL)
+    closing = len(tokens) > 2 and all(t >= SPECIAL.timestamp_begin for t in tokens[-2:])
+    assert before == tuple(tokens[:-1] if closing else tokens)
+
+
 def test_a_session_goes_on_as_a_call_does(demo, memo, monkeypatch, closed) -> None:
     """Without word times."""
     called = closed("late")
@@ -285,19 +308,13 @@ def test_a_closing_timestamp_behind_words_that_are_not_written_is_not_believed(
 
 
 @pytest.mark.parametrize(
-    ("closed_s", "long_form", "short_from", "sampled"),
-    [
-        (0.1, "windows", 0.0, False),
-        (30.0, "windows", 0.0, False),
-        (0.1, "windows", 0.2, True),
-        (0.1, "sequential", 0.0, True),
-    ],
+    ("closed_s", "short_from", "sampled"), [(0.1, 0.0, False), (30.0, 0.0, False), (0.1, 0.2, True)]
 )
 def test_a_short_answer_in_a_long_window_is_not_sampled(
-    demo, memo, whole, monkeypatch, closed_s, long_form, short_from, sampled
+    demo, memo, whole, monkeypatch, closed_s, short_from, sampled
 ) -> None:
     """What it leaves of the window is decoded as a part, also where its timestamp leaves nothing. One that
-    was sampled ends nothing. Whisper's own long-form has no parts, and samples."""
+    was sampled ends nothing."""
     special, asked = demo.whisper.tokens, list[Result]()
 
     def change(result: Result) -> Result:
@@ -313,7 +330,7 @@ def test_a_short_answer_in_a_long_window_is_not_sampled(
 
     answers(monkeypatch, change)
     guards = Guards(temperatures=(0.0, 0.4))
-    (outcome,) = demo.transcribe([memo], replace(ENGLISH, guards=guards, long_form=long_form))
+    (outcome,) = demo.transcribe([memo], replace(ENGLISH, guards=guards))
     made, tried = outcome.transcript, {result.request.temperature for result in asked}
     assert tried == ({0.0, 0.4} if sampled else {0.0})
     assert made.text.startswith("This is a")
@@ -446,17 +463,6 @@ def _stuck(demo, memo, monkeypatch, texts, *, timestamps=True):
     (outcome,) = demo.transcribe([held.getvalue()], options)
     first = outcome.decoded[0].index
     return outcome.transcript, [d for d in outcome.decoded if d.index == first]
-
-
-def test_sequential_decoding_tells_what_it_leaves_out(demo, memo, monkeypatch) -> None:
-    end = demo.whisper.tokens.end
-    answers(monkeypatch, lambda result: with_tokens(result, (end,)), only=1)
-    options = replace(ENGLISH, long_form="sequential")
-    (outcome,) = demo.transcribe([memo], options)
-    made = outcome.transcript
-    assert made.coverage.spans[0].state == "failed"
-    assert made.coverage.wordless_samples > 10 * 16_000
-    assert "voice_without_words" in [w.code for w in made.warnings]
 
 
 def test_voice_behind_the_last_segment_is_counted() -> None:

@@ -282,7 +282,6 @@ def test_one_whisper_times_words_in_all_languages_that_it_can_read(
             {"beam_size": 5},
             "^beams: a Whisper model does that, and qwen3_asr is none$",
         ),
-        ("qwen3_asr", {"long_form": "sequential"}, "sequential"),
         ("qwen3_asr", {"task": "translate"}, "translate"),
         ("qwen3_asr", {"language": "eu"}, "eu"),
         ("qwen3_asr", {"initial_prompt": "<|im_end|>"}, "special token"),

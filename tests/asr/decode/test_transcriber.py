@@ -125,6 +125,19 @@ def test_half_the_batch_drafts_as_the_whole_one_did(
     assert one.batch == 2 and (one.stats() - before).accepted > 0
 
 
+def test_copies_share_the_engine_whatever_its_size(whisper, recordings, alone) -> None:
+    one = transcriber(whisper)
+    two, three = one.with_readers(0), one.with_readers(0)
+    (outcome,) = one.transcribe(recordings[1:2], GERMAN)
+    before = one.stats()
+    two.set_batch(2)
+    assert one.batch == two.batch == three.batch == 2
+    assert one.engine is two.engine is three.engine
+    assert one.stats().rounds == before.rounds > 0
+    (outcome,) = three.transcribe(recordings[1:2], GERMAN)
+    assert essence(outcome) == alone[recordings[1]] and one.stats().rounds > before.rounds
+
+
 def test_a_recording_can_come_as_bytes(shared, recordings, alone) -> None:
     with open(recordings[0], "rb") as file:
         data = file.read()
@@ -461,13 +474,10 @@ def test_a_hook_hears_the_text_in_order_and_follows_what_is_being_written(
     assert any(text.strip() and text.strip() in outcome.transcript.text for text in texts)
 
 
-@pytest.mark.parametrize("long_form", ["windows", "sequential"])
 @pytest.mark.parametrize("words", [False, True])
-def test_streamed_segments_are_those_of_the_transcript(
-    whisper, three_windows, long_form, words
-) -> None:
+def test_streamed_segments_are_those_of_the_transcript(whisper, three_windows, words) -> None:
     guards = Guards(temperatures=(0.0, 0.2, 0.4))
-    options = replace(GERMAN, vad=False, guards=guards, words=words, long_form=long_form)
+    options = replace(GERMAN, vad=False, guards=guards, words=words)
     one = transcriber(whisper, batch=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(submission, "attempt_of", harsh)
@@ -518,16 +528,9 @@ def test_what_the_guards_could_not_save_carries_a_warning(shared, three_windows)
 
 
 def test_settings_claim_only_what_was_done(shared, recordings) -> None:
-    cases = {
-        "windows": (Options(language="de"), (True, True)),
-        "no voice activity": (Options(language="de", vad=False), (True, False)),
-        "sequential": (Options(language="de", long_form="sequential"), (True, False)),
-        "parts alone": (Options(language="de", condition_on_previous_text=False), (False, True)),
-    }
-    for options, expected in cases.values():
-        told = shared.settings(options)
-        assert (told["condition_on_previous_text"], told["vad"]) == expected
-        assert (told["windows"] is not None) is expected[1]
+    for vad in (True, False):
+        told = shared.settings(Options(language="de", vad=vad))
+        assert told["vad"] is (told["windows"] is not None) is vad
     assert shared.settings(Options(guards=Guards()))["guards"]["temperatures"][0] == 0.0
     assert shared.settings(Options())["guards"] is None
 

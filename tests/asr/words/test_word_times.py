@@ -56,13 +56,8 @@ def test_words_that_the_target_reads_are_timed_as_closely_as_the_model_allows(wh
     assert near(errors)
 
 
-@pytest.mark.parametrize(
-    "long_form", ["windows", pytest.param("sequential", marks=pytest.mark.slow)]
-)
-def test_words_that_it_writes_itself_are_timed_as_closely_as_the_model_allows(
-    whisper, spoken, long_form
-):
-    options = Options(language="en", words=True, long_form=long_form)
+def test_words_that_it_writes_itself_are_timed_as_closely_as_the_model_allows(whisper, spoken):
+    options = Options(language="en", words=True)
     transcriber = Transcriber(whisper, batch=1)
     (outcome,) = transcriber.transcribe([str(DATA / "words.ogg")], options)
     written = [word for segment in outcome.transcript.segments for word in segment.words]
