@@ -18,10 +18,9 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.gpu.pair import DECODERS, Known, decode
+from benchmarks.gpu.pair import Known, decode
 from benchmarks.gpu.sections import Bench, Record, accepted, compared
 from forescribe.speculative import NgramDrafter
-from forescribe.speculative.engine.beams import BeamSearch
 from forescribe.speculative.engine.runner import RoundRunner
 from forescribe.speculative.requests import Beams
 
@@ -78,41 +77,19 @@ def guessed(work: list[Known]) -> list[Known]:
     return made
 
 
-def searched(search: BeamSearch, work: list[Known]) -> dict[int, tuple[int, ...]]:
-    """The texts of a search by tag. Raises what one failed with."""
-    found = {}
-    for known in work:
-        search.submit(replace(known.request, beams=Beams(BEAMS)))
-    while not search.idle:
-        for result in search.step():
-            if result.error is not None:
-                raise result.error
-            found[result.request.tag] = result.tokens
-    return found
-
-
 def beams(
     bench: Bench, name: str, batch: int, work: list[Known], *, refused: bool = False
 ) -> Record:
     """The best of five beams is the path: every step's margin is far above that of the others."""
-    pair, d = bench.models, bench.dimensions
-    search = BeamSearch(
-        DECODERS["lean"](pair.target),
-        size=BEAMS,
-        batch=batch,
-        longest=d.positions // 2,
-        eos=(d.eos,),
-        processors=pair.rules(),
-        device=bench.device,
-    )
-    if refused and search._capture is not None:
-        search._capture = refuse
-    found = searched(search, work)
-    stats = search.stats
+    engine = bench.models.engine(batch)
+    if refused and engine._capture is not None:
+        engine._capture = refuse
+    asked = [Known(replace(k.request, beams=Beams(BEAMS)), k.text) for k in work]
+    found, stats = decode(engine, asked), engine.stats
     return bench.check(name, found, work) | {
         "rounds": stats.rounds,
         "ms_per_round": 1000 * stats.seconds["score"] / stats.rounds,
-        "shapes_captured": len(search.captured),
+        "shapes_captured": len(engine.captured),
         "faults": stats.faults,
     }
 
@@ -125,7 +102,7 @@ def refuse(fn: Callable[[], None]) -> Callable[[], None]:
 def not_captured(bench: Bench, batch: int, work: list[Known]) -> Record:
     """Prefills whose capture fails run operator by operator."""
     engine = bench.models.engine(batch, **DRAFTS)
-    prefills = engine._admission._prefills
+    prefills = engine._texts.admission.prefills
     if prefills is not None:
         prefills._capture = refuse
     found = decode(engine, work)

@@ -92,7 +92,7 @@ def prefilled(bench: Bench, batch: int) -> Record:
     tokens = torch.tensor([k.request.prompt for k in work], device=place)
     states = [k.request.encoder_states for k in work]
     eager = best_ms(bench, lambda: engine.target.prefill(rows, tokens, states))
-    run: Any = engine._admission._prefills or engine.target.prefill
+    run: Any = engine._texts.admission.prefills or engine.target.prefill
     run(rows, tokens, states, None)  # the next one is captured, where the device captures
     ms = best_ms(bench, lambda: run(rows, tokens, states, None))
     return {"ms": ms, "ms_per_row": ms / batch, "eager_ms": eager}
@@ -143,10 +143,11 @@ def active_rounds(engine: Engine, gamma: int, bench: Bench) -> Callable[[], obje
     with torch.inference_mode(), bench.device.guard():
         for known in bench.work(engine.batch):
             engine.submit(known.request)
-        engine._admit()
-        if gamma and engine._reader is not None:
-            engine._reader.read()
-    rows, runner = engine.rows, engine._runner
+        lane = engine._texts
+        lane._admit()
+        if gamma and lane.reader is not None:
+            lane.reader.read()
+    rows, runner = engine.rows, lane.runner
     shape = runner._shapes.pick(engine.batch, gamma, Mode(), 128)
 
     @torch.inference_mode()
@@ -154,7 +155,7 @@ def active_rounds(engine: Engine, gamma: int, bench: Bench) -> Callable[[], obje
         rows.lengths.fill_(100 if bench.dimensions.positions > 200 else 20)
         rows.limits.fill_(bench.dimensions.positions)
         rows.active.fill_(True)
-        runner._launch(shape)()
+        runner._launch(shape, drafter=True)()
 
     return run
 
