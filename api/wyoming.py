@@ -16,7 +16,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from wyoming.asr import Transcribe, Transcript, TranscriptChunk, TranscriptStart, TranscriptStop
 from wyoming.audio import AudioChunk, AudioFormat, AudioStart, AudioStop
@@ -26,6 +26,7 @@ from wyoming.event import Eventable, async_read_event, async_write_event
 from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info
 from wyoming.ping import Ping, Pong
 
+from forescribe.asr.decode.options import MAX_LISTED
 from forescribe.asr.errors import UsageError
 from forescribe.asr.live.events import Completed, Delta, Event, Failed, LiveOptions
 from forescribe.asr.live.formats import AudioInput
@@ -159,11 +160,12 @@ class Connection:
             raise ApiError("invalid_value", "audio: send 16-bit mono of 4 to 192 kHz")
         asked = self._asked
         named = [*(asked.transcript_names or []), *(asked.transcript_terms or [])]
-        chosen = forms.TranscriptionForm(
-            model=self.settings.model_name,
-            language=asked.language or None,
-            keywords=tuple(named[: forms.MAX_LISTED]),
-        )
+        fields: dict[str, Any] = {
+            "model": self.settings.model_name,
+            "language": asked.language or None,
+            "keywords": tuple(named[:MAX_LISTED]),
+        }
+        chosen = forms.TranscriptionForm(**fields)
         options = LiveOptions(forms.transcription(chosen, self.serving, self.settings))
         self.request = Request(self, AudioInput("audio/pcm", given.rate))
         await self.request.start(options)

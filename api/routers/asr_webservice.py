@@ -42,7 +42,7 @@ from ..dependencies import (
 from ..errors import ApiError
 from ..http.openapi import form_body
 from ..speech import forms
-from ..speech.serving import TranscriptionStream
+from ..speech.decoding import Decoding
 
 FIELD = "audio_file"
 MAX_RAW = (1 << 32) - 4096  # bytes: what the header of a wav file can say
@@ -110,10 +110,10 @@ async def detect_language(
     return JSONResponse({**found, "confidence": confidence}, headers=headers)
 
 
-async def _language(stream: TranscriptionStream) -> tuple[str, float]:
+async def _language(stream: Decoding) -> tuple[str, float]:
     """The code, and how probable it is; `und` where nobody speaks."""
-    assert stream.queued is not None
-    submission, part = stream.queued[1], True
+    submission, part = stream.submission, True
+    assert submission is not None
     while part:
         part = await stream.next() is not None
         if (heard := submission.recording) and heard.language is not None:

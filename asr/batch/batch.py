@@ -115,6 +115,7 @@ class Batch:
         background = outputs.ledger.destination.in_background
         self._writes = _WriteQueue() if background else None
         self._spool: Spool | None = None
+        self._hashes = ThreadPoolExecutor(1, "hash")
 
     def fetch_ahead(self) -> None:
         """Begin to fetch, before a model is loaded; `run` does it else. Raises OutputError for a spool that
@@ -180,6 +181,7 @@ class Batch:
                 finally:
                     if isinstance(outcomes, Generator):
                         outcomes.close()
+                yield from self._until_failure(self._ended(None))
                 if not self._open:
                     break
                 gc.collect()  # the frames of the failed call hold its tensors
@@ -200,6 +202,7 @@ class Batch:
                 self._spool.close()
             if self._writes is not None:
                 self._writes.close()
+            self._hashes.shutdown(cancel_futures=True)
             self.outputs.ledger.destination.close()
 
     def _until_failure(self, results: Iterable[RecordingResult]) -> Iterator[RecordingResult]:
@@ -227,6 +230,9 @@ class Batch:
             name = self._turns[0] if self._keeps_order else next(iter(self._early))
             if name not in self._early:
                 break
+            hashed = self._taken[name].hashed
+            if outcome is not None and hashed is not None and not hashed.done():
+                break  # the engine does not wait for it
             self._turns.remove(name)
             yield from self._finish(self._early.pop(name))
 
@@ -235,7 +241,8 @@ class Batch:
         do, which `_left_out` tells."""
         if self._elsewhere or source.location is None:
             version = None if self._elsewhere else file_version(source.path)
-            self._taken[source.path] = _Taken(source, version=version)
+            hashed = None if version is None else self._hashes.submit(content_hash, source.path)
+            self._taken[source.path] = _Taken(source, version=version, hashed=hashed)
             return source.path
         assert self._spool is not None, "recordings at locations are fetched"
         try:
@@ -273,9 +280,10 @@ class Batch:
             if source.location is not None and source.entry is None and outcome.entry is not None:
                 source = replace(source, entry=outcome.entry)
             version = source.version
-        elif source.location is None and version == file_version(source.path):
-            # Hashed when it has been read, and is in memory; one that has changed is done again.
-            content = content_hash(source.path)
+        elif taken.hashed is not None and version == file_version(source.path):
+            content = (
+                taken.hashed.result()
+            )  # that of one that has changed is unknown: it is done again
         self._close(source.path)
         write = partial(self._writer.finished, source, outcome, content, version)
         if self._writes is None:
@@ -297,10 +305,7 @@ class Batch:
 
     def _cancel(self) -> Iterator[RecordingResult]:
         """Results of what is being written, and of what is not transcribed in this run."""
-        while self._left_out:
-            result = self._left_out.popleft()()
-            self._close(result.record.path)
-            yield result
+        yield from self._ended(None)
         if self._writes is not None:
             yield from self._writes.rest()
         results = self._writer.cancelled(list(self._open.values()))
@@ -319,6 +324,7 @@ class _Taken:
     source: Source
     content: str | None = None
     version: str | None = None
+    hashed: Future[str | None] | None = None  # of a file, in a thread beside the engine's
 
     @property
     def is_pipe(self) -> bool:

@@ -44,9 +44,9 @@ from ..model.whisper import POSITIONS_PER_S, Whisper, attending, end_of
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import Window
 from ..words.second_look import Held
-from .recording import apply_each
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 ENDS = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
 """Marks at the end of a sentence, of Chinese and Japanese too."""
@@ -73,6 +73,7 @@ class DecodingContext:
     gamma: int | None = None
     detector: Detector | None = None
     caller: object = None  # the session that last began to decode in its caller's thread
+    before: Stats = field(default_factory=Stats)  # of engines of other sizes
     slots: IsolatedEngine = field(init=False)
     watch: Stopwatch = field(init=False)
     side: SideStream = field(init=False)
@@ -86,22 +87,8 @@ class DecodingContext:
     def of(
         cls, whisper: SpeechModel, batch: int, gamma: int | None, detector: Detector | None
     ) -> DecodingContext:
-        """With a new engine, of `batch` slots. Where shapes are compiled, every one is now, before there is
-        work that would wait for it."""
-        drafter = None if gamma == 0 else _drafter(whisper, gamma)
-        engine = Engine(
-            whisper.decoder(),
-            drafter,
-            batch=batch,
-            eos=whisper.tokens.ends,
-            schedule=schedule_for(gamma, drafter),
-            processors=whisper.rules(),
-            device=whisper.device,
-        )
-        engine.choose_threads()
-        if whisper.device.static_shapes:
-            engine.warm_up()
-        return cls(whisper, engine, gamma, detector)
+        """With a new engine, of `batch` slots."""
+        return cls(whisper, _engine(whisper, batch, gamma), gamma, detector)
 
     def _beam_search(self, size: int) -> BeamSearch:
         """With texts of half of the positions at most, as openai/whisper's."""
@@ -116,6 +103,18 @@ class DecodingContext:
             processors=whisper.rules(),
             device=whisper.device,
         )
+
+    def resize(self, size: int) -> None:
+        """Decode `size` windows at a time from now on, in every transcriber that shares this; nothing may be
+        under way. Where memory runs out there is no engine any more, and another size may be tried."""
+        self.before, whisper = self.stats(), self.whisper
+        if (engine := vars(self).pop("engine", None)) is not None:
+            del self.slots, engine  # its caches must be free before others are made
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self.engine = _engine(whisper, size, self.gamma)
+        self.slots = IsolatedEngine(self.engine, self._beam_search)
+        self.watch = Stopwatch(whisper.device)
 
     @property
     def encoded_together(self) -> int:
@@ -158,9 +157,11 @@ class DecodingContext:
         return self.side.run(work, self.slots.advance)
 
     def stats(self) -> Stats:
-        """The engine's statistics so far, with the seconds before the engine: `audio` (decoding audio and
-        voice activity) and `encode`."""
-        return self.slots.stats + Stats(seconds=self.watch.seconds)
+        """The statistics of its engines so far, with the seconds before the engine: `audio` (decoding audio
+        and voice activity) and `encode`."""
+        if "engine" not in vars(self):
+            return self.before
+        return self.before + self.slots.stats + Stats(seconds=self.watch.seconds)
 
     def voice_detector(self) -> Detector:
         """The voice activity detector, loaded on first use. Raises ModelError."""
@@ -294,6 +295,21 @@ class EncodedWindow:
     language: tuple[str, float] | None
 
 
+def apply_each(
+    work: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]
+) -> list[R | Exception]:
+    """Apply `work` to all items together or, where that fails, to each alone.
+
+    Returns a result or an exception for each item.
+    """
+    try:
+        return list(work(items))
+    except Exception as error:
+        if len(items) < 2:
+            return [error] * len(items)
+    return [result for item in items for result in apply_each(work, [item])]
+
+
 class NotFinite(ArithmeticError):
     """The encoder returned NaN or infinity, so nothing computed from its states can be trusted."""
 
@@ -305,12 +321,8 @@ def _encoded_together(
     whisper, side = context.whisper, context.side
 
     def encode() -> tuple[Sequence[Features], list[EncoderStates], Tensor]:
-        own = [window.features() for window, *_ in batch if window.features is not None]
-        if own:
-            features: tuple[Any, ...] = tuple(map(torch.stack, zip(*own, strict=True)))
-        else:
-            samples = [window.samples for window, *_ in batch]
-            features = whisper.features(samples, [searched for *_, searched in batch])
+        samples = [window.samples for window, *_ in batch]
+        features = whisper.features(samples, [searched for *_, searched in batch])
         began = time.perf_counter()
         states = whisper.encode(*features)
         context.expect(features, time.perf_counter() - began)
@@ -344,6 +356,25 @@ def _finite(states: Sequence[EncoderStates]) -> Tensor:
 
 
 # -- the engine -----------------------------------------------------------------------------------------
+
+
+def _engine(whisper: SpeechModel, batch: int, gamma: int | None) -> Engine:
+    """An engine of `batch` slots. Where shapes are compiled, every one is now, before there is work that
+    would wait for it."""
+    drafter = None if gamma == 0 else _drafter(whisper, gamma)
+    engine = Engine(
+        whisper.decoder(),
+        drafter,
+        batch=batch,
+        eos=whisper.tokens.ends,
+        schedule=schedule_for(gamma, drafter),
+        processors=whisper.rules(),
+        device=whisper.device,
+    )
+    engine.choose_threads()
+    if whisper.device.static_shapes:
+        engine.warm_up()
+    return engine
 
 
 def _drafter(whisper: SpeechModel, gamma: int | None) -> Drafter:

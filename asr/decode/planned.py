@@ -10,7 +10,7 @@ Knows nothing of where they are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -108,18 +108,15 @@ class PlannedWindows(CutWindows):
         windows = planned_windows(blocks, self.plan.spans, skip)
         return recording.spoken_windows(windows)
 
-    def ended(
-        self, recording: RecordingState, decoded: Decoded, timer: WordTimer
-    ) -> Iterable[Window]:
+    def ended(self, recording: RecordingState, decoded: Decoded, timer: WordTimer) -> None:
         """Report the group of a window if it was the last one missing."""
         if decoded.continued:
-            return ()
+            return
         k = self._group_of[decoded.index]
         self._missing[k].discard(decoded.index)
         if not self._missing[k]:
             timer.run(self.plan.groups[k])
             self.grouped(self._group(recording, k))
-        return ()
 
     def _group(self, recording: RecordingState, k: int) -> Group:
         indices, whisper = set(self.plan.groups[k]), self.context.whisper

@@ -24,7 +24,11 @@ from ..words.replacements import Replacements
 from ..words.terms import TermList
 from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
 from .options import Guards, Options
-from .recording import DOUBTFUL, PendingWindow, RecordingState
+from .recording import RecordingState
+from .window import PendingWindow
+
+DOUBTFUL = 0.5
+"""Below this probability a detected language is doubtful."""
 
 CONFIDENT = 0.9
 """A window leaves its recording's language only at this probability of another one."""
@@ -94,7 +98,6 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
 def _check_served(options: Options, whisper: SpeechModel) -> None:
     """Raises UsageError for what only a model with timestamps and attention to the audio can do."""
     asked = {
-        "long form sequential": options.long_form == "sequential",
         "beams": options.beam_size != 1,
         "terms": bool(options.terms) and not whisper.tokens.conditions,
     }
@@ -119,18 +122,17 @@ def window_request(
     bound: BoundOptions,
     pending: PendingWindow,
     encoder_states: EncoderStates,
-    previous: tuple[int, ...],
     hypothesis: tuple[int, ...] = (),
     *,
     alone: bool = False,
 ) -> Request:
-    """The request for a window at the first temperature; `previous` are the tokens before it, `hypothesis`
-    what an earlier window has written of it. A further part of a window reads what was written before it,
+    """The request for a window at the first temperature; `hypothesis` is what an earlier window has written
+    of it. A further part of a window reads what was written before it,
     unless it is to be decoded `alone`."""
     options, route = bound.options, context.whisper.pair.route(pending.language)
     searched, special = bound.searches(pending.window), context.whisper.tokens
-    alone = alone or pending.window.alone or not options.condition_on_previous_text
-    if not alone and special.conditions:
+    previous = bound.previous
+    if not (alone or pending.window.alone) and special.conditions:
         before = previous_text(pending.window.before, special)
         previous = (*previous, *before)[-context.whisper.prompt_room :]
     prompt, states = context.whisper.prompt(
@@ -157,16 +159,8 @@ def window_request(
 
 
 def retry_of(request: Request, guards: Guards | None) -> Request | None:
-    """The same window at the next temperature; None after the last one.
-
-    One sample at each, where openai/whisper and faster-whisper keep the most probable of five. Where windows
-    come here the audio is lost anyway: none of 254 readers by tiny.en, of recordings made hard to hear 16 of
-    224 by tiny.en, 10 of 96 of the six hardest kinds by whisper-base. Wrong words of these (and of 5 more by
-    whisper-base), with one, three and five samples: tiny.en 345, 345 and 350 of 415 (four seeds; five less
-    one: 5 +- 7), whisper-base 352, 349 and 339 of 485 (two seeds; -13 +- 15), for four times as many samples.
-    Choosing among those that do not repeat themselves: 352 and 351; the first that the guards keep: 346 and
-    350.
-    """
+    """The same window at the next temperature, sampled once, where openai/whisper keeps the best of five
+    (docs/methods/windows.md); None after the last one."""
     if guards is None:
         return None
     temperature = guards.next_temperature(request.temperature)

@@ -33,14 +33,15 @@ from forescribe.speculative.device import keep_to_one_core
 from forescribe.speculative.requests import Stats
 
 from ..audio.inputs import Input
-from ..errors import CapacityError, ForescribeError, UsageError
+from ..errors import CapacityError, ForescribeError
 from ..formats.transcript_parts import seconds
 from ..segment.windows import Window
 from .context import DecodingContext, Ended, encode_windows
 from .options import Listener, Options, PhaseTimes, Tap
-from .recording import PendingWindow, fault
+from .recording import fault
 from .requests import bind
 from .submission import Submission
+from .window import PendingWindow
 
 LOG = logging.getLogger(__name__)
 
@@ -106,16 +107,11 @@ class Session:
 
     def enter(self, submission: Submission) -> Submission:
         """Queue a submission that was made for this session's model. Raises CapacityError once the session
-        is closed, UsageError for sequential decoding."""
-        if submission.bound.options.long_form == "sequential":
-            raise UsageError("a session decodes windows in parallel; it cannot be sequential")
-        self._add(submission)
-        return submission
-
-    def _add(self, submission: Submission) -> None:
+        is closed."""
         with self.reading.changed:
             self.reading.add(submission)
             self._live[submission] = None
+        return submission
 
     def cancel(self, submission: Submission) -> None:
         """Free its rows before the next step; its listener is notified when the source is released."""

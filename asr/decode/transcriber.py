@@ -22,8 +22,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import count
 
-import torch
-
 from forescribe.speculative.device import choose
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.model_engines import ModelEngine, draft_device
@@ -59,11 +57,11 @@ from .options import (
     SpeakerSearch,
 )
 from .outcome import settings_of
-from .recording import RecordingState, WordTimer, fault, text_of, timed_segments
+from .recording import RecordingState, WordTimer, fault, timed_segments
 from .requests import BoundOptions, bind
-from .sequential import SequentialWindows
 from .session import Session
-from .submission import CutWindows, Submission
+from .submission import Submission
+from .text import text_of
 
 __all__ = ["Decoded", "Hook", "Options", "Outcome", "Progress", "Transcriber"]
 
@@ -88,7 +86,6 @@ class Transcriber:
         gamma: int | None = None,
         detector: Detector | None = None,
     ) -> None:
-        self._before = Stats()
         self.context = DecodingContext.of(whisper, batch, gamma, detector)
 
     @classmethod
@@ -156,18 +153,12 @@ class Transcriber:
     def stats(self) -> Stats:
         """The engine's statistics since the transcriber was created, with the seconds before the
         engine: `audio` (decoding audio and voice activity) and `encode`."""
-        if "context" not in vars(self):  # there was no memory for it
-            return self._before
-        return self._before + self.context.stats()
+        return self.context.stats()
 
     def set_batch(self, size: int) -> None:
-        """Decode `size` windows at a time from now on; all options stay. No call may be running."""
-        old = self.context
-        self._before, whisper, gamma, detector = self.stats(), old.whisper, old.gamma, old.detector
-        del self.context, old  # its slots must be freed before new ones are made
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        self.context = DecodingContext.of(whisper, size, gamma, detector)
+        """Decode `size` windows at a time from now on, here and in what `with_readers` and `with_speakers`
+        have returned; all options stay. No call may be running."""
+        self.context.resize(size)
 
     def settings(self, options: Options) -> dict[str, Json]:
         """Models, options and versions, for reproducing a transcript."""
@@ -208,8 +199,7 @@ class Transcriber:
         bound = bind(options, self.context)
         call, pool = Call(self.context, bound), None
         if self.readers:
-            cut = Cutting(options.vad, options.windows) if call.windows.independent else None
-            pool = ReaderPool(self.readers, cut)
+            pool = ReaderPool(self.readers, Cutting(options.vad, options.windows))
         return call.transcribe(sources, hook, pool=pool, speakers=self.speakers)
 
     def stream(self, source: Input, options: Options | None = None) -> SegmentStream:
@@ -286,9 +276,6 @@ class Call(Session):
     def __init__(self, context: DecodingContext, bound: BoundOptions) -> None:
         super().__init__(context, readers=0)
         self.bound = bound
-        sequential = bound.options.long_form == "sequential"
-        self.windows: type[CutWindows] = SequentialWindows if sequential else CutWindows
-        self._together = context.encoded_together if self.windows.independent else 1
         self._coming: Iterator[Submission] | None = None  # None once all have been pulled
         self._read_s = 0.0  # up to where the recordings have been read
         self._searched: list[_Searched] = []  # their outcomes are not yielded yet
@@ -324,7 +311,6 @@ class Call(Session):
                     arrived_s=self._read_s,
                     search=None if search is None else search(),
                     open=open_audio if pool is None else pool.open,
-                    windows=self.windows(context, bound),
                     timer=timer,
                     progress=None if hook is None else self._window_ended,
                 )
@@ -340,8 +326,7 @@ class Call(Session):
         outcome. Words are timed window by window."""
         context, bound, told = self.context, self.bound, _Told()
         timer = WordTimer(context.whisper, bound.options.task, 1, context.beside)
-        windows = self.windows(context, bound)
-        submission = Submission(context, source, bound, told, windows=windows, timer=timer)
+        submission = Submission(context, source, bound, told, timer=timer)
         self._coming = iter((submission,))
         with self._calling():
             for _ in self._steps():
@@ -388,7 +373,7 @@ class Call(Session):
                 if submission is None:
                     self._coming = None
                     return
-                self._add(submission)
+                self.enter(submission)
             self.context.watch.start()
             first = heapq.heappop(reading.readings)
             reading.read_window(first)

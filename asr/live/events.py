@@ -74,8 +74,6 @@ class LiveOptions:
             raise UsageError(f"step_s is {self.step_s}; it must be from 0.1 to 10 seconds")
         if self.delay not in RULES:
             raise UsageError(f"unknown delay {self.delay!r}; known: {', '.join(RULES)}")
-        if self.options.long_form == "sequential":
-            raise UsageError("live audio is decoded in windows; it cannot be sequential")
         if self.options.redact:
             raise UsageError("live text is shown while it is decoded; it cannot be redacted")
 

@@ -27,8 +27,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ..decode.recording import tokens_of
 from ..decode.session import Session
+from ..decode.text import tokens_of
 from ..errors import ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
 from ..segment.cutter import Cutter

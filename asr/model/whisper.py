@@ -427,26 +427,15 @@ class LogMel:
         padded = np.zeros((len(windows), reach), np.float32)
         for row, window in zip(padded, windows, strict=True):
             row[: len(window)] = window
-        mel = self._log(torch.from_numpy(padded).to(self.device), center=True)[..., :-1]
+        mel = self._log(torch.from_numpy(padded).to(self.device))[..., :-1]
         mel = functional.pad(mel, (0, self.frames - mel.shape[-1]), value=SILENT)
         # The maximum [B, 1, 1] is per window, so that it does not depend on the rest of the batch.
-        return self.scaled(mel, mel.amax(dim=(1, 2), keepdim=True))
+        loudest = mel.amax(dim=(1, 2), keepdim=True)
+        return (torch.maximum(mel, loudest - 8.0) + 4.0) / 4.0
 
-    def frames_of(self, samples: NDArray[np.float32]) -> Tensor:
-        """The log10 mel power [M, K] of K frames, from [n_fft + (K - 1) * hop] samples.
-
-        For features of a whole recording, piece by piece: `scaled` needs the maximum of all pieces.
-        """
-        whole = torch.from_numpy(np.ascontiguousarray(samples)).to(self.device)
-        return self._log(whole, center=False)
-
-    @staticmethod
-    def scaled(mel: Tensor, loudest: Tensor | float) -> Tensor:
-        """The encoder's input from log mel power: clamped at 8 below the loudest, shifted and scaled."""
-        return (torch.maximum(mel, torch.as_tensor(loudest) - 8.0) + 4.0) / 4.0
-
-    def _log(self, samples: Tensor, *, center: bool) -> Tensor:
+    def _log(self, samples: Tensor) -> Tensor:
+        """The log10 mel power [B, M, K] of the frames of [B, samples]."""
         spectrum = torch.stft(
-            samples, self.n_fft, self.hop, window=self.hann, center=center, return_complex=True
+            samples, self.n_fft, self.hop, window=self.hann, center=True, return_complex=True
         )
         return (self.filters @ spectrum.abs().square()).clamp(min=LEAST_POWER).log10()

@@ -7,18 +7,15 @@ offsets. Where one ends is a pure function of the next 33 s of speech probabilit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
 from .vad import FRAME, Probabilities
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Samples = NDArray[np.float32]
 
@@ -135,9 +132,7 @@ class Window:
     answers before it. It keeps the index of the cut window; `language` is that of the answers before it,
     `before` are the tokens of the last one, which its model does not read if it is to be decoded `alone`.
     `guess` is how its answer probably begins. A `tentative` window ends where the audio ends so far: what its
-    answer leaves of it is not decoded. A window with `features` holds no samples: it makes its features [M,
-    F] for each model itself, of more than its own samples. Raises
-    ValueError for inconsistent values.
+    answer leaves of it is not decoded. Raises ValueError for inconsistent values.
     """
 
     index: int
@@ -152,13 +147,12 @@ class Window:
     alone: bool = False
     guess: tuple[int, ...] = ()
     tentative: bool = False
-    features: Callable[[], tuple[Tensor, ...]] | None = None
     level_db: float | None = None
 
     def __post_init__(self) -> None:
         if self.index < 0 or not 0 <= self.start < self.end:
             raise ValueError(f"window {self.index} runs from sample {self.start} to {self.end}")
-        held = self.end - self.start if self.speech and self.features is None else 0
+        held = self.end - self.start if self.speech else 0
         if self.samples.shape != (held,):
             raise ValueError(f"window {self.index} holds {self.samples.shape} samples, not {held}")
         if self.speech and held > MAX_SAMPLES:

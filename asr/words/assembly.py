@@ -8,8 +8,8 @@ character is a word.
 The alignment gives rough times. A word ends before a pause and the next word begins after it; words at the
 border of a sentence are shortened where they are far longer than usual. The order of words does not change.
 Punctuation that is not spoken has no share in a word's time. Pauses are the quiet parts of a window, found in
-its log-mel features: finer than voice activity (10 ms instead of 32, and without its delay), and available in
-both long-form modes.
+its log-mel features: finer than voice activity (10 ms instead of 32, and without its delay), and there where
+nothing listened for a voice.
 
 Knows tokens, text, times and features; nothing of models.
 """

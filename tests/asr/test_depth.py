@@ -85,13 +85,10 @@ def test_few_functions_lie_between_the_command_and_the_forward_pass(
 def test_few_functions_lie_between_transcribe_and_the_engines_step(stacks, tmp_path) -> None:
     transcriber = Transcriber.load("tiny.en", batch=2, gamma=2, engine="modules")
     transcriber.context.detector = EnergyDetector()
-    for long_form in ("windows", "sequential"):
-        options = Options(language="en", long_form=long_form)
-        (outcome,) = transcriber.transcribe([clip(tmp_path)], options)
-        assert outcome.transcript is not None and outcome.transcript.text
-        assert stacks, "the hook has not seen a forward pass"
-        for frames in stacks:
-            names = [name for _, name in frames]
-            first = next(n for n, (file, _) in enumerate(frames) if file.startswith("asr/"))
-            assert names.index("step") - first <= FROM_TRANSCRIBE_TO_STEP, names
-        stacks.clear()
+    (outcome,) = transcriber.transcribe([clip(tmp_path)], Options(language="en"))
+    assert outcome.transcript is not None and outcome.transcript.text
+    assert stacks, "the hook has not seen a forward pass"
+    for frames in stacks:
+        names = [name for _, name in frames]
+        first = next(n for n, (file, _) in enumerate(frames) if file.startswith("asr/"))
+        assert names.index("step") - first <= FROM_TRANSCRIBE_TO_STEP, names

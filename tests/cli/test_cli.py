@@ -242,7 +242,6 @@ def test_a_single_recording_is_done_once_too(forescribe, pair, here) -> None:
         ["--overwrite"],
         ["--language", "de"],
         ["--initial-prompt", "Ann"],
-        ["--no-condition-on-previous-text"],
     ):
         assert "2.0 s of audio" in forescribe("a.wav", *pair, "-f", "txt", *other).err, other
 
@@ -392,10 +391,9 @@ USAGE = {
     "--beam_size 5 --length_penalty 1.5": "length_penalty is 1.5; it must be from 0 to 1",
     "--patience 2": "--patience is for beams: add --beam-size 5",
     "--hf_token hf_abc": "set HF_TOKEN",
-    "--long-form other": "neither windows nor sequential",
-    "--condition_on_previous_text True": "--long-form sequential",
-    "--long-form sequential --vad": "cuts at timestamps",
-    "--long-form sequential --no-timestamps": "cannot do without them",
+    "--long-form sequential": "--long-form is gone: leave it out",
+    "--no-condition_on_previous_text": "is gone: leave it out",
+    "--condition_on_previous_text False": "--beam-size 5",
     "--initial-prompt <|endoftext|>": "special token",
 }
 

@@ -151,7 +151,6 @@ def test_all_that_can_change_a_word_is_in_the_fingerprint() -> None:
     assert sorted(names - NOT_IN_RESULTS - {"help"}) == [
         "beam_size",
         "compression_ratio_threshold",
-        "condition_on_previous_text",
         "dtype",
         "guards",
         "highlight_words",
@@ -159,7 +158,6 @@ def test_all_that_can_change_a_word_is_in_the_fingerprint() -> None:
         "language",
         "length_penalty",
         "logprob_threshold",
-        "long_form",
         "max_line_count",
         "max_line_width",
         "max_words_per_line",

@@ -77,12 +77,14 @@ def test_options_are_frozen_and_checked_when_made() -> None:
         {"records": True, "output_dir": "-"},
         {"verbose": True, "quiet": True},
         {"diarize": True, "word_timestamps": False},
-        {"long_form": "sequential", "vad": True},
-        {"condition_on_previous_text": True},
         {"guards": False, "no_speech_threshold": "0.5"},
     ):
         with pytest.raises(UsageError):
             TranscribeOptions(["a.wav"], **impossible)  # type: ignore[arg-type]
+
+
+def test_results_of_the_version_before_are_not_made_again_for_an_option_that_is_gone() -> None:
+    assert TranscribeOptions(["a.wav"]).result_settings()["long_form"] == "windows"
 
 
 def test_formats_include_those_of_speakers_if_there_are_speakers() -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.api.errors import ApiError
-from forescribe.api.jobs import submissions
 from forescribe.api.jobs.submissions import JobForm
-from forescribe.api.settings import Settings
-from forescribe.api.speech import forms
 from forescribe.api.speech.forms import (
     TranscriptionForm,
     TranslationForm,
@@ -116,20 +112,20 @@ def test_a_translation_has_no_fields_of_a_transcription(name) -> None:
     assert refused(MODEL, (name, "en"), kind=TranslationForm).param == name.removesuffix("[]")
 
 
-@pytest.mark.parametrize(("value", "reads"), [(None, True), ("true", True), ("False", False)])
-def test_the_rest_of_a_window_reads_the_text_before_it_unless_a_client_says_no(
-    value, reads
-) -> None:
-    """For uploads, translations and jobs; no warning names the field."""
-    name, serving = "condition_on_previous_text", Mock(multilingual=True)
-    fields, unused = set_aside([MODEL, *([] if value is None else [(name, value)])])
-    made = [
-        forms.transcription(parse(TranscriptionForm, fields), serving, Settings(_env_file=None)),
-        forms.translation(parse(TranslationForm, fields), serving),
-        submissions.transcription(parse(JobForm, fields), serving, Settings(_env_file=None)),
-    ]
-    assert [options.condition_on_previous_text for options in made] == [reads] * 3 and not unused
-    assert refused(MODEL, (name, "perhaps")).param == name
+@pytest.mark.parametrize(("value", "told"), [("true", False), ("1", False), ("False", True)])
+def test_a_client_that_wants_no_previous_text_is_told_that_it_has_no_effect(value, told) -> None:
+    """That of other windows is never read; that of the part before always is."""
+    name = "condition_on_previous_text"
+    fields, unused = set_aside([MODEL, (name, value)])
+    assert fields == [MODEL]
+    assert [name in notice.message for notice in unused] == [True] * told
+
+
+def test_a_stored_form_may_hold_a_field_that_is_gone() -> None:
+    stored = parse(JobForm, [MODEL, ("language", "de")]).model_dump(mode="json")
+    stored["condition_on_previous_text"] = True
+    assert JobForm.model_validate_json(json.dumps(stored)).language == "de"
+    assert refused(MODEL, ("long_form", "windows"), kind=JobForm).param == "long_form"
 
 
 @given(st.lists(st.tuples(st.text(max_size=30), st.text(max_size=30)), max_size=5))

@@ -43,9 +43,8 @@ def test_readers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert readers_for(None, recordings=100, on_cpu=False) == 1
 
 
-@pytest.mark.parametrize("long_form", ["windows", "sequential"])
 def test_results_are_the_same_with_and_without_readers(
-    samples: list[Path], tmp_path: Path, long_form: str, monkeypatch: pytest.MonkeyPatch
+    samples: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, messages = Decoders._send, list[bytes]()
 
@@ -60,8 +59,7 @@ def test_results_are_the_same_with_and_without_readers(
     broken.write_bytes(b"fLaC is all that it has")
     for readers in ("0", "2"):
         models = ["--model", target, "--draft", draft, "--gamma", "5", "--no-guards"]
-        form = ["--long-form", long_form]
-        arguments = [*models, *form, "--readers", readers, "-f", "txt,srt"]
+        arguments = [*models, "--readers", readers, "-f", "txt,srt"]
         paths = [str(path) for path in (*samples, broken)]
         result = CliRunner().invoke(
             app, ["transcribe", *paths, *arguments, "-o", str(tmp_path / readers)]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forescribe.asr.batch import batch as batch_module
 from forescribe.asr.batch.destinations import MANIFEST as NAME
 from forescribe.asr.batch.ledger import content_hash, file_version
 from forescribe.asr.decode.options import Progress
@@ -101,6 +103,24 @@ def test_the_longest_goes_first_and_a_list_is_believed() -> None:
     )
     run(["list.jsonl"], "out", typist := Typist(), overwrite=True)
     assert [Path(path).name for path in typist.typed] == [name.name for name in names]
+
+
+@pytest.mark.parametrize("out", ["out", "-"])
+def test_the_transcriber_does_not_wait_until_a_file_is_hashed(monkeypatch, out) -> None:
+    """A large one takes seconds: here longer than all that is transcribed behind it."""
+    last = threading.Event()
+
+    def slow(path: str) -> str | None:
+        assert last.wait(20)
+        return content_hash(path)
+
+    monkeypatch.setattr(batch_module, "content_hash", slow)
+    names = calls(3)
+    typist = Typist(trouble=lambda path: last.set() if path == str(names[0]) else None)
+    ended = {e.record.path: e.record for e in run(names, out, typist, formats="txt")}
+    assert len(typist.typed) == len(ended) == 3
+    for name, record in ended.items():
+        assert record.fingerprint == f"sha256:{content_hash(name)}+5e77"
 
 
 def test_a_result_that_cannot_be_put_in_place_fails_alone() -> None:

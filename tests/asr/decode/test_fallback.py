@@ -7,16 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-import forescribe.asr.decode.context
 from forescribe.asr.decode.options import Guards, Judgement
-from forescribe.asr.decode.recording import PendingWindow, mean_logprob
-from forescribe.asr.decode.requests import seed_of
+from forescribe.asr.decode.text import mean_logprob
 from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.decode.window import PendingWindow
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.speech_model import EncoderStates
 from forescribe.speculative import choose
 from tests.asr.decode.whole_windows import whole
 from tests.asr.detectors import EnergyDetector
@@ -228,102 +225,3 @@ def test_silence_at_a_later_attempt_is_silence(whisper, recording, plain, monkey
     outcome = decode(whisper, recording, Guards(), judge=judge, monkeypatch=monkeypatch)
     assert len(seen) == 2
     assert [d.state for d in outcome.decoded] == ["decoded", "silent", "decoded"]
-
-
-def test_text_that_failed_to_the_end_is_no_context(whisper, recording, monkeypatch):
-    """Sequential decoding forgets it as openai/whisper does, although the attempt at 0 is kept."""
-    prompts: list[tuple[float, int]] = []
-
-    def never(self, *, compression_ratio, mean_logprob, no_speech_prob, heard):
-        return Judgement.RETRY, "planted"
-
-    def lengths(guards: Guards) -> list[int]:
-        transcriber = Transcriber(whisper, detector=EnergyDetector(), batch=1, gamma=0)
-        prompts.clear()
-        submit = transcriber.engine.submit
-
-        def recorded(request):
-            prompts.append((request.temperature, len(request.prompt)))
-            submit(request)
-
-        monkeypatch.setattr(transcriber.engine, "submit", recorded)
-        (outcome,) = transcriber.transcribe([recording], options(guards, long_form="sequential"))
-        assert outcome.error is None
-        return [length for temperature, length in prompts if temperature == 0]
-
-    kept = lengths(Guards(compression_ratio=None, logprob=None, no_speech=None))
-    assert kept[1] < kept[2]  # text of two windows
-    monkeypatch.setattr(Guards, "judge", never)
-    monkeypatch.setattr(Guards, "rank", lambda self, **numbers: (True, 0.0))  # the first is kept
-    assert set(lengths(Guards(temperatures=(0.0, 0.4)))[1:]) != {kept[0]}
-    assert set(lengths(Guards(temperatures=(0.0, 1.0)))) == {kept[0]}  # no text before any window
-
-
-def test_silence_is_dropped_with_a_record(whisper, recording, plain, monkeypatch):
-    victim = plain.decoded[2].result.probe[0]
-
-    def judge(self, *, compression_ratio, mean_logprob, no_speech_prob, heard):
-        if math.isclose(no_speech_prob, victim, rel_tol=1e-6):
-            return Judgement.SILENCE, "no speech (planted)"
-        return Judgement.KEEP, None
-
-    outcome = decode(whisper, recording, Guards(), judge=judge, monkeypatch=monkeypatch)
-    transcript = outcome.transcript
-    assert {s.window for s in transcript.segments} <= {0, 1}
-    assert [s.state for s in transcript.coverage.spans] == ["decoded", "decoded", "silent"]
-    assert transcript.coverage.spans[2].reason == "no speech (planted)"
-    assert [n.code for n in transcript.warnings] == ["dropped_text"]
-    message = transcript.warnings[0].message
-    written = whisper.tokenizer.decode(
-        [token for token in outcome.decoded[2].result.tokens if token < whisper.tokens.end],
-        clean_up_tokenization_spaces=False,
-    )
-    assert repr(written.strip()) in message
-    assert "59.9 to 70.0 s" in message and "no speech (planted)" in message
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatch, batch):
-    """The model itself yields NaN here, and the encoder's check is off: the next window in that row must
-    not inherit it."""
-    monkeypatch.setattr(
-        forescribe.asr.decode.context,
-        "_finite",
-        lambda encoded: torch.ones(len(encoded), dtype=torch.bool),
-    )
-    plain = decode(whisper, recording, None, batch=batch)
-    encode, count = whisper.encode, 0
-
-    def broken(self, features):
-        nonlocal count
-        encoded = encode(features)
-        for n, encoder_states in enumerate(encoded):
-            if count + n == 1:
-                encoded[n] = EncoderStates(
-                    encoder_states.target * math.nan, (encoder_states.draft * math.nan,)
-                )
-        count += len(encoded)
-        return encoded
-
-    monkeypatch.setattr(type(whisper), "encode", broken)
-    guarded = decode(
-        whisper, recording, Guards(logprob=-math.inf, compression_ratio=None), batch=batch
-    )
-    assert [d.state for d in guarded.decoded] == ["decoded", "failed", "decoded"]
-    assert "not finite" in guarded.decoded[1].reason
-    assert guarded.decoded[1].tried == 1.0
-    for n in (0, 2):
-        assert guarded.decoded[n].result.tokens == plain.decoded[n].result.tokens
-    coverage = guarded.transcript.coverage
-    first, broken, last = (d.length for d in guarded.decoded)
-    assert (coverage.failed_samples, coverage.decoded_samples) == (broken, first + last)
-    assert first + broken + last == 70 * RATE
-
-
-def test_every_attempt_of_every_window_has_a_seed_of_its_own() -> None:
-    """Also where temperatures are close or high: numbers that were refused are not drawn by again."""
-    close = [0.015, 0.02, 0.0201, 0.025, 0.2, 0.2000001, 1.0, 9.99, 10.0, 10.02, 1e30]
-    starts = [0, 1, 160_000, 480_000, 10**9]
-    seeds = {seed_of(start, temperature) for start in starts for temperature in close}
-    assert len(seeds) == len(starts) * len(close)
-    assert all(0 <= seed < 2**63 for seed in seeds)

@@ -20,7 +20,6 @@ import soundfile
 import forescribe.asr.audio.reading
 from forescribe.asr.decode import outcome, recording, submission
 from forescribe.asr.decode.options import Guards, Judgement, Outcome
-from forescribe.asr.decode.sequential import SeekableAudio
 from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import AudioError
@@ -272,11 +271,11 @@ def in_submitting(one, patch):
 
 
 def in_guards(one, patch):
-    real = submission.attempt_of
+    real = submission.answer_of
     wrong = raises(
         lambda whisper, guards, result, *_: result.request.tag.window.index == SECOND, real
     )
-    patch.setattr(submission, "attempt_of", wrong)
+    patch.setattr(submission, "answer_of", wrong)
 
 
 def in_a_retry(one, patch):
@@ -425,52 +424,6 @@ def test_an_error_that_was_expected_keeps_its_words(
     assert essence(after) == essence(undisturbed[2])
 
 
-# Sequential: a window that is lost is passed over, and its recording goes on behind it.
-
-
-@pytest.mark.parametrize(
-    "plant", ["window_request", "attempt_of", "segments_of", "features", "submit"]
-)
-def test_a_sequential_recording_goes_on_behind_a_lost_window(
-    shared, clean, monkeypatch, plant
-) -> None:
-    opened_audio: list[SeekableAudio] = []
-    init = SeekableAudio.__init__
-    monkeypatch.setattr(
-        SeekableAudio,
-        "__init__",
-        lambda self, *rest: (opened_audio.append(self), init(self, *rest))[0],
-    )
-    long, options = wav(tone(41.003, 7)), Options(language="de", long_form="sequential")
-    expected = essence(called(shared, [BEFORE], options)[0])
-    if plant == "features":
-        real = SeekableAudio.all_features
-        wrong = raises(lambda self, frame: frame == 0 and self.frames > 3000, real)
-        monkeypatch.setattr(SeekableAudio, "all_features", wrong)
-    elif plant == "submit":
-        is_first = lambda r: r.tag.recording.source is long and r.tag.window.index == 0  # noqa: E731
-        monkeypatch.setattr(shared.engine, "submit", raises(is_first, shared.engine.submit))
-    else:
-        real = getattr(submission, plant)
-        firsts = {
-            "window_request": lambda context, bound, pending, *_, **__: (
-                pending.window.end == 30 * RATE
-            ),
-            "attempt_of": lambda whisper, guards, result, *_: (
-                result.request.tag.window.end == 30 * RATE
-            ),
-            "segments_of": lambda whisper, d: d.start == 0 and d.end > 10 * RATE,
-        }
-        monkeypatch.setattr(submission, plant, raises(firsts[plant], real))
-    victim, other = called(shared, [long, BEFORE], options)
-    spans = victim.transcript.coverage.spans
-    assert (spans[0].end_sample, spans[0].state) == (30 * RATE, "failed")
-    assert {span.state for span in spans[1:]} == {"decoded"}
-    assert victim.transcript.sample_count == len(tone(41.003, 7))
-    assert essence(other) == expected
-    assert len(opened_audio) == 3 and all(audio._file.closed for audio in opened_audio)
-
-
 # Those who listen, those who leave
 
 
@@ -510,7 +463,7 @@ def test_a_call_that_is_left_releases_what_it_held(shared, clean, monkeypatch) -
             return judged(result, Judgement.RETRY, "planted")
         return judged(result, Judgement.KEEP)
 
-    monkeypatch.setattr(submission, "attempt_of", harsh)
+    monkeypatch.setattr(submission, "answer_of", harsh)
     running = shared.transcribe([VICTIM, BEFORE, AFTER], GUARDED)
     next(running)
     assert not shared.engine.idle

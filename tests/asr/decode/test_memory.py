@@ -70,7 +70,6 @@ def most_held(whisper, path, windows: int, options: Options) -> tuple[int, int, 
             id="guards",
             marks=pytest.mark.nightly,
         ),
-        pytest.param(Options(language="en", long_form="sequential", words=True), id="sequential"),
     ],
 )
 def test_a_long_recording_holds_no_more_windows_than_a_short_one(whisper, tmp_path, options):

@@ -40,8 +40,6 @@ def test_guards(wrong) -> None:
         {"gamma": 2.5},
         {"gamma": True},
         {"task": "sing"},
-        {"long_form": "short"},
-        {"long_form": "sequential", "timestamps": False},
     ],
     ids=str,
 )

@@ -74,9 +74,7 @@ def test_an_answer_of_its_first_segments_goes_on_behind_its_last_word(
         return with_tokens(result, (*result.tokens[: stamps[3]], *closing, special.end))
 
     answers(monkeypatch, few)
-    (outcome,) = base.transcribe(
-        [str(voice("lj-1"))], replace(ENGLISH, condition_on_previous_text=False)
-    )
+    (outcome,) = base.transcribe([str(voice("lj-1"))], ENGLISH)
     assert sum(d.continued for d in outcome.decoded) >= (4 if late else 5)
     assert errors({"lj-1": outcome}).deletions <= 3 and errors({"lj-1": outcome}).insertions <= 3
 
@@ -151,7 +149,6 @@ def test_word_times_are_near_those_of_faster_whisper(read) -> None:
 MODES = {
     "prompt": {"initial_prompt": "A reading about the history of printing."},
     "no timestamps": {"timestamps": False},
-    "sequential": {"long_form": "sequential"},
     "no vad": {"vad": False},
 }
 
@@ -266,18 +263,18 @@ def music(seconds: int, rng: np.random.Generator) -> np.ndarray:
 HOSTILE = {"default": {}, **MODES, "translation": {"task": "translate", "language": "fr"}}
 
 
-LONGEST = ("sequential", "no vad")
-"""They decode what the others pass over: each takes longer than all other tests of this file."""
+LONGEST = "no vad"
+"""It decodes what the others pass over, and takes longer than all other tests of this file."""
 
 
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param(m, marks=pytest.mark.nightly) if m in LONGEST else m for m in HOSTILE],
+    [pytest.param(m, marks=pytest.mark.nightly) if m == LONGEST else m for m in HOSTILE],
 )
 def test_noise_silence_and_music_have_no_words(base, tmp_path, mode) -> None:
     import soundfile
 
-    rng, length = np.random.default_rng(0), 20 if mode in ("no vad", "sequential") else 120
+    rng, length = np.random.default_rng(0), 20 if mode == LONGEST else 120
     noise = 0.05 * rng.standard_normal(length * 16_000)
     sounds = {"noise": noise, "silence": np.zeros_like(noise), "music": music(length, rng)}
     for name, samples in sounds.items():

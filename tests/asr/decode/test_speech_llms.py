@@ -28,7 +28,7 @@ from forescribe.asr.words.assembly import assemble_words
 from tests.asr.model import folders as whispers
 from tests.asr.model import speech_llms
 from tests.asr.recordings import cut
-from training.text.heads import published
+from tests.speculative.drafters.heads import published
 
 from .ways import SOON, Ear, running
 
@@ -282,7 +282,6 @@ def test_one_whisper_times_words_in_all_languages_that_it_can_read(
             {"beam_size": 5},
             "^beams: a Whisper model does that, and qwen3_asr is none$",
         ),
-        ("qwen3_asr", {"long_form": "sequential"}, "sequential"),
         ("qwen3_asr", {"task": "translate"}, "translate"),
         ("qwen3_asr", {"language": "eu"}, "eu"),
         ("qwen3_asr", {"initial_prompt": "<|im_end|>"}, "special token"),

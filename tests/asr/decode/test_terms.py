@@ -144,9 +144,8 @@ def test_the_engine_changes_nothing(plain) -> None:
     assert again.text == expected.text and told(again) == told(expected) != []
 
 
-@pytest.mark.parametrize("change", [{"long_form": "sequential"}, {"timestamps": False}])
-def test_every_way_of_decoding_knows_terms(plain, change) -> None:
-    assert "Hellen Porter" in made(plain, replace(OPTIONS, **change), SHORT).text
+def test_terms_are_known_without_timestamps(plain) -> None:
+    assert "Hellen Porter" in made(plain, replace(OPTIONS, timestamps=False), SHORT).text
 
 
 def test_no_term_is_written_into_noise_or_silence(plain) -> None:
@@ -225,17 +224,6 @@ def test_words_have_the_times_of_what_was_heard(plain, without) -> None:
     heard = [word for word in before.words if word.text.strip() not in ("a", "A")]
     off = [abs(new.start - old.start) for new, old in zip(first, heard, strict=True)]
     assert float(np.median(off)) < 0.05 and max(off) < 0.5
-
-
-def test_what_is_replaced_is_no_context_of_the_next_window(plain) -> None:
-    options = replace(OPTIONS, terms=(), long_form="sequential", words=False)
-    long = cut("conversation.flac", (0, 34))
-    before = made(plain, options, long)
-    every = sorted({w.strip(".,?!").lower() for w in before.text.split()} - {""})
-    lines = tuple(f"{word} => zzz{word}" for word in every if word.isalpha())
-    after = made(plain, replace(options, replacements=lines), long)
-    assert after.text.count("zzz") > 50
-    assert after.text.lower().replace("zzz", "") == before.text.lower()
 
 
 def test_a_term_that_is_a_special_token_is_refused(plain) -> None:

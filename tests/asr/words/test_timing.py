@@ -62,25 +62,6 @@ def test_words_are_monotone_inside_their_segments_window_and_joined_to_its_text(
     assert all(d.encoder_states is None for d in outcome.decoded)
 
 
-def test_words_of_sequential_windows_never_reach_into_the_next(whisper, tmp_path):
-    """There a window ends where its text does, and has been heard further."""
-    noise = np.random.default_rng(2).standard_normal(80 * RATE) * 0.1
-    noise *= np.repeat(np.random.default_rng(3).uniform(size=160) > 0.4, RATE // 2)  # with pauses
-    soundfile.write(tmp_path / "a.wav", noise.astype(np.float32), RATE)
-    options = Options(language="en", words=True, long_form="sequential")
-    transcriber = Transcriber(whisper, batch=1, gamma=0)
-    (outcome,) = transcriber.transcribe([str(tmp_path / "a.wav")], options)
-    segments = outcome.transcript.segments
-    starts = sorted({s.window_sample for s in segments})
-    assert len(starts) > 2
-    ends = dict(zip(starts, [*starts[1:], 80 * RATE], strict=True))
-    for segment in segments:
-        assert "".join(w.text for w in segment.words) == segment.text
-        for word in segment.words:
-            assert segment.window_sample <= word.start_sample <= word.end_sample
-            assert word.end_sample <= ends[segment.window_sample]
-
-
 @settings(max_examples=60)
 @given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 2**32))
 def test_the_path_is_that_of_librosa(rows, frames, seed):
