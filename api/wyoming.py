@@ -48,7 +48,7 @@ IDLE_S = 60.0
 MAX_BEHIND_S = 60.0
 """Of audio that waits to be decoded; the connection is not read meanwhile."""
 
-MAX_DATA, MAX_PAYLOAD = 1 << 16, 64 << 20
+MAX_DATA, MAX_PAYLOAD = 1 << 20, 64 << 20
 """Bytes of one message: of its JSON, which is read on the event loop, and of its audio, 35 minutes of 16 kHz.
 They are in memory at once."""
 
