@@ -52,7 +52,7 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
     )
     transcript: str | None = opt(
         INPUT,
-        "--transcript FILE",
+        "FILE",
         "JSON transcript of the recording, with word times: its words get new speakers, and are not "
         "transcribed again.",
     )

@@ -74,17 +74,15 @@ class ListenOptions(LoadOptions, DecodingOptions, SpeakerChoice):
     # Input
     input: str | None = opt(
         INPUT,
-        "--input DEVICE",
+        "DEVICE",
         "Microphone, by its number in --list-devices or a part of its name.",
         shown="the system's",
     )
     list_devices: bool = opt(INPUT, "--list-devices", "List microphones and exit.", False)
-    replay: str | None = opt(
-        INPUT, "--replay FILE", "Play back a recording as if it were spoken now."
-    )
+    replay: str | None = opt(INPUT, "FILE", "Play back a recording as if it were spoken now.")
     speed: str = opt(
         INPUT,
-        "--speed FACTOR",
+        "FACTOR",
         "Speed of --replay; max, or 0, is as fast as every step can be decoded.",
         "1",
     )
@@ -105,33 +103,26 @@ class ListenOptions(LoadOptions, DecodingOptions, SpeakerChoice):
     )
     output_format: str = like(RunOptions, "output_format")
     word_timestamps: bool | None = flag("word_timestamps")
-    keep_audio: bool = opt(
-        OUTPUT,
-        "--keep-audio/--no-keep-audio",
-        "Write the audio beside the transcript (flac).",
-        False,
-    )
+    keep_audio: bool = opt(OUTPUT, "", "Write the audio beside the transcript (flac).", False)
     # Decoding
     initial_prompt: str | None = flag("initial_prompt", names="--prompt --initial-prompt TEXT")
     step: float = opt(
-        DECODING, "--step SECONDS", "Decode after so much more speech.", 1.0, min=0.1, max=10
+        DECODING, "SECONDS", "Decode after so much more speech.", 1.0, min=0.1, max=10
     )
     delay: str = opt(
         DECODING,
-        "--delay DELAY",
+        "DELAY",
         f"How certain a word is before it is released: {', '.join(DELAYS)}.",
         "medium",
     )
     turns: str = opt(
         DECODING,
-        "--turns METHOD",
+        "METHOD",
         "What ends a line. pause: silence. sentence: silence, up to 4 s where words end no sentence. none: "
         "the audio's end.",
         "pause",
     )
-    silence: float = opt(
-        DECODING, "--silence SECONDS", "Silence that ends a turn.", 0.8, min=0.1, max=30
-    )
+    silence: float = opt(DECODING, "SECONDS", "Silence that ends a turn.", 0.8, min=0.1, max=30)
     # Speakers, performance, diagnostics
     diarize: bool = like(
         TranscribeOptions,

@@ -45,18 +45,16 @@ RECORDINGS = (
 class RunOptions:
     """Recordings to results in a folder."""
 
-    recursive: bool = opt(
-        INPUT, "--recursive/--no-recursive -r", "Search folders recursively.", False
-    )
+    recursive: bool = opt(INPUT, "-r", "Search folders recursively.", False)
     spool: str | None = opt(
         INPUT,
-        "--spool DIR",
+        "DIR",
         "Folder for copies of fetched recordings, which take half of its free space at most.",
         shown="TMPDIR or /var/tmp",
     )
     output_dir: str = opt(
         OUTPUT,
-        "--output-dir -o DIR",
+        "-o DIR",
         "Folder for results, here or in object storage (s3://, gs://, az://), or - for stdout.",
         ".",
     )
@@ -68,21 +66,15 @@ class RunOptions:
     )
     output_format: str = opt(
         OUTPUT,
-        "--output-format -f FORMATS",
+        "-f FORMATS",
         "Any of txt,srt,vtt,tsv,json,rttm,md,docx, separated by commas, or all: the first five.",
         "all",
     )
     quiet: bool = opt(
-        DIAGNOSTICS,
-        "--quiet/--no-quiet -q",
-        "Show errors only: no progress, no changing text, no summary.",
-        False,
+        DIAGNOSTICS, "-q", "Show errors only: no progress, no changing text, no summary.", False
     )
     records: bool = opt(
-        DIAGNOSTICS,
-        "--records/--no-records",
-        "Print a line of JSON about each recording; implies --quiet.",
-        False,
+        DIAGNOSTICS, "", "Print a line of JSON about each recording; implies --quiet.", False
     )
 
 
@@ -90,7 +82,7 @@ class RunOptions:
 class JsonOptions:
     """Results for programs."""
 
-    json: bool = opt(DIAGNOSTICS, "--json/--no-json", "Print the results as JSON.", False)
+    json: bool = opt(DIAGNOSTICS, "", "Print the results as JSON.", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +102,7 @@ class ModelOptions:
         shown="its own",
     )
     local_files_only: bool = opt(
-        MODEL,
-        "--local-files-only/--no-local-files-only",
-        "Use downloaded weights only; never access the network.",
-        False,
+        MODEL, "", "Use downloaded weights only; never access the network.", False
     )
 
 
@@ -166,7 +155,7 @@ class SpeakerChoice:
 
     diarizer: str = opt(
         SPEAKERS,
-        "--diarizer ENGINE",
+        "ENGINE",
         "community-1, embedded, another package's engine or a folder. auto: community-1 if it is "
         "downloaded, else embedded.",
         AUTO,
@@ -174,17 +163,10 @@ class SpeakerChoice:
     num_speakers: int | None = opt(
         SPEAKERS, "--num-speakers --speaker-num N", "Exact number of speakers, if known.", min=1
     )
-    min_speakers: int | None = opt(
-        SPEAKERS, "--min-speakers N", "Minimum number of speakers.", min=1
-    )
-    max_speakers: int | None = opt(
-        SPEAKERS, "--max-speakers N", "Maximum number of speakers.", min=1
-    )
+    min_speakers: int | None = opt(SPEAKERS, "N", "Minimum number of speakers.", min=1)
+    max_speakers: int | None = opt(SPEAKERS, "N", "Maximum number of speakers.", min=1)
     known: bool = opt(
-        SPEAKERS,
-        "--known/--no-known",
-        "Name the people who were enrolled with `forescribe speakers add`.",
-        False,
+        SPEAKERS, "", "Name the people who were enrolled with `forescribe speakers add`.", False
     )
 
     @property
@@ -200,43 +182,30 @@ class PerformanceOptions:
     """What changes the speed."""
 
     gamma: str = opt(
-        PERFORMANCE,
-        "--gamma N",
-        f"Drafted tokens per round: 0 (off) to {MAX_GAMMA}, or auto.",
-        AUTO,
+        PERFORMANCE, "N", f"Drafted tokens per round: 0 (off) to {MAX_GAMMA}, or auto.", AUTO
     )
     batch_size: int = opt(
-        PERFORMANCE,
-        "--batch-size N",
-        "Windows, or texts, decoded together.",
-        8,
-        shown="8",
-        min=1,
-        max=1024,
+        PERFORMANCE, "N", "Windows, or texts, decoded together.", 8, shown="8", min=1, max=1024
     )
     device: str = opt(
-        PERFORMANCE, "--device DEVICE", "auto, cuda, cuda:N, hpu, mps or cpu.", AUTO, shown=AUTO
+        PERFORMANCE, "DEVICE", "auto, cuda, cuda:N, hpu, mps or cpu.", AUTO, shown=AUTO
     )
     dtype: str = opt(
         PERFORMANCE,
-        "--dtype TYPE",
+        "TYPE",
         "Format of the weights: auto, float32, float16, bfloat16.",
         AUTO,
         shown=AUTO,
     )
     quantize: str | None = opt(
         PERFORMANCE,
-        "--quantize TYPE",
+        "TYPE",
         "none, or int8: the model's matrices in 8-bit integers, on CPUs with the native engine. Faster; "
         "words may differ.",
         shown="none",
     )
     draft_dtype: str = opt(
-        PERFORMANCE,
-        "--draft-dtype TYPE",
-        "Of the draft: as --dtype, or int8. Same text.",
-        AUTO,
-        shown=AUTO,
+        PERFORMANCE, "TYPE", "Of the draft: as --dtype, or int8. Same text.", AUTO, shown=AUTO
     )
 
     @property
@@ -257,7 +226,7 @@ class LoadOptions(ModelOptions, PerformanceOptions):
 
     engine: str = opt(
         PERFORMANCE,
-        "--engine ENGINE",
+        "ENGINE",
         "Of the decoders: auto, native, lean or modules. Same text.",
         AUTO,
         shown=AUTO,

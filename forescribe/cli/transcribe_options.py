@@ -71,88 +71,57 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
     # Output
     word_timestamps: bool | None = flag("word_timestamps")
     max_line_width: int | None = opt(
-        OUTPUT, "--max-line-width CHARS", "Subtitles: maximum characters per line.", min=1
+        OUTPUT, "CHARS", "Subtitles: maximum characters per line.", min=1
     )
     max_line_count: int | None = opt(
-        OUTPUT,
-        "--max-line-count LINES",
-        "Subtitles: maximum lines at once; needs another limit.",
-        min=1,
+        OUTPUT, "LINES", "Subtitles: maximum lines at once; needs another limit.", min=1
     )
     max_words_per_line: int | None = opt(
-        OUTPUT,
-        "--max-words-per-line WORDS",
-        "Subtitles: maximum words per line; alone, one line each.",
-        min=1,
+        OUTPUT, "WORDS", "Subtitles: maximum words per line; alone, one line each.", min=1
     )
     highlight_words: bool = opt(
-        OUTPUT,
-        "--highlight-words/--no-highlight-words",
-        "Subtitles: underline each word while it is spoken.",
-        False,
+        OUTPUT, "", "Subtitles: underline each word while it is spoken.", False
     )
     report: str | None = opt(
-        OUTPUT,
-        "--report PATH",
-        "Page with text and sound: FILE.html, or a folder for several.",
+        OUTPUT, "PATH", "Page with text and sound: FILE.html, or a folder for several."
     )
     # Speakers
-    diarize: bool = opt(
-        SPEAKERS, "--diarize/--no-diarize", "Label every word with its speaker.", False
-    )
+    diarize: bool = opt(SPEAKERS, "", "Label every word with its speaker.", False)
     channels: str = opt(
-        SPEAKERS,
-        "--channels METHOD",
-        "mix all channels; split: each channel is one speaker.",
-        "mix",
+        SPEAKERS, "METHOD", "mix all channels; split: each channel is one speaker.", "mix"
     )
     # Performance
     threads: int = opt(
-        PERFORMANCE,
-        "--threads N",
-        "CPU threads; 0 leaves the number to PyTorch.",
-        0,
-        min=0,
-        max=1024,
+        PERFORMANCE, "N", "CPU threads; 0 leaves the number to PyTorch.", 0, min=0, max=1024
     )
     readers: int | None = opt(
         PERFORMANCE,
-        "--readers N",
+        "N",
         "Processes that decode recordings ahead of the model; 0 decodes in this one. Same text.",
         shown="auto: 0 on CPUs, else up to 8",
         min=0,
     )
     cluster: str | None = opt(
         PERFORMANCE,
-        "--cluster ADDRESS",
+        "ADDRESS",
         "Ray cluster: ray://HOST:10001, HOST:6379, or auto (on this machine).",
     )
     workers: int | None = opt(
         PERFORMANCE,
-        "--workers N",
+        "N",
         "Processes on this machine, one per GPU; with --cluster, workers on it.",
         shown="1; on a cluster one per GPU or 4 cores",
         min=1,
     )
     # Diagnostics
     dry_run: bool = opt(
-        DIAGNOSTICS,
-        "--dry-run/--no-dry-run",
-        "List recordings and their results without transcribing.",
-        False,
+        DIAGNOSTICS, "", "List recordings and their results without transcribing.", False
     )
     stats: bool = opt(
-        DIAGNOSTICS,
-        "--stats/--no-stats",
-        "Say in the last line what drafts brought, and what computed.",
-        False,
+        DIAGNOSTICS, "", "Say in the last line what drafts brought, and what computed.", False
     )
-    fail_fast: bool = opt(
-        DIAGNOSTICS, "--fail-fast/--no-fail-fast", "Stop at the first failure.", False
-    )
-    verbose: bool = opt(
-        DIAGNOSTICS, "--verbose/--no-verbose -v", "Print segments as they are decoded.", False
-    )
+    fail_fast: bool = opt(DIAGNOSTICS, "", "Stop at the first failure.", False)
+    verbose: bool = opt(DIAGNOSTICS, "-v", "Print segments as they are decoded.", False)
 
     def __post_init__(self) -> None:
         _ = self.drafts
