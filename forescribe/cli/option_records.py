@@ -73,7 +73,7 @@ GONE: Mapping[str, str] = {
     "--min-p": "send it to `forescribe serve`: generate has --top-p, --top-k and --temperature",
     "--presence-penalty": "use --repetition-penalty, or send it to `forescribe serve`",
     "--frequency-penalty": "use --repetition-penalty, or send it to `forescribe serve`",
-    "bench": "use python -m benchmarks.transcribe, .text or .drafts in the repository",
+    "bench": "use python -m benchmarks.transcribe or .text in the repository",
     "--json": "-f json writes transcripts as JSON, -o - prints one; --records prints what became of each",
     "--limit": "for one key: --max-requests N; a gateway in front counts what keys use",
     "--long-form": "leave it out: windows are decoded together; --beam-size 5 writes fewer wrong words",

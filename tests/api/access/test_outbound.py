@@ -18,7 +18,7 @@ from standardwebhooks import Webhook
 
 from forescribe.api.access import outbound
 from forescribe.api.jobs.callbacks import SCHEDULE_S, Webhooks, body, check_secret
-from forescribe.api.jobs.tables import Callback, Job
+from forescribe.api.jobs.tables import Job
 from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, application, ended, ready, submit
 
@@ -61,21 +61,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def job(url: str) -> Job:
-    hook = Callback(url, SECRET)
-    return Job(
-        "job_1",
-        "",
-        "succeeded",
-        1,
-        "transcribe",
-        "secret.wav",
-        0.0,
-        1.0,
-        2.0,
-        9.0,
-        9.0,
-        callback=hook,
-    )
+    hook = {"hook_url": url, "hook_secret": SECRET, "hook_state": "pending"}
+    return Job(id="job_1", owner="", state="succeeded", label="secret.wav", total_s=9.0, **hook)
 
 
 def test_the_schedule_is_that_of_standard_webhooks() -> None:

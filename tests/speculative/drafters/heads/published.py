@@ -1,6 +1,6 @@
 """New heads for a target as their publishers store them: configurations, and tensors by name.
 
-Trainers start from them; tests write random ones and read them back. Knows names and sizes only.
+Tests write random ones and read them back. Knows names and sizes only.
 """
 
 from __future__ import annotations

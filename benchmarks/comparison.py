@@ -1,21 +1,42 @@
-"""Rows of a comparison: a speed with its equality, its error rate and what it was measured with; and tables.
+"""What the comparisons with other programs share: rows, tables, lists on the command line, and the record.
 
-Knows figures and columns; nothing of how they were measured. Import is light.
+A row is a speed with its equality, its error rate and what it was measured with. The exit code of a
+comparison is 0; 1 if a row of this engine differs from its reference; 2 if nothing could be measured. Knows
+nothing of how figures are measured. Import is light.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import statistics
+import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
 
-from benchmarks.systems.jobs import FLOAT32, Gamma
+from benchmarks import provenance
+from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.requests import Stats
 
 Tokens = Sequence[int]
+
+Gamma = int | Literal["auto"] | None
+"""Drafted tokens per round; auto lets the engine choose, None means that the system does not draft."""
+
+FLOAT32 = "float32"
+
+INT8 = {"int8": "float32", "int8-bfloat16": "bfloat16"}
+"""The number formats with matrices of 8-bit integers, and the dtype of the rest."""
+
+DTYPES = (FLOAT32, "bfloat16", *INT8)
+
+INSTALL = "run `scripts/setup bench` in forescribe's folder"
 
 
 @dataclass(frozen=True)
@@ -65,14 +86,12 @@ class Row:
     figures if there is an `error`; a figure that was not measured is None.
 
     `equality` is with the tokens that the row has to write, `equality_first` with those of plain decoding in
-    the first dtype, `equality_modules` with those of transformers' modules over the same weights. `base` is
-    the row that speeds are relative to."""
+    the first dtype. `base` is the row that speeds are relative to."""
 
     system: str
     batch: int
     gamma: Gamma = None
     dtype: str = FLOAT32
-    draft_dtype: str | None = None  # as it was asked for, in this engine's rows with drafts
     threads: int | None = None
     engine: str | None = None  # what computed the target's decoder, in this engine's rows
     walls_s: Sequence[float] = ()  # of each run; in speech: features, encoder and decoding
@@ -85,7 +104,6 @@ class Row:
     peak_bytes: int | None = None
     equality: Equality | None = None
     equality_first: Equality | None = None
-    equality_modules: Equality | None = None
     base: Row | None = None
     notes: Sequence[str] = ()
     error: str | None = None
@@ -93,11 +111,6 @@ class Row:
     @property
     def label(self) -> str:
         return f"{self.system}, batch {self.batch}, {self.dtype}"
-
-    @property
-    def exact(self) -> bool:
-        """Whether it wrote all tokens that it has to, in every run."""
-        return self.equality is not None and self.equality.complete and self.steady
 
     @property
     def wall_s(self) -> float | None:
@@ -114,55 +127,12 @@ class Row:
         return None if self.base is None else _ratio(self.base.wall_s, self.wall_s)
 
     @property
-    def stages_s(self) -> dict[str, float]:
-        return self.stats.seconds
-
-    @property
-    def decoding_s(self) -> float:
-        """Admission with its cross-attention keys, and the rounds; 0 where stages are not known."""
-        return sum(s for name, s in self.stages_s.items() if name not in ("features", "encode"))
-
-    @property
-    def rounds_s(self) -> float:
-        """Rounds alone: drafting, scoring and accepting."""
-        return sum(self.stages_s.get(stage, 0.0) for stage in ("draft", "score", "accept"))
-
-    @property
-    def decoding_speed_up(self) -> float | None:
-        """Over `base`, rounds alone."""
-        return None if self.base is None else _ratio(self.base.rounds_s, self.rounds_s)
-
-    @property
-    def tokens_per_round(self) -> float | None:
-        """Of a row, the target's own token included."""
-        return _ratio(self.stats.emitted, self.stats.row_rounds)
-
-    @property
     def acceptance_rate(self) -> float | None:
         return self.stats.acceptance_rate if self.stats.drafted else None
 
     @property
     def mean_acceptance_length(self) -> float | None:
         return self.stats.mean_acceptance_length if self.stats.drafted else None
-
-    @property
-    def acceptance_at_depth(self) -> Sequence[float]:
-        """Of the drafts that were submitted, the share that was kept."""
-        return self.stats.acceptance_at_depth if self.stats.drafted else ()
-
-    @property
-    def draft_ms(self) -> float | None:
-        """Of one proposal, for all rows of the batch."""
-        if not self.stats.drafted:
-            return None
-        return _ratio(1000 * self.stats.seconds.get("draft", 0.0), self.stats.rounds)
-
-    @property
-    def price(self) -> float | None:
-        """Of one proposal, in rounds of `base`."""
-        if self.base is None or self.draft_ms is None or not self.base.stats.rounds:
-            return None
-        return _ratio(self.draft_ms, 1000 * self.base.rounds_s / self.base.stats.rounds)
 
     def record(self, *names: str) -> dict[str, object]:
         """These attributes for JSON."""
@@ -253,3 +223,101 @@ def layout(lines: Iterable[Sequence[str]]) -> list[str]:
         aligned = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
         out.append("  ".join([first.ljust(widths[0]), *aligned]).rstrip())
     return [out[0], "-" * len(out[0]), *out[1:]]
+
+
+# -- the command line -----------------------------------------------------------------------------------
+
+
+def dtype_of(name: str) -> str:
+    """The dtype of a number format, as `--dtype` takes it."""
+    return INT8.get(name, name)
+
+
+def quantization_of(name: str) -> str:
+    """The quantization of a number format, as `--quantize` takes it."""
+    return "int8" if name in INT8 else "none"
+
+
+def numbers(most: int) -> Callable[[str], tuple[int, ...]]:
+    """Reads a list such as 1,4,8 of numbers from 1 to `most`; duplicates are dropped."""
+
+    def read(text: str) -> tuple[int, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        if wrong := [p for p in parts if not p.isdecimal() or not 1 <= int(p) <= most]:
+            raise argparse.ArgumentTypeError(
+                f"'{wrong[0]}' is no number from 1 to {most}; write them as 1,4,8"
+            )
+        return tuple(dict.fromkeys(map(int, parts)))
+
+    return read
+
+
+def names(*known: str) -> Callable[[str], tuple[str, ...]]:
+    """Reads a list of names, such as number formats; duplicates are dropped."""
+
+    def read(text: str) -> tuple[str, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        if wrong := [part for part in parts if part not in known]:
+            raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(known)}")
+        return tuple(dict.fromkeys(parts))
+
+    return read
+
+
+def parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    """With the options of every comparison."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m {program}", description=(description or "").splitlines()[0]
+    )
+    made.add_argument("--draft", help="draft model, named like --model; none for none")
+    made.add_argument("--engine", default="auto", help="auto, native, lean or modules")
+    made.add_argument(
+        "--repeats", type=int, default=3, help="runs of every system; the median counts"
+    )
+    made.add_argument("--json", type=Path, metavar="FILE", help="where the record goes")
+    return made
+
+
+def missing(*packages: str) -> str | None:
+    """The first of these packages of the group `bench` that is not installed."""
+    return next((name for name in packages if find_spec(name.replace("-", "_")) is None), None)
+
+
+def check_record(path: Path | None) -> None:
+    """Raises UsageError where the record cannot be written, before minutes of measuring."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise UsageError(f"--json {path}: name a file in a folder that exists")
+
+
+def report(
+    program: str,
+    path: Path | None,
+    table: str,
+    record: Mapping[str, object],
+    complaints: Sequence[str],
+) -> int:
+    """Prints the table and writes the record with its provenance; the exit status, 1 where something is
+    complained about."""
+    print(table)
+    if path is not None:
+        name = program.rpartition(".")[2]
+        path.write_text(
+            json.dumps({"benchmark": name, **provenance.record(program), **record}) + "\n"
+        )
+    for line in complaints:
+        say(line)
+    return int(bool(complaints))
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def start(main: Callable[[], int]) -> None:
+    """Runs a comparison with the arguments of this process; what a user can mend is one line and status 2."""
+    try:
+        status = main()
+    except (ForescribeError, SpeculativeError) as error:
+        say(f"forescribe: {error}")
+        status = 2
+    sys.exit(status)
