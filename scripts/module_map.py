@@ -21,7 +21,7 @@ def sources(part: str) -> list[Path]:
 
 
 def dotted(path: Path) -> str:
-    """The full name of a file's module: `asr/decode/answers.py` is `forescribe.asr.decode.answers`."""
+    """The full name of a file's module: `asr/decode/judge.py` is `forescribe.asr.decode.judge`."""
     parts = list(path.relative_to(ROOT).with_suffix("").parts)
     if parts[0] in PARTS and parts[0] != "forescribe":
         parts.insert(0, "forescribe")

@@ -86,7 +86,7 @@ SUBJECTS = {
         ),
     ),
     "guards": Subject(
-        "asr/decode/answers.py",
+        "asr/decode/judge.py",
         (
             "tests/asr/decode/test_guards.py",
             "tests/asr/decode/test_hints.py",

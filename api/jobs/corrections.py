@@ -257,11 +257,10 @@ class CorrectedJobs:
         if number is None or number == version.number:
             return version
         job = self._get(id, owner)
-        name = job.files.get(f"corrections-{number}") if number else None
-        if name is None:
+        if not number or f"corrections-{number}" not in job.files:
             text = f"the job keeps no version {number}; the latest is {version.number}"
             raise ApiError("not_found", text, param="version")
-        return Version(number, name, self.files.json(job.id, name))
+        return self._version(job, number)
 
     def put(self, id: str, owner: str, corrections: Corrections, etag: str) -> Version:
         """Save a new version, if `etag` is that of the latest. Raises ApiError: `version_conflict` if it is
@@ -273,9 +272,8 @@ class CorrectedJobs:
             raise _stale()
         corrections.apply(transcript)
         saved, number = self._next(before, corrections), before.number + 1
-        dropped: dict[str, str] = {}
 
-        def refer(tx: Tx, name: str) -> Version:
+        def refer(tx: Tx, name: str) -> tuple[Version, str | None]:
             job = self.store.jobs.locked(tx, id)
             if job is None:
                 raise ApiError("job_not_found", "there is no such job")
@@ -286,16 +284,15 @@ class CorrectedJobs:
             same = latest_version(job) == before.number and job.files.get(role) == before.file
             if not same or job.files.get("result") != saved["base"]:
                 raise _stale()
-            gone = f"corrections-{number - MAX_VERSIONS}"
-            dropped.update({role: file for role, file in job.files.items() if role == gone})
-            kept = {role: file for role, file in job.files.items() if role != gone}
-            self.store.jobs.set_files(tx, id, {**kept, f"corrections-{number}": name})
-            return Version(number, name, saved)
+            files = {**job.files, f"corrections-{number}": name}
+            oldest = files.pop(f"corrections-{number - MAX_VERSIONS}", None)
+            self.store.jobs.update(tx, id, files=files)
+            return Version(number, name, saved), oldest
 
         text = json.dumps(saved, ensure_ascii=False)
-        version = self.files.save(id, f"corrections-{number}", text, refer)
-        for file in dropped.values():
-            self.store.files.delete(id, file)
+        version, oldest = self.files.save(id, f"corrections-{number}", text, refer)
+        if oldest is not None:
+            self.store.files.delete(id, oldest)
         return version
 
     def delete(self, id: str, owner: str) -> None:
@@ -307,18 +304,24 @@ class CorrectedJobs:
         """Raises ApiError `conflict` if it counts in a result that was replaced, `not_found` if the job has
         been erased meanwhile."""
         job = self.store.jobs.get(id)
-        result = None if job is None else job.files.get("result")
-        if job is None or result is None:
+        if job is None or "result" not in job.files:
             raise ApiError("not_found", "the job has no result any more")
-        latest = latest_version(job)
-        if not latest:
-            return Version(0, result, NONE)
-        name = job.files[f"corrections-{latest}"]
-        version = Version(latest, name, self.files.json(id, name))
-        if version.saved["base"] != result:
+        try:
+            version = self._version(job, latest_version(job))
+        except FileNotFoundError:
+            if self.store.jobs.get(id) == job:
+                raise
+            return self._current(id)  # it was deleted meanwhile
+        if version.number and version.saved["base"] != job.files["result"]:
             text = "the corrections belong to an earlier result: DELETE /v1/jobs/{id}/corrections"
             raise ApiError("conflict", text)
         return version
+
+    def _version(self, job: Job, number: int) -> Version:
+        if not number:
+            return Version(0, job.files["result"], NONE)
+        name = job.files[f"corrections-{number}"]
+        return Version(number, name, self.files.json(job.id, name))
 
     def _next(self, before: Version, corrections: Corrections) -> dict[str, Any]:
         """The content of the version after this one."""

@@ -23,7 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
 
-from .tables import EARLIER, FOLDERS, JOBS, META, PLACES
+from .tables import EARLIER, FOLDERS, META, PLACES
 
 Tx = sa.Connection
 
@@ -117,7 +117,9 @@ class Database:
         """Whether the files of this database's jobs are at a place: there, where its first process had them,
         or anywhere while there are none."""
         with self.transaction() as tx:
-            insert_new(tx, PLACES, {"what": "files", "place": place})
+            insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
+            here = insert(PLACES).values(what="files", place=place)
+            tx.execute(here.on_conflict_do_nothing())  # waits for others that insert it
             known = tx.execute(sa.select(PLACES.c.place).with_for_update()).scalar_one()
             if known != place and not tx.execute(sa.select(FOLDERS.c.job).limit(1)).first():
                 tx.execute(sa.update(PLACES).values(place=place))
@@ -160,27 +162,6 @@ def not_before(tx: Tx, now: float, *columns: sa.Column[Any]) -> sa.ColumnElement
     return latest(now, *(sa.func.coalesce(column, now) for column in columns))
 
 
-def one_page(query: sa.Select[Any], place: Place | None, limit: int) -> sa.Select[Any]:
-    """The jobs of a query by time of creation, the latest first: those behind a place, `limit` of them and
-    one more, which tells whether another page follows."""
-    columns = (JOBS.c.created_at, JOBS.c.id)
-    if place is not None:
-        query = query.where(sa.tuple_(*columns) < sa.tuple_(*map(sa.literal, place)))
-    return query.order_by(*(column.desc() for column in columns)).limit(limit + 1)
-
-
-def insert_new(tx: Tx, table: sa.Table, row: Mapping[str, object]) -> None:
-    """Insert a row if its key does not exist yet. Waits for other transactions that are inserting it."""
-    insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
-    tx.execute(insert(table).values(**row).on_conflict_do_nothing())
-
-
-def hold(tx: Tx, *names: str) -> None:
-    """Hold a lock by its one or two names until the transaction ends. SQLite has one writer anyway."""
-    if tx.dialect.name == "postgresql":
-        tx.execute(sa.select(sa.func.pg_advisory_xact_lock(*map(sa.func.hashtext, names))))
-
-
 @contextmanager
 def database_disk_errors() -> Iterator[None]:
     """Raise disk errors of the database as OutputError, as `api.errors.disk_errors` does for files."""
@@ -210,16 +191,27 @@ def _create_tables(engine: sa.Engine) -> None:
     """Create missing tables. Several processes may do so at once. Raises UsageError for the jobs of an
     earlier version."""
     with engine.begin() as tx:
-        hold(tx, "forescribe_tables")
         if engine.dialect.name == "sqlite":
             tx.exec_driver_sql("BEGIN IMMEDIATE")  # as in `transaction`
+        elif engine.dialect.name == "postgresql":
+            lock = sa.func.pg_advisory_xact_lock(sa.func.hashtext("forescribe_tables"))
+            tx.execute(sa.select(lock))
         if sa.inspect(tx).has_table(EARLIER):
-            raise UsageError(
-                "the jobs in this database were written by an earlier version of forescribe, which this one "
-                "does not read: let that version finish them and fetch their results, then give this one "
-                "another data_dir, or an empty database_url and another blobs_url"
-            )
+            _drop_earlier(tx)
         META.create_all(tx)
+
+
+def _drop_earlier(tx: Tx) -> None:
+    """Drop the tables of an earlier version, if there are no jobs in them. Raises UsageError."""
+    earlier = sa.MetaData()
+    earlier.reflect(tx, only=lambda name, _: name.startswith("forescribe_"))
+    if tx.execute(sa.select(earlier.tables["forescribe_jobs"].c.id).limit(1)).first():
+        raise UsageError(
+            "the jobs in this database were written by an earlier version of forescribe, which this one "
+            "does not read: let that version finish them, fetch their results and delete them, or give "
+            "another data_dir, or an empty database_url and another blobs_url"
+        )
+    earlier.drop_all(tx)
 
 
 def _disk_error(error: sa.exc.DBAPIError) -> Code | None:

@@ -18,26 +18,24 @@ import logging
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
 from forescribe.asr.errors import ForescribeError, OutputError
 
+from ..errors import ApiError
 from ..settings import Settings
 from ..speech.decoding import Decoding
-from ..speech.serving import NAME, Serving
+from ..speech.serving import Serving
 from ..telemetry import place_of
 from .store import Store
 from .tables import Claim, Job
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
-    from forescribe.asr.decode.options import Options, PhaseTimes
-    from forescribe.asr.decode.planned import Group
     from forescribe.asr.decode.session import Session
-    from forescribe.asr.segment.cut_plan import Plan
 
 
 POLL_S = 0.1
@@ -128,83 +126,40 @@ class Run:
             groups.cancel(reason())
 
 
-def decode_groups(
-    session: Session,
-    samples: DecodedFile,
-    options: Options,
-    plan: Plan,
-    kept: Sequence[Group],
-    phases: PhaseTimes | None = None,
-) -> Decoding:
-    """Queue a recording by its plan, after the groups in `kept`; `phases` gets the times of the engine's
-    work. Raises CapacityError if the session is closed."""
-    from forescribe.asr.decode.planned import planned
-
-    decoding = Decoding(phases=phases)
-    submission = planned(
-        session.context,
-        samples,
-        options,
-        decoding,
-        plan=plan,
-        kept=kept,
-        grouped=decoding.grouped,
-        arrived_s=session.clock(),
-        name=NAME,
-    )
-    submission.time_phases(phases)
-    session.enter(submission)
-    decoding.queued(session, submission)
-    return decoding
-
-
 class Outages:
-    """Waits for the database and the disks. All methods raise Stopping when the process ends."""
+    """What is no job's fault: a database or object storage that is away, a disk that is full or read-only."""
 
     def __init__(self, settings: Settings, store: Store, stopping: threading.Event) -> None:
         self.settings, self.store, self.stopping = settings, store, stopping
 
-    def wait_for_database(self, run: Run | None, act: Callable[[], T]) -> T:
-        """The result of `act`, repeated while the database goes away; the run holds nothing meanwhile."""
+    def caused(self, error: Exception) -> bool:
+        if isinstance(error, DBAPIError):
+            return self.store.database.lost(error)
+        code = error.code if isinstance(error, (ForescribeError, ApiError)) else None
+        return code in AWAY or (code in STORAGE and not self._writable())
+
+    def wait(self, check: Callable[[], None] = lambda: None) -> None:
+        """Wait until all of them can be written. Raises Stopping when the process ends, and what `check`
+        raises."""
+        while True:
+            if self.stopping.wait(AWAY_S):
+                raise Stopping
+            check()
+            if self._writable():
+                return
+
+    def insist(self, act: Callable[[], T]) -> T:
+        """The result of `act`, repeated while nothing can be written."""
         while True:
             try:
                 return act()
-            except DBAPIError as error:
-                if not self.store.database.lost(error):
+            except (DBAPIError, OutputError) as error:
+                if isinstance(error, DBAPIError) and not self.caused(error):
                     raise
-                report_fault("database", error)
-            if run is not None:
-                run.release()  # groups that are not stored yet are decoded again
-            while not self.store.database.available():
-                self._pause()
-
-    def wait_for_storage(self, run: Run | None, act: Callable[[], T]) -> T:
-        """As `wait_for_database`, also while nothing can be written."""
-        while True:
-            try:
-                return self.wait_for_database(run, act)
-            except OutputError as error:
                 report_fault("storage", error)
-            self.wait_for_room()
+            self.wait()
 
-    def wait_for_room(self, check: Callable[[], None] = lambda: None) -> None:
-        """Wait until there is room on the disks. Raises what `check` raises."""
-        while True:
-            self._pause()
-            check()
-            if self._room():
-                return
-
-    def caused(self, error: ForescribeError) -> bool:
-        """Whether an error comes from object storage that is away, or from a disk that is still full or
-        read-only."""
-        return error.code in AWAY or (error.code in STORAGE and not self._room())
-
-    def _pause(self) -> None:
-        if self.stopping.wait(AWAY_S):
-            raise Stopping
-
-    def _room(self) -> bool:
+    def _writable(self) -> bool:
         minimum = max(self.settings.min_free_bytes, MIN_FREE_BYTES)
         return (
             self.store.files.free >= minimum

@@ -16,6 +16,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -145,9 +146,7 @@ class Jobs:
         `stop`. Does nothing the second time."""
         if not self._stopping.is_set():
             self.worker.stop()
-            if (
-                self._retention.is_alive()
-            ):  # it may wait for object storage: the next process does it
+            if self._retention.is_alive():  # it may wait for storage: the next process does it
                 self._retention.join(RELEASE_S)
 
     def stop(self) -> None:
@@ -183,8 +182,8 @@ class Jobs:
         store.sweep()
         for job in store.jobs.with_audio_succeeded_before(now - settings.audio_retention_s):
             self.operations.files.drop(job.id, AUDIO)
-        for id in store.jobs.ended_before(now - settings.result_retention_s):
-            self.operations.erase(id)
+        for job in store.jobs.ended_before(now - settings.result_retention_s):
+            self.operations.erase(job.id)
         store.jobs.forget_keys(now - KEYS_KEPT_S)
 
     def _watch(self) -> None:
@@ -221,18 +220,16 @@ class Operations:
         # The form of an id is checked first: databases refuse some characters.
         job = self.store.jobs.get(id, owner) if ID.fullmatch(id) else None
         if job is None:
-            raise ApiError("job_not_found", "there is no such job")
+            raise _unknown()
         return job
 
     def transcript(self, id: str, owner: str) -> Transcript:
         """Raises ApiError: `in_progress` before the end, `not_found` if there is no result."""
         job = self.get(id, owner)
         if "result" in job.files:
-            try:
+            with suppress(FileNotFoundError):  # erased, or replaced by another run, meanwhile
                 return self.files.transcript(job)
-            except FileNotFoundError:  # erased, or replaced by another run, meanwhile
-                job = self.get(id, owner)
-                return self.files.transcript(job)
+            return self.files.transcript(self.get(id, owner))
         if job.ended:
             raise ApiError("not_found", f"the job is {job.state}: it has no result")
         raise ApiError("in_progress", f"the job is {job.state}", retry_after=5)
@@ -256,7 +253,7 @@ class Operations:
             text = f"label: {len(name)} characters with its ending; give {MAX_LABEL_LENGTH} at most"
             raise ApiError("invalid_value", text, param="label")
         with self.store.transaction() as tx:
-            self.store.jobs.rename(tx, id, name)
+            self.store.jobs.update(tx, id, label=name)
         return self.get(id, owner)
 
     def results(self, owner: str) -> Iterator[Job]:
@@ -308,18 +305,17 @@ class Operations:
         self.get(id, owner)
         with self.store.transaction() as tx:
             job = self.store.jobs.locked(tx, id)
-            if job is None or job.state not in states:
-                state = "deleted" if job is None else job.state
-                raise ApiError("conflict", f"the job is {state}, not {' or '.join(states)}")
+            if job is None:
+                raise _unknown()
+            if job.state not in states:
+                raise ApiError("conflict", f"the job is {job.state}, not {' or '.join(states)}")
             if "audio" not in job.files:
                 raise _no_audio()
             if latest_version(job):
                 text = "the text has corrections, which belong to its speakers: delete them first"
                 raise ApiError("conflict", f"{text} (DELETE /v1/jobs/{{id}}/corrections)")
-            if options:
-                merged = {k: v for k, v in {**job.options, **options}.items() if v is not None}
-                self.store.jobs.set_options(tx, id, merged)
-            queued = self.store.jobs.new_run(tx, id, kind)
+            merged = {k: v for k, v in {**job.options, **options}.items() if v is not None}
+            queued = self.store.jobs.new_run(tx, job, kind, merged)
         self.worker.wake()
         return queued
 
@@ -379,6 +375,10 @@ def _own_folder(folder: Path) -> tuple[Path, BinaryIO]:
             return own, lock
         lock.close()
     raise AssertionError
+
+
+def _unknown() -> ApiError:
+    return ApiError("job_not_found", "there is no such job")
 
 
 def _no_audio() -> ApiError:

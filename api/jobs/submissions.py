@@ -32,7 +32,7 @@ from ..speech.serving import Serving
 from ..telemetry import place
 from .callbacks import check_secret
 from .store import Store
-from .tables import Callback, Job, NewJob
+from .tables import Job
 
 SHOWN = (
     "model",
@@ -130,44 +130,41 @@ class Submissions:
                 return before
         samples = await self.serving.decoded(recording.file)
         samples.close()
-        callback = None
-        if form.webhook_url is not None:
-            callback = Callback(form.webhook_url, form.webhook_secret)
-        new = NewJob(
-            f"job_{uuid4().hex}",
-            owner,
-            recording.label,
-            samples.duration_s,
-            fields,
-            shown(form),
-            callback,
-            place(),
-            marked,
+        job = Job(
+            id=f"job_{uuid4().hex}",
+            owner=owner,
+            label=recording.label,
+            total_s=samples.duration_s,
+            options=shown(form),
+            key=marked and marked[0],
+            fingerprint=marked and marked[1],
+            trace=place(),
         )
-        return await asyncio.to_thread(self.submit, new, recording.file)
+        if form.webhook_url is not None:
+            job.hook_url, job.hook_secret = form.webhook_url, form.webhook_secret
+            job.hook_state = "pending"
+        return await asyncio.to_thread(self.submit, job, fields, recording.file)
 
-    def submit(self, new: NewJob, audio: BinaryIO) -> Job:
+    def submit(self, job: Job, form: Mapping[str, Any], audio: BinaryIO) -> Job:
         """Insert and queue a job, once everything is on disk; or return the earlier job of the same key.
 
         Raises ApiError `idempotency_key_reused`, OutputError if the disk is full, IntegrityError if there is
         a job with this id.
         """
         store = self.store
-        store.reserve(new.id)
+        store.reserve(job.id)
         try:
-            text = json.dumps(dict(new.form)).encode()
-            files = {
-                "audio": store.files.put(new.id, "audio", audio),
-                "form": store.files.put(new.id, "form", text),
-            }
+            text = json.dumps(form).encode()
+            for role, data in (("audio", audio), ("form", text)):
+                job.files[role] = store.files.put(job.id, role, data)
             with store.transaction() as tx:
-                job = store.accept(tx, new, files)
+                job = store.accept(tx, job)
         except BaseException as error:
             with suppress(Exception):  # the database may be away: it is swept later
-                store.discard(new.id)
+                store.discard(job.id)
             before = None
-            if isinstance(error, IntegrityError) and new.key is not None:
-                before = self.created_by(new.owner, new.key)
+            if isinstance(error, IntegrityError) and job.key and job.fingerprint:
+                before = self.created_by(job.owner, (job.key, job.fingerprint))
             if before is None:
                 raise
             return before

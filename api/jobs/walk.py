@@ -21,7 +21,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forescribe.asr.errors import AudioError, ForescribeError
+from forescribe.asr.errors import AudioError, ForescribeError, StorageError
 from forescribe.asr.formats.transcript import Transcript
 
 from ..errors import ApiError
@@ -37,7 +37,6 @@ from .running import (
     Run,
     RunReplaced,
     Stopping,
-    decode_groups,
     report_fault,
 )
 from .store import Store
@@ -49,9 +48,7 @@ if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.planned import Group
     from forescribe.asr.segment.cut_plan import Plan
-    from forescribe.asr.segment.vad import Detector
     from forescribe.asr.segment.windows import Samples
-    from forescribe.diarize.diarizer import Diarization, Diarizer
     from forescribe.diarize.known_speakers import KnownSpeaker
 
 
@@ -99,7 +96,7 @@ class Walk:
                 self.attempt("finish", run, self.finish)
             except Failed as failed:
                 error = failed.error
-                self.outages.wait_for_storage(run, lambda: self.fail(run, error))
+                self.outages.insist(lambda: self.fail(run, error))
             finally:
                 run.release()
 
@@ -123,11 +120,8 @@ class Walk:
 
         def log(tx: Tx, name: str) -> None:
             self.store.jobs.set_progress(tx, run.id, done_s)
-            self.store.jobs.set_risk(tx, run.id, "beside")  # the next group has begun
-            last = self.store.log.last_segment(tx, run.id) if k else None
-            first = 0 if last is None else last["first"] + last["count"]
-            entry = {"k": k, "first": first, "count": len(group.segments), "file": name}
-            self.store.log.append(tx, run.id, "segment", entry)
+            self.store.jobs.update(tx, run.id, risk="beside")  # the next group has begun
+            self.store.jobs.add_segments(tx, run.id, k, len(group.segments), name)
 
         self.save(run, f"group-{k}", group.to_dict(), log)
 
@@ -155,7 +149,8 @@ class Walk:
         before = run.job.files.get("result")
         self.save_transcript(run, "result", spoken)
         if before is not None:
-            self.store.files.delete(run.id, before)
+            with suppress(StorageError):  # otherwise it leaves with the job
+                self.store.files.delete(run.id, before)
 
     def finish(self, run: Run) -> None:
         with self.store.transaction() as tx:
@@ -166,19 +161,22 @@ class Walk:
 
     def fail(self, run: Run, error: ApiError) -> None:
         with self.store.transaction() as tx:
-            job = self.store.jobs.held(tx, run.claim)
-            ended = (
-                None if job is None else self.store.jobs.fail(tx, job, error.code, error.message)
-            )
-        if ended is not None:
-            self.metrics.ended(ended)
+            job = self.files.held(tx, run.claim)
+            ended = self.store.jobs.fail(tx, job, error.code, error.message)
+        self.metrics.ended(ended)
 
     def enter(self, run: Run) -> None:
         """From here on a death of the process is counted, until the job progresses or is given back: voice
         activity detection, the engine and the diarizer can take it down."""
+        self.current(run, risk="alone" if run.alone else "beside")
+
+    def current(self, run: Run, **values: Any) -> Job:
+        """The job's row, in which some values are replaced."""
         with self.store.transaction() as tx:
-            self.files.held(tx, run.claim)
-            self.store.jobs.set_risk(tx, run.id, "alone" if run.alone else "beside")
+            job = self.files.held(tx, run.claim)
+            if values:
+                self.store.jobs.update(tx, run.id, **values)
+            return job
 
     def save(
         self,
@@ -191,7 +189,7 @@ class Walk:
 
         def refer(tx: Tx, name: str) -> Job:
             job = self.files.held(tx, run.claim)
-            self.store.jobs.set_files(tx, run.id, {**job.files, role: name})
+            self.store.jobs.update(tx, run.id, files={**job.files, role: name})
             self.store.jobs.forget_deaths(tx, run.id)
             also(tx, name)
             return self.files.held(tx, run.claim)
@@ -201,17 +199,8 @@ class Walk:
 
     def save_transcript(self, run: Run, role: str, transcript: Transcript) -> None:
         """Its warnings are the job's."""
-        data = transcript.to_dict()
-        warnings: Any = data["warnings"]
-        self.save(run, role, data, lambda tx, _: self.store.jobs.set_warnings(tx, run.id, warnings))
-
-    def rest(self, run: Run) -> None:
-        """Hold nothing, and be at no risk, while storage is away."""
-        run.release()
-        with suppress(Exception):  # the database may be on the same disk
-            with self.store.transaction() as tx:
-                self.files.held(tx, run.claim)
-                self.store.jobs.set_risk(tx, run.id, None)
+        data, update = transcript.to_dict(), self.store.jobs.update
+        self.save(run, role, data, lambda tx, _: update(tx, run.id, warnings=data["warnings"]))
 
     # -- what they are made of --------------------------------------------------------------------
 
@@ -224,9 +213,15 @@ class Walk:
         return run.samples
 
     def new_plan(self, run: Run) -> Plan:
-        samples, session = self.samples(run), run.session()
-        detector = session.context.voice_detector()
-        return plan_recording(samples, detector, self.options(run), run.check)
+        """Cut the recording."""
+        from forescribe.asr.audio.reading import open_audio
+        from forescribe.asr.segment.cut_plan import plan_of
+
+        options, detector = self.options(run), run.session().context.voice_detector()
+        with open_audio(self.samples(run), name=NAME) as recording:
+            blocks = _checked(recording.blocks(), run.check)
+            plan = plan_of(blocks, detector, options.windows, skip_silence=options.vad)
+            return replace(plan, warnings=recording.warnings)
 
     def groups(self, run: Run) -> Decoding:
         """The groups as they are decoded."""
@@ -238,80 +233,89 @@ class Walk:
         return run.groups
 
     def submit(self, run: Run) -> Decoding:
-        return decode_groups(
-            run.session(),
+        """Queue the recording by its plan, after the groups that are kept. Raises CapacityError if the
+        session is closed."""
+        from forescribe.asr.decode.planned import planned
+
+        session, phases = run.session(), self.serving.tracing.phases()
+        decoding = Decoding(phases=phases)
+        submission = planned(
+            session.context,
             self.samples(run),
             self.options(run),
-            self.files.plan(run.job),
-            self.files.groups(run.job),
-            self.serving.tracing.phases(),
+            decoding,
+            plan=self.files.plan(run.job),
+            kept=self.files.groups(run.job),
+            grouped=decoding.grouped,
+            arrived_s=session.clock(),
+            name=NAME,
         )
+        submission.time_phases(phases)
+        session.enter(submission)
+        decoding.queued(session, submission)
+        return decoding
 
     def options(self, run: Run) -> Options:
         return transcription(self.files.form(run.job), self.serving, self.settings)
 
     def with_speakers(self, run: Run, transcript: Transcript, form: JobForm) -> Transcript:
+        from forescribe.asr.audio.reading import open_audio
+        from forescribe.diarize.blocks import diarize_blocks, split_into_blocks
+        from forescribe.diarize.diarizer import Bounds
         from forescribe.diarize.speaker_finder import add_speakers
 
-        diarization = find_speakers(
-            self.samples(run),
-            self.serving.speakers,
-            run.job.options.get("num_speakers"),
-            transcript.sample_count,
-            run.check,
-        )
-        return add_speakers(transcript, diarization, self._known_speakers(form))
-
-    def _known_speakers(self, form: JobForm) -> Sequence[KnownSpeaker]:
-        if not form.known_speaker_names:
-            return ()
-        names, references = form.known_speaker_names, form.known_speaker_references
-        return asyncio.run(self.serving.speakers.enrol(names, references))
+        speakers = self.serving.speakers
+        known: list[KnownSpeaker] = []
+        with open_audio(self.samples(run), name=NAME) as recording:
+            diarization = diarize_blocks(
+                speakers,
+                split_into_blocks(recording.blocks()),
+                Bounds(exactly=run.job.options.get("num_speakers")),
+                lambda step, done: run.check(),
+                sample_count=transcript.sample_count,
+            )
+        if form.known_speaker_names:
+            names, references = form.known_speaker_names, form.known_speaker_references
+            known = asyncio.run(speakers.enrol(names, references))
+        return add_speakers(transcript, diarization, known)
 
     # -- when one fails ---------------------------------------------------------------------------
 
     def attempt(self, name: str, run: Run, step: Callable[[Run], T], *, engine: bool = False) -> T:
         """What the step returns. `engine`: it waits for the engine that all jobs share. Raises Failed,
         RunReplaced, Stopping."""
-        pauses, retrying = iter(PAUSES_S), False
+        pauses, retrying, again = iter(PAUSES_S), False, False
         while True:
             run.check()
-            tracing = self.serving.tracing
+            span, job = self.serving.tracing.span, run.job
             alone = self._one_at_a_time(run) if retrying and engine else nullcontext()
             try:
-                with (
-                    tracing.span(f"job {name}", parent=run.job.trace, job=run.id, run=run.job.run),
-                    alone,
-                ):
-                    return self.outages.wait_for_database(run, lambda: step(run))
-            except ForescribeError as error:
+                with span(f"job {name}", parent=job.trace, job=job.id, run=job.run), alone:
+                    if again:  # a commit whose answer was lost may have happened
+                        run.job = self.current(run)
+                    return step(run)
+            except Exception as error:
+                again = True
+                self.rest(run)
                 if self.outages.caused(error):
                     report_fault(name, error)
-                    self.rest(run)
-                    self.outages.wait_for_room(run.check)
+                    self.outages.wait(run.check)
                     continue
-                failure, temporary = ApiError.of(error), error.code in TEMPORARY
-            except ApiError as error:
-                failure, temporary = error, error.code in TEMPORARY
-            except Exception as error:
-                report_fault(name, error)
-                failure, temporary = ApiError("internal_error", "the server failed"), True
-                failure.__cause__ = error
-            if not self._may_retry(run, pauses, temporary=temporary):
+                failure = _failure(name, error)
+            if run.stopping.is_set() or self.serving.life.leaving:
+                raise Stopping
+            broken = self.serving.life.state in ("broken", "failed")  # the engine, not the job
+            pause_s = POLL_S if broken else next(pauses, None)
+            if pause_s is None or not (broken or failure.code in TEMPORARY):
                 raise Failed(failure)
+            run.pause(pause_s)
             retrying = True
 
-    def _may_retry(self, run: Run, pauses: Iterator[float], *, temporary: bool) -> bool:
-        """Release the job and wait for the next attempt; False if there is none. Raises Stopping."""
+    def rest(self, run: Run) -> None:
+        """Hold nothing, and be at no risk, between two attempts."""
         run.release()
-        if run.stopping.is_set() or self.serving.life.leaving:
-            raise Stopping
-        broken = self.serving.life.state in ("broken", "failed")  # the engine, not the job
-        pause_s = POLL_S if broken else next(pauses, None)
-        if pause_s is None or not (temporary or broken):
-            return False
-        run.pause(pause_s)
-        return True
+        with suppress(Exception):  # the database may be away
+            self.current(run, risk=None)
 
     @contextmanager
     def _one_at_a_time(self, run: Run) -> Iterator[None]:
@@ -325,44 +329,23 @@ class Walk:
             self._retrying.release()
 
 
-def plan_recording(
-    samples: DecodedFile, detector: Detector, options: Options, check: Callable[[], None]
-) -> Plan:
-    """Cut a recording. `check` may end it by raising."""
-    from forescribe.asr.audio.reading import open_audio
-    from forescribe.asr.segment.cut_plan import plan_of
-
-    def checked(blocks: Iterator[Samples]) -> Iterator[Samples]:
-        for block in blocks:
-            check()  # hours of silence are read in one go
-            yield block
-
-    with open_audio(samples, name=NAME) as recording:
-        blocks = checked(recording.blocks())
-        plan = plan_of(blocks, detector, options.windows, skip_silence=options.vad)
-        return replace(plan, warnings=recording.warnings)
+def _failure(name: str, error: Exception) -> ApiError:
+    """What a job says that fails with an error."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ForescribeError):
+        return ApiError.of(error)
+    report_fault(name, error)
+    failure = ApiError("internal_error", "the server failed")
+    failure.__cause__ = error
+    return failure
 
 
-def find_speakers(
-    samples: DecodedFile,
-    diarizer: Diarizer,
-    num_speakers: int | None,
-    sample_count: int,
-    check: Callable[[], None],
-) -> Diarization:
-    """Find the speakers of a recording, of which `sample_count` samples have a transcript."""
-    from forescribe.asr.audio.reading import open_audio
-    from forescribe.diarize.blocks import diarize_blocks, split_into_blocks
-    from forescribe.diarize.diarizer import Bounds
-
-    with open_audio(samples, name=NAME) as recording:
-        return diarize_blocks(
-            diarizer,
-            split_into_blocks(recording.blocks()),
-            Bounds(exactly=num_speakers),
-            lambda step, done: check(),
-            sample_count=sample_count,
-        )
+def _checked(blocks: Iterator[Samples], check: Callable[[], None]) -> Iterator[Samples]:
+    """The blocks, until `check` raises: hours of silence are read in one go."""
+    for block in blocks:
+        check()
+        yield block
 
 
 class JobFiles:
@@ -436,7 +419,7 @@ class JobFiles:
             if job is None:
                 return
             kept = {role: name for role, name in job.files.items() if not roles.fullmatch(role)}
-            self.store.jobs.set_files(tx, id, kept)
+            self.store.jobs.update(tx, id, files=kept)
         for name in set(job.files.values()) - set(kept.values()):
             self.store.files.delete(id, name)
 

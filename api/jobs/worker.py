@@ -17,6 +17,7 @@ Leases are renewed only while the engine is well: of a broken one, others take t
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -38,6 +39,9 @@ POLL_S = 0.2
 
 RENEW_S = 2.0
 """Between two renewals of a lease."""
+
+ASK_S, ASK_EVERY_S = 60.0, 600.0
+"""How long requests are kept out at most for a job that is to be done alone, and how often that is tried."""
 
 CALLBACKS = 16
 """Concurrent callbacks: a receiver that hangs occupies one of them for 20 s."""
@@ -70,6 +74,7 @@ class Worker:
         self._callers = ThreadPoolExecutor(CALLBACKS, thread_name_prefix="callback")
         self._woken = threading.Event()
         self._ticked_s = self._well_since_s = -LEASE_S
+        self._asked_s = -math.inf
         self._thread = threading.Thread(target=self._repeat, name="jobs", daemon=True)
 
     def start(self) -> None:
@@ -127,26 +132,33 @@ class Worker:
         now = self.clock()
         if now - self._ticked_s > LEASE_S / 2:
             self._well_since_s = now
-        while self._claim_next(now - self._well_since_s):
+        while self._claim_next(now):
             pass
         self._ticked_s = now
 
-    def _claim_next(self, calm_s: float) -> bool:
+    def _claim_next(self, now: float) -> bool:
         """Begin with the next job, if there is one and room for it."""
         with self._lock:
             runs = dict(self._runs)
-        if len(runs) >= self.concurrency or any(run.alone for run in runs.values()):
+        if any(run.alone for run in runs.values()):
             return False
-        if self.serving.life.state != "ready":
+        admission = self.serving.admission
+        if runs:
+            admission.let_in()
+        if len(runs) >= self.concurrency or self.serving.life.state != "ready":
             return False
-        alone = not runs and self.serving.vacant
-        claimed = self.store.jobs.claim(self.name, beside=runs.keys(), calm_s=calm_s, alone=alone)
+        claimed = self.store.jobs.claim(
+            self.name,
+            beside=runs.keys(),
+            calm_s=now - self._well_since_s,
+            alone=not runs and self.serving.vacant,
+        )
         if claimed == "lonely":
             if not runs:
-                self.serving.admission.keep_out()  # and look again once those inside have left
+                self._make_room(now)
             return False
         if claimed is None:
-            self.serving.admission.let_in()
+            admission.let_in()
             return False
         job, taken_over = claimed
         if taken_over:
@@ -157,11 +169,21 @@ class Worker:
         run = Run(job, Claim(job.id, job.run, self.name), self.serving, self.stopping)
         run.alone = job.deaths_beside >= BESIDE
         if not run.alone:
-            self.serving.admission.let_in()
+            admission.let_in()
         with self._lock:
             self._runs[job.id] = run
         threading.Thread(target=self._do, args=(run,), name="job", daemon=True).start()
         return True
+
+    def _make_room(self, now: float) -> None:
+        """Keep others out until those inside have left, which is looked for at each tick. A live session may
+        last for hours, so this ends after a while, and is tried again."""
+        if now - self._asked_s >= ASK_EVERY_S:
+            self._asked_s = now
+        if now - self._asked_s < ASK_S:
+            self.serving.admission.keep_out()
+        else:
+            self.serving.admission.let_in()
 
     # -- the thread of a job ----------------------------------------------------------------------
 
@@ -216,13 +238,12 @@ class Worker:
     def _deliver(self, job: Job) -> None:
         """Make one delivery attempt; if it fails, the next one is due later."""
         try:
-            assert job.callback is not None
             answer = self.webhooks.deliver(job)
-            wait_s = self.webhooks.wait_s(job.callback.tries + 1) if answer == "failed" else None
+            wait_s = self.webhooks.wait_s(job.hook_tries + 1) if answer == "failed" else None
             self.metrics.tries.labels(answer).inc()
             state = answer if wait_s is None else "pending"
             record = self.store.jobs.set_callback
-            self.outages.wait_for_storage(None, lambda: record(job, state, wait_s or 0.0))
+            self.outages.insist(lambda: record(job, state, wait_s or 0.0))
         except Stopping:
             pass
         except Exception as error:

@@ -371,7 +371,7 @@ async def follow(jobs: Jobs, id: str, after: int) -> AsyncIterator[bytes]:
         # The job is read first: an entry that is written between the two reads is sent now, and the end is
         # seen in the next pass.
         job = await asyncio.to_thread(store.jobs.get, id)
-        entries = await asyncio.to_thread(store.log.entries, id, n)
+        entries = await asyncio.to_thread(store.jobs.entries, id, n)
         for entry in entries:
             n = entry.n
             yield await asyncio.to_thread(_event, store, id, entry)

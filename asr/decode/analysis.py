@@ -25,7 +25,9 @@ from ..segment.windows import MAX_SAMPLES, Window
 from ..words.assembly import MARKS, assemble_words, pauses, split_words
 from ..words.timing import Utterance, token_times
 from .context import DecodingContext, EncodedWindow, encode_windows
-from .recording import DOUBTFUL, fault, text_of
+from .recording import fault
+from .requests import DOUBTFUL
+from .text import text_of
 
 
 class DetectedLanguage(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from operator import attrgetter
@@ -23,6 +23,7 @@ from ..formats.transcript_parts import (
     Notice,
     Segment,
     Span,
+    State,
     TokenSource,
     seconds,
 )
@@ -30,20 +31,12 @@ from ..model.languages import ALIKE, LANGUAGES
 from ..model.speech_model import SpeechModel
 from ..segment.windows import Window, total
 from ..words.replacements import LIMIT_S
-from ..words.terms import read_terms, says
-from .answers import LAST_WORD
 from .context import DecodingContext
+from .judge import LAST_WORD
 from .options import Decoded, Options, Outcome
-from .recording import (
-    DOUBTFUL,
-    RecordingState,
-    fault,
-    name_of,
-    reason_of,
-    text_of,
-    timed_segments,
-)
-from .requests import CONFIDENT, BoundOptions
+from .recording import RecordingState, fault, reason_of, timed_segments
+from .requests import CONFIDENT, DOUBTFUL, BoundOptions
+from .text import name_of, text_of
 
 UNWRITTEN = "a voice, and the model wrote no words"
 
@@ -63,16 +56,35 @@ def outcome_of(context: DecodingContext, bound: BoundOptions, recording: Recordi
     except Exception as error:
         return Outcome(recording.source, error=fault(recording.name, error), wall_s=wall)
     kept = tuple(done) if bound.options.keep_encoder_states else ()
-    return Outcome(recording.source, transcript, wall_s=wall, decoded=kept)
+    fallbacks = len({decoded.index for decoded in done if decoded.tried > 0})
+    windows = windows_by_state(done, len(recording.silent))
+    return Outcome(
+        recording.source,
+        transcript,
+        wall_s=wall,
+        decoded=kept,
+        windows=windows,
+        fallbacks=fallbacks,
+    )
+
+
+def windows_by_state(done: Sequence[Decoded], silent: int) -> dict[State, int]:
+    """How many windows ended how. One that was decoded in parts is one, decoded if any part of it is, and
+    else failed if any is."""
+    best: dict[int, State] = {}
+    order: tuple[State, ...] = ("silent", "failed", "decoded")
+    for decoded in done:
+        states = (best.get(decoded.index, "silent"), decoded.state)
+        best[decoded.index] = max(states, key=order.index)
+    counts = Counter(best.values())
+    counts["silent"] += silent
+    return dict(counts)
 
 
 def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
     """Models, options and versions, for reproducing a transcript."""
     pair, device = context.whisper.pair, context.whisper.device
     gamma = context.gamma if options.gamma is None else options.gamma
-    guards = None if options.guards is None else asdict(options.guards)
-    if guards is not None:
-        guards["temperatures"] = list(guards["temperatures"])  # JSON has no tuples
     return {
         "model": str(getattr(pair.target, "name", pair.target)),
         "draft": None if pair.draft is None else str(getattr(pair.draft, "name", pair.draft)),
@@ -84,19 +96,7 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "dtype": str(device.stored).removeprefix("torch."),
         "quantize": "int8" if device.int8 else "none",
         "engine": context.forward,
-        "task": options.task,
-        "timestamps": options.timestamps,
-        "initial_prompt": options.initial_prompt,
-        "terms": len(read_terms(options.terms)) if options.terms else 0,
-        "replacements": sum(says(line, 1, "replacement") for line in options.replacements),
-        "redact": list(options.redact),
-        "vad": options.vad,
-        "windows": asdict(options.windows) if options.vad else None,
-        "beam_size": "auto" if options.beam_size is None else options.beam_size,
-        "patience": options.patience,
-        "length_penalty": options.length_penalty,
-        "guards": guards,
-        "word_timestamps": options.words,
+        **options.told(),
         "versions": dict(_versions()),
     }
 

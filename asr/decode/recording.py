@@ -1,42 +1,34 @@
 """A recording that is being decoded: its windows on their way, and what those that have ended have written.
 
-`RecordingState` holds the windows from the first to the last and how each ended, `PendingWindow` what is
-known of one on its way. `segments_of` and `tokens_of` read the text of a window; a `WordTimer` times words,
+`RecordingState` holds the windows from the first to the last and how each ended; a `WordTimer` times words,
 of several windows in one forward pass. Knows nothing of engines.
 """
 
 from __future__ import annotations
 
-import math
 import time
-import zlib
 from bisect import bisect_right, insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from operator import attrgetter
-from typing import TypeVar, cast
 
 from forescribe.speculative.errors import release
-from forescribe.speculative.requests import Finish, Request, Result, Source
 
 from ..audio.inputs import Input
 from ..audio.reading import Recording
 from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
-from ..formats.transcript_parts import Correction, Segment, TokenSource, Word, seconds
-from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
+from ..formats.transcript_parts import Segment, Word
+from ..model.speech_model import SpeechModel
 from ..model.tokens import Task
-from ..model.vocabulary import bytes_of
 from ..model.whisper import attending
 from ..segment.windows import Window
 from ..words.aligning import Spoken, align
-from ..words.assembly import Pause, assemble_words
-from ..words.edits import Change
+from ..words.assembly import assemble_words
 from ..words.timing import Beside, TokenTimes, Utterance, token_times
-from .options import SURE, Decoded, Judgement, PhaseTimes, Token
-
-T = TypeVar("T")
-R = TypeVar("R")
+from .context import apply_each
+from .options import Decoded, PhaseTimes
+from .text import name_of, segments_of, texts_of
+from .window import PendingWindow
 
 
 @dataclass(eq=False)
@@ -138,178 +130,7 @@ class RecordingState:
             yield held
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """An answer for a window that was judged."""
-
-    result: Result
-    judgement: Judgement
-    reason: str | None
-    rank: tuple[bool, float]  # `Guards.rank`
-
-    def replaces(self, best: Attempt) -> bool:
-        """Whether it is better than the best one before it."""
-        if best.judgement is Judgement.KEEP:  # and was doubtful: this one is that of beams
-            return self.judgement is Judgement.KEEP
-        return self.judgement is not Judgement.RETRY or self.rank > best.rank
-
-
-@dataclass(eq=False)
-class PendingWindow:
-    """A window with speech, from its reader to its end: the one record of it, and the tag of its requests.
-
-    What becomes known is added: once it is encoded its `language`, the `pauses` where words are to be timed,
-    and the `request` for the engine; `best`, the best answer that the guards have rejected; `decoded`, how it
-    ended, with the encoder `states` and the `spoken` samples that hold its words, if these are still to be
-    timed: more than its own where the end of a word follows. `end` drops what refers to it.
-    """
-
-    recording: RecordingState
-    window: Window
-    language: str = ""
-    pauses: tuple[Pause, ...] = ()
-    request: Request | None = None
-    best: Attempt | None = None
-    decoded: Decoded | None = None
-    states: EncoderStates | None = None
-    spoken: int = 0
-
-    @property
-    def heard(self) -> bool:
-        """Whether there may be a voice."""
-        voiced = self.window.voiced
-        return not self.window.unheard and (voiced is None or bool(voiced))
-
-    @property
-    def most_tokens(self) -> int | None:
-        """The most that its answer may have; None: as many as the model has room for."""
-        window = self.window
-        return round(SURE.tokens_per_s * seconds(window.length)) + 10 if window.unheard else None
-
-    def end(self) -> None:
-        """No cycle through a request: encoder states are freed with the window."""
-        self.request = self.best = None
-
-
-def unheard_attempt(whisper: SpeechModel, result: Result) -> Attempt:
-    """The answer for a window in which no voice was heard: kept or silence, by `Sure`."""
-    text, mean = text_of(whisper, result.tokens), mean_logprob(result.logprobs)
-    count = sum(map(whisper.tokens.is_text, result.tokens))
-    ratio = math.inf if result.finish is Finish.LENGTH else compression_ratio(text)
-    doubt = SURE.doubt(text, count, ratio=ratio, mean_logprob=mean, no_speech_prob=result.probe[0])
-    judgement = Judgement.KEEP if doubt is None else Judgement.SILENCE
-    return Attempt(result, judgement, doubt, (doubt is None, mean))
-
-
 # -- what a window has written --------------------------------------------------------------------------
-
-
-def text_of(whisper: SpeechModel, tokens: Iterable[int]) -> str:
-    """The text of tokens with its spaces, without special tokens."""
-    text: str = whisper.tokenizer.decode(
-        list(filter(whisper.tokens.is_text, tokens)),
-        skip_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-    )
-    return text
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Text tokens with their position in the window, in samples from its start. `first` is the number of
-    text tokens before them."""
-
-    start: int
-    end: int
-    tokens: tuple[int, ...]
-    first: int = 0
-
-
-def stretches(tokens: Sequence[int], special: SpeechTokens, length: int) -> list[Stretch]:
-    """The segments of a window of `length` samples, in order, never beyond it.
-
-    Whisper writes a segment as <|start|> text <|end|>. The last one may lack its end where the audio is cut
-    off within a sentence; it then lasts until the end of the window.
-
-    Special tokens other than timestamps are left out; stretches without text are dropped. A timestamp
-    before the previous one counts as the previous one, so stretches never overlap.
-    """
-    result: list[Stretch] = []
-    start, text, first = 0, list[int](), 0
-    stamps = [*map(special.stamp, tokens), length]  # the last segment lasts until the window ends
-    for token, stamp in zip((*tokens, special.end), stamps, strict=True):
-        if stamp is None:
-            if special.is_text(token):
-                text.append(token)
-            continue
-        stamp = max(start, stamp)
-        if text:
-            begin, end = min(start, length), min(stamp, length)
-            result.append(Stretch(begin, end, tuple(text), first))
-        first, text, start = first + len(text), [], stamp
-    return result
-
-
-def texts_of(whisper: SpeechModel, decoded: Decoded) -> list[tuple[Stretch, str]]:
-    """The stretches of a window that hold text, with the text; none where it does not count."""
-    if decoded.state != "decoded":
-        return []
-    parts = stretches(decoded.tokens, whisper.tokens, decoded.length)
-    return [(part, text) for part in parts if (text := text_of(whisper, part.tokens)).strip()]
-
-
-def compression_ratio(text: str) -> float:
-    """The size of a text divided by its compressed size: far above 2 for repetitions (openai/whisper)."""
-    data = text.encode("utf-8")
-    return len(data) / len(zlib.compress(data)) if data else 0.0
-
-
-def mean_logprob(logprobs: Sequence[float]) -> float:
-    """The mean over all tokens, end-of-text included; NaN where there are none."""
-    return math.fsum(logprobs) / len(logprobs) if logprobs else math.nan
-
-
-def name_of(source: Source) -> TokenSource:
-    """The name of a source in a transcript. Prompt tokens are not part of transcripts."""
-    assert source is not Source.PROMPT
-    return cast(TokenSource, source.name.lower())
-
-
-def segments_of(whisper: SpeechModel, decoded: Decoded) -> tuple[Segment, ...]:
-    """A window's segments, without words."""
-    result, parts = decoded.result, texts_of(whisper, decoded)
-    ratio = compression_ratio(text_of(whisper, result.tokens)) if parts else 0.0
-    return tuple(
-        Segment(
-            id=0,
-            window=decoded.index,
-            window_sample=decoded.start,
-            start_sample=decoded.start + part.start,
-            end_sample=decoded.start + part.end,
-            text=text,
-            tokens=part.tokens,
-            temperature=result.request.temperature,
-            avg_logprob=mean_logprob(result.logprobs),
-            compression_ratio=ratio,
-            no_speech_prob=result.probe[0],
-            doubt=decoded.doubt,
-            corrections=tuple(_corrections(whisper, part, decoded.changes)),
-        )
-        for part, text in parts
-    )
-
-
-def _corrections(
-    whisper: SpeechModel, part: Stretch, changes: Iterable[Change]
-) -> Iterator[Correction]:
-    """The changes of a stretch."""
-    for change in changes:
-        place, last = change.first - part.first, len(part.tokens)
-        # Where words are gone, what is before them tells of it.
-        gone, begins = not change.tokens, place == 0 and not part.first
-        if begins or (0 < place <= last if gone else 0 <= place < last):
-            at = len(text_of(whisper, part.tokens[:place])) + change.indent
-            yield Correction(at, change.heard, change.written, change.source)
 
 
 def timed_segments(
@@ -330,22 +151,6 @@ def timed_segments(
             segment = replace(segment, start_sample=own[0].start_sample, end_sample=end)
         timed.append(replace(segment, words=own))
     return timed
-
-
-def tokens_of(whisper: SpeechModel, decoded: Decoded) -> Iterator[Token]:
-    """The tokens of a window's text; their bytes joined are that text."""
-    if decoded.state != "decoded":
-        return
-    # There are more probabilities than tokens where only the first tokens of an answer count.
-    pairs = zip(decoded.tokens, decoded.result.logprobs, strict=False)
-    scored = ((token, logprob) for token, logprob in pairs if whisper.tokens.is_text(token))
-    for part in stretches(decoded.tokens, whisper.tokens, decoded.length):
-        own = list(islice(scored, len(part.tokens)))
-        if not text_of(whisper, part.tokens).strip():
-            continue  # it became no segment
-        for token, logprob in own:
-            data = bytes_of(whisper.tokenizer.convert_ids_to_tokens(token))
-            yield Token(data.decode(errors="replace"), logprob, data)
 
 
 @dataclass(eq=False)
@@ -441,7 +246,7 @@ def _words_of(
     assert decoded is not None
     parts = texts_of(whisper, decoded)
     if decoded.spoken is not None:
-        kept = [n for part, _ in parts for n in range(part.first, part.first + len(part.tokens))]
+        kept = [n for part in parts for n in range(part.first, part.first + len(part.tokens))]
         times = times.shared([decoded.origin[n] for n in kept], decoded.origin[kept[-1] + 1])
     # There are more sources than tokens where only the first tokens of an answer count.
     pairs = zip(decoded.tokens, decoded.result.sources, strict=False)
@@ -449,13 +254,13 @@ def _words_of(
     return assemble_words(
         whisper.tokenizer,
         decoded.language,
-        [(part.tokens, text) for part, text in parts],
+        [(part.tokens, part.text) for part in parts],
         times,
         pending.pauses,  # the window may have been encoded beyond its end
         decoded.start,
         [
             source
-            for part, _ in parts
+            for part in parts
             for source in sources[part.first : part.first + len(part.tokens)]
         ],
         length=pending.spoken,
@@ -481,28 +286,8 @@ def _set_apart(recording: RecordingState, pending: PendingWindow) -> None:
 # -- faults -----------------------------------------------------------------------------------------------
 
 
-def apply_each(
-    work: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]
-) -> list[R | Exception]:
-    """Apply `work` to all items together or, where that fails, to each alone.
-
-    Returns a result or an exception for each item.
-    """
-    try:
-        return list(work(items))
-    except Exception as error:
-        if len(items) < 2:
-            return [error] * len(items)
-    return [result for item in items for result in apply_each(work, [item])]
-
-
 REASON_LENGTH = 500
 """The most characters of a reason: exceptions quote what they were given."""
-
-DOUBTFUL = 0.5
-"""Below this probability a detected language is doubtful. Measured with whisper-base on 248 cuts of human
-voices, clean and in noise: 8 of 9 wrong languages and 8 of 239 right ones were below it (docs/transcribe.md).
-"""
 
 
 def fault(name: str, cause: BaseException) -> ForescribeError:

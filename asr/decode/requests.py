@@ -24,7 +24,11 @@ from ..words.replacements import Replacements
 from ..words.terms import TermList
 from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
 from .options import Guards, Options
-from .recording import DOUBTFUL, PendingWindow, RecordingState
+from .recording import RecordingState
+from .window import PendingWindow
+
+DOUBTFUL = 0.5
+"""Below this probability a detected language is doubtful."""
 
 CONFIDENT = 0.9
 """A window leaves its recording's language only at this probability of another one."""
@@ -155,16 +159,8 @@ def window_request(
 
 
 def retry_of(request: Request, guards: Guards | None) -> Request | None:
-    """The same window at the next temperature; None after the last one.
-
-    One sample at each, where openai/whisper and faster-whisper keep the most probable of five. Where windows
-    come here the audio is lost anyway: none of 254 readers by tiny.en, of recordings made hard to hear 16 of
-    224 by tiny.en, 10 of 96 of the six hardest kinds by whisper-base. Wrong words of these (and of 5 more by
-    whisper-base), with one, three and five samples: tiny.en 345, 345 and 350 of 415 (four seeds; five less
-    one: 5 +- 7), whisper-base 352, 349 and 339 of 485 (two seeds; -13 +- 15), for four times as many samples.
-    Choosing among those that do not repeat themselves: 352 and 351; the first that the guards keep: 346 and
-    350.
-    """
+    """The same window at the next temperature, sampled once, where openai/whisper keeps the best of five
+    (docs/methods/windows.md); None after the last one."""
     if guards is None:
         return None
     temperature = guards.next_temperature(request.temperature)

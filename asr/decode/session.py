@@ -38,9 +38,10 @@ from ..formats.transcript_parts import seconds
 from ..segment.windows import Window
 from .context import DecodingContext, Ended, encode_windows
 from .options import Listener, Options, PhaseTimes, Tap
-from .recording import PendingWindow, fault
+from .recording import fault
 from .requests import bind
 from .submission import Submission
+from .window import PendingWindow
 
 LOG = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ reading costs the recording. Knows nothing of other recordings.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -23,13 +24,13 @@ from functools import partial
 from torch import Tensor
 
 from forescribe.speculative.errors import release
-from forescribe.speculative.requests import Request, Result
+from forescribe.speculative.requests import Finish, Request, Result
 
 from ..audio.inputs import Input
 from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import CapacityError, ForescribeError, out_of_memory
-from ..formats.transcript_parts import seconds
-from ..model.speech_model import EncoderStates
+from ..formats.transcript_parts import State, seconds
+from ..model.speech_model import EncoderStates, SpeechModel
 from ..model.whisper import attending
 from ..segment.cut_plan import planned_windows
 from ..segment.cutter import cut
@@ -37,19 +38,20 @@ from ..segment.windows import Window, total
 from ..words.assembly import pauses
 from ..words.edits import Change, replaced
 from ..words.second_look import look_again
-from .answers import (
-    TAIL,
-    accounted,
-    attempt_of,
-    decoded_of,
-    doubted,
-    failed_window,
-    is_short,
-    misled,
-    rest_of,
-    search_of,
-)
 from .context import Among, DecodingContext, EncodedWindow, Ended, Fault
+from .judge import (
+    LAST_WORD,
+    TAIL,
+    Again,
+    Keep,
+    Rest,
+    Silent,
+    answer_of,
+    improbable,
+    judge,
+    rest_of,
+    wordless_of,
+)
 from .options import (
     Decoded,
     Judgement,
@@ -61,16 +63,10 @@ from .options import (
     Tap,
 )
 from .outcome import outcome_of
-from .recording import (
-    PendingWindow,
-    RecordingState,
-    WordTimer,
-    fault,
-    segments_of,
-    timed_segments,
-    tokens_of,
-)
-from .requests import BoundOptions, language_in, retry_of, window_request
+from .recording import RecordingState, WordTimer, fault, reason_of, timed_segments
+from .requests import BoundOptions, language_in, window_request
+from .text import Stretch, segments_of, tokens_of, written
+from .window import PendingWindow
 
 
 @dataclass(frozen=True)
@@ -185,35 +181,19 @@ class Submission:
             return Following()
         if isinstance(ended, Fault):
             return self._failed(pending, ended.error)
-        options, whisper = self.bound.options, self.context.whisper
-        guards = options.guards
+        options, states = self.bound.options, ended.request.encoder_states
         try:
-            attempt = attempt_of(whisper, guards, ended, pending)
-            if pending.window.before and misled(whisper, pending, attempt):
-                alone = self._request(pending, ended.request.encoder_states, alone=True)
-                if alone.prompt != ended.request.prompt:
-                    pending.request = alone
-                    return Following(alone)
-            rejected = attempt.judgement is Judgement.RETRY
-            if pending.best is None or attempt.replaces(pending.best):
-                pending.best = attempt
-            search = search_of(ended.request, options, attempt)
-            if search is not None and pending.heard:
-                pending.request = search
-                return Following(search)
-            rejected &= pending.best.judgement is Judgement.RETRY
-            # Without a voice nothing is sampled: a text that passes at last would be invented.
-            short = is_short(whisper, options, pending.window, attempt)
-            sampled = rejected and pending.heard and not short
-            retry = retry_of(ended.request, guards) if sampled else None
-            if retry is not None:
-                pending.request = retry
-                return Following(retry)
-            decoded, rest = self._accept(pending, ended)
+            answer = answer_of(self.context.whisper, options.guards, ended, pending)
+            alone = partial(self._request, pending, states, alone=True)
+            verdict = judge(self.context.whisper, self.bound, pending, answer, alone)
+            if isinstance(verdict, Again):
+                pending.best, pending.request = verdict.best, verdict.request
+                return Following(verdict.request)
+            decoded, rest = self._settled(pending, verdict, ended.request)
         except Exception as error:
             return self._failed(pending, error)
         if options.words:
-            pending.decoded, pending.states = decoded, ended.request.encoder_states
+            pending.decoded, pending.states = decoded, states
             tail = rest is not None and total(rest.voiced or ()) < TAIL
             pending.spoken = (pending.window if tail else decoded).length
             self._timer.add(pending)
@@ -275,48 +255,28 @@ class Submission:
         if self.recording is not None:
             self._timer.forget(self.recording)
 
-    def _accept(self, pending: PendingWindow, result: Result) -> tuple[Decoded, Window | None]:
-        """The window with the best of its answers, with its segments and the voice that they leave out, and
-        what the answer leaves of the window."""
+    def _settled(
+        self, pending: PendingWindow, verdict: Keep | Silent, last: Request
+    ) -> tuple[Decoded, Window | None]:
+        """The window with the answer that was chosen, and what that leaves of it; `last` is the request that
+        was answered last."""
         whisper, options, window = self.context.whisper, self.bound.options, pending.window
-        assert pending.best is not None
-        best, states = pending.best, result.request.encoder_states
+        beside, states, terms = self.context.beside, last.encoder_states, self.bound.terms
         changes: tuple[Change, ...] = ()
-        terms = None if window.unheard else self.bound.terms
-        if terms is not None and best.judgement is not Judgement.SILENCE:
-            own = attending(whisper, "terms")
-            held = self.context.held(best.result.request)
-            look = partial(look_again, own, pending.language, best.result, states, terms, held)
-            answer, changes = self.context.beside(look)
-            best = replace(best, result=answer)
-        decoded = decoded_of(
-            whisper,
-            pending,
-            best,
-            tried=result.request.temperature,
-            keep_encoder_states=options.keep_encoder_states,
-        )
-        decoded = replace(decoded, changes=changes)
-        decoded, rest = rest_of(whisper, options, window, decoded, states, self.context.beside)
-        if options.guards is not None and not window.tentative:
-            decoded = doubted(whisper, decoded)
-        segments = segments_of(whisper, decoded)
-        decoded = accounted(decoded, window.voiced, segments)
-        replacements, redactor = self.bound.replacements, self.bound.redactor
-        if replacements is not None or redactor is not None:
-            changed = replaced(
-                whisper,
-                decoded.language,
-                decoded.result,
-                decoded.tokens,
-                replacements,
-                decoded.changes,
-                redactor,
-            )
-            decoded = replace(decoded, **changed._asdict())
-            segments = segments_of(whisper, decoded)
-        pending.recording.segments[window.start] = segments
-        return decoded, rest
+        if terms is not None and verdict.answer.judgement is not Judgement.SILENCE:
+            if not window.unheard:
+                own, answer = attending(whisper, "terms"), verdict.answer
+                result, held = answer.result, self.context.held(answer.result.request)
+                look = partial(look_again, own, pending.language, result, states, terms, held)
+                looked, changes = beside(look)
+                verdict = replace(verdict, answer=replace(answer, result=looked))
+        rest = Rest(window.end, verdict.answer.result.tokens)
+        if isinstance(verdict, Keep):
+            found = rest_of(whisper, options, pending, verdict, states, beside)
+            verdict, rest = (verdict, found) if isinstance(found, Rest) else (found, rest)
+        decoded = decoded_of(whisper, self.bound, pending, verdict, rest, changes, last)
+        pending.recording.segments[window.start] = segments_of(whisper, decoded)
+        return decoded, rest.window
 
     def _failed(self, pending: PendingWindow, error: Exception) -> Following:
         """An exception has ended a window. Running out of memory may not happen with a smaller batch, so it
@@ -327,10 +287,22 @@ class Submission:
         if out_of_memory(error):
             self.fail(fault(self.name, error))
             return Following()
-        decoded = failed_window(self.context.whisper, pending, error)
         recording.faults[window.start] = error
         recording.segments[window.start] = ()
-        return self._window_ended(pending, accounted(decoded, window.voiced, ()), ())
+        request = Request((self.context.whisper.tokens.end,))
+        result = Result(request, (), (), (), Finish.CANCELLED, 0, 0, 0)
+        decoded = Decoded(
+            window.index,
+            window.start,
+            window.end,
+            pending.language,
+            result,
+            (),
+            "failed",
+            reason_of(error),
+            wordless=wordless_of(window.start, window.end, window.voiced, ())[0],
+        )
+        return self._window_ended(pending, decoded, ())
 
     def _window_ended(
         self, pending: PendingWindow, decoded: Decoded, rests: tuple[Window, ...]
@@ -348,6 +320,74 @@ class Submission:
         self.in_engine.discard(pending)
         self.context.slots.cancel(pending)
         pending.end()
+
+
+def decoded_of(
+    whisper: SpeechModel,
+    bound: BoundOptions,
+    pending: PendingWindow,
+    verdict: Keep | Silent,
+    rest: Rest,
+    changes: tuple[Change, ...],
+    last: Request,
+) -> Decoded:
+    """How a window has ended: with an answer of which `rest` says how much counts. `changes` of its words
+    were made by terms; `last` is the request that was answered last."""
+    window, result, options = pending.window, verdict.answer.result, bound.options
+    language, tokens = pending.language, rest.tokens
+    state: State = "decoded"
+    doubt = reason = None
+    parts = list[Stretch]()
+    if isinstance(verdict, Keep):
+        doubt, parts = verdict.doubt, written(whisper, tokens, rest.end - window.start)
+        if doubt is None and parts and options.guards is not None and not window.tentative:
+            doubt = improbable(whisper, language, tokens, result.logprobs)
+    else:
+        state, reason = "failed" if verdict.failed else "silent", verdict.reason
+    wordless, reach = rest.wordless, rest.reach
+    if reach is None and reason != LAST_WORD:
+        wordless, reach = wordless_of(window.start, rest.end, window.voiced, parts)
+        reach = reach if state == "decoded" else None
+    request = replace(result.request, encoder_states=None, tag=None)
+    result = replace(result, request=request, probe=result.probe[:1])
+    edited = None
+    if bound.replacements is not None or bound.redactor is not None:
+        edited = replaced(
+            whisper, language, result, tokens, bound.replacements, changes, bound.redactor
+        )
+        result, tokens, changes = edited.result, edited.tokens, edited.changes
+    states = verdict.answer.result.request.encoder_states
+    return Decoded(
+        index=window.index,
+        start=window.start,
+        end=rest.end,
+        language=language,
+        result=result,
+        tokens=tokens,
+        state=state,
+        reason=reason,
+        encoder_states=states if options.keep_encoder_states else None,
+        doubt=doubt,
+        tried=last.temperature,
+        continued=rest.window is not None,
+        wordless=wordless,
+        reach=reach,
+        heard=_heard(whisper, verdict.answer.result),
+        level_db=window.level_db,
+        changes=changes,
+        skipped=() if edited is None else edited.skipped,
+        spoken=None if edited is None else edited.spoken,
+        origin=() if edited is None else edited.origin,
+    )
+
+
+def _heard(whisper: SpeechModel, result: Result) -> tuple[str, float] | None:
+    """The most probable language by what the probe has asked for; None where it asked for none."""
+    chances = result.probe[1:]
+    if not (whole := math.fsum(chances)):
+        return None
+    best, code = max(zip(chances, whisper.tokens.languages, strict=True))
+    return code, best / whole
 
 
 class CutWindows:

@@ -57,10 +57,11 @@ from .options import (
     SpeakerSearch,
 )
 from .outcome import settings_of
-from .recording import RecordingState, WordTimer, fault, text_of, timed_segments
+from .recording import RecordingState, WordTimer, fault, timed_segments
 from .requests import BoundOptions, bind
 from .session import Session
 from .submission import Submission
+from .text import text_of
 
 __all__ = ["Decoded", "Hook", "Options", "Outcome", "Progress", "Transcriber"]
 

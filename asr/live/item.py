@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..decode.options import Decoded
-from ..decode.recording import texts_of, tokens_of
 from ..decode.session import Session
+from ..decode.text import texts_of, tokens_of
 from ..formats.transcript import Transcript
 from ..model.speech_model import SpeechModel
 from ..segment.cutter import Cutter
@@ -198,7 +198,7 @@ class LiveItem:
 def words_of(whisper: SpeechModel, decoded: Decoded) -> Iterator[LiveWord]:
     """The words of a window; none where its text does not count."""
     told = tokens_of(whisper, decoded)
-    ids = [token for part, _ in texts_of(whisper, decoded) for token in part.tokens]
+    ids = [token for part in texts_of(whisper, decoded) for token in part.tokens]
     for word in split_words(whisper.tokenizer, decoded.language, ids):
         tokens = tuple(token for _, token in zip(range(word.count), told, strict=False))
         yield LiveWord(word.text, tokens)

@@ -13,6 +13,7 @@ from tests.faults.kills import (
     kill_during_acceptance,
     kill_within_groups,
 )
+from tests.faults.partition import lose_the_database
 from tests.faults.phases import kill_in_every_phase, poison_job
 from tests.faults.replicas import kill_replicas_and_workers
 from tests.faults.service import kill_the_service
@@ -29,6 +30,7 @@ FAULTS: Mapping[str, Callable[[bool, random.Random], str]] = {
     "F21": kill_replicas_and_workers,
     "F22": kill_within_groups,
     "F23": kill_the_service,
+    "F24": lose_the_database,
 }
 
 

@@ -121,7 +121,7 @@ def run(pair: Pair, chosen: Sequence[Document], gamma: int, temperature: float) 
     schedule = Counted(gamma)
     engine = pair.engine(schedule)
     found = {r.request.tag: r for r in engine.run(pair.requests(chosen, temperature))}
-    return Run([found[i] for i in range(len(chosen))], engine.stats, schedule.acceptance.alpha)
+    return Run([found[i] for i in range(len(chosen))], engine.stats, schedule.alpha)
 
 
 @torch.inference_mode()

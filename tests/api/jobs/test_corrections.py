@@ -254,7 +254,7 @@ def test_a_death_while_saving_leaves_the_old_version_or_the_new_one(
             if moment == "file":
                 patched.setattr(store, "transaction", dies)
             elif moment == "row":
-                patched.setattr(store.jobs, "set_files", dies)
+                patched.setattr(store.jobs, "update", dies)
             else:
                 patched.setattr(module.Version, "view", dies)
             saved = client.app.state.jobs.corrected

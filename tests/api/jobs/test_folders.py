@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from forescribe.api.jobs.database import Database
 from forescribe.api.jobs.store import Store
-from forescribe.api.jobs.tables import FOLDERS, JOBS, NewJob
+from forescribe.api.jobs.tables import FOLDERS, JOBS, Job
 from forescribe.api.jobs.walk import JobFiles
 from forescribe.asr.errors import OutputError, UsageError
 from tests.api.jobs.application import database_of
@@ -38,12 +38,15 @@ def store_in(folder: Path, url: str | None = None) -> Iterator[Store]:
         store.close()
 
 
+def new(id: str, audio: str) -> Job:
+    return Job(id=id, owner="", total_s=1.0, files={"audio": audio})
+
+
 def accept(store: Store, id: str) -> None:
-    new = NewJob(id, "", None, 1.0, {}, {})
     store.reserve(id)
-    files = {"audio": store.files.put(id, "audio", id.encode())}
+    name = store.files.put(id, "audio", id.encode())
     with store.transaction() as tx:
-        store.accept(tx, new, files)
+        store.accept(tx, new(id, name))
 
 
 def jobs(store: Store) -> set[str]:
@@ -113,7 +116,7 @@ class Machines(RuleBasedStateMachine):
         yield
         try:
             with store.transaction() as tx:
-                store.accept(tx, NewJob(id, "", None, 1.0, {}, {}), {"audio": name})
+                store.accept(tx, new(id, name))
         except OutputError:
             yield  # the client is told to send it again
             store.discard(id)
@@ -124,7 +127,7 @@ class Machines(RuleBasedStateMachine):
         with store.transaction() as tx:
             job = store.jobs.locked(tx, id)
             if job is not None:
-                store.jobs.set_files(tx, id, {**job.files, "plan": name})
+                store.jobs.update(tx, id, files={**job.files, "plan": name})
         if job is None:
             yield
             store.files.delete(id, name)
@@ -177,7 +180,7 @@ def test_who_is_overtaken_by_a_sweep_is_told_to_send_it_again(tmp_path) -> None:
         store.sweep(-60.0)
         assert store.files.jobs() == set()
         with pytest.raises(OutputError, match="send it again"), store.transaction() as tx:
-            store.accept(tx, NewJob("a", "", None, 1.0, {}, {}), {"audio": name})
+            store.accept(tx, new("a", name))
         assert jobs(store) == set()
         accept(store, "b")
         store.sweep(-60.0)
@@ -214,7 +217,7 @@ def test_an_erasure_waits_for_a_run_that_names_a_file(tmp_path) -> None:
             thread.join(0.5)
             assert thread.is_alive()
             name = store.files.put("a", "result", b"text")
-            store.jobs.set_files(tx, "a", {**job.files, "result": name})
+            store.jobs.update(tx, "a", files={**job.files, "result": name})
         thread.join(60)
         assert jobs(store) == store.files.jobs() == set()
 
@@ -231,7 +234,7 @@ def test_of_an_acceptance_and_a_sweep_the_second_is_refused(tmp_path, winner) ->
         def accepted() -> None:
             try:
                 with store.transaction() as tx:
-                    store.accept(tx, NewJob("a", "", None, 1.0, {}, {}), {"audio": name})
+                    store.accept(tx, new("a", name))
             except OutputError as error:
                 refused.append(error)
 
@@ -239,7 +242,7 @@ def test_of_an_acceptance_and_a_sweep_the_second_is_refused(tmp_path, winner) ->
         thread = threading.Thread(target=other)
         with store.transaction() as tx:
             if winner == "accept":
-                store.accept(tx, NewJob("a", "", None, 1.0, {}, {}), {"audio": name})
+                store.accept(tx, new("a", name))
             else:
                 tx.execute(sa.update(FOLDERS).where(FOLDERS.c.at > 0).values(at=0.0))
             thread.start()
@@ -277,7 +280,7 @@ def test_a_file_that_no_row_may_name_is_deleted_unless_it_is_named_after_all(tmp
 
         def named(tx, name: str) -> None:
             job = store.jobs.locked(tx, "a")
-            store.jobs.set_files(tx, "a", {**job.files, "plan": name})
+            store.jobs.update(tx, "a", files={**job.files, "plan": name})
 
         def refused(tx, name: str) -> None:
             raise KeyError(name)
@@ -304,10 +307,20 @@ def test_a_file_that_no_row_may_name_is_deleted_unless_it_is_named_after_all(tmp
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_jobs_of_an_earlier_version_are_refused_with_what_to_do(tmp_path, kind) -> None:
+    """Its tables without jobs are replaced: every service has had some."""
     url = database_of(kind) or f"sqlite:///{tmp_path / 'jobs.db'}"
-    database = Database.open(url)
-    with database.transaction() as tx:
+    engine = Database.open(url).engine
+    with engine.begin() as tx:
+        tx.execute(sa.schema.DropTable(JOBS))
+        tx.exec_driver_sql("create table forescribe_jobs (id varchar)")
         tx.exec_driver_sql("create table forescribe_refs (job varchar)")
-    database.close()
+        tx.exec_driver_sql("insert into forescribe_jobs values ('job_1')")
     with pytest.raises(UsageError, match="earlier version.*finish them.*data_dir"):
         Database.open(url)
+    with engine.begin() as tx:
+        assert tx.exec_driver_sql("select * from forescribe_jobs").all() == [("job_1",)]
+        tx.exec_driver_sql("delete from forescribe_jobs")
+    engine.dispose()
+    with closing(Store.open(tmp_path, url)) as store:
+        accept(store, "a")
+        assert jobs(store) == {"a"}

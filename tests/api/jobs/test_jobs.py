@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.jobs.running import RunReplaced
 from forescribe.api.jobs.store import Store
-from forescribe.api.jobs.tables import Claim, NewJob
+from forescribe.api.jobs.tables import Claim, Job
 from forescribe.api.jobs.walk import JobFiles
 from forescribe.asr.formats.files import srt as render_srt
 from forescribe.asr.formats.subtitles import LineRules
@@ -310,14 +310,14 @@ def test_a_deleted_job_leaves_no_trace(
 def test_a_run_that_was_replaced_leaves_no_file(tmp_path) -> None:
     store = Store.open(tmp_path)
     with store.transaction() as tx:
-        store.jobs.insert(tx, NewJob("job", "", None, 60.0, {}, {}), {})
+        store.jobs.insert(tx, Job(id="job", owner="", total_s=60.0))
     assert store.jobs.claim("here", beside=()) is not None
     files, stored = JobFiles(store), (tmp_path / "files" / "job")
     for claim in (Claim("job", 2, "here"), Claim("job", 1, "elsewhere")):
         with pytest.raises(RunReplaced):
             files.save("job", "plan", "{}", lambda tx, _, claim=claim: files.held(tx, claim))
     assert not stored.exists()
-    files.save("job", "plan", "{}", lambda tx, _: store.jobs.set_files(tx, "job", {"plan": _}))
+    files.save("job", "plan", "{}", lambda tx, _: store.jobs.update(tx, "job", files={"plan": _}))
     assert len(list(stored.iterdir())) == 1
     store.close()
 

@@ -15,9 +15,10 @@ def test_jobs_survive(name) -> None:
 
 
 @pytest.mark.nightly
-def test_replicas_and_workers_survive() -> None:
-    """On PostgreSQL and objects."""
-    row = run("F21", long=False, seed=0)
+@pytest.mark.parametrize("name", ["F21", "F24"])
+def test_replicas_and_workers_survive(name) -> None:
+    """On PostgreSQL, and with objects."""
+    row = run(name, long=False, seed=0)
     if row.held == "not run":
         pytest.skip(row.what)
     assert row.held == "yes", row.what

@@ -119,19 +119,15 @@ def test_a_database_that_goes_away_is_waited_for(client, held, monkeypatch) -> N
     @contextmanager
     def cut_off():
         if away.is_set():
+            looks.append(1)
             raise OperationalError("select", {}, Exception("gone"), connection_invalidated=True)
         with transaction() as tx:
             yield tx
-
-    def there() -> bool:
-        looks.append(1)
-        return not away.is_set()
 
     hook = {"webhook_url": "https://example.com/", "webhook_secret": "whsec_" + "a" * 40}
     job = submit(client, memo(3), **hook).json()["id"]
     until(lambda: client.get(f"{JOBS}/{job}").json()["state"] == "running")
     monkeypatch.setattr(store.database, "transaction", cut_off)
-    monkeypatch.setattr(store.database, "available", there)
 
     def deliver(_) -> str:
         if not called:
@@ -154,6 +150,31 @@ def test_a_database_that_goes_away_is_waited_for(client, held, monkeypatch) -> N
     away.clear()
     until(lambda: client.get(f"{JOBS}/{job}").json()["webhook"]["state"] == "delivered")
     assert len(called) == 1  # what it answered is recorded once the database is back
+
+
+@pytest.mark.parametrize("role", ["plan", "group-0", "group-1", "spoken", "result"])
+def test_a_commit_whose_answer_was_lost_is_not_done_again(client, monkeypatch, role) -> None:
+    monkeypatch.setattr("forescribe.asr.segment.cut_plan.GROUP_SIZE", 1)
+    files, lost = client.app.state.jobs.worker.walk.files, []
+    save = files.save
+
+    def unanswered(id, given, text, refer):
+        made = save(id, given, text, refer)
+        if given == role and not lost:
+            lost.append(given)
+            raise OperationalError("commit", {}, Exception("cut"), connection_invalidated=True)
+        return made
+
+    monkeypatch.setattr(files, "save", unanswered)
+    job = submit(client, sound(70)).json()["id"]
+    assert ended(client, job)["state"] == "succeeded" and lost
+    seen = events(client, job)
+    told = [data["k"] for kind, _, data in seen if kind == "segment"]
+    assert told == list(range(len(told))) and len(told) > 2
+    progress = [data["done_s"] for kind, _, data in seen if kind == "progress"]
+    assert len(progress) == len(told) + 1
+    store = client.app.state.jobs.store
+    assert len(list((store.files.root / job).iterdir())) == len(store.jobs.get(job).files)
 
 
 def test_each_group_is_at_risk_in_the_engine_until_the_job_is_left(
@@ -198,7 +219,7 @@ def test_what_a_job_shows_has_a_bound_whatever_its_client_and_its_audio_contain(
     made = submit(client, sound(1), prompt="word " * 20_000, keywords="k" * 100).json()["id"]
     assert ended(client, made)["state"] == "succeeded"
     with store.transaction() as tx:
-        store.jobs.set_warnings(tx, made, notices)
+        store.jobs.update(tx, made, warnings=notices)
         store.jobs.end(tx, made, "failed", ("internal_error", "e" * 100_000))
         stored = tx.execute(sa.select(JOB_ROWS)).one()
     assert sum(len(str(value)) for value in stored) < 50_000

@@ -199,6 +199,25 @@ def test_a_second_correction_follows_the_first_and_a_deleted_one_is_not_the_next
     assert third.json()["version"] == 2
 
 
+def test_a_reader_whose_correction_is_deleted_meanwhile_sees_the_result(
+    client, done, monkeypatch
+) -> None:
+    """Between its look at the row and its look at the file."""
+    at = f"{JOBS}/{done}"
+    plain = client.get(f"{at}/result?response_format=text").text
+    assert put(client, at, changed(client, at, "new")).status_code == 200
+    files, corrected = client.app.state.jobs.operations.files, client.app.state.jobs.corrected
+    read = files.json
+
+    def late(job: str, name: str):
+        if name.startswith("corrections"):
+            corrected.delete(done, "")
+        return read(job, name)
+
+    monkeypatch.setattr(files, "json", late)
+    assert client.get(f"{at}/result?response_format=text").text == plain
+
+
 @pytest.mark.parametrize("act", ["cancel", "delete"])
 def test_a_job_that_ends_while_it_is_cancelled_ends_once(client, held, monkeypatch, act) -> None:
     """The call comes while the run is about to record its end."""

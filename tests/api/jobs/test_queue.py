@@ -10,21 +10,21 @@ from unittest.mock import Mock
 import pytest
 import sqlalchemy as sa
 
-from forescribe.api.access.limits import Client
+from forescribe.api.access.limits import Admission, Client
 from forescribe.api.errors import ApiError
 from forescribe.api.jobs.callbacks import JobMetrics
 from forescribe.api.jobs.database import database_time
 from forescribe.api.jobs.running import Outages, RunReplaced, Stopping
 from forescribe.api.jobs.store import ALONE_AFTER_S, BESIDE, LEASE_S, Store
-from forescribe.api.jobs.tables import JOBS, Callback, Claim, NewJob
-from forescribe.api.jobs.worker import Worker
+from forescribe.api.jobs.tables import JOBS, Claim, Job
+from forescribe.api.jobs.worker import ASK_EVERY_S, ASK_S, Worker
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.api.telemetry import Metrics
 from tests.api.conftest import until
 from tests.api.jobs.application import database_of
 
-HOOK = Callback("https://example.com/", "whsec_x")
+HOOK = {"hook_url": "https://example.com/", "hook_state": "pending"}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -37,7 +37,7 @@ def store(request, tmp_path):
 def insert(store: Store, *ids: str, **given) -> None:
     for id in ids:
         with store.transaction() as tx:
-            store.jobs.insert(tx, NewJob(id, "team", None, 60.0, {}, {}, **given), {})
+            store.jobs.insert(tx, Job(id=id, owner="team", total_s=60.0, **given))
 
 
 def lapse(store: Store) -> None:
@@ -51,7 +51,7 @@ def died(store: Store, risk: str = "beside", id: str = "a") -> None:
     """A process that has the job dies over its work."""
     assert claimed(store) == id
     with store.transaction() as tx:
-        store.jobs.set_risk(tx, id, risk)
+        store.jobs.update(tx, id, risk=risk)
     lapse(store)
 
 
@@ -99,19 +99,20 @@ def test_two_processes_never_have_the_same_job(store) -> None:
 
 
 def test_a_job_fails_at_the_second_death_of_a_process_that_did_nothing_else(store) -> None:
-    insert(store, "a", callback=HOOK)
+    insert(store, "a", **HOOK)
     died(store)
     died(store)
     died(store, "alone")
     assert claimed(store) == "a" and deaths(store) == (2, 1)
     with store.transaction() as tx:
         store.jobs.forget_deaths(tx, "a")  # it goes on
-        store.jobs.set_risk(tx, "a", "beside")
+        store.jobs.update(tx, "a", risk="beside")
     lapse(store)
     for risk in ("beside", "alone", "alone"):
         died(store, risk)
     job, _ = store.jobs.claim("one", beside=())
-    assert (job.state, job.error[0]) == ("failed", "crashed") and "4 processes" in job.error[1]
+    assert (job.state, job.error_code) == ("failed", "crashed")
+    assert "4 processes" in job.error_message
     assert claimed(store) is None
     due = store.jobs.claim_callback(10.0)
     assert due is not None and due.id == "a"
@@ -128,11 +129,11 @@ def test_a_diarization_that_crashes_keeps_the_transcript(store) -> None:
     insert(store, "a")
     with store.transaction() as tx:
         store.jobs.end(tx, "a", "succeeded")
-        store.jobs.new_run(tx, "a", "diarize")
+        store.jobs.new_run(tx, store.jobs.locked(tx, "a"), "diarize", {})
     for risk in ("beside", "beside", "alone", "alone"):
         died(store, risk)
     job, _ = store.jobs.claim("one", beside=())
-    assert (job.state, job.error[0]) == ("succeeded", "crashed")
+    assert (job.state, job.error_code) == ("succeeded", "crashed")
 
 
 def test_no_death_is_counted_that_a_job_did_not_cause(store) -> None:
@@ -145,7 +146,7 @@ def test_no_death_is_counted_that_a_job_did_not_cause(store) -> None:
         store.jobs.forget_deaths(tx, "a")
     for _ in range(4):
         with store.transaction() as tx:
-            store.jobs.set_risk(tx, "a", "beside")
+            store.jobs.update(tx, "a", risk="beside")
         store.jobs.release(Claim("a", 1, "one"))
         assert claimed(store) == "a" and deaths(store) == (0, 0)
         lapse(store)
@@ -167,7 +168,7 @@ def test_a_job_of_two_dead_processes_is_done_by_one_that_is_well_and_does_nothin
     assert claimed(store, calm_s=first, alone=False) == "lonely"
     assert claimed(store, calm_s=first) == "a" and deaths(store) == (BESIDE, 0)
     with store.transaction() as tx:
-        store.jobs.set_risk(tx, "a", "alone")
+        store.jobs.update(tx, "a", risk="alone")
     lapse(store)
     assert claimed(store, calm_s=second - 1) == "b"
     assert claimed(store, calm_s=second) == "a" and deaths(store) == (BESIDE, 1)
@@ -179,14 +180,14 @@ def test_a_cancelled_job_is_nobodys_and_nothing_is_written_to_it(store) -> None:
     with store.transaction() as tx:
         store.jobs.end(tx, "a", "cancelled")
         assert store.jobs.held(tx, Claim("a", 1, "one")) is None
-        store.jobs.new_run(tx, "a", "transcribe")
+        store.jobs.new_run(tx, store.jobs.locked(tx, "a"), "transcribe", {})
     assert not store.jobs.renew(Claim("a", 1, "one")) and claimed(store, "two") == "a"
     with store.transaction() as tx:
         assert store.jobs.held(tx, Claim("a", 1, "one")) is None
 
 
 def test_a_callback_is_one_process_at_a_time_until_it_is_confirmed(store) -> None:
-    insert(store, "a", callback=HOOK)
+    insert(store, "a", **HOOK)
     assert store.jobs.claim_callback(10.0) is None  # it has not ended
     with store.transaction() as tx:
         store.jobs.end(tx, "a", "cancelled")
@@ -199,11 +200,11 @@ def test_a_callback_is_one_process_at_a_time_until_it_is_confirmed(store) -> Non
     assert store.jobs.claim_callback(10.0) is None
     lapse(store)
     third = store.jobs.claim_callback(10.0)
-    assert third is not None and third.callback.tries == 1
+    assert third is not None and third.hook_tries == 1
     with store.transaction() as tx:
-        store.jobs.new_run(tx, "a", "transcribe")
+        store.jobs.new_run(tx, store.jobs.locked(tx, "a"), "transcribe", {})
     store.jobs.set_callback(third, "failed")  # of a run that was replaced
-    assert store.jobs.get("a").callback.state == "pending"
+    assert store.jobs.get("a").hook_state == "pending"
 
 
 class Bench:
@@ -211,6 +212,7 @@ class Bench:
 
     def __init__(self, store: Store, tmp_path, concurrency: int = 2) -> None:
         self.store, self.now, self.go = store, 0.0, threading.Event()
+        self.progressed = threading.Event()  # each job has stored something
         self.faulty: set[str] = set()  # jobs whose thread ends with an unexpected exception, once
         self.seen: dict[str, BaseException | None] = {}
         settings = Settings(model="random", data_dir=tmp_path, min_free_bytes=0)
@@ -235,6 +237,7 @@ class Bench:
                 self.faulty.remove(run.id)
                 raise RuntimeError("none that a step raises")
             while not self.go.is_set():
+                run.alone = run.alone and not self.progressed.is_set()
                 run.check()
                 self.go.wait(0.01)
             self.seen[run.id] = None
@@ -365,3 +368,42 @@ def test_a_job_that_may_kill_its_process_has_it_for_itself(bench, store) -> None
         store.jobs.end(tx, "a", "succeeded")
     assert bench.tick(25.0) == {"c"}
     admission.start(Client()).release()
+
+
+def test_requests_are_let_in_again_once_a_job_that_was_alone_progresses(bench, store) -> None:
+    """Also if there is room for no other job."""
+    insert(store, "a")
+    with store.transaction() as tx:
+        store.jobs.update(tx, "a", deaths_beside=BESIDE)
+    bench.worker.concurrency = 1
+    admission, times = bench.serving.admission, [float(second) for second in range(22)]
+    assert bench.tick(*times) == {"a"}
+    with pytest.raises(ApiError):
+        admission.check()
+    bench.progressed.set()
+    time.sleep(0.1)
+    bench.tick(22.5)
+    admission.check()
+
+
+def refused(admission: Admission) -> bool:
+    try:
+        admission.check()
+    except ApiError:
+        return True
+    return False
+
+
+def test_a_live_session_keeps_out_others_for_a_minute_at_most(bench, store) -> None:
+    insert(store, "a")
+    with store.transaction() as tx:
+        store.jobs.update(tx, "a", deaths_beside=BESIDE)
+    admission = bench.serving.admission
+    with admission.start(Client()):
+        times = range(20 + int(ASK_EVERY_S) + 90)
+        closed = []
+        for second in times:
+            assert bench.tick(float(second)) == frozenset()
+            closed.append(refused(admission))
+        assert sum(closed) == 2 * ASK_S and not any(closed[: int(ALONE_AFTER_S[0])])
+    assert bench.tick(len(times) + ASK_EVERY_S, len(times) + ASK_EVERY_S + 1) <= {"a"}

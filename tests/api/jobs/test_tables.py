@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from forescribe.api.jobs.store import Store
-from forescribe.api.jobs.tables import Callback, NewJob
+from forescribe.api.jobs.tables import Job
 
 
 @pytest.fixture
@@ -15,18 +15,19 @@ def store(tmp_path):
     store.clock = lambda: 1000.0
     with store.transaction() as tx:
         for id in ("a", "b"):
-            callback = Callback("https://example.com/", "whsec_x") if id == "a" else None
-            new = NewJob(id, "team", None, 60.0, {}, {"task": "x"}, callback)
-            store.jobs.insert(tx, new, {})
+            job = Job(id=id, owner="team", total_s=60.0, options={"task": "x"})
+            if id == "a":
+                job.hook_url, job.hook_state = "https://example.com/", "pending"
+            store.jobs.insert(tx, job)
     yield store
     store.close()
 
 
 def test_a_key_belongs_to_one_job_of_one_owner(store) -> None:
     def insert(id: str, owner: str, fingerprint: str) -> None:
-        new = NewJob(id, owner, None, 1.0, {}, {}, key=("k", fingerprint))
+        job = Job(id=id, owner=owner, total_s=1.0, key="k", fingerprint=fingerprint)
         with store.transaction() as tx:
-            store.jobs.insert(tx, new, {})
+            store.jobs.insert(tx, job)
 
     insert("c", "team", "print")
     insert("d", "press", "print")
@@ -47,24 +48,23 @@ def test_every_transition_is_logged_and_a_new_run_begins_anew(store) -> None:
     assert ended is not None
     store.jobs.set_callback(ended, "failed")
     with store.transaction() as tx:
-        again = store.jobs.new_run(tx, "a", "transcribe")
-    assert (again.run, again.state, again.error) == (2, "queued", None)
-    assert again.callback is not None
-    assert (again.callback.state, again.callback.tries) == ("pending", 0)
-    states = [entry.data["state"] for entry in store.log.entries("a")]
+        again = store.jobs.new_run(tx, store.jobs.locked(tx, "a"), "transcribe", {})
+    assert (again.run, again.state, again.error_code) == (2, "queued", None)
+    assert (again.hook_state, again.hook_tries) == ("pending", 0)
+    states = [entry.data["state"] for entry in store.jobs.entries("a")]
     assert states == ["queued", "running", "failed", "queued"]
-    assert [entry.n for entry in store.log.entries("a", after=2)] == [3, 4]
+    assert [entry.n for entry in store.jobs.entries("a", after=2)] == [3, 4]
 
 
 def test_audio_is_due_once_its_job_has_been_over_for_longer_than_it_is_kept(store) -> None:
     with store.transaction() as tx:
-        store.jobs.set_files(tx, "a", {"audio": "audio-1", "form": "form-1"})
-        store.jobs.set_files(tx, "b", {"form": "form-1"})
+        store.jobs.update(tx, "a", files={"audio": "audio-1", "form": "form-1"})
+        store.jobs.update(tx, "b", files={"form": "form-1"})
         for id in ("a", "b"):
             store.jobs.end(tx, id, "succeeded")  # at 1000.0
     assert store.jobs.with_audio_succeeded_before(1000.0) == []
     assert [job.id for job in store.jobs.with_audio_succeeded_before(1000.5)] == ["a"]
-    assert store.jobs.ended_before(1000.5) == ["a", "b"]
+    assert [job.id for job in store.jobs.ended_before(1000.5)] == ["a", "b"]
     assert store.jobs.ended_before(1000.0) == []
 
 

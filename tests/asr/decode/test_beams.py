@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, WhisperFeatureExtractor
 
-from forescribe.asr.decode import answers
+from forescribe.asr.decode import judge
 from forescribe.asr.decode.options import DOUBTFUL_BEAMS, Guards
 from forescribe.asr.decode.transcriber import Decoded, Options, Transcriber
 from forescribe.asr.errors import UsageError
@@ -92,7 +92,7 @@ def test_doubtful_windows_alone_are_searched(one, monkeypatch) -> None:
     for size, between in ((1, False), (DOUBTFUL_BEAMS, False), (None, True)):
         if between:
             means = sorted(sum(r.logprobs) / len(r.logprobs) for r in found[1].values())
-            monkeypatch.setattr(answers, "DOUBTFUL_LOGPROB", (means[0] + means[-1]) / 2)
+            monkeypatch.setattr(judge, "DOUBTFUL_LOGPROB", (means[0] + means[-1]) / 2)
         outcomes = called(one, PARTS, replace(kept, beam_size=size))
         found[size] = {n: outcome.decoded[0].result for n, outcome in enumerate(outcomes)}
     with_beams = {part for part, result in found[None].items() if result.request.beams}
@@ -128,7 +128,7 @@ def test_beams_everywhere_hear_zeros_behind_a_window(one, size) -> None:
 def test_beams_of_several_sizes_take_turns(one) -> None:
     for size in (2, 3):
         (outcome,) = called(one, ["samples/silence.flac", PARTS[0]], Options(beam_size=size))[1:]
-        assert outcome.transcript is not None and list(one.context.slots.searches) == [size]
+        assert outcome.transcript is not None and list(one.engine._groups) == [size]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from forescribe.asr.decode.options import Guards, Judgement
-from forescribe.asr.decode.recording import PendingWindow, mean_logprob
+from forescribe.asr.decode.text import mean_logprob
 from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.decode.window import PendingWindow
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative import choose

@@ -271,11 +271,11 @@ def in_submitting(one, patch):
 
 
 def in_guards(one, patch):
-    real = submission.attempt_of
+    real = submission.answer_of
     wrong = raises(
         lambda whisper, guards, result, *_: result.request.tag.window.index == SECOND, real
     )
-    patch.setattr(submission, "attempt_of", wrong)
+    patch.setattr(submission, "answer_of", wrong)
 
 
 def in_a_retry(one, patch):
@@ -463,7 +463,7 @@ def test_a_call_that_is_left_releases_what_it_held(shared, clean, monkeypatch) -
             return judged(result, Judgement.RETRY, "planted")
         return judged(result, Judgement.KEEP)
 
-    monkeypatch.setattr(submission, "attempt_of", harsh)
+    monkeypatch.setattr(submission, "answer_of", harsh)
     running = shared.transcribe([VICTIM, BEFORE, AFTER], GUARDED)
     next(running)
     assert not shared.engine.idle

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.decode.options import SURE, Guards, Judgement
+from forescribe.asr.decode.judge import SURE
+from forescribe.asr.decode.options import Guards, Judgement
 from forescribe.asr.errors import UsageError
 
 GOOD = {"compression_ratio": 1.5, "mean_logprob": -0.3, "no_speech_prob": 0.01}

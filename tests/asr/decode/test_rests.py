@@ -12,6 +12,7 @@ from functools import cache, partial
 from itertools import cycle, pairwise
 
 import jiwer
+import numpy as np
 import pytest
 import soundfile
 import torch
@@ -19,21 +20,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.decode import answers as answers_module
-from forescribe.asr.decode.answers import (
+from forescribe.asr.decode import judge
+from forescribe.asr.decode.context import Ended, IsolatedEngine
+from forescribe.asr.decode.judge import (
     LAST_WORD,
     LEAST,
     REPEATED,
     STRETCHED,
-    _first_gap,
-    accounted,
+    reached,
+    wordless_of,
 )
-from forescribe.asr.decode.context import Ended, IsolatedEngine
 from forescribe.asr.decode.options import Decoded, Guards
 from forescribe.asr.decode.planned import Group
-from forescribe.asr.decode.recording import Stretch
 from forescribe.asr.decode.requests import previous_text
 from forescribe.asr.decode.session import Session
+from forescribe.asr.decode.text import Stretch, written
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.model.speech_model import EncoderStates
 from forescribe.asr.model.tokens import SpecialTokens
@@ -419,7 +420,7 @@ def test_a_text_of_improbable_words_is_told(demo, memo, monkeypatch, share, doub
 
 def test_an_answer_that_hardly_advances_ends(demo, memo, monkeypatch) -> None:
     """Each part would go on 0.02 s later; the voice that is left is told."""
-    monkeypatch.setattr(answers_module, "MOST_PARTS", MOST)
+    monkeypatch.setattr(judge, "MOST_PARTS", MOST)
     made, parts = _stuck(
         demo, memo, monkeypatch, [f" {word}" for word in "a the of to in it is on at or".split()]
     )
@@ -467,47 +468,31 @@ def _stuck(demo, memo, monkeypatch, texts, *, timestamps=True):
 
 def test_voice_behind_the_last_segment_is_counted() -> None:
     voiced = ((0, 4 * LEAST), (5 * LEAST, 5 * LEAST + LEAST // 2), (6 * LEAST, 9 * LEAST))
-    decoded = _decoded(0, 10 * LEAST)
-    found = accounted(decoded, voiced, [_segment(LEAST, 2 * LEAST), _segment(5 * LEAST, 8 * LEAST)])
-    assert found.wordless == ((8 * LEAST, 9 * LEAST),) and found.reach == 8 * LEAST
-    assert accounted(decoded, voiced, [_segment(0, 9 * LEAST - LEAST // 2)]) == decoded
-    nothing = accounted(decoded, voiced, [])
-    assert nothing.wordless == voiced and nothing.reach == 0
-    assert accounted(decoded, None, []) == decoded
-    silent = accounted(replace(decoded, state="silent"), voiced, [])
-    assert silent.wordless == voiced and silent.reach is None
+    of = partial(wordless_of, 0, 10 * LEAST)
+    two = [Stretch(LEAST, 2 * LEAST, (1,)), Stretch(5 * LEAST, 8 * LEAST, (1,))]
+    assert of(voiced, two) == (((8 * LEAST, 9 * LEAST),), 8 * LEAST)
+    assert of(voiced, [Stretch(0, 9 * LEAST - LEAST // 2, (1,))]) == ((), None)
+    assert of(voiced, []) == (voiced, 0)
+    assert of(None, []) == ((), None)
 
 
 def test_voice_between_segments_is_counted_where_it_is_more_than_a_word_lasts() -> None:
-    voiced = ((0, 20 * LEAST),)
-    decoded = _decoded(0, 20 * LEAST)
-    few = [_segment(0, 8 * LEAST), _segment(8 * LEAST + STRETCHED, 20 * LEAST)]
-    assert accounted(decoded, voiced, few) == decoded
-    more = [_segment(0, 8 * LEAST), _segment(9 * LEAST + STRETCHED, 20 * LEAST)]
-    found = accounted(decoded, voiced, more)
-    assert found.wordless == ((8 * LEAST, 9 * LEAST + STRETCHED),) and found.reach is None
-    late = accounted(decoded, voiced, [_segment(LEAST + STRETCHED, 19 * LEAST)])
-    assert late.wordless == ((0, LEAST + STRETCHED), (19 * LEAST, 20 * LEAST))
-    assert late.reach == 19 * LEAST
+    of = partial(wordless_of, RATE, RATE + 20 * LEAST, ((RATE, RATE + 20 * LEAST),))
+    few = [Stretch(0, 8 * LEAST, (1,)), Stretch(8 * LEAST + STRETCHED, 20 * LEAST, (1,))]
+    assert of(few) == ((), None)
+    more = [Stretch(0, 8 * LEAST, (1,)), Stretch(9 * LEAST + STRETCHED, 20 * LEAST, (1,))]
+    assert of(more) == (((RATE + 8 * LEAST, RATE + 9 * LEAST + STRETCHED),), None)
+    found, reach = of([Stretch(LEAST + STRETCHED, 19 * LEAST, (1,))])
+    assert reach == RATE + 19 * LEAST
+    assert found == ((RATE, RATE + LEAST + STRETCHED), (reach, RATE + 20 * LEAST))
 
 
-def test_what_two_segments_leave_out_between_them_is_decoded_again() -> None:
-    """The attention gives half of it to each of the words beside it, so that neither lasts too long."""
-    parts = [Stretch(0, 5 * RATE, (1, 2)), Stretch(9 * RATE, 12 * RATE, (3, 4), 2)]
-    bounds = [RATE * s for s in (0, 3, 7, 9, 12)]  # of four tokens
-    decoded = _decoded(0, 12 * RATE)
-    assert _first_gap(parts, decoded, bounds, ((0, 12 * RATE),)) == 1
-    assert _first_gap(parts, decoded, bounds, ((0, 5 * RATE), (9 * RATE, 12 * RATE))) is None
-    # By the attention the words are elsewhere: the timestamps were wrong.
-    near = [RATE * s for s in (0, 5, 6, 7, 12)]
-    assert _first_gap(parts, decoded, near, ((0, 12 * RATE),)) is None
-
-
-@pytest.mark.parametrize("spoken", [True, False])
+@pytest.mark.parametrize("between", ["voice", "silence", "words, by the attention"])
 def test_an_answer_goes_no_further_than_to_voice_between_its_segments(
-    demo, monkeypatch, spoken
+    demo, monkeypatch, between
 ) -> None:
-    """In a window within a recording. With silence between them the attention is not asked."""
+    """In a window within a recording. With silence between them the attention is not asked; where that puts
+    their words elsewhere, the timestamps were wrong."""
     special, begin = demo.whisper.tokens, demo.whisper.tokens.timestamp_begin
     encode = partial(demo.whisper.tokenizer.encode, add_special_tokens=False)
     few, many = encode(" Yes."), encode(" and then the two of them went on to tell us" * 2)
@@ -518,34 +503,22 @@ def test_an_answer_goes_no_further_than_to_voice_between_its_segments(
     def attention(whisper, utterances, beside):
         asked.append(utterances)
         first = [0, RATE // 4, 17 * RATE // 10, 32 * RATE // 10]  # both words reach over the gap
+        if between.startswith("words"):
+            first = [0, RATE // 4, RATE // 2, 8 * RATE // 10]
         left = len(few) + len(many) + 1 - len(first)
         rest = [first[-1] + (7 * RATE - first[-1]) * n // left for n in range(1, left + 1)]
         boundaries = (*first, *rest)
         return [TokenTimes(boundaries, (1.0,) * (len(boundaries) - 1))]
 
-    monkeypatch.setattr(answers_module, "token_times", attention)
-    decoded = replace(_decoded(start, start + 10 * RATE), tokens=tokens)
-    said = ((start, start + RATE // 2), (start + 3 * RATE, start + 7 * RATE))
-    voiced = ((start, start + 7 * RATE),) if spoken else said
-    reach = answers_module.reached(
-        demo.whisper, ENGLISH, decoded, EncoderStates(torch.zeros(1)), voiced
-    )
-    if spoken:
+    monkeypatch.setattr(judge, "token_times", attention)
+    end, said = start + 7 * RATE, ((start, start + RATE // 2), (start + 3 * RATE, start + 7 * RATE))
+    samples = np.zeros(10 * RATE, np.float32)
+    voiced = said if between == "silence" else ((start, end),)
+    window = Window(0, start, start + 10 * RATE, True, samples, voiced)
+    parts, states = written(demo.whisper, tokens, window.length), EncoderStates(torch.zeros(1))
+    found = reached(demo.whisper, ENGLISH, window, "en", tokens, parts, states)
+    if between == "voice":
         kept = tokens[: tokens.index(begin + 150) + 1]
-        assert (reach.end, reach.tokens) == (start + RATE // 2, kept)
+        assert found == (start + RATE // 2, kept)
     else:
-        assert (reach.end, reach.tokens, asked) == (start + 7 * RATE, tokens, [])
-
-
-def _decoded(start: int, end: int):
-    from forescribe.asr.decode.options import Decoded
-    from forescribe.speculative.requests import Finish, Request
-
-    result = Result(Request((1,)), (), (), (), Finish.STOP, 0, 0, 0)
-    return Decoded(0, start, end, "en", result, ())
-
-
-def _segment(start: int, end: int):
-    from forescribe.asr.formats.transcript_parts import Segment
-
-    return Segment(0, 0, 0, start, end, " text")
+        assert (found, bool(asked)) == ((end, tokens), between != "silence")

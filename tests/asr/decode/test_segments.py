@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.decode.outcome import coverage
-from forescribe.asr.decode.recording import compression_ratio, stretches
+from forescribe.asr.decode.text import compression_ratio, stretches
 from forescribe.asr.model.tokens import SpecialTokens
 from forescribe.asr.segment.windows import Window
 

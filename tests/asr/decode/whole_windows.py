@@ -6,17 +6,22 @@ from __future__ import annotations
 import pytest
 
 from forescribe.asr.decode import submission
+from forescribe.asr.decode.judge import Answer, Keep, Rest
 from forescribe.asr.decode.options import Judgement
-from forescribe.asr.decode.recording import Attempt
+from forescribe.asr.decode.window import PendingWindow
 from forescribe.speculative.requests import Result
 
 
 def whole(patch: pytest.MonkeyPatch) -> None:
     """No further parts, and no voice that is missed."""
-    patch.setattr(submission, "rest_of", lambda _w, _o, _window, decoded, *_: (decoded, None))
-    patch.setattr(submission, "accounted", lambda decoded, *_: decoded)
+    patch.setattr(submission, "rest_of", lambda _w, _o, pending, keep, *_: all_of(pending, keep))
+    patch.setattr(submission, "wordless_of", lambda *_: ((), None))
 
 
-def judged(result: Result, judgement: Judgement, reason: str | None = None) -> Attempt:
+def all_of(pending: PendingWindow, keep: Keep) -> Rest:
+    return Rest(pending.window.end, keep.answer.result.tokens)
+
+
+def judged(result: Result, judgement: Judgement, reason: str | None = None) -> Answer:
     """An answer with a judgement that is planted."""
-    return Attempt(result, judgement, reason, (True, 0.0))
+    return Answer(result, judgement, reason, (True, 0.0))

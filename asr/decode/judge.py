@@ -1,0 +1,494 @@
+"""What becomes of an answer: the window is asked for again, its text counts, or there is no speech in it.
+
+    judge(whisper, bound, pending, answer_of(...), alone)     # Again | Keep | Silent
+    rest_of(whisper, options, pending, keep, states, beside)  # Rest | Silent: what counts, what is left
+
+Functions of a window and its answer, without state of their own; the thresholds are below, with what they
+do, and those of a user are `Guards`. What they were measured with is in docs/methods/windows.md. Knows
+timestamps and text; nothing of engines, recordings or of the words that are shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from forescribe.speculative.requests import Finish, Request, Result
+
+from ..formats.transcript_parts import SAMPLE_RATE
+from ..model.languages import SPACELESS
+from ..model.speech_model import EncoderStates, SpeechModel, SpeechTokens
+from ..model.whisper import attending
+from ..segment.windows import Run, Window, total, within
+from ..words.assembly import CLOSING, MARKS, SENTENCE_END, split_words
+from ..words.timing import Beside, Utterance, at_once, token_times
+from .options import Guards, Judgement, Options
+from .requests import BoundOptions, retry_of
+from .text import Stretch, compression_ratio, mean_logprob, text_of, written
+from .window import PendingWindow
+
+# -- the thresholds: samples, unless said otherwise -----------------------------------------------------
+
+DOUBTFUL_LOGPROB = -0.3
+"""Answers of a lower mean log-probability are asked for with beams, where these are for doubtful windows."""
+
+LEAST = round(0.5 * SAMPLE_RATE)
+"""Voice that is worth another pass of the encoder, and without words a warning: the edges of words reach
+over timestamps by less."""
+
+SLOW = (round(1.5 * SAMPLE_RATE), round(0.25 * SAMPLE_RATE))
+"""Voice of a segment, once and for every token, from which on its timestamps are checked by the attention:
+models close a segment behind words that they did not write."""
+
+LONGEST = round(0.7 * SAMPLE_RATE)
+"""The last token of an answer lasts no longer. The attention gives it what follows, where there is no end of
+text."""
+
+LONG, STRETCHED = round(1.0 * SAMPLE_RATE), round(1.8 * SAMPLE_RATE)
+"""Voice that a token rarely lasts, and never: it was given speech beside it that was not written."""
+
+MOST_PARTS = 8
+"""Further parts of one window. Models need one, rarely two."""
+
+AGAIN = 4
+"""Words in a row, or twice as many characters where no spaces are written, that a part repeats of the text
+before it: it is decoded once more without that text."""
+
+TAIL, TAIL_LOGPROB = SAMPLE_RATE, -0.55
+"""A part with less voice, behind a finished sentence and without a pause, whose mean log-probability is
+lower, is the end of the last word behind a timestamp that was rounded."""
+
+SHORT_PAUSE = round(0.2 * SAMPLE_RATE)
+"""The longest pause within a word."""
+
+SHORT_ANSWER = 6
+"""Tokens of an answer of two or three words, timestamps and the end included."""
+
+IMPROBABLE, FEW, SHARE = 0.5, 3, 0.18
+"""A window is doubtful with so many words of less probability, if they are this share of its words."""
+
+
+@dataclass(frozen=True)
+class Sure:
+    """When an answer counts for a window that is loud and in which no voice was detected. It is not decoded
+    again: a text that passes at last would be invented."""
+
+    no_speech: float = 0.3
+    logprob: float = -1.55
+    compression_ratio: float = 2.0
+    least_tokens: int = 5
+
+    def doubt(
+        self, text: str, tokens: int, *, ratio: float, mean_logprob: float, no_speech_prob: float
+    ) -> str | None:
+        """Why an answer of so many text tokens does not count; None where it does."""
+        if not no_speech_prob <= self.no_speech:
+            return f"no speech (probability {no_speech_prob:.2f})"
+        if not mean_logprob >= self.logprob:
+            return f"improbable (mean log-probability {mean_logprob:.2f})"
+        if ratio > self.compression_ratio:
+            return f"repeats itself (compression ratio {ratio:.2f})"
+        if tokens < self.least_tokens or not any(map(str.isalnum, text)):
+            return "hardly a word"
+        return None
+
+
+SURE = Sure()
+
+# -- the reasons, beside those of `Guards` and `Sure` ---------------------------------------------------
+
+NOT_FINITE = "the model's numbers are not finite"
+REPEATED = "the model repeats the words before it"
+LAST_WORD = "the end of the word before it"
+
+
+# -- one answer -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer for a window, with what the guards say of it."""
+
+    result: Result
+    judgement: Judgement
+    reason: str | None
+    rank: tuple[bool, float]  # `Guards.rank`
+
+    def replaces(self, best: Answer) -> bool:
+        """Whether it is better than the best one before it."""
+        if best.judgement is Judgement.KEEP:  # and was doubtful: this one is that of beams
+            return self.judgement is Judgement.KEEP
+        return self.judgement is not Judgement.RETRY or self.rank > best.rank
+
+
+@dataclass(frozen=True)
+class Again:
+    """The window is asked for once more; `best` is the best answer so far."""
+
+    request: Request
+    best: Answer | None
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The text of an answer counts, with a doubt where it was not better at any temperature."""
+
+    answer: Answer
+    doubt: str | None = None
+
+
+@dataclass(frozen=True)
+class Silent:
+    """The text of an answer does not count: nobody speaks, or it has `failed`."""
+
+    answer: Answer
+    reason: str | None
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Rest:
+    """How far an answer counts: its tokens, and the sample where the window ends by it. `window` is what
+    follows; without it `wordless` is the voice behind `reach` that is left without words."""
+
+    end: int
+    tokens: tuple[int, ...]
+    window: Window | None = None
+    wordless: tuple[Run, ...] = ()
+    reach: int | None = None
+
+
+def answer_of(
+    whisper: SpeechModel, guards: Guards | None, result: Result, pending: PendingWindow
+) -> Answer:
+    """An answer with its judgement. Without guards only numbers that are not finite are rejected, and what
+    `Sure` rejects."""
+    if pending.window.unheard:
+        return _unheard(whisper, result)
+    mean = mean_logprob(result.logprobs)
+    if guards is None:
+        if math.isfinite(mean):
+            return Answer(result, Judgement.KEEP, None, (True, mean))
+        return Answer(result, Judgement.RETRY, NOT_FINITE, (False, mean))
+    ratio = compression_ratio(text_of(whisper, result.tokens))
+    judgement, reason = guards.judge(
+        compression_ratio=ratio,
+        mean_logprob=mean,
+        no_speech_prob=result.probe[0],
+        heard=pending.heard,
+    )
+    if mean < TAIL_LOGPROB and _is_tail(whisper, pending.window, result.tokens):
+        judgement, reason = Judgement.SILENCE, LAST_WORD
+    rank = guards.rank(compression_ratio=ratio, mean_logprob=mean)
+    return Answer(result, judgement, reason, rank)
+
+
+def _unheard(whisper: SpeechModel, result: Result) -> Answer:
+    """The answer for a window in which no voice was heard: kept or silence, by `Sure`."""
+    text, mean = text_of(whisper, result.tokens), mean_logprob(result.logprobs)
+    count = sum(map(whisper.tokens.is_text, result.tokens))
+    ratio = math.inf if result.finish is Finish.LENGTH else compression_ratio(text)
+    doubt = SURE.doubt(text, count, ratio=ratio, mean_logprob=mean, no_speech_prob=result.probe[0])
+    judgement = Judgement.KEEP if doubt is None else Judgement.SILENCE
+    return Answer(result, judgement, doubt, (doubt is None, mean))
+
+
+def judge(
+    whisper: SpeechModel,
+    bound: BoundOptions,
+    pending: PendingWindow,
+    answer: Answer,
+    alone: Callable[[], Request],
+) -> Again | Keep | Silent:
+    """What becomes of a window whose answers so far are `answer` and before it `pending.best`; `alone` makes
+    the request that does not read the text before a part."""
+    options, window, request = bound.options, pending.window, answer.result.request
+    if window.before and _misled(whisper, pending, answer):
+        again = alone()
+        if again.prompt != request.prompt:
+            return Again(again, pending.best)
+    rejected, best = answer.judgement is Judgement.RETRY, pending.best
+    if best is None or answer.replaces(best):
+        best = answer
+    if pending.heard:
+        if (search := _search_of(request, options, answer)) is not None:
+            return Again(search, best)
+        # Without a voice nothing is sampled: a text that passes at last would be invented.
+        rejected &= best.judgement is Judgement.RETRY
+        if rejected and not _is_short(whisper, options, window, answer):
+            retry = retry_of(request, options.guards)
+            if retry is not None:
+                return Again(retry, best)
+    if best.judgement is Judgement.KEEP:
+        return Keep(best)
+    if best.judgement is Judgement.SILENCE:
+        return Silent(best, best.reason)
+    if not math.isfinite(mean_logprob(best.result.logprobs)):
+        return Silent(best, best.reason, failed=True)
+    if not pending.heard:
+        return Silent(best, f"no voice; {best.reason}")
+    return Keep(best, doubt=best.reason)
+
+
+def _is_tail(whisper: SpeechModel, window: Window, tokens: Sequence[int]) -> bool:
+    """Whether a part may hold nothing but the end of the last word of the part before it."""
+    voiced = window.voiced or ()
+    ends = (window.start, *(end for _, end in voiced))
+    if any(start - end > SHORT_PAUSE for end, (start, _) in zip(ends, voiced, strict=False)):
+        return False
+    if not window.part or not 0 < total(voiced) < TAIL:
+        return False
+    finished = text_of(whisper, window.before).rstrip(CLOSING)[-1:] in SENTENCE_END
+    return finished or _repeats(whisper, window.before, tokens)
+
+
+def _misled(whisper: SpeechModel, pending: PendingWindow, answer: Answer) -> bool:
+    """Whether the text before a part has misled its answer: the guards reject it, or it repeats `AGAIN` words
+    of that text. Behind text the no-speech probability says little."""
+    if answer.judgement is not Judgement.KEEP and answer.reason != LAST_WORD:
+        return True
+    before, words = (
+        _words(whisper, pending.language, some)
+        for some in (pending.window.before, answer.result.tokens)
+    )
+    count = AGAIN * (2 if pending.language in SPACELESS else 1)
+    runs = {tuple(before[i : i + count]) for i in range(len(before) - count + 1)}
+    return any(tuple(words[i : i + count]) in runs for i in range(len(words) - count + 1))
+
+
+def _is_short(whisper: SpeechModel, options: Options, window: Window, answer: Answer) -> bool:
+    """Whether the most probable answer is a few tokens that end before much of the voice: their mean says
+    little, and sampling would be of the whole window. What it leaves is decoded as a part of its own, if
+    parts are.
+
+    Where its words are probable and only its timestamp is not, it ends with them, wherever that is."""
+    result, tokens, guards = answer.result, answer.result.tokens, options.guards
+    if guards is None or result.request.temperature:
+        return False
+    voiced, special = window.voiced or (), whisper.tokens
+    *_, last = (0, *(at for t in tokens if (at := special.stamp(t)) is not None))
+    left = _voice(voiced, window.start + last, window.end)
+    words = [p for t, p in zip(tokens, result.logprobs, strict=True) if special.is_text(t)]
+    probable = mean_logprob(words) >= (-math.inf if guards.logprob is None else guards.logprob)
+    if probable and options.task == "transcribe":  # `_reached` asks the attention then
+        left = max(left, total(voiced) - SLOW[0] - SLOW[1] * len(tokens))
+    return answer.rank[0] and len(tokens) <= SHORT_ANSWER and 0 < last and left >= TAIL
+
+
+def _search_of(request: Request, options: Options, answer: Answer) -> Request | None:
+    """The same window with beams, where they are for doubtful ones and its answer is one; else None."""
+    if options.beam_size is not None or request.temperature or request.beams is not None:
+        return None
+    sure = mean_logprob(answer.result.logprobs) > DOUBTFUL_LOGPROB  # False with NaN
+    if answer.judgement is Judgement.SILENCE or sure:
+        return None
+    return replace(request, guess=(), beams=options.beams)
+
+
+# -- how far it counts ----------------------------------------------------------------------------------
+
+
+def rest_of(
+    whisper: SpeechModel,
+    options: Options,
+    pending: PendingWindow,
+    keep: Keep,
+    states: EncoderStates,
+    beside: Beside,
+) -> Rest | Silent:
+    """An answer as far as it counts, and what it leaves of its window, as the next part of it.
+
+    Whisper may close its answer before its window ends. With a pair of timestamps it says so: text continues
+    there, and its long-form algorithm starts the next window at that place (Radford et al. 2022, section
+    3.8). It also stops without saying so, or leaves out a sentence in the middle. So a window goes on behind
+    the last word before the first voice without words. Runs the target once where the timestamps do not
+    show that there is none.
+
+    A part that repeats the words before it does not count if it is doubtful or hardly gets on: the next one
+    would repeat them too. The voice of it, or behind the last part that is allowed, is told as failed.
+    """
+    window, tokens = pending.window, keep.answer.result.tokens
+    whole = Rest(window.end, tokens)
+    parts = written(whisper, tokens, window.length)
+    if window.tentative or not parts or not whisper.attends:  # nothing says how far it goes
+        return whole
+    voiced, language = window.voiced or (), pending.language
+    end, counting = reached(whisper, options, window, language, tokens, parts, states, beside)
+    if end <= window.start:  # the attention of a single word may be anywhere
+        end = min(window.start + LONGEST, window.end)
+    slow = end - window.start < SAMPLE_RATE
+    if (slow or keep.doubt is not None) and _repeats(whisper, window.before, counting):
+        return Silent(keep.answer, REPEATED, failed=total(voiced) > STRETCHED)
+    left = within(voiced, end, window.end)
+    if total(left) < LEAST:
+        return whole
+    if window.part >= MOST_PARTS:
+        return Rest(window.end, counting, None, left, end)
+    rest = window.rest(end, language, counting, alone=keep.doubt is not None)
+    return Rest(rest.start, counting, rest)
+
+
+def reached(
+    whisper: SpeechModel,
+    options: Options,
+    window: Window,
+    language: str,
+    answer: tuple[int, ...],
+    parts: Sequence[Stretch],
+    states: EncoderStates,
+    beside: Beside = at_once,
+) -> tuple[int, tuple[int, ...]]:
+    """The sample up to which an answer goes, whose text is in `parts`, and its tokens up to there: to its
+    last timestamp or, where text follows that, to the end of its last word by the model's attention.
+
+    Where the timestamps leave room for speech that was not written (`_leaves_room`), the attention is asked
+    as well: an answer goes no further than to the word before the first one that lasts too long.
+    """
+    special, voiced = whisper.tokens, window.voiced or ()
+    last = parts[-1]
+    start, end = window.start + last.start, window.start + last.end
+    closing = next(token for token in reversed(answer) if token != special.end)
+    closed = special.stamp(closing) is not None and start < end
+    if closed and not (options.task == "transcribe" and _leaves_room(parts, window.start, voiced)):
+        return end, answer
+    if options.task == "translate":  # the attention does not follow the order of translated words
+        return window.end, answer
+    tokens = tuple(token for part in parts for token in part.tokens)
+    own = attending(whisper, "words")
+    prompt = own.tokens.prompt(language, options.task, timestamps=False)
+    (times,) = token_times(own, [Utterance(states, prompt, tokens, window.length)], beside)
+    bounds = [window.start + boundary for boundary in times.boundaries]
+    cut = _first_stretched(whisper, language, tokens, bounds, voiced)
+    if cut is not None:
+        until = min(bounds[cut], bounds[cut - 1] + LONGEST)
+        return until, _first_tokens(parts, answer, cut, special)
+    gap = _first_gap(parts, window.start, bounds, voiced)
+    if gap is not None:
+        cut = sum(len(part.tokens) for part in parts[:gap])
+        until = window.start + parts[gap - 1].end
+        return until, _first_tokens(parts, answer, cut, special)
+    said = min(bounds[-1], bounds[-2] + LONGEST)
+    return min(said, end) if closed else said, answer
+
+
+def _first_stretched(
+    whisper: SpeechModel,
+    language: str,
+    tokens: Sequence[int],
+    bounds: Sequence[int],
+    voiced: Sequence[Run],
+) -> int | None:
+    """The token before which an answer is cut: the first one of the first word that lasts too long, and of
+    the words before it that last long for a word; of the second word if that would leave none. None where
+    no word lasts too long. The last token may: `LONGEST` is for that."""
+    lasting = [_voice(voiced, a, b) for a, b in pairwise(bounds)]
+    words: list[tuple[int, int]] = []  # the first token, and how long the longest one lasts
+    first = 0
+    for word in split_words(whisper.tokenizer, language, tokens):
+        inner = lasting[first : min(first + word.count, len(tokens) - 1)]
+        words.append((first, max(inner, default=0)))
+        first += word.count
+    number = next((i for i, (_, longest) in enumerate(words) if longest > STRETCHED), None)
+    if number is None or len(words) < 2:
+        return None
+    while number and words[number - 1][1] > LONG:
+        number -= 1
+    return words[max(number, 1)][0]
+
+
+def _first_gap(
+    parts: Sequence[Stretch], start: int, bounds: Sequence[int], voiced: Sequence[Run]
+) -> int | None:
+    """The first segment of a window from `start` on before which there is more voice than the two words
+    beside it may last, by its timestamps and by the attention, `bounds` of all tokens; None where there is
+    none. What lies between two segments is shared by the attention among both, so that neither has to last
+    too long."""
+    first = 0
+    for number, (part, following) in enumerate(pairwise(parts), 1):
+        first += len(part.tokens)
+        between = _voice(voiced, start + part.end, start + following.start)
+        beside = _voice(voiced, bounds[first - 1], bounds[first + 1])
+        if between > STRETCHED and beside > STRETCHED + LONG:
+            return number
+    return None
+
+
+def _leaves_room(parts: Sequence[Stretch], start: int, voiced: Sequence[Run]) -> bool:
+    """Whether a segment has few words for its voice, or much voice is between two segments."""
+    before: int | None = None
+    for part in parts:
+        begin, end = start + part.start, start + part.end
+        if before is not None and _voice(voiced, before, begin) > STRETCHED:
+            return True
+        if _voice(voiced, begin, end) > SLOW[0] + SLOW[1] * len(part.tokens):
+            return True
+        before = end
+    return False
+
+
+def _first_tokens(
+    parts: Sequence[Stretch], tokens: Sequence[int], count: int, special: SpeechTokens
+) -> tuple[int, ...]:
+    """The tokens of an answer before the text token number `count` of its segments with text."""
+    texts = [place for place, token in enumerate(tokens) if special.is_text(token)]
+    counted = [texts[part.first + i] for part in parts for i in range(len(part.tokens))]
+    return tuple(tokens[: counted[count]])
+
+
+# -- what it leaves out ---------------------------------------------------------------------------------
+
+
+def improbable(
+    whisper: SpeechModel, language: str, tokens: Sequence[int], logprobs: Sequence[float]
+) -> str | None:
+    """The doubt about a text, many of whose words are improbable; None about others. There may be more
+    probabilities than tokens."""
+    pairs = zip(tokens, logprobs, strict=False)
+    own, chances = zip(*((t, p) for t, p in pairs if whisper.tokens.is_text(t)), strict=True)
+    words = split_words(whisper.tokenizer, language, own)
+    first = count = 0
+    for word in words:
+        spoken = chances[first + word.first : first + word.last]
+        count += sum(map(math.exp, spoken)) < IMPROBABLE * len(spoken)
+        first += word.count
+    if count < FEW or count < SHARE * len(words):
+        return None
+    return f"{count} of {len(words)} words are improbable"
+
+
+def wordless_of(
+    start: int, end: int, voiced: Sequence[Run] | None, parts: Sequence[Stretch]
+) -> tuple[tuple[Run, ...], int | None]:
+    """The voice between two samples that `parts` leave without words, and the end of the last of these if
+    there are `LEAST` samples of it behind that. Before the first and between two parts only more than
+    `STRETCHED` samples count: a model may place its timestamps wrongly, and the words of a gap are those next
+    to it then."""
+    runs, place, voiced = list[Run](), start, voiced or ()
+    for part in parts:
+        gap = within(voiced, place, start + part.start)
+        if total(gap) > STRETCHED:
+            runs += gap
+        place = start + part.end
+    behind = within(voiced, place, end)
+    if total(behind) < LEAST:
+        return tuple(runs), None
+    return (*runs, *behind), place
+
+
+def _voice(voiced: Sequence[Run], start: int, end: int) -> int:
+    return total(within(voiced, start, end))
+
+
+def _repeats(whisper: SpeechModel, before: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether the words of `tokens` are the last ones `before`, whatever their case and punctuation."""
+    earlier, words = (_words(whisper, None, some) for some in (before, tokens))
+    return bool(words) and earlier[-len(words) :] == words
+
+
+def _words(whisper: SpeechModel, language: str | None, tokens: Sequence[int]) -> list[str]:
+    """Words without case and punctuation, characters where no spaces are written."""
+    text = text_of(whisper, tokens).casefold()
+    parts = text if language in SPACELESS else text.split()
+    return [word for part in parts if (word := part.strip(MARKS))]
