@@ -127,7 +127,8 @@ class Uploads:
         """Cut off bytes that may not be on disk. Call it once at the start."""
         for upload in self._all():
             if upload.offset > upload.synced:
-                os.truncate(self._path(upload.id, "part"), upload.synced)
+                with suppress(FileNotFoundError):
+                    os.truncate(self._path(upload.id, "part"), upload.synced)
 
     def expire(self, older_s: float) -> None:
         """Remove uploads that were not written to for `older_s` seconds, and bytes without a description: a
