@@ -14,8 +14,9 @@ the same one each time.
 An upload is open from its creation until it becomes a job, is deleted or expires: so long it holds a file
 that its client may fill to its length. Therefore the open uploads of a client are bounded.
 
-tuspyserver (4.4.3) would do the protocol. After a kill it tells the offset before the last piece and appends
-behind that piece, writes on the event loop, and knows no owner of an upload.
+tuspyserver (4.4.3) would do the protocol, and knows no owner of an upload. After a kill it tells the offset
+before the last piece and appends behind that piece; it writes on the event loop, or with a storage of its own
+once it has a whole piece in memory.
 """
 
 from __future__ import annotations
