@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,8 @@ class Outcome:
     error: None = None
     wall_s: float = 0.0
     decoded: tuple[()] = ()
+    windows: Mapping[str, int] = field(default_factory=dict)
+    fallbacks: int = 0
 
 
 @dataclass(eq=False)
