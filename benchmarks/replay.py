@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 
 from forescribe.asr.audio.reading import Recording
-from forescribe.asr.decode import session as sessions
+from forescribe.asr.decode import driver
 from forescribe.asr.decode.context import DecodingContext
-from forescribe.asr.decode.recording import WordTimer
-from forescribe.asr.decode.submission import Submission
+from forescribe.asr.decode.recording import Submission
+from forescribe.asr.decode.word_timer import WordTimer
 from forescribe.asr.live.stream import LiveStream
 from forescribe.asr.model.speech_model import EncoderStates
 from forescribe.asr.model.whisper import Whisper, attending
@@ -222,13 +222,13 @@ def _stages() -> list[tuple[Any, str, str]]:
     return [
         (Recording, "blocks", "reading"),
         (vad._SileroStream, "probabilities", "voice activity"),
-        (sessions.Session, "run", ROOTS[0]),
-        (sessions.ReadAhead, "read_window", "cutting"),
-        (sessions, "encode_windows", "encoding"),
+        (driver.Session, "run", ROOTS[0]),
+        (driver.ReadAhead, "_read", "cutting"),
+        (driver, "encode_windows", "encoding"),
         (Whisper, "features", "features"),
         (Submission, "encoded", "requests"),
         (Submission, "answered", "guards, segments"),
-        (Submission, "report", "outcomes"),
+        (driver, "outcome_of", "outcomes"),
         (WordTimer, "run", "word times"),
         (LiveStream, "feed", "live: items"),
         (LiveStream, "_ended", "live: passes"),

@@ -33,9 +33,9 @@ from .tables import Claim, Job
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
+    from forescribe.asr.decode.driver import Session
     from forescribe.asr.decode.options import Options, Outcome, Part, PhaseTimes
     from forescribe.asr.decode.planned import Group
-    from forescribe.asr.decode.session import Session
     from forescribe.asr.segment.cut_plan import Plan
 
 

@@ -114,8 +114,8 @@ async def _language(stream: TranscriptionStream) -> tuple[str, float]:
     submission, part = stream.queued[1], True
     while part:
         part = await stream.next() is not None
-        if (heard := submission.recording) and heard.language is not None:
-            return heard.language, heard.language_probability or 1.0
+        if submission.language is not None:
+            return submission.language, submission.language_probability or 1.0
     return "und", 0.0
 
 

@@ -54,9 +54,9 @@ from .diarization import Speakers
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
+    from forescribe.asr.decode.driver import Session
     from forescribe.asr.decode.options import Options, Outcome, Part, Tap
-    from forescribe.asr.decode.session import Session
-    from forescribe.asr.decode.submission import Submission
+    from forescribe.asr.decode.recording import Submission
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.formats.transcript_parts import Notice
@@ -320,7 +320,7 @@ class Serving(Lifecycle):
         with loading():
             assert self._load is not None, "a front end has no thread"
             transcriber = self._load()
-            from forescribe.asr.decode.session import Session
+            from forescribe.asr.decode.driver import Session
 
             return Session(transcriber.context, readers=READERS)
 

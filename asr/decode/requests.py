@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from forescribe.speculative.requests import Request
 
@@ -24,8 +25,10 @@ from ..words.replacements import Replacements
 from ..words.terms import TermList
 from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
 from .options import Guards, Options
-from .recording import RecordingState
 from .window import PendingWindow
+
+if TYPE_CHECKING:
+    from .recording import Submission
 
 DOUBTFUL = 0.5
 """Below this probability a detected language is doubtful."""
@@ -185,13 +188,13 @@ def seed_of(start: int, temperature: float) -> int:
     return int(bits) << 32 | start & 0xFFFFFFFF
 
 
-def settled_language(recording: RecordingState) -> str | None:
+def settled_language(recording: Submission) -> str | None:
     """The recording's language; None while it is unknown or doubtful."""
     probability = recording.language_probability
     return None if probability is None or probability < DOUBTFUL else recording.language
 
 
-def language_in(recording: RecordingState, window: EncodedWindow, *, unheard: bool = False) -> str:
+def language_in(recording: Submission, window: EncodedWindow, *, unheard: bool = False) -> str:
     """The language to decode a window in: the recording's, unless another one is very probable.
 
     The recording's language is that of its first window whose language is not doubtful, and until then the
@@ -242,7 +245,8 @@ def hint_tokens(whisper: SpeechModel, text: str | None) -> tuple[int, ...]:
 def hint_for(pending: PendingWindow, hint: tuple[int, ...]) -> tuple[int, ...]:
     """The part of a recording's text that a window is looked for in: all of it, unless it is longer than a
     drafter holds; then the part around the window's share of the recording."""
-    declared = pending.recording.audio.declared_s if len(hint) > SCRIPT_SLOTS else None
+    audio = pending.recording.audio
+    declared = None if audio is None or len(hint) <= SCRIPT_SLOTS else audio.declared_s
     if not declared:
         return hint[:SCRIPT_SLOTS]
     middle = round(len(hint) * min(1.0, seconds(pending.window.start) / declared))
