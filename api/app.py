@@ -57,15 +57,15 @@ def create_app(
     """
     engine = serving or Serving.of(settings)
     text_serving = TextServing.of(settings)
-    engine.failed = text_serving.failed = failed
+    engine.life.failed = text_serving.life.failed = failed
     engine.thread.wait_for(text_serving.thread)
     text_serving.thread.wait_for(engine.thread)
     starts: list[Callable[[], None]] = []
     stops: list[Callable[[], None]] = []
     if jobs is not None:
-        engine.closing.append(jobs.hand_over)
+        engine.life.closing.append(jobs.hand_over)
         starts, stops = [jobs.start], [jobs.stop]
-    engines = (engine,) if text_serving.state == "off" else (engine, text_serving)
+    engines = (engine,) if text_serving.life.state == "off" else (engine, text_serving)
     watchdog = Watchdog(engines, settings.stall_s, hung)
 
     lifespan = _lifespan(engines, watchdog, starts, stops, failed)
@@ -75,7 +75,7 @@ def create_app(
     app.state.text_serving = text_serving
     streams = Streams(settings, engine)
     app.state.streams = streams
-    engine.closing.append(streams.drain)
+    engine.life.closing.append(streams.drain)
     app.state.readiness = Readiness(settings, engine, text_serving, jobs)
     text_serving.watch(engine.metrics)
     _add_middleware(app, settings, engine)
@@ -94,8 +94,8 @@ def create_worker_app(
     failed: Callable[[Failure], None] = exit_failed,
 ) -> FastAPI:
     """Create a worker. `hung` and `failed` are as for `create_app`."""
-    serving.failed = failed
-    serving.closing.append(jobs.hand_over)
+    serving.life.failed = failed
+    serving.life.closing.append(jobs.hand_over)
     watchdog = Watchdog((serving,), settings.stall_s, hung)
 
     lifespan = _lifespan((serving,), watchdog, [jobs.start], [jobs.stop], failed)

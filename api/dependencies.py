@@ -30,8 +30,9 @@ from .access.limits import Client, Reservation, network
 from .errors import ApiError
 from .http.bodies import receive_form
 from .settings import Settings, loopback
+from .speech.decoding import Decoding
 from .speech.diarization import numbered
-from .speech.serving import Serving, TranscriptionStream
+from .speech.serving import Serving
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options, Part, Tap
@@ -105,10 +106,12 @@ async def client(connection: HTTPConnection, caller: Annotated[str, Depends(call
     return Client(caller) if caller else Client(ANONYMOUS, network(host))
 
 
-def reserve(request: Request, client: Client, *, resumable: bool = False) -> Reservation:
+def reserve(
+    request: Request, client: Client, *, resumable: bool = False, stored: bool = False
+) -> Reservation:
     """Reserve capacity for a request whose body has not been read. Raises as `Admission.reserve` does."""
     serving: Serving = request.app.state.serving
-    return serving.admission.reserve(client, resumable=resumable)
+    return serving.admission.reserve(client, resumable=resumable, stored=stored)
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class AdmittedUpload:
     serving: Serving
     held: ExitStack
 
-    async def follow(self, options: Options, tap: Tap | None = None) -> TranscriptionStream:
+    async def follow(self, options: Options, tap: Tap | None = None) -> Decoding:
         """Decode and queue it. The engine takes what is held; with a `tap`, which may have more to do, only
         the samples. Raises ApiError if the file is not audio, is too long, or does not fit into the queue."""
         samples = await self.serving.decoded(self.file, self.field)
@@ -180,7 +183,7 @@ async def transcribed(
     return stream.transcript, await while_connected(request, assigning)
 
 
-async def all_parts(request: Request, stream: TranscriptionStream) -> list[Part]:
+async def all_parts(request: Request, stream: Decoding) -> list[Part]:
     """All parts, once the outcome is there. The transcription is cancelled if the client disconnects.
 
     Raises ApiError if it fails, ClientDisconnect if the client has left.
@@ -204,7 +207,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         gone.cancel()
 
 
-async def _collect(stream: TranscriptionStream) -> list[Part]:
+async def _collect(stream: Decoding) -> list[Part]:
     parts = []
     while (part := await stream.next()) is not None:
         parts.append(part)

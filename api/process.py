@@ -3,6 +3,9 @@ ends it when a model hangs, and when a model that is idle leaves memory.
 
     loading -> ready -> draining -> stopped,   or broken | failed
 
+    life = Life(settings, close)
+    life.open                    # whether work is admitted
+    life.announce()              # at SIGTERM; `drain` follows
     thread = ModelThread("the speech model", "large", load, run, fail)
     thread.wait_for(other)       # does not run while another model is loading
     thread.start()
@@ -35,7 +38,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from forescribe.asr.errors import CapacityError, ForescribeError, out_of_memory
 from forescribe.speculative.errors import BrokenError, SpeculativeError
@@ -88,49 +91,23 @@ log = logging.getLogger("forescribe.api")
 T = TypeVar("T")
 
 
-class Engine:
-    """A model that runs rounds in its own thread."""
+class Life:
+    """The states of a model and of its process: the announcement of the end, draining, and who is told.
 
-    def __init__(self) -> None:
+    `announce_s` and `drain_s` are settings; `close` ends the work in progress after them.
+    """
+
+    def __init__(self, settings: Settings, close: Callable[[], None]) -> None:
         self.state: State = "loading"
         self.failed: Callable[[Failure], None] = lambda failure: None
         """Called on the model's thread with the reason why the process has to end."""
-
-    def start(self) -> None:
-        """Load the model, and run it in its thread."""
-        raise NotImplementedError
-
-    async def stop(self) -> None:
-        """End the work in progress, and wait for the end. A load is not waited for."""
-        raise NotImplementedError
-
-    @property
-    def round_s(self) -> float:
-        """Seconds since the current round began; 0 between rounds."""
-        raise NotImplementedError
-
-    def mark_broken(self) -> None:
-        """Accept no more work: the current round will not end."""
-        self.state = "broken"
-
-    def fail(self, failure: Failure) -> None:
-        """The model could not be loaded, or has ended."""
-        self.state = "failed"
-        self.failed(failure)
-
-
-class Lifecycle(Engine):
-    """The engine of a process: the announcement of the end, draining, and the callbacks on the way."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__()
-        self.settings = settings
         self.ending: list[Callable[[], None]] = []
         """Called once when the end is announced, each in a separate thread."""
         self.closing: list[Callable[[], None]] = []
         """Called once when no more work is admitted, each in a separate thread."""
         self.end_s = math.inf
         """When draining ends, by `time.monotonic`."""
+        self._settings, self._close = settings, close
         self._admitting = False  # work is admitted although the end was announced
         self._drained = threading.Lock()  # acquired by the first `drain` and never released
 
@@ -144,11 +121,16 @@ class Lifecycle(Engine):
         """Whether the process ends and admits no more work."""
         return self.state in ("draining", "stopped", "failed") and not self._admitting
 
+    def fail(self, failure: Failure) -> None:
+        """The model could not be loaded, or has ended."""
+        self.state = "failed"
+        self.failed(failure)
+
     def announce(self) -> float:
         """Announce the end: `/ready` answers no, and work is admitted for `announce_s` more seconds, which
         load balancers need to notice. Then `drain` follows. Returns these seconds at once: a signal handler
         may call it."""
-        announce_s = self.settings.announce_s if self.state == "ready" else 0.0
+        announce_s = self._settings.announce_s if self.state == "ready" else 0.0
         self._admitting = announce_s > 0
         self._end()
         _call_later(announce_s, self.drain)
@@ -161,19 +143,32 @@ class Lifecycle(Engine):
         self._end()
         if not self._drained.acquire(blocking=False):  # a signal handler must not wait for itself
             return
-        self.end_s = time.monotonic() + self.settings.drain_s
+        self.end_s = time.monotonic() + self._settings.drain_s
         _call_in_threads(self.closing)
-        _call_later(self.settings.drain_s, self.close)
-
-    def close(self) -> None:
-        """End the work in progress."""
-        raise NotImplementedError
+        _call_later(self._settings.drain_s, self._close)
 
     def _end(self) -> None:
         if self.state in ("loading", "ready"):
             self.state = "draining"
         callbacks, self.ending = self.ending, []
         _call_in_threads(callbacks)
+
+
+class Engine(Protocol):
+    """A model that runs rounds in its own thread."""
+
+    life: Life
+
+    def start(self) -> None:
+        """Load the model, and run it in its thread."""
+
+    async def stop(self) -> None:
+        """End the work in progress, and wait for the end. A load is not waited for."""
+
+    @property
+    def round_s(self) -> float:
+        """Seconds since the current round began; 0 between rounds."""
+        ...
 
 
 class Watchdog:
@@ -200,7 +195,7 @@ class Watchdog:
             for engine in self._engines:
                 round_s = engine.round_s
                 if round_s > self._limit_s:
-                    engine.mark_broken()
+                    engine.life.state = "broken"  # it accepts no more work: this round will not end
                     log.critical('{"event": "engine hangs", "seconds": %.0f}', round_s)
                     self._hung()
                     return

@@ -30,7 +30,7 @@ from forescribe.asr.errors import CapacityError, UsageError, how_to_install
 
 from .app import create_app, create_worker_app
 from .http.protocols import PING_S, PONG_S, HttpProtocol, SocketProtocol
-from .process import Failure, Lifecycle
+from .process import Failure, Life
 from .realtime.connection import MAX_MESSAGE
 from .settings import Settings
 from .speech.serving import Serving
@@ -70,7 +70,9 @@ def run_worker(
     app = create_worker_app(settings, serving, jobs, failed=lambda failure: server.fail(failure))
     server = Server(_config(settings, app), serving)
     if idle_s is not None:
-        EndWhenIdle(serving, lambda: jobs.store.jobs.backlog()[0], server.finish, idle_s).start()
+        EndWhenIdle(
+            serving.life, lambda: jobs.store.jobs.backlog()[0], server.finish, idle_s
+        ).start()
     _run(server, [] if listening is None else [listening])
 
 
@@ -130,10 +132,10 @@ class Server(uvicorn.Server):
         if self._exit_s is not None:
             return self.die(sig)
         if sig == signal.SIGTERM:
-            announce_s = self.serving.announce()
+            announce_s = self.serving.life.announce()
         else:
             announce_s = 0.0
-            self.serving.drain()
+            self.serving.life.drain()
         self._exit_s = self.clock() + announce_s
         if announce_s:
             self._captured_signals.append(sig)  # uvicorn raises it again after the shutdown
@@ -147,7 +149,7 @@ class Server(uvicorn.Server):
 
     def finish(self) -> None:
         """Drain and shut down, as after a signal, with status 0. May be called from any thread."""
-        self.serving.drain()
+        self.serving.life.drain()
         self.should_exit = True
 
     def fail(self, failure: Failure) -> None:
@@ -162,13 +164,13 @@ class EndWhenIdle:
 
     def __init__(
         self,
-        serving: Lifecycle,
+        life: Life,
         open_jobs: Callable[[], int],
         finish: Callable[[], None],
         idle_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.serving, self.open_jobs, self.finish = serving, open_jobs, finish
+        self.life, self.open_jobs, self.finish = life, open_jobs, finish
         self.idle_s, self.clock = idle_s, clock
         self._since: float | None = None
 
@@ -177,7 +179,7 @@ class EndWhenIdle:
 
     def look(self) -> bool:
         """Look once, and return whether the worker was ended."""
-        if self.serving.state != "ready" or self._open():
+        if self.life.state != "ready" or self._open():
             self._since = None
             return False
         self._since = self.clock() if self._since is None else self._since

@@ -25,7 +25,6 @@ writes into these traces.
 
 from __future__ import annotations
 
-import collections
 import json
 import logging
 import math
@@ -191,11 +190,9 @@ class Metrics:
         if outcome.wall_s > 0:
             self._speed.observe(transcript.duration / outcome.wall_s)
         self._wordless_s.inc(transcript_parts.seconds(transcript.coverage.wordless_samples or 0))
-        for state, count in _windows_of(outcome).items():
+        for state, count in outcome.windows.items():
             self._windows.labels(state).inc(count)
-        for decoded in outcome.decoded:
-            if decoded.tried > 0:
-                self._fallbacks.inc()
+        self._fallbacks.inc(outcome.fallbacks)
         for series, key in (
             (self._tokens, "tokens"),
             (self._drafted, "drafted"),
@@ -205,20 +202,6 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
-
-
-def _windows_of(outcome: Outcome) -> collections.Counter[str]:
-    """The windows of a recording by what became of them. Of one that was decoded in several parts, the first
-    of decoded, failed and silent that became of any."""
-    assert outcome.transcript is not None
-    states, starts = dict[int, set[str]](), {d.start for d in outcome.decoded}
-    for decoded in outcome.decoded:
-        states.setdefault(decoded.index, set()).add(decoded.state)
-    order = ("decoded", "failed", "silent").index
-    counts = collections.Counter(min(own, key=order) for own in states.values())
-    spans = outcome.transcript.coverage.spans
-    counts["silent"] += sum(s.state == "silent" and s.start_sample not in starts for s in spans)
-    return counts
 
 
 class TimedValue:
@@ -369,7 +352,7 @@ class Observation:
                 "windows": stats["windows"],
                 "tokens": stats["tokens"],
                 "acceptance_rate": stats["acceptance_rate"],
-                "fallbacks": sum(d.tried > 0 for d in outcome.decoded),
+                "fallbacks": outcome.fallbacks,
             }
         report("recording", **facts)
         if self.tracing.active:

@@ -12,10 +12,11 @@ session of uploads, one of `Streams`; what it cannot be is answered by `error` a
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from wyoming.asr import Transcribe, Transcript, TranscriptChunk, TranscriptStart, TranscriptStop
 from wyoming.audio import AudioChunk, AudioFormat, AudioStart, AudioStop
@@ -25,6 +26,7 @@ from wyoming.event import Eventable, async_read_event, async_write_event
 from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info
 from wyoming.ping import Ping, Pong
 
+from forescribe.asr.decode.options import MAX_LISTED
 from forescribe.asr.errors import UsageError
 from forescribe.asr.live.events import Completed, Delta, Event, Failed, LiveOptions
 from forescribe.asr.live.formats import AudioInput
@@ -45,6 +47,10 @@ IDLE_S = 60.0
 
 MAX_BEHIND_S = 60.0
 """Of audio that waits to be decoded; the connection is not read meanwhile."""
+
+MAX_DATA, MAX_PAYLOAD = 1 << 16, 64 << 20
+"""Bytes of one message: of its JSON, which is read on the event loop, and of its audio, 35 minutes of 16 kHz.
+They are in memory at once."""
 
 WRONG = (AttributeError, KeyError, TypeError, ValueError, EOFError, RecursionError, OSError)
 """What the package raises for messages that are none, and for clients that are gone or silent."""
@@ -98,7 +104,7 @@ class Connection:
     ) -> None:
         self.streams, self.settings, self.serving = streams, streams.settings, streams.serving
         self.request: Request | None = None
-        self._reader, self._writer = reader, writer
+        self._reader, self._writer = BoundedReader(reader), writer
         self._asked = Transcribe()
 
     async def run(self) -> None:
@@ -106,7 +112,7 @@ class Connection:
         try:
             while True:
                 async with asyncio.timeout(IDLE_S):
-                    message = await async_read_event(self._reader)
+                    message = await async_read_event(cast(asyncio.StreamReader, self._reader))
                 if message is None:
                     return
                 await self._answer(message)
@@ -154,11 +160,12 @@ class Connection:
             raise ApiError("invalid_value", "audio: send 16-bit mono of 4 to 192 kHz")
         asked = self._asked
         named = [*(asked.transcript_names or []), *(asked.transcript_terms or [])]
-        chosen = forms.TranscriptionForm(
-            model=self.settings.model_name,
-            language=asked.language or None,
-            keywords=tuple(named[: forms.MAX_LISTED]),
-        )
+        fields: dict[str, Any] = {
+            "model": self.settings.model_name,
+            "language": asked.language or None,
+            "keywords": tuple(named[:MAX_LISTED]),
+        }
+        chosen = forms.TranscriptionForm(**fields)
         options = LiveOptions(forms.transcription(chosen, self.serving, self.settings))
         self.request = Request(self, AudioInput("audio/pcm", given.rate))
         await self.request.start(options)
@@ -178,6 +185,22 @@ class Connection:
         languages, text = sorted(tokens.languages) or ["en"], "Whisper with speculative decoding"
         model = AsrModel(name, by, True, f"Whisper {name}", ours, languages)
         return AsrProgram("forescribe", by, True, text, ours, [model], True)
+
+
+class BoundedReader:
+    """What the package needs of a reader, for messages that are not too large. Raises ValueError."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader, self.readexactly = reader, reader.readexactly
+
+    async def readline(self) -> bytes:
+        line = await self._reader.readline()
+        head = json.loads(line or b"{}")
+        if (head.get("data_length") or 0) > MAX_DATA or (
+            head.get("payload_length") or 0
+        ) > MAX_PAYLOAD:
+            raise ValueError("a message that is too large")
+        return line
 
 
 class Request:
@@ -208,17 +231,20 @@ class Request:
         self.held.callback(self._stream.cancel)
 
     async def feed(self, data: bytes) -> None:
-        """Take audio, and send the words that it has released."""
+        """Take audio, a second at a time, and send the words that it has released."""
         assert self._stream is not None
-        self.streams.received(len(data) / self.audio.bytes_per_s)
-        self._received_s += len(data) / self.audio.bytes_per_s
+        stream, second = self._stream, self.audio.bytes_per_s
+        self.streams.received(len(data) / second)
+        self._received_s += len(data) / second
         if self._received_s > (most := self.connection.settings.max_audio_s):
             raise ApiError("audio_too_long", f"longer than {most:g} s")
-        await asyncio.to_thread(self._stream.feed, self.audio.push(data))
-        while self._stream.behind_s > MAX_BEHIND_S:
-            await asyncio.sleep(0.05)
-        while not self._told.empty():
-            await self._send(self._told.get_nowait())
+        for at in range(0, len(data), second):
+            piece = data[at : at + second]
+            await asyncio.to_thread(lambda piece=piece: stream.feed(self.audio.push(piece)))
+            while stream.behind_s > MAX_BEHIND_S:
+                await asyncio.sleep(0.05)
+            while not self._told.empty():
+                await self._send(self._told.get_nowait())
 
     async def finish(self) -> None:
         """Send the transcript. Raises ApiError if there is none in time."""

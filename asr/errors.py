@@ -21,6 +21,7 @@ Knows nothing of how errors are reported. Import is light.
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,7 +140,7 @@ def output_errors(what: str, advice: str = "name another folder with -o") -> Ite
     `unwritable_output`."""
     try:
         yield
-    except OutputError:
+    except ForescribeError:
         raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -147,6 +148,19 @@ def output_errors(what: str, advice: str = "name another folder with -o") -> Ite
             f"cannot write {what}: {error.strerror or error}; {advice}",
             code="storage_full" if full else "unwritable_output",
         ) from error
+
+
+@contextmanager
+def temporary_errors(folder: str | os.PathLike[str] | None = None) -> Iterator[None]:
+    """`output_errors` of temporary files, in this folder or that of the system. Every place that opens or
+    writes one does it in here."""
+    import tempfile
+
+    # Not gettempdir, which raises where there is no folder that can be written.
+    place = os.fspath(folder or tempfile.tempdir or os.environ.get("TMPDIR", "/tmp"))
+    advice = "free some space there, or name another folder with TMPDIR"
+    with output_errors(f"temporary files to {place!r}", advice):
+        yield
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -1,30 +1,26 @@
 """What audio costs apart from the model: the speed that a device which takes no time would reach.
 
-    python -m benchmarks.ceiling hour.mp3 --model tiny.en --words --readers 0 1 --cores 1 2
+    python -m benchmarks.ceiling hour.mp3 --model tiny.en --words --readers 0 1
     python -m benchmarks.ceiling readers/*.flac --model tiny.en --readers 0 --service --clients 8 --streams 8
-    python -m benchmarks.ceiling meeting.flac --model tiny.en --diarize
 
 The recordings are transcribed once, and what the model has answered is kept (`benchmarks.replay`): tokens
-with their probabilities, the attention that word times are read from, what the speakers' networks have heard.
-Then they are transcribed again with these answers. Reading, voice activity, cutting, features, admission,
-guards, retries, word times, speakers, transcripts, the service and live sessions are the program's own.
+with their probabilities, and the attention that word times are read from. Then they are transcribed again
+with these answers. Reading, voice activity, cutting, features, admission, guards, retries, word times,
+transcripts, the service and live sessions are the program's own.
 Features count as part of it, though a card makes them itself.
 
 The ways: by a call that reads itself or with `--readers` (and writes txt, srt, vtt, tsv, json); `--service`,
 a session with all recordings at once; `--clients`, uploads over HTTP by so many clients at once, which are a
 process of their own; `--streams`, so many live sessions at once, each of which is fed when what it has begun
-to decode has ended, so that each run asks the same; `--sockets`, the same over WebSockets at the pace of the
-clock. For each way: seconds of the clock, of the engine's thread, of all threads and processes, and of each
-stage by thread. The exit code is 1 if a transcript differs from that of the model, or the model had to be
-asked again; with --sockets, where time may change what is asked, that is told, and only final texts count.
+to decode has ended, so that each run asks the same. For each way: seconds of the clock, of the engine's
+thread, of all threads and processes, and of each stage by thread. `taskset` gives it fewer cores. The exit
+code is 1 if a transcript differs from that of the model, or the model had to be asked again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -91,9 +87,9 @@ def measured(way: str, replay: Replay, audio_s: float, expected: Texts, perform:
 
 
 def texts(outcomes: Sequence[Outcome]) -> Texts:
-    """Segments with their words, times and speakers."""
+    """Segments with their words and times."""
     return {
-        o.name: [(s.text, s.speaker, s.words) for s in o.transcript.segments]
+        o.name: [(s.text, s.words) for s in o.transcript.segments]
         if o.transcript
         else [str(o.error)]
         for o in outcomes
@@ -147,50 +143,21 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--language", default="en")
     made.add_argument("--batch", type=int, default=64)
     made.add_argument("--words", action="store_true", help="with word times")
-    made.add_argument("--diarize", action="store_true", help="of calls, by the embedded engine")
     made.add_argument("--readers", type=int, nargs="*", default=[0], metavar="N")
     made.add_argument("--service", action="store_true", help="all at once, by a session, too")
     made.add_argument("--clients", type=int, nargs="+", default=[], metavar="N", help="of uploads")
     made.add_argument("--streams", type=int, nargs="+", default=[], metavar="N", help="live")
-    made.add_argument("--sockets", type=int, nargs="+", default=[], metavar="N", help="live")
-    made.add_argument("--cores", type=int, nargs="+", metavar="N", help="of this machine's")
     made.add_argument("--threads", type=int, default=1, help="of torch; a card needs one")
     made.add_argument("--json", type=Path, metavar="FILE", help="where the record goes")
     return made
 
 
-def by_cores(given: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """A process for each number of cores."""
-    at = arguments.index("--cores")
-    others = [*arguments[:at], *arguments[at + 1 + len(given.cores) :]]
-    worst = 0
-    for cores in given.cores:
-        own = [*others, "--cores", str(cores)]
-        if given.json is not None:
-            own += ["--json", str(given.json.with_stem(f"{given.json.stem}-{cores}"))]
-        print(f"{cores} cores", flush=True)
-        command = [sys.executable, "-m", "benchmarks.ceiling", *own]
-        worst = max(worst, subprocess.run(command, check=False).returncode)
-    return worst
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
-    if given.cores and len(given.cores) > 1:
-        return by_cores(given, sys.argv[1:] if arguments is None else arguments)
-    if given.cores:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.cores[0]])
-        torch.set_num_threads(given.cores[0])
     loaded = Transcriber.load(given.model, "none", batch=given.batch, gamma=0)
     options = Options(language=given.language, words=given.words, guards=Guards())
-    finder = None
-    if given.diarize:
-        from forescribe.diarize.engines.embedded import EmbeddedDiarizer
-        from forescribe.diarize.speaker_finder import SpeakerFinder
-
-        finder = SpeakerFinder(EmbeddedDiarizer())
-    with Replay(loaded.context, finder and finder.diarizer) as replay:  # type: ignore[arg-type]
-        rows = ways(given, loaded, replay, options, finder)
+    with Replay(loaded.context) as replay:
+        rows = ways(given, loaded, replay, options)
     if given.json is not None:
         found = [
             asdict(row) | {"engine_thread_s": row.engine_thread_s, "per_4000_s": row.per_4000_s}
@@ -198,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         record = provenance.record("benchmarks.ceiling") | {"rows": found}
         given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return int(any(not row.equal or (row.asked and "socket" not in row.way) for row in rows))
+    return int(any(not row.equal or row.asked for row in rows))
 
 
 def ways(
@@ -206,25 +173,22 @@ def ways(
     loaded: Transcriber,
     replay: Replay,
     options: Options,
-    finder: Any,
 ) -> list[Row]:
     """Keeps the model's answers, and measures each way with them."""
     from benchmarks import replayed_service as service
 
     paths, rows = given.recordings, list[Row]()
-    speaking = loaded if finder is None else loaded.with_speakers(finder)
-    outcomes = called(speaking, paths, options)
+    outcomes = called(loaded, paths, options)
     audio_s = sum(o.transcript.sample_count for o in outcomes if o.transcript) / 16_000
     expected = texts(outcomes)
-    plain = expected if finder is None else texts(called(loaded, paths, options))
 
-    def measure(way: str, perform: Perform, audio_s: float = audio_s, like: Any = plain) -> None:
+    def measure(way: str, perform: Perform, audio_s: float = audio_s, like: Any = expected) -> None:
         rows.append(row := measured(way, replay, audio_s, like, perform))
         print("\n".join(row.lines()), flush=True)
 
     def call(readers: int, stages: Stages) -> Texts:
         def whole() -> list[Outcome]:
-            found = called(speaking.with_readers(readers), paths, options)
+            found = called(loaded.with_readers(readers), paths, options)
             stages.timed("formats", written)(found)
             return found
 
@@ -233,28 +197,24 @@ def ways(
     def session(_: Stages) -> Texts:
         return texts(served(loaded, paths, options))
 
-    most = max([*given.streams, *given.sockets], default=0)
+    most = max(given.streams, default=0)
     samples = service.samples_of(paths[:most])
     told = service.spoken(loaded, samples, options, 1)
     clips = service.clips_of(outcomes) if given.clients else []
     replay.free = True
     torch.set_num_threads(given.threads)
     for readers in given.readers:
-        measure(f"{readers} readers", partial(call, readers), like=expected)
+        measure(f"{readers} readers", partial(call, readers))
     if given.service:
         measure("service", session)
     for clients in given.clients:
         answers = {o.name: o.transcript and o.transcript.text for o in outcomes}
         uploading = partial(service.uploaded, loaded, clips, options, clients)
         measure(f"{clients} clients", uploading, like=answers)
-    for way, counts, perform in (
-        ("streams", given.streams, service.fed),
-        ("sockets", given.sockets, service.heard),
-    ):
-        for count in counts:
-            of = sum(len(samples[n % len(samples)]) for n in range(count)) / 16_000
-            like = {str(n): told[str(n % len(samples))] for n in range(count)}
-            measure(f"{count} {way}", partial(perform, loaded, samples, options, count), of, like)
+    for count in given.streams:
+        of = sum(len(samples[n % len(samples)]) for n in range(count)) / 16_000
+        like = {str(n): told[str(n % len(samples))] for n in range(count)}
+        measure(f"{count} streams", partial(service.fed, loaded, samples, options, count), of, like)
     return rows
 
 

@@ -1,6 +1,6 @@
 """A model whose answers are kept, and the processor's seconds of what is left, by thread and stage.
 
-    with Replay(transcriber.context, diarizer) as replay:
+    with Replay(transcriber.context) as replay:
         ...                         # answers are asked of the model, and kept
         replay.free = True
         with Stages() as stages:
@@ -33,15 +33,11 @@ from torch import Tensor
 from forescribe.asr.audio.reading import Recording
 from forescribe.asr.decode import driver
 from forescribe.asr.decode.context import DecodingContext
-from forescribe.asr.decode.recording import Submission
 from forescribe.asr.decode.word_timer import WordTimer
 from forescribe.asr.live.stream import LiveStream
 from forescribe.asr.model.speech_model import EncoderStates
 from forescribe.asr.model.whisper import Whisper, attending
 from forescribe.asr.segment import vad
-from forescribe.diarize import speaker_finder
-from forescribe.diarize.engines import embedded, voice_encoder
-from forescribe.diarize.engines.segmentation import Segmentation
 from forescribe.speculative.requests import Request, Result
 
 Key = tuple[Any, ...]
@@ -52,35 +48,27 @@ ROOTS = ("engine", "feeding", "event loop")
 
 @dataclass(eq=False)
 class Replay:
-    """In the place of a context's engine and model and of a diarizer's networks: they are asked once for each
-    answer, which is kept and given at once from then on, where they are `free`."""
+    """In the place of a context's engine and model: they are asked once for each answer, which is kept and
+    given at once from then on, where they are `free`."""
 
     context: DecodingContext
-    diarizer: embedded.EmbeddedDiarizer | None = None
     free: bool = False
     asked: int = 0  # while free
     answers: dict[Key, Result] = field(default_factory=dict)
     maps: dict[Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        context, diarizer = self.context, self.diarizer
+        context = self.context
         self.engine = context.engine
         self.whisper = attending(context.whisper, "a replay")
         context.engine = context.slots.engine = _Engine(self)  # type: ignore[assignment]
         context.whisper = _Whisper(self)
-        if diarizer is not None:
-            self.heard = vars(diarizer.segmentation)["network"]
-            vars(diarizer.segmentation)["network"] = _Network(self, self.heard)
-            vars(diarizer.encoder)["forward"] = _Network(self, diarizer.encoder.forward)
         return self
 
     def __exit__(self, *_: object) -> None:
-        context, diarizer = self.context, self.diarizer
+        context = self.context
         context.engine = context.slots.engine = self.engine
         context.whisper = self.whisper
-        if diarizer is not None:
-            vars(diarizer.segmentation)["network"] = self.heard
-            del vars(diarizer.encoder)["forward"]  # the class has it
 
     def ask(self, request: Request) -> Result:
         """The model's own answer, which was not kept."""
@@ -196,24 +184,6 @@ class _Reader:
         return maps[key]
 
 
-class _Network:
-    """In the place of a network of one argument."""
-
-    def __init__(self, replay: Replay, network: Any) -> None:
-        self._replay, self._network = replay, network
-        self._outputs: dict[Key, Tensor] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        key = (*batch.shape, _digest(batch.flatten()[::97]))
-        if key not in self._outputs:
-            self._replay.asked += self._replay.free
-            self._outputs[key] = self._network(batch)
-        return self._outputs[key]
-
-
 # -- seconds --------------------------------------------------------------------------------------------
 
 
@@ -223,28 +193,12 @@ def _stages() -> list[tuple[Any, str, str]]:
         (Recording, "blocks", "reading"),
         (vad._SileroStream, "probabilities", "voice activity"),
         (driver.Session, "run", ROOTS[0]),
-        (driver.ReadAhead, "_read", "cutting"),
-        (driver, "encode_windows", "encoding"),
         (Whisper, "features", "features"),
-        (Submission, "encoded", "requests"),
-        (Submission, "answered", "guards, segments"),
-        (driver, "outcome_of", "outcomes"),
         (WordTimer, "run", "word times"),
         (LiveStream, "feed", "live: items"),
-        (LiveStream, "_ended", "live: passes"),
-        (speaker_finder.DiarizationTask, "feed", "samples for speakers"),
-        (embedded.EmbeddedDiarizer, "diarize", "speakers: rest"),
-        (Segmentation, "probabilities", "speakers: segmentation"),
-        (voice_encoder, "features", "speakers: features"),
-        (voice_encoder.VoiceEncoder, "vectors", "speakers: batches"),
-        (embedded, "find_pieces", "speakers: pieces"),
-        (embedded, "cluster", "speakers: clustering"),
-        (embedded, "turns_of", "speakers: turns"),
-        (speaker_finder, "add_speakers", "speakers: attribution"),
         (_Engine, "step", "replay"),
         (_Whisper, "encode", "replay"),
         (_Reader, "cross_attention", "replay"),
-        (_Network, "__call__", "replay"),
     ]
 
 

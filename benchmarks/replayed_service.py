@@ -1,4 +1,4 @@
-"""The service and its live sessions with a model whose answers are kept: ways of `benchmarks.ceiling`.
+"""The service and its live sessions in this process: ways of `benchmarks.ceiling` and `benchmarks.gpu`.
 
 The application runs in this process, as `forescribe serve` runs it, over a transcriber that a `Replay` has
 made free. Clients are a process of their own, so that what they do does not count.
@@ -6,31 +6,28 @@ made free. Clients are a process of their own, so that what they do does not cou
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import json
 import multiprocessing
 import os
+import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import uvicorn
 
-from benchmarks.live import CHUNK, RATE, serving
+from benchmarks.live import CHUNK, serving
 from benchmarks.replay import Stages
-from benchmarks.service import Clip, load
 from forescribe.api.app import create_app
 from forescribe.api.http.protocols import HttpProtocol, SocketProtocol
 from forescribe.api.process import Failure
-from forescribe.api.realtime.streams import MAX_PER_CLIENT
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.audio.reading import read_audio
@@ -45,16 +42,6 @@ START_S = 120.0
 
 SCALE = 32768
 
-SESSION = {
-    "type": "transcription",
-    "audio": {
-        "input": {
-            "format": {"type": "audio/pcm", "rate": RATE},
-            "turn_detection": {"type": "server_vad"},
-        }
-    },
-}
-
 Texts = dict[str, Any]
 
 
@@ -62,7 +49,7 @@ Texts = dict[str, Any]
 
 
 @contextmanager
-def application(transcriber: Transcriber, stages: Stages, most: int) -> Iterator[str]:
+def application(transcriber: Transcriber, most: int, stages: Stages | None = None) -> Iterator[str]:
     """The service on a free port of this machine, for up to `most` clients; its address."""
     failures = list[Failure]()
     given: dict[str, Any] = {"max_requests": 2 * most, "max_streams": most}
@@ -76,12 +63,12 @@ def application(transcriber: Transcriber, stages: Stages, most: int) -> Iterator
                 app, log_config=None, access_log=False, http=HttpProtocol, ws=SocketProtocol
             )
         )
-        run = stages.timed("event loop", server.run)
+        run = server.run if stages is None else stages.timed("event loop", server.run)
         thread = threading.Thread(target=run, args=([listening],))
         thread.start()
         try:
             end_s = time.monotonic() + START_S
-            while not (server.started and speech.state == "ready"):
+            while not (server.started and speech.life.state == "ready"):
                 if failures or time.monotonic() > end_s:
                     raise SystemExit(f"the service does not start: {failures}")
                 time.sleep(0.05)
@@ -106,6 +93,72 @@ def clients(stages: Stages) -> Iterator[Executor]:
 # -- uploads --------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Clip:
+    """A recording to send."""
+
+    name: str
+    data: bytes
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    clip: Clip
+    text: str
+    latency_s: float  # from the start of the first try, with waits
+    refusals: tuple[int, ...]  # status codes before it was accepted
+
+
+def load(
+    address: str, work: Sequence[Clip], clients: int, fields: dict[str, str]
+) -> tuple[float, list[Answer]]:
+    """Send all clips with concurrent clients. Returns seconds, and answers in order of completion."""
+    waiting: queue.SimpleQueue[Clip] = queue.SimpleQueue()
+    for clip in work:
+        waiting.put(clip)
+    done: list[Answer] = []
+    failed: list[BaseException] = []
+
+    def client() -> None:
+        try:
+            with httpx.Client(base_url=address, timeout=None, trust_env=False) as http:
+                while not failed:
+                    try:
+                        clip = waiting.get_nowait()
+                    except queue.Empty:
+                        return
+                    done.append(_sent(http, clip, fields))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=client) for _ in range(clients)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wall_s = time.perf_counter() - start
+    if failed:
+        raise RuntimeError(f"{type(failed[0]).__name__}: {failed[0]}") from failed[0]
+    return wall_s, done
+
+
+def _sent(http: httpx.Client, clip: Clip, fields: dict[str, str]) -> Answer:
+    refusals: list[int] = []
+    start = time.perf_counter()
+    while True:
+        files = {"file": (f"{clip.name}.flac", clip.data)}
+        answer = http.post("/v1/audio/transcriptions", files=files, data=fields)
+        if answer.status_code == 200:
+            latency_s = time.perf_counter() - start
+            return Answer(clip, answer.json()["text"], latency_s, tuple(refusals))
+        if answer.status_code not in (429, 503):
+            raise RuntimeError(f"{answer.status_code}: {answer.text[:200]}")
+        refusals.append(answer.status_code)
+        time.sleep(float(answer.headers["retry-after"]))
+
+
 def clips_of(outcomes: Sequence[Outcome]) -> list[Clip]:
     return [
         Clip(o.name, Path(str(o.source)).read_bytes(), o.transcript.duration)
@@ -126,7 +179,7 @@ def uploaded(
     fields = {"model": "whisper-1", "language": options.language or "auto"}
     if options.words:
         fields |= {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
-    with application(transcriber, stages, count) as address, sending(stages) as pool:
+    with application(transcriber, count, stages) as address, sending(stages) as pool:
         url = f"http://{address}"
         pool.submit(load, url, clips[:1], 1, fields).result()  # what is loaded with the first
         stages.clear()
@@ -197,86 +250,3 @@ def fed(
     chosen = [samples[n % len(samples)] for n in range(count)]
     result: Texts = stages.timed("feeding", spoken)(transcriber, chosen, options, count)
     return result
-
-
-def heard(
-    transcriber: Transcriber,
-    samples: Sequence[Samples],
-    options: Options,
-    count: int,
-    stages: Stages,
-) -> Texts:
-    """So many WebSockets at once, at the pace of the clock."""
-    chosen = [(samples[n % len(samples)] * SCALE).astype("<i2").tobytes() for n in range(count)]
-    transcription = {"model": "whisper-1", "language": options.language}
-    with application(transcriber, stages, count) as address, clients(stages) as pool:
-        pool.submit(speak, address, [chosen[0][: 2 * RATE]], transcription).result()
-        stages.clear()
-        found: Texts = pool.submit(speak, address, chosen, transcription).result()
-        stages.stop()
-    return found
-
-
-def speak(address: str, recordings: Sequence[bytes], transcription: dict[str, Any]) -> Texts:
-    """A WebSocket for each recording, 16-bit samples; the texts of its turns."""
-
-    async def all_of_them() -> list[list[str]]:
-        count = len(recordings)
-        speakers = (
-            _speaker(address, own, transcription, number, number / count)
-            for number, own in enumerate(recordings)
-        )
-        return list(await asyncio.gather(*speakers))
-
-    return {str(n): turns for n, turns in enumerate(asyncio.run(all_of_them()))}
-
-
-async def _speaker(
-    address: str, recording: bytes, transcription: dict[str, Any], number: int, delay_s: float
-) -> list[str]:
-    from websockets.asyncio.client import connect
-
-    own = f"127.0.0.{2 + number // MAX_PER_CLIENT}"  # an address has so many sessions
-    url = f"ws://{address}/v1/realtime?intent=transcription"
-    async with connect(url, local_addr=(own, 0), max_size=None) as socket:
-        turns: dict[str, str | None] = {}
-        over = asyncio.Event()
-
-        async def listen() -> None:
-            async for text in socket:
-                event = json.loads(text)
-                kind = event["type"].rpartition(".")[2]
-                if event["type"] == "input_audio_buffer.committed":
-                    turns[event["item_id"]] = None
-                elif kind in ("completed", "failed") and event["item_id"] in turns:
-                    turns[event["item_id"]] = event.get("transcript", "")
-                elif event["type"] == "error" and "commit" not in str(event["error"]["code"]):
-                    raise RuntimeError(text)
-                elif event["type"] == "input_audio_buffer.cleared":
-                    over.set()
-
-        listening = asyncio.ensure_future(listen())
-
-        async def send(**event: Any) -> None:
-            if listening.done():
-                listening.result()
-            await socket.send(json.dumps(event))
-
-        session = json.loads(json.dumps(SESSION))
-        session["audio"]["input"]["transcription"] = transcription
-        await send(type="session.update", session=session)
-        start_s = time.monotonic() + delay_s
-        for at in range(0, len(recording), 2 * CHUNK):
-            due_s = start_s + (at // 2 + CHUNK) / RATE
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            audio = base64.b64encode(recording[at : at + 2 * CHUNK]).decode()
-            await send(type="input_audio_buffer.append", audio=audio)
-        await send(type="input_audio_buffer.commit")
-        await send(type="input_audio_buffer.clear")  # whose answer is behind all turns' commits
-        await over.wait()
-        while None in turns.values():
-            if listening.done():
-                listening.result()
-            await asyncio.sleep(0.02)
-        listening.cancel()
-        return [text or "" for text in turns.values()]

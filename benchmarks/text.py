@@ -2,262 +2,411 @@
 
     python -m benchmarks.text --batch 1,4 --gamma 3,5 --json text.json
 
-`equal` counts texts that equal transformers' greedy decoding of one prompt at a time, `tokens` the tokens
-before the first difference. Rows of a further dtype are compared with this engine's plain decoding in that
-dtype, and their tokens counted against the first row's too. Knows options, comparisons and the result; the
-systems are in `systems/text.py`. Import is light.
+The systems are transformers' greedy, assisted and prompt-lookup generation, and this engine plainly, with a
+draft, and with n-grams. They take turns. transformers drafts for one prompt at a time only, so its rows with
+drafts run the prompts one after the other. `equal` counts texts that equal transformers' greedy decoding of
+one prompt at a time, `tokens` the tokens before the first difference. The exit status is 1 if a text of this
+engine differs; below float32 near-ties flip, so that texts of systems that are all correct may differ.
 """
 
 from __future__ import annotations
 
+import argparse
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import provenance
-from benchmarks.options import (
+import torch
+from transformers.utils import logging
+
+from benchmarks import comparison, provenance
+from benchmarks.comparison import (
+    ACCEPTED,
+    BATCH,
     DTYPES,
-    ComparisonOptions,
-    Sink,
-    parse_names,
-    parse_numbers,
+    FLOAT32,
+    WALL,
+    Column,
+    Gamma,
+    Row,
+    check_drafts,
+    compare,
+    dtype_of,
+    quantization_of,
+    remarks,
     say,
-    start,
+    table,
 )
-from benchmarks.rows import ACCEPTED, BATCH, WALL, Column, Row, compare, remarks, table
 from benchmarks.systems.jobs import OURS
 from forescribe.asr.errors import UsageError
-from forescribe.cli.option_records import INPUT, OUTPUT, PERFORMANCE, like, opt, takes
-from forescribe.cli.options import LoadOptions
-from forescribe.text.presets import NGRAM, Pair, resolve
+from forescribe.speculative.device import Device, choose
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.model_engines import ModelEngine
+from forescribe.speculative.requests import Stats
+from forescribe.text import presets
+from forescribe.text.generator import CONTEXT, TextGenerator
+from forescribe.text.language_model import LanguageModel, check_draft, load
+from forescribe.text.presets import MTP, NGRAM, Pair, resolve
+from forescribe.text.streaming import Options
 
 PROGRAM = "benchmarks.text"
+THEIRS = "transformers"
 
-PLAIN = f"{OURS} plain"
+Texts = list[tuple[int, ...]]  # without end-of-text tokens
+Turn = tuple[float, Texts, Stats]  # wall seconds
 
+TEXTS = (
+    "The train was late that morning, and",
+    "A good map shows three things:",
+    "When the rain stopped, the children",
+    "To make bread you need flour, water,",
+    "The river begins in the mountains and",
+    "She opened the letter and read:",
+    "In the year when the bridge was built,",
+    "There are two ways to learn a language:",
+)
 
-@dataclass(frozen=True, kw_only=True)
-class TextOptions(ComparisonOptions):
-    """The parsed command line. Raises UsageError for lists that are not of numbers.
-
-    In half precision near-ties flip, so texts may differ between systems that are all correct."""
-
-    model: str | None = like(ComparisonOptions, "model", shown="demo-text")
-    draft: str | None = like(
-        ComparisonOptions,
-        "draft",
-        "Draft model, named like --model; `none` measures without one.",
-        shown="the preset's",
-    )
-    prompts: Path | None = opt(
-        INPUT,
-        "--prompts FILE",
-        "Text file with one prompt per line.",
-        shown="eight built-in prompts",
-    )
-    chat: bool | None = opt(
-        INPUT,
-        "--chat/--no-chat",
-        "Treat prompts as a user's messages.",
-        shown="yes if the model has a chat template",
-    )
-    max_tokens: int = opt(OUTPUT, "--max-tokens N", "Maximum tokens per text.", 128, min=1)
-    batch: str = opt(PERFORMANCE, "--batch N,N", "Batch sizes; 1 is always measured.", "1,4,8")
-    gamma: str = opt(
-        PERFORMANCE,
-        "--gamma N,N",
-        "Drafted tokens per round, 1 to 64; auto is always measured.",
-        "5",
-    )
-    device: str = like(LoadOptions, "device", default="cpu")
-    dtype: str = opt(
-        PERFORMANCE,
-        "--dtype TYPE,TYPE",
-        "auto, float32, float16, bfloat16, int8 or int8-bfloat16 (as --quantize int8 with that --dtype); "
-        "near-ties may flip below float32. Further ones add rows of this engine.",
-        "float32",
-    )
-    draft_dtype: str = like(
-        LoadOptions,
-        "draft_dtype",
-        "Number format of this engine's draft: auto, float32, float16, bfloat16 or int8.",
-    )
-    threads: int = like(
-        ComparisonOptions, "threads", "CPU threads; 0 leaves the number to PyTorch."
-    )
-
-    def __post_init__(self) -> None:
-        _ = self.batches, self.gammas, self.dtypes
-
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        """Number formats, the first of them for all systems."""
-        return parse_names("--dtype", self.dtype, ("auto", *DTYPES, "float16"))
-
-    @property
-    def batches(self) -> list[int]:
-        """Batch sizes in order, with 1, which the reference uses."""
-        return sorted({1, *parse_numbers("--batch", self.batch, 1024)})
-
-    @property
-    def gammas(self) -> tuple[int, ...]:
-        """Drafted tokens per round."""
-        return parse_numbers("--gamma", self.gamma, 64)
-
-
-@takes(TextOptions)
-def text(**values: Any) -> None:
-    """Compare text generation with transformers' greedy, assisted and prompt-lookup generation.
-
-    All systems use the same weights in one process and take turns. `equal` counts the texts that equal
-    transformers' greedy decoding of one prompt at a time; the exit code is 1 if one of ours does not.
-    Rows of a further --dtype must equal this engine's plain decoding in it.
-    """
-    options = TextOptions(**values)
-    sink = Sink(options.json)
-    sink.check()
-    sink.report(PROGRAM, measured(options, say))
+QUESTIONS = (
+    'Define "harbour".',
+    'Use "quiet" in a sentence.',
+    "Write the minutes of the sales meeting on March 3.",
+    'Define "lantern".',
+    "Write the minutes of the legal meeting on May 12.",
+    'Use "carry" in a sentence.',
+    "Write the minutes of the design meeting on June 9.",
+    'Define "gentle".',
+)
+"""For chat models; the bundled pair was trained on such prompts."""
 
 
 @dataclass(frozen=True)
-class Result:
-    """All rows, the reference first, and what they were measured on."""
+class System:
+    """A row: its name, and how it continues prompts. Only this engine has `stats`."""
 
-    options: TextOptions
-    pair: Pair
-    prompts: Sequence[tuple[int, ...]]
-    rows: Sequence[Row]
-    device: str
-    engine: str  # what computes the target in this engine's rows
-    threads: int
+    name: str
+    batch: int
+    write: Callable[[Sequence[tuple[int, ...]]], Texts]
+    stats: Callable[[], Stats] | None = None
+    dtype: str = FLOAT32
+    gamma: Gamma = None
 
-    @property
-    def differing(self) -> list[Row]:
-        """The rows of this engine whose texts differ from the reference."""
-        ours = [row for row in self.rows if row.system.startswith(OURS)]
-        return [row for row in ours if row.equality is None or not row.equality.complete]
 
-    @property
-    def complaints(self) -> list[str]:
-        return [
-            f"{row.label}: differs from {reference(row, self.rows).label}" for row in self.differing
-        ]
+def take_turns(
+    systems: Sequence[System], prompts: Sequence[tuple[int, ...]], repeats: int
+) -> list[Row]:
+    """Run all systems in turns, A B C A B C, after a warm-up with one prompt."""
+    turns: list[list[Turn]] = [[] for _ in systems]
+    for system in systems:
+        system.write(prompts[:1])
+    for number in range(1, repeats + 1):
+        for system, done in zip(systems, turns, strict=True):
+            before, started = system.stats() if system.stats else Stats(), time.perf_counter()
+            texts = system.write(prompts)
+            wall_s = time.perf_counter() - started
+            stats = system.stats() - before if system.stats else before
+            check_drafts(stats)
+            done.append((wall_s, texts, stats))
+            label = f"{system.name}, batch {system.batch}, {system.dtype}"
+            say(f"{number}/{repeats} {label}: {wall_s:.2f} s")
+    return [row_of(system, done) for system, done in zip(systems, turns, strict=True)]
 
-    def text(self) -> str:
-        """Return the table, and below it the rows whose turns gave different texts."""
-        first, *further = self.options.dtypes
-        equal = "equal: to transformers' greedy texts of one prompt at a time"
-        if further:
-            equal += f", in {', '.join(further)} to this engine's plain texts"
-        columns = [
-            Column("system", lambda row: row.system),
-            BATCH,
-            *([Column("dtype", lambda row: row.dtype)] if further else []),
-            WALL,
-            Column("tokens/s", lambda row: _count(row) / (row.wall_s or 1), "{:.1f}"),
-            Column("x greedy", lambda row: row.speed_up, "{:.2f}"),
-            Column("equal", lambda row: row.equality and row.equality.in_windows),
-            Column("tokens", lambda row: row.equality),
-            *([Column(f"tokens as {first}", lambda row: row.equality_first)] if further else []),
-            ACCEPTED,
-            Column("length", lambda row: row.mean_acceptance_length, "{:.2f}"),
-        ]
-        lines = [*table(columns, self.rows), *remarks(self.rows, lambda row: row.label)]
-        return "\n".join([provenance.machine(self.threads), equal, "", *lines])
 
-    def record(self) -> dict[str, object]:
-        """Return the JSON record, with counts of tokens."""
-        target, draft, options = self.pair.target, self.pair.draft, self.options
-        return {
-            "device": provenance.device() | {"kind": self.device},
-            "model": _name(target),
-            "draft": None if draft is None else _name(draft),
-            "weights": {
-                "target": _weights(target),
-                "draft": None if draft in (None, NGRAM) else _weights(draft),
-            },
-            "dtype": options.dtypes[0],
-            "further_dtypes": options.dtypes[1:],
-            "draft_dtype": options.draft_dtype,
-            "native_kernels": provenance.instruction_set(),
-            "engine": self.engine,
-            "threads": self.threads,
-            "prompts": len(self.prompts),
-            "prompt_tokens": sum(map(len, self.prompts)),
-            "max_tokens": options.max_tokens,
-            "rows": [
-                row.record("system", "batch", "dtype", "wall_s", "walls_s")
-                | {"tokens": _count(row)}
-                | row.record("equality", "equality_first", "steady")
-                | row.record("acceptance_rate", "mean_acceptance_length")
-                for row in self.rows
-            ],
+def row_of(system: System, turns: Sequence[Turn]) -> Row:
+    """The turns of a system, with the texts of the median one."""
+    _, texts, stats = sorted(turns, key=lambda turn: turn[0])[(len(turns) - 1) // 2]
+    return Row(
+        system.name,
+        system.batch,
+        system.gamma,
+        system.dtype,
+        walls_s=[wall_s for wall_s, _, _ in turns],
+        tokens=texts,
+        stats=stats,
+        steady=all(each == texts for _, each, _ in turns),
+    )
+
+
+class TransformersGenerate:
+    """transformers' generate on loaded weights, greedy."""
+
+    def __init__(self, target: LanguageModel, draft: LanguageModel | None, most: int) -> None:
+        self.target, self.draft, self.most = target, draft, most
+
+    @torch.inference_mode()
+    def _generate(self, prompts: Sequence[tuple[int, ...]], **options: Any) -> Texts:
+        """One call; shorter prompts are padded on the left."""
+        length = max(map(len, prompts))
+        rows = [[0] * (length - len(p)) + list(p) for p in prompts]
+        masks = [[0] * (length - len(p)) + [1] * len(p) for p in prompts]
+        model = self.target.model
+        output = model.generate(
+            torch.tensor(rows, device=model.device),
+            attention_mask=torch.tensor(masks, device=model.device),
+            do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,  # some models' settings have one, which is not greedy decoding
+            max_new_tokens=self.most,
+            pad_token_id=min(self.target.ends, default=0),
+            **options,
+        )
+        return [cut(row[length:], self.target.ends) for row in output.tolist()]
+
+    def greedy(self, batch: int) -> Callable[[Sequence[tuple[int, ...]]], Texts]:
+        def write(prompts: Sequence[tuple[int, ...]]) -> Texts:
+            parts = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
+            return [text for part in parts for text in self._generate(part)]
+
+        return write
+
+    def assisted(self, gamma: int | None) -> Callable[[Sequence[tuple[int, ...]]], Texts]:
+        """With its default settings (None), or always `gamma` drafted tokens."""
+        assert self.draft is not None
+        assistant = self.draft.model
+        settings = assistant.generation_config
+        own = {
+            name: getattr(settings, name, None)
+            for name in ("num_assistant_tokens", "num_assistant_tokens_schedule",
+                         "assistant_confidence_threshold")
+        }  # fmt: skip
+        always = {
+            "num_assistant_tokens": gamma,
+            "num_assistant_tokens_schedule": "constant",
+            "assistant_confidence_threshold": 0.0,
         }
 
+        def write(prompts: Sequence[tuple[int, ...]]) -> Texts:
+            # Read from the assistant's settings; as arguments of generate they have no effect.
+            for name, value in (own if gamma is None else always).items():
+                setattr(settings, name, value)
+            return [self._generate([p], assistant_model=assistant)[0] for p in prompts]
 
-def measured(options: TextOptions, say: Callable[[str], None]) -> Result:
-    """Load the pair and run all systems; `say` gets a line per turn. Nothing is downloaded.
+        return write
 
-    Raises UsageError for the options, SpeculativeError for names, weights, device and
-    prompts that do not fit.
+    def lookup(self, gamma: int) -> Callable[[Sequence[tuple[int, ...]]], Texts]:
+        return lambda prompts: [
+            self._generate([p], prompt_lookup_num_tokens=gamma)[0] for p in prompts
+        ]
+
+
+def cut(ids: Sequence[int], ends: frozenset[int]) -> tuple[int, ...]:
+    """Return the tokens before end-of-text, which not all systems return."""
+    end = next((i for i, token in enumerate(ids) if token in ends), len(ids))
+    return tuple(ids[:end])
+
+
+def room(target: LanguageModel, draft: LanguageModel | str | None) -> int:
+    """Return the maximum length of prompt and text together."""
+    both = [target, draft] if isinstance(draft, LanguageModel) else [target]
+    return min(CONTEXT, *(model.positions for model in both))
+
+
+def ours(
+    target: LanguageModel,
+    draft: LanguageModel | str | None,
+    device: Device,
+    *,
+    batch: int,
+    gamma: int | None,
+    most: int,
+    dtype: str,
+) -> System:
+    generator = TextGenerator(
+        target, draft, device=device, batch=batch, gamma=gamma, context=room(target, draft)
+    )
+    kind = "plain" if draft is None else draft if isinstance(draft, str) else "draft"
+    length = "" if draft is None else " auto" if gamma is None else f" {gamma}"
+
+    def write(prompts: Sequence[tuple[int, ...]]) -> Texts:
+        done = generator.generate(prompts, Options(max_tokens=most))
+        return [cut(each.ids, target.ends) for each in done]
+
+    name = f"{OURS} {kind}{length}"
+    drafts: Gamma = "auto" if gamma is None else gamma
+    return System(name, batch, write, lambda: generator.stats, dtype, drafts)
+
+
+def systems(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    device: Device,
+    *,
+    batches: Sequence[int],
+    gammas: Sequence[int],
+    most: int,
+    dtype: str,
+) -> list[System]:
+    """Return all systems, the reference first: transformers' greedy decoding of one prompt at a
+    time, so `batches` begin with 1."""
+    theirs = TransformersGenerate(target, draft, most)
+    rows = [
+        System(f"{THEIRS} greedy", batch, theirs.greedy(batch), dtype=dtype) for batch in batches
+    ]
+    if draft is not None:
+        name = f"{THEIRS} assisted"
+        rows.append(System(f"{name}, its defaults", 1, theirs.assisted(None), dtype=dtype))
+        rows += [System(f"{name} {g}", 1, theirs.assisted(g), dtype=dtype) for g in gammas]
+    rows += [System(f"{THEIRS} lookup {g}", 1, theirs.lookup(g), dtype=dtype) for g in gammas]
+    drafts: list[LanguageModel | str] = [NGRAM] if draft is None else [draft, NGRAM]
+    for batch in batches:
+        rows.append(ours(target, None, device, batch=batch, gamma=0, most=most, dtype=dtype))
+        rows += [
+            ours(target, each, device, batch=batch, gamma=gamma, most=most, dtype=dtype)
+            for each in drafts
+            for gamma in (*gammas, None)
+        ]
+    return rows
+
+
+def load_pair(
+    pair: Pair, device: Device, engine: ModelEngine
+) -> tuple[LanguageModel, LanguageModel | None]:
+    """Load the target, and the draft if it is a model. Raises SpeculativeError."""
+    target = load(pair.target, device, network=False, engine=engine)
+    if pair.draft is None or pair.draft == NGRAM:
+        return target, None
+    if pair.draft in (MTP, *presets.names()):
+        raise LoadError(
+            f"--draft {pair.draft} is no model: this benchmark gives transformers the same draft; "
+            "`forescribe generate --compare` measures any"
+        )
+    draft = load(pair.draft, device, role="draft", network=False, engine=engine)
+    check_draft(target, draft)
+    return target, draft
+
+
+def encoded(
+    target: LanguageModel, lines: Sequence[str] | None, chat: bool | None
+) -> list[tuple[int, ...]]:
+    """Encode the prompts, as chat messages if `chat` or if it is None and the model has a template;
+    `lines` None takes eight built-in prompts. Raises RequestError for a model without a chat
+    template."""
+    words = target.vocabulary
+    chat = words.converses if chat is None else chat
+    if lines is None:
+        lines = QUESTIONS if chat else TEXTS
+    if chat:
+        return [words.chat([{"role": "user", "content": line}]) for line in lines]
+    return [words.encode(line) for line in lines]
+
+
+def check_room(prompts: Sequence[tuple[int, ...]], most: int, positions: int, name: str) -> None:
+    """Check that no text is cut at the end of the model's context, where texts may differ although no
+    system is wrong. Raises UsageError."""
+    longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
+    if len(prompts[longest]) + most > positions:
+        raise UsageError(
+            f"--max-tokens {most}: prompt {longest + 1} has {len(prompts[longest])} tokens, and {name} "
+            f"has {positions} for both; ask for fewer, or shorten the prompt"
+        )
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    made = comparison.parser(PROGRAM, __doc__)
+    add = made.add_argument
+    add("--model", help="preset, downloaded Hugging Face id or folder  [default: demo-text]")
+    add("--prompts", type=Path, metavar="FILE", help="one per line  [default: eight built-in ones]")
+    add("--chat", action=argparse.BooleanOptionalAction,
+        help="prompts are a user's messages  [default: if the model has a chat template]")  # fmt: skip
+    add("--max-tokens", type=int, default=128, metavar="N", help="of a text")
+    add("--batch", type=comparison.numbers(1024), default=(1, 4, 8), metavar="N,N")
+    add("--gamma", type=comparison.numbers(64), default=(5,), metavar="N,N",
+        help="drafted tokens per round; auto is always measured")  # fmt: skip
+    add("--device", default="cpu")
+    add("--dtype", choices=("auto", "float16", *DTYPES), default=FLOAT32)
+    add("--threads", type=int, default=0, help="0 leaves the number to PyTorch")
+    return made.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Load the pair and run all systems; nothing is downloaded.
+
+    Raises UsageError for the options, SpeculativeError for names, weights, device and prompts that do not
+    fit.
     """
-    import torch
-    from transformers.utils import logging
-
-    from benchmarks.systems import text as systems
-    from forescribe.speculative.model_engines import ModelEngine
-
+    options = parse(arguments)
+    comparison.check_record(options.json)
     logging.set_verbosity_error()  # it writes a warning per assisted round, which is no cost of decoding
     lines = None if options.prompts is None else read_prompts(options.prompts)
     pair = resolve(options.model, options.draft)
-    places = [(dtype, systems.choose_format(options.device, dtype)) for dtype in options.dtypes]
-    engine = ModelEngine.of(options.engine)
+    device = choose(options.device, dtype_of(options.dtype), quantization_of(options.dtype))
     if options.threads:
         torch.set_num_threads(options.threads)
-    chosen: list[systems.System] = []
-    for dtype, place in places:
-        models = systems.load_pair(pair, place, engine, options.draft_dtype)
-        if not chosen:
-            target, draft, _ = models
-            prompts = systems.encoded(target, lines, options.chat)
-            most = systems.room(target, draft)
-            systems.check_room(prompts, options.max_tokens, most, target.name)
-        chosen += (systems.further_systems if chosen else systems.systems)(
-            *models,
-            place,
-            batches=options.batches,
-            gammas=options.gammas,
-            most=options.max_tokens,
-            dtype=dtype,
-        )
-    rows = compared(systems.take_turns(chosen, prompts, options.repeats, say))
-    device = places[0][1].name
-    return Result(options, pair, prompts, rows, device, target.engine, torch.get_num_threads())
+    target, draft = load_pair(pair, device, ModelEngine.of(options.engine))
+    prompts = encoded(target, lines, options.chat)
+    check_room(prompts, options.max_tokens, room(target, draft), target.name)
+    chosen = systems(
+        target,
+        draft,
+        device,
+        batches=sorted({1, *options.batch}),
+        gammas=options.gamma,
+        most=options.max_tokens,
+        dtype=options.dtype,
+    )
+    rows = compared(take_turns(chosen, prompts, options.repeats))
+    record = {
+        "device": provenance.device() | {"kind": device.name},
+        "model": _name(pair.target),
+        "draft": None if pair.draft is None else _name(pair.draft),
+        "weights": {
+            "target": _weights(pair.target),
+            "draft": None if pair.draft in (None, NGRAM) else _weights(pair.draft),
+        },
+        "dtype": options.dtype,
+        "native_kernels": provenance.instruction_set(),
+        "engine": target.engine,
+        "threads": torch.get_num_threads(),
+        "prompts": len(prompts),
+        "prompt_tokens": sum(map(len, prompts)),
+        "max_tokens": options.max_tokens,
+        "rows": [
+            row.record("system", "batch", "wall_s", "walls_s", "equality", "steady")
+            | {"tokens": _count(row)}
+            | row.record("acceptance_rate", "mean_acceptance_length")
+            for row in rows
+        ],
+    }
+    complaints = [f"{row.label}: differs from {rows[0].label}" for row in differing(rows)]
+    return comparison.report(PROGRAM, options.json, text(rows), record, complaints)
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their equality, and their speed relative to the first one."""
-    first = rows[0]
+    """The rows with their equality and their speed, both relative to the first one."""
     return [
         replace(
             row,
-            equality=compare(reference(row, rows).tokens, row.tokens),
-            equality_first=compare(first.tokens, row.tokens),
-            base=first,
+            equality=compare(rows[0].tokens, row.tokens),
+            base=rows[0],
             notes=() if row.steady else ("its turns gave different texts",),
         )
         for row in rows
     ]
 
 
-def reference(row: Row, rows: Sequence[Row]) -> Row:
-    """What a row must equal: transformers' greedy decoding of one prompt at a time, in a further dtype
-    this engine's plain one, as engines round in different places there."""
-    if row.dtype == rows[0].dtype:
-        return rows[0]
-    plain = ((PLAIN, 1), row.dtype)
-    return next(each for each in rows if ((each.system, each.batch), each.dtype) == plain)
+def differing(rows: Sequence[Row]) -> list[Row]:
+    """The rows of this engine whose texts differ from the first one's."""
+    ours = [row for row in rows if row.system.startswith(OURS)]
+    return [row for row in ours if row.equality is None or not row.equality.complete]
+
+
+def text(rows: Sequence[Row]) -> str:
+    """The table, and below it the rows whose turns gave different texts."""
+    columns = [
+        Column("system", lambda row: row.system),
+        BATCH,
+        WALL,
+        Column("tokens/s", lambda row: _count(row) / (row.wall_s or 1), "{:.1f}"),
+        Column("x greedy", lambda row: row.speed_up, "{:.2f}"),
+        Column("equal", lambda row: row.equality and row.equality.in_windows),
+        Column("tokens", lambda row: row.equality),
+        ACCEPTED,
+        Column("length", lambda row: row.mean_acceptance_length, "{:.2f}"),
+    ]
+    head = [provenance.machine(torch.get_num_threads())]
+    head += ["equal: to transformers' greedy texts of one prompt at a time", ""]
+    return "\n".join([*head, *table(columns, rows), *remarks(rows, lambda row: row.label)])
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -292,4 +441,4 @@ def _weights(name: str | Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    start(text, PROGRAM)
+    comparison.start(main)

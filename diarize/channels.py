@@ -9,10 +9,12 @@ of voices.
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 import wave
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,9 +25,10 @@ from numpy.typing import NDArray
 
 from forescribe.asr.audio.containers import open_container
 from forescribe.asr.audio.inputs import Input
+from forescribe.asr.audio.opening import open_path
 from forescribe.asr.audio.reading import LOUDEST, Resampler
 from forescribe.asr.decode.options import Hook, Options, Outcome, Progress
-from forescribe.asr.errors import AudioError, ForescribeError, UsageError
+from forescribe.asr.errors import AudioError, ForescribeError, UsageError, temporary_errors
 from forescribe.asr.formats.files import RECORDING
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import (
@@ -77,17 +80,21 @@ class ChannelTranscriber:
         calls: dict[str, _Call] = {}
         failed: deque[Outcome] = deque()
 
-        with tempfile.TemporaryDirectory(prefix="forescribe-") as folder:
+        with ExitStack() as ends:
+            with temporary_errors():
+                folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="forescribe-"))
 
             def channel_files() -> Iterator[str]:
                 for number, source in enumerate(sources):
                     place = Path(folder) / str(number)
-                    place.mkdir()
                     try:
+                        with temporary_errors(folder):
+                            place.mkdir()
                         call = _Call(
                             source, [str(path) for path in split_channels(_path(source), place)]
                         )
                     except ForescribeError as error:
+                        shutil.rmtree(place, ignore_errors=True)  # its room is for the others
                         failed.append(Outcome(source, error=error))
                         continue
                     calls.update(dict.fromkeys(call.channels, call))
@@ -123,11 +130,11 @@ class ChannelTranscriber:
 def split_channels(source: Path, folder: Path) -> list[Path]:
     """Write each channel as a 16 kHz WAV file, `<name>.channel-<n>.wav`, to `folder`.
 
-    Raises UsageError for a mono recording, in which every speaker would be the same, and the errors of
-    opening a recording.
+    Raises UsageError for a mono recording, in which every speaker would be the same, OutputError where the
+    files cannot be written, and the errors of opening a recording.
     """
     name = str(source)
-    with open(source, "rb") as file:
+    with open_path(source, name) as file:
         reader = open_container(file, name)
         files: list[wave.Wave_write] = []
         try:
@@ -142,19 +149,23 @@ def split_channels(source: Path, folder: Path) -> list[Path]:
                             f"{name} has one channel: there is nothing to split; leave the option out"
                         )
                     paths = [folder / f"{source.stem}.channel-{n}.wav" for n in range(count)]
-                    files = [_opened(path) for path in paths]
+                    with temporary_errors(folder):
+                        files = [_opened(path) for path in paths]
                 if block.samples.shape[1] != len(files):
                     raise AudioError(f"{name}: its number of channels changes midway")
-                if block.rate != rate:
-                    _finish(files, filters)
-                    rate, filters = block.rate, [Resampler(block.rate) for _ in files]
-                for n, (out, chosen) in enumerate(zip(files, filters, strict=True)):
-                    _append(out, chosen.push(_sound(block.samples[:, n])))
-            _finish(files, filters)
+                with temporary_errors(folder):
+                    if block.rate != rate:
+                        _finish(files, filters)
+                        rate, filters = block.rate, [Resampler(block.rate) for _ in files]
+                    for n, (out, chosen) in enumerate(zip(files, filters, strict=True)):
+                        _append(out, chosen.push(_sound(block.samples[:, n])))
+            with temporary_errors(folder):
+                _finish(files, filters)
         finally:
             reader.close()
-            for out in files:
-                out.close()
+            with temporary_errors(folder):
+                for out in files:
+                    out.close()
     if not paths:
         raise AudioError(f"{name}: no sound could be decoded")
     return paths

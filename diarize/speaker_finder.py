@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import filterfalse
 from operator import attrgetter
@@ -29,10 +29,11 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from forescribe.asr.audio.inputs import WIDTH, Input
+from forescribe.asr.audio.opening import write_all
 from forescribe.asr.audio.reading import open_audio
 from forescribe.asr.decode.options import Hook, Options, Outcome, Progress
 from forescribe.asr.decode.recording import fault
-from forescribe.asr.errors import UsageError
+from forescribe.asr.errors import UsageError, temporary_errors
 from forescribe.asr.formats.files import RECORDING
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import (
@@ -84,19 +85,19 @@ class SpeakerFinder:
         recordings may be open at a time. The end waits for the current block and drops those that have not
         begun."""
         worker = ThreadPoolExecutor(1, thread_name_prefix="diarize")
-        files: list[BinaryIO] = []
+        tasks: list[DiarizationTask] = []
 
         def start(hook: StageHook = ignore_progress) -> DiarizationTask:
-            file = cast(BinaryIO, tempfile.TemporaryFile())
-            files[:] = [*filterfalse(attrgetter("closed"), files), file]
-            return DiarizationTask(self, worker, file, hook)
+            task = DiarizationTask(self, worker, hook)
+            tasks[:] = [*filterfalse(attrgetter("closed"), tasks), task]
+            return task
 
         try:
             yield start
         finally:
             worker.shutdown(cancel_futures=True)
-            for file in files:
-                file.close()
+            for task in tasks:
+                task.close()
 
 
 class SpeakerOnlyTranscriber:
@@ -206,22 +207,28 @@ def add_speakers(
 
 @dataclass(eq=False)
 class DiarizationTask:
-    """The diarization of one recording. `feed` its samples in order, then `finish` or `cancel`."""
+    """The diarization of one recording. `feed` its samples in order, then `finish` or `cancel`. Its temporary
+    file is opened by `feed`, so that a full disk costs this recording and no other."""
 
     finder: SpeakerFinder
     worker: ThreadPoolExecutor
-    file: BinaryIO
     hook: StageHook
+    closed: bool = field(default=False, init=False)
+    _file: BinaryIO | None = field(default=None, init=False)
     _written: int = field(default=0, init=False)  # samples
     _submitted: int = field(default=0, init=False)  # samples
     _blocks: list[Future[Diarization]] = field(default_factory=list, init=False)
     _cancelled: bool = field(default=False, init=False)
 
     def feed(self, samples: Samples) -> None:
-        """Add the next samples [T]. A block is submitted once it is certain not to be the last."""
+        """Add the next samples [T]. A block is submitted once it is certain not to be the last. Raises
+        OutputError where they cannot be written."""
         if self._cancelled:
             return
-        self.file.write(np.ascontiguousarray(samples, np.float32).tobytes())
+        with temporary_errors():
+            if self._file is None:
+                self._file = cast(BinaryIO, tempfile.TemporaryFile(buffering=0))
+            write_all(self._file, np.ascontiguousarray(samples, np.float32))
         self._written += len(samples)
         while self._written - self._submitted > self.finder.block + self.finder.slack:
             self._submit(self.finder.block, Bounds(at_most=self.finder.bounds.most))
@@ -241,10 +248,15 @@ class DiarizationTask:
         self._cancelled = True
         for block in self._blocks:
             block.cancel()
-        self.worker.submit(self.file.close)  # after the block that may be reading it
+        self.worker.submit(self.close)  # after the block that may be reading it
+
+    def close(self) -> None:
+        """Drop the samples."""
+        self.closed = True
+        if self._file is not None:
+            self._file.close()
 
     def _submit(self, length: int, bounds: Bounds) -> None:
-        self.file.flush()
         start, self._submitted = self._submitted, self._submitted + length
         self._blocks.append(self.worker.submit(self._diarize, start, length, bounds))
 
@@ -253,7 +265,8 @@ class DiarizationTask:
         samples = np.empty(length, np.float32)
         rest, at = samples.data.cast("B"), start * WIDTH
         while rest:  # by position, as the other thread may be writing at the end of the file
-            size = os.preadv(self.file.fileno(), [rest[:READ_BYTES]], at)
+            assert self._file is not None
+            size = os.preadv(self._file.fileno(), [rest[:READ_BYTES]], at)
             assert size, "the temporary file is shorter than what was written to it"
             rest, at = rest[size:], at + size
         return self.finder.diarizer.diarize(samples, bounds, self._report)
@@ -265,7 +278,7 @@ class DiarizationTask:
 
     def _add(self, transcript: Transcript, source: str) -> Transcript:
         """Runs after the blocks in the only thread, so all of them are done."""
-        with self.file:
+        with closing(self):
             done = [block.result(timeout=0) for block in self._blocks]
         whole = done[0] if len(done) == 1 else join_blocks(done, self.finder.bounds)
         return add_speakers(transcript, whole, self.finder.known, source=source)

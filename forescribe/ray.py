@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import UsageError
 
+from .cli.options import FLAGS
+
 if TYPE_CHECKING:
     from ray.data import Dataset
 
 __all__ = ["transcribe"]
 
 OPTIONS = frozenset(
-    "model draft local_files_only language task initial_prompt terms replace redact reference_text "
-    "timestamps words vad guards compression_ratio_threshold "
-    "logprob_threshold no_speech_threshold temperature_increment_on_fallback diarize diarizer "
-    "num_speakers min_speakers max_speakers channels gamma batch_size device dtype quantize draft_dtype "
-    "engine threads readers spool".split()
-)
+    "model draft local_files_only words diarize diarizer num_speakers min_speakers max_speakers channels "
+    "gamma batch_size device dtype quantize draft_dtype engine threads readers spool".split()
+) | (FLAGS.keys() - {"word_timestamps"})
 """Options of `forescribe transcribe`, by field, that say how a recording is transcribed."""
 
 

@@ -23,7 +23,6 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
 sys.path.insert(0, str(ROOT))
 
-SECTIONS = "Service Input Output Model Decoding Training Speakers Performance Diagnostics".split()
 MADE = "<!-- Written by scripts/reference from the code; changes here are lost. -->"
 NAME = re.compile(r" [^`]+`$")
 """The word for an option's value, behind its name."""
@@ -101,6 +100,8 @@ def _parameters(name: str, command: Any, described: dict[tuple[str, str], Descri
 
 
 def _sorted(sections: dict[str, list[str]]) -> list[str]:
+    from forescribe.cli.option_records import SECTIONS
+
     return sorted(sections, key=(*SECTIONS, "Other", "").index)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Generator, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -160,6 +161,35 @@ def pytest_terminal_summary(
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and named.intersection(NIGHTLY):
         text = "these tests are `nightly`: run them with -m nightly, or all by scripts/nightly"
         terminalreporter.write_line(text)
+
+
+CANNOT_BE_INSTALLED = re.compile("no CUDA device|this machine has|names no folder|real voices")
+"""Reasons of skipped tests that remain where everything was installed."""
+
+
+def required(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip for want of something that could have been installed into a failure, where
+    TESTS_REQUIRE_ALL is set, as by scripts/nightly: nobody would run the test otherwise."""
+    if not report.skipped or hasattr(report, "wasxfail") or "TESTS_REQUIRE_ALL" not in os.environ:
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not CANNOT_BE_INSTALLED.search(reason):
+        report.outcome = "failed"
+        report.longrepr = f"TESTS_REQUIRE_ALL is set, and this was skipped: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    required(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    required(report)
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import nbformat
 import pytest
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"

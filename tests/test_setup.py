@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("forescribe", "api", "asr", "diarize", "speculative", "text")

@@ -50,6 +50,7 @@ class Admission:
         self.settings = settings
         self._lock = threading.RLock()
         self._inside: dict[Reservation, None] = {}  # oldest first
+        self._closed = False
 
     @property
     def requests(self) -> int:
@@ -68,20 +69,45 @@ class Admission:
         with self._lock:
             return sum(each.seconds for each in self._inside)
 
-    def reserve(self, client: Client, *, resumable: bool = False) -> Reservation:
+    def keep_out(self) -> None:
+        """Admit nothing that needs a model, until `let_in`: a job is to be done with nothing beside it."""
+        self._closed = True
+
+    def let_in(self) -> None:
+        self._closed = False
+
+    @property
+    def vacant(self) -> bool:
+        """Whether others are kept out, and none of them is inside."""
+        with self._lock:
+            return self._closed and all(each.stored for each in self._inside)
+
+    def check(self) -> None:
+        """Raises ApiError `overloaded` while others are kept out."""
+        if self._closed:
+            raise ApiError(
+                "overloaded", "a job is being done here that must have no other beside it"
+            )
+
+    def reserve(
+        self, client: Client, *, resumable: bool = False, stored: bool = False
+    ) -> Reservation:
         """Reserve capacity for the body of one request.
 
-        A piece of a `resumable` upload is only stored, so it may come in while the server is full of
-        requests.
+        One that is only `stored` needs no model here. A piece of a `resumable` upload is stored too, and may
+        come in while the server is full of requests.
 
         Raises ApiError `overloaded` if the server is full of requests or uploads, `rate_limited` if the
         client has reached a limit.
         """
+        stored = stored or resumable
         with self._lock:
+            if not stored:
+                self.check()
             if not resumable and self._is_full():
                 raise _overloaded()
             self._check_room(client)
-            reservation = Reservation(self, client)
+            reservation = Reservation(self, client, stored)
             self._inside[reservation] = None
             return reservation
 
@@ -118,6 +144,7 @@ class Reservation:
 
     admission: Admission
     client: Client
+    stored: bool = False
     started: bool = field(default=False, init=False)
     seconds: float = field(default=0.0, init=False)  # of its audio, not decoded yet
     _done_s: float = field(default=0.0, init=False)

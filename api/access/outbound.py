@@ -160,10 +160,20 @@ class CheckedBackend(httpcore.NetworkBackend):
         if not parsed or not all(may_call(address, port, self.allowed) for address in parsed):
             cause = Refused("the address may not be called")
             raise httpcore.ConnectError(str(cause)) from cause
-        stream = self._backend.connect_tcp(
-            addresses[0], port, timeout, local_address, socket_options
-        )
-        return DeadlineStream(stream, self.end_s)
+        # The first that answers, in the resolver's order. One that is silent leaves the others their share.
+        end_s = min(self.end_s, math.inf if timeout is None else time.monotonic() + timeout)
+        for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+            share_s = _time_left(end_s, httpcore.ConnectTimeout) / left
+            limit_s = None if math.isinf(share_s) else share_s
+            try:
+                stream = self._backend.connect_tcp(
+                    address, port, limit_s, local_address, socket_options
+                )
+                return DeadlineStream(stream, self.end_s)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                if left == 1:
+                    raise
+        raise AssertionError("an address at least, see above")
 
     def connect_unix_socket(self, *args: Any, **named: Any) -> httpcore.NetworkStream:
         raise httpcore.ConnectError("Unix sockets may not be called")
@@ -200,11 +210,16 @@ class DeadlineStream(httpcore.NetworkStream):
         return self._stream.get_extra_info(info)
 
     def _left(self, timeout_error: type[Exception], timeout: float | None) -> float | None:
-        left_s = self._end_s - time.monotonic()
-        if left_s <= 0:
-            raise timeout_error("the whole request took too long")
+        left_s = _time_left(self._end_s, timeout_error)
         limit_s = left_s if timeout is None else min(timeout, left_s)
         return None if math.isinf(limit_s) else limit_s
+
+
+def _time_left(end_s: float, timeout_error: type[Exception]) -> float:
+    """Seconds. Raises `timeout_error` where there are none."""
+    if (left_s := end_s - time.monotonic()) <= 0:
+        raise timeout_error("the whole request took too long")
+    return left_s
 
 
 def client(

@@ -21,7 +21,6 @@ again and sends the bytes. Does not know what values mean or whose files they ar
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import math
 import re
@@ -38,6 +37,8 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import FileResponse
+
+from forescribe.asr.errors import OutputError, temporary_errors
 
 from ..errors import ApiError
 from ..settings import Settings
@@ -190,13 +191,12 @@ async def receive_form(
     )
     parser.file_field = file_field
     try:
-        data = await parser.parse()
+        with temporary_errors():
+            data = await parser.parse()
     except MultiPartException as error:
         raise ApiError("invalid_value", f"the form cannot be read: {error.message}") from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ApiError("storage_full", "the server has no room for the upload") from error
-        raise
+    except OutputError as error:
+        raise ApiError.of(error) from error
     try:
         yield _checked(data, file_field)
     finally:

@@ -4,6 +4,6 @@
     jobs.start()
     await jobs.submissions.accept(owner, form, recording, key)   # returns once all is on disk
 
-A job's row is its place in the queue (`store`), `worker` claims it, `walk` does it. Text and audio are blobs:
-the database holds states, codes and hashes.
+A job's row is its place in the queue (`store`), `worker` claims it, `walk` does it. Text and audio are files:
+the database holds states, codes and names.
 """

@@ -6,13 +6,14 @@
 
 An integer is a segment of the result, or a word of it, as it is: what nobody has changed keeps its times,
 probabilities and tokens, and takes a few bytes. The result itself stays as it was decoded. Each saved version
-is a blob with a reference of role `corrections`; the latest `MAX_VERSIONS` are kept, and all are deleted with
-the job. A version names the result that it counts in. Does not know HTTP.
+is a file of the job; the latest `MAX_VERSIONS` are kept. A version names the result that it counts in. Does
+not know HTTP.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -26,11 +27,13 @@ from forescribe.asr.formats.transcript_parts import Segment, Word, samples_at
 from ..errors import ApiError
 from ..http.bodies import label
 from ..wording import told
+from .database import Tx
 from .store import Store
 from .tables import Job
 from .walk import JobFiles
 
-ROLE = "corrections"
+ROLE = re.compile(r"corrections-(\d+)")
+"""The role of the file of a version, by its number."""
 
 MAX_VERSIONS = 50
 MAX_BYTES = 4 << 20
@@ -189,16 +192,16 @@ class _Original:
 
 @dataclass(frozen=True)
 class Version:
-    """A saved version: its number, the blob with it, and its content; 0 is the result without corrections."""
+    """A saved version: its number, the file with it, and its content; 0 is the result without corrections."""
 
     number: int
-    blob: str
+    file: str
     saved: Mapping[str, Any]
 
     @property
     def etag(self) -> str:
         """Changes with each save and with the result."""
-        return f'"{self.blob[:32]}"'
+        return f'"{self.file}"'
 
     @property
     def corrections(self) -> Corrections | None:
@@ -253,62 +256,72 @@ class CorrectedJobs:
         version = self._current(id)
         if number is None or number == version.number:
             return version
-        blob = self.store.references.get(id, ROLE, number) if number else None
-        if blob is None:
+        job = self._get(id, owner)
+        if not number or f"corrections-{number}" not in job.files:
             text = f"the job keeps no version {number}; the latest is {version.number}"
             raise ApiError("not_found", text, param="version")
-        return Version(number, blob, json.loads(self.store.blobs.read(blob)))
+        return self._version(job, number)
 
     def put(self, id: str, owner: str, corrections: Corrections, etag: str) -> Version:
         """Save a new version, if `etag` is that of the latest. Raises ApiError: `version_conflict` if it is
         not, `conflict` unless the job has succeeded, `invalid_value` for corrections that do not fit,
         and as `get` does."""
-        job = self._get(id, owner)
+        self._get(id, owner)
         transcript, before = self._original(id, owner), self._current(id)
         if before.etag != etag:
             raise _stale()
         corrections.apply(transcript)
-        saved = self._next(before, corrections)
-        text, number = json.dumps(saved, ensure_ascii=False), before.number + 1
-        with self.files.new_blob(text) as blob:
-            with self.store.transaction() as tx:
-                row = self.store.jobs.locked(tx, id)
-                _check_succeeded(row or job)
-                references = self.store.references
-                latest = references.last_in(tx, id, ROLE)
-                if row is None or latest != (
-                    (before.number, before.blob) if before.number else None
-                ):
-                    raise _stale()
-                if references.get_in(tx, id, "result") != saved["base"]:
-                    raise _stale()
-                references.put(tx, id, ROLE, blob, number)
-        if number > MAX_VERSIONS:
-            self.store.references.drop_up_to(id, ROLE, number - MAX_VERSIONS)
-        return Version(number, blob, saved)
+        saved, number = self._next(before, corrections), before.number + 1
+
+        def refer(tx: Tx, name: str) -> tuple[Version, str | None]:
+            job = self.store.jobs.locked(tx, id)
+            if job is None:
+                raise ApiError("job_not_found", "there is no such job")
+            if job.state != "succeeded":
+                text = f"the job is {job.state}: its text can be corrected at its end"
+                raise ApiError("conflict", text)
+            role = f"corrections-{before.number}" if before.number else "result"
+            same = latest_version(job) == before.number and job.files.get(role) == before.file
+            if not same or job.files.get("result") != saved["base"]:
+                raise _stale()
+            files = {**job.files, f"corrections-{number}": name}
+            oldest = files.pop(f"corrections-{number - MAX_VERSIONS}", None)
+            self.store.jobs.update(tx, id, files=files)
+            return Version(number, name, saved), oldest
+
+        text = json.dumps(saved, ensure_ascii=False)
+        version, oldest = self.files.save(id, f"corrections-{number}", text, refer)
+        if oldest is not None:
+            self.store.files.delete(id, oldest)
+        return version
 
     def delete(self, id: str, owner: str) -> None:
         """Delete all versions; the result is shown as it was decoded."""
         self._get(id, owner)
-        self.store.references.drop(id, ROLE)
+        self.files.drop(id, ROLE)
 
     def _current(self, id: str) -> Version:
         """Raises ApiError `conflict` if it counts in a result that was replaced, `not_found` if the job has
         been erased meanwhile."""
-        result, found = self.store.references.get(id, "result"), self._latest(id)
-        if result is None:
+        job = self.store.jobs.get(id)
+        if job is None or "result" not in job.files:
             raise ApiError("not_found", "the job has no result any more")
-        if found is None:
-            return Version(0, result, NONE)
-        version = Version(*found, json.loads(self.store.blobs.read(found[1])))
-        if version.saved["base"] != result:
+        try:
+            version = self._version(job, latest_version(job))
+        except FileNotFoundError:
+            if self.store.jobs.get(id) == job:
+                raise
+            return self._current(id)  # it was deleted meanwhile
+        if version.number and version.saved["base"] != job.files["result"]:
             text = "the corrections belong to an earlier result: DELETE /v1/jobs/{id}/corrections"
             raise ApiError("conflict", text)
         return version
 
-    def _latest(self, id: str) -> tuple[int, str] | None:
-        with self.store.database.engine.connect() as tx:
-            return self.store.references.last_in(tx, id, ROLE)
+    def _version(self, job: Job, number: int) -> Version:
+        if not number:
+            return Version(0, job.files["result"], NONE)
+        name = job.files[f"corrections-{number}"]
+        return Version(number, name, self.files.json(job.id, name))
 
     def _next(self, before: Version, corrections: Corrections) -> dict[str, Any]:
         """The content of the version after this one."""
@@ -316,7 +329,7 @@ class CorrectedJobs:
         entry = {"version": number, "saved_at": int(now), "note": label(corrections.note) or ""}
         kept = [old for old in before.saved["history"] if old["version"] > number - MAX_VERSIONS]
         return {
-            "base": before.saved["base"] if before.number else before.blob,
+            "base": before.saved["base"] if before.number else before.file,
             "saved_at": now,
             **corrections.model_dump(),
             "history": [*kept, entry],
@@ -336,9 +349,10 @@ def _check_once(what: str, numbers: Iterable[int], count: int) -> None:
         seen.add(number)
 
 
-def _check_succeeded(job: Job) -> None:
-    if job.state != "succeeded":
-        raise ApiError("conflict", f"the job is {job.state}: its text can be corrected at its end")
+def latest_version(job: Job) -> int:
+    """The number of the latest version; 0 without one."""
+    found = (ROLE.fullmatch(role) for role in job.files)
+    return max((int(match[1]) for match in found if match), default=0)
 
 
 def _stale() -> ApiError:

@@ -1,15 +1,10 @@
-"""The job database: SQLite in a file or PostgreSQL, by the same statements; and turns of its processes.
+"""The job database: SQLite in a file or PostgreSQL, by the same statements.
 
     database = Database.open("sqlite:///jobs.db")
     with database.transaction() as tx:
         tx.execute(...)
 
-    if database.take_turn("retention", 60.0): # this process does the task for all, once in a period
-        ...
-
-Periods of turns are measured by the database's clock, so no machine's clock matters. A process that dies in
-its turn delays the task by one period. Tasks must be repeatable: one that takes longer than its period
-overlaps with the next turn. Knows connections, transactions and their faults; does not know what rows mean.
+Knows connections, transactions and their faults; does not know what rows mean.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
 
-from .tables import JOBS, KEYS, META, PLACES, REFERENCES, TURNS
+from .tables import EARLIER, FOLDERS, META, PLACES
 
 Tx = sa.Connection
 
@@ -69,15 +64,19 @@ class Database:
     def open(cls, url: str) -> Database:
         """Open a database and create missing tables.
 
-        Raises UsageError if it cannot be opened, CapacityError if the cause may pass by itself: a server
-        that is down, a full disk.
+        Raises UsageError if it cannot be opened or has the jobs of an earlier version, CapacityError if the
+        cause may pass by itself: a server that is down, a full disk.
         """
         try:
             engine = sa.create_engine(_address(url), pool_pre_ping=True)
             if engine.dialect.name == "sqlite":
                 event.listen(engine, "connect", _configure_sqlite)
-            with _turn_to_open(engine.url):
-                _create_tables(engine)
+            try:
+                with _turn_to_open(engine.url):
+                    _create_tables(engine)
+            except BaseException:
+                engine.dispose()
+                raise
             return cls(engine)
         except (sa.exc.SQLAlchemyError, ImportError, OSError) as error:
             cause = getattr(error, "orig", None) or error
@@ -105,23 +104,24 @@ class Database:
 
     def accepts_writes(self) -> bool:
         """Whether a row can be committed; it is deleted again."""
-        key = f"probe-{uuid4().hex}"
-        row = {"tenant": "", "key": key, "fingerprint": "", "job": "", "created_at": 0.0}
+        probe = f"probe-{uuid4().hex}"
         try:
             with self.transaction() as tx:
-                tx.execute(sa.insert(KEYS).values(**row))
-                tx.execute(sa.delete(KEYS).where(KEYS.c.key == key))
+                tx.execute(sa.insert(FOLDERS).values(job=probe))
+                tx.execute(sa.delete(FOLDERS).where(FOLDERS.c.job == probe))
         except (sa.exc.SQLAlchemyError, OutputError):
             return False
         return True
 
     def belongs_to(self, place: str) -> bool:
-        """Whether the blobs of this database are at a place: there, where its first process had them, or
-        anywhere while there are none."""
+        """Whether the files of this database's jobs are at a place: there, where its first process had them,
+        or anywhere while there are none."""
         with self.transaction() as tx:
-            insert_new(tx, PLACES, [{"what": "blobs", "place": place}])
+            insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
+            here = insert(PLACES).values(what="files", place=place)
+            tx.execute(here.on_conflict_do_nothing())  # waits for others that insert it
             known = tx.execute(sa.select(PLACES.c.place).with_for_update()).scalar_one()
-            if known != place and not tx.execute(sa.select(REFERENCES.c.job).limit(1)).first():
+            if known != place and not tx.execute(sa.select(FOLDERS.c.job).limit(1)).first():
                 tx.execute(sa.update(PLACES).values(place=place))
                 return True
         return bool(known == place)
@@ -131,15 +131,6 @@ class Database:
         or it is a replica that takes no writes yet."""
         state = getattr(error.orig, "sqlstate", None) or ""
         return error.connection_invalidated or state in _AWAY or not self.available()
-
-    def take_turn(self, task: str, period_s: float) -> bool:
-        """Whether this process may do the task now: nobody began it within the last `period_s` seconds."""
-        with self.transaction() as tx:
-            now = database_time(tx)
-            due = (TURNS.c.task == task) & (TURNS.c.at <= now - period_s)
-            if tx.execute(sa.update(TURNS).where(due).values(at=now)).rowcount:
-                return True
-            return bool(insert_new(tx, TURNS, [{"task": task, "at": now}]))
 
     def truncate_log(self) -> None:
         """Remove deleted rows from SQLite's write-ahead log too, once no reader uses it."""
@@ -171,28 +162,6 @@ def not_before(tx: Tx, now: float, *columns: sa.Column[Any]) -> sa.ColumnElement
     return latest(now, *(sa.func.coalesce(column, now) for column in columns))
 
 
-def one_page(query: sa.Select[Any], place: Place | None, limit: int) -> sa.Select[Any]:
-    """The jobs of a query by time of creation, the latest first: those behind a place, `limit` of them and
-    one more, which tells whether another page follows."""
-    columns = (JOBS.c.created_at, JOBS.c.id)
-    if place is not None:
-        query = query.where(sa.tuple_(*columns) < sa.tuple_(*map(sa.literal, place)))
-    return query.order_by(*(column.desc() for column in columns)).limit(limit + 1)
-
-
-def insert_new(tx: Tx, table: sa.Table, rows: list[dict[str, object]]) -> int:
-    """Insert the rows whose keys do not exist yet, and return their number. Waits for other transactions
-    that are inserting the same keys."""
-    insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
-    return tx.execute(insert(table).values(rows).on_conflict_do_nothing()).rowcount
-
-
-def hold(tx: Tx, *names: str) -> None:
-    """Hold a lock by its one or two names until the transaction ends. SQLite has one writer anyway."""
-    if tx.dialect.name == "postgresql":
-        tx.execute(sa.select(sa.func.pg_advisory_xact_lock(*map(sa.func.hashtext, names))))
-
-
 @contextmanager
 def database_disk_errors() -> Iterator[None]:
     """Raise disk errors of the database as OutputError, as `api.errors.disk_errors` does for files."""
@@ -219,12 +188,30 @@ def _turn_to_open(url: sa.URL) -> Iterator[None]:
 
 
 def _create_tables(engine: sa.Engine) -> None:
-    """Create missing tables. Several processes may do so at once."""
+    """Create missing tables. Several processes may do so at once. Raises UsageError for the jobs of an
+    earlier version."""
     with engine.begin() as tx:
-        hold(tx, "forescribe_tables")
         if engine.dialect.name == "sqlite":
             tx.exec_driver_sql("BEGIN IMMEDIATE")  # as in `transaction`
+        elif engine.dialect.name == "postgresql":
+            lock = sa.func.pg_advisory_xact_lock(sa.func.hashtext("forescribe_tables"))
+            tx.execute(sa.select(lock))
+        if sa.inspect(tx).has_table(EARLIER):
+            _drop_earlier(tx)
         META.create_all(tx)
+
+
+def _drop_earlier(tx: Tx) -> None:
+    """Drop the tables of an earlier version, if there are no jobs in them. Raises UsageError."""
+    earlier = sa.MetaData()
+    earlier.reflect(tx, only=lambda name, _: name.startswith("forescribe_"))
+    if tx.execute(sa.select(earlier.tables["forescribe_jobs"].c.id).limit(1)).first():
+        raise UsageError(
+            "the jobs in this database were written by an earlier version of forescribe, which this one "
+            "does not read: let that version finish them, fetch their results and delete them, or give "
+            "another data_dir, or an empty database_url and another blobs_url"
+        )
+    earlier.drop_all(tx)
 
 
 def _disk_error(error: sa.exc.DBAPIError) -> Code | None:

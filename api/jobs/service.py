@@ -14,12 +14,20 @@ from __future__ import annotations
 import fcntl
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from forescribe.asr.errors import CapacityError, StorageError, UsageError, how_to_install
+from forescribe.asr.errors import (
+    AudioError,
+    CapacityError,
+    StorageError,
+    UsageError,
+    how_to_install,
+)
 from forescribe.asr.formats.transcript import Transcript
 
 from ..access.outbound import networks
@@ -30,8 +38,7 @@ from ..speech.serving import Serving
 from ..telemetry import WHOLE_DATABASE
 from ..uploads import Uploads
 from .callbacks import JobMetrics, Webhooks
-from .corrections import ROLE as CORRECTIONS
-from .corrections import CorrectedJobs
+from .corrections import CorrectedJobs, latest_version
 from .running import RELEASE_S, Outages, report_fault
 from .store import Store
 from .submissions import Submissions
@@ -40,7 +47,7 @@ from .walk import JobFiles, Walk
 from .worker import Worker, wait_until
 
 if TYPE_CHECKING:
-    from .object_blobs import ObjectBlobs
+    from .files import ObjectFiles
 
 
 MAX_LABEL_LENGTH = 255
@@ -48,14 +55,8 @@ MAX_LABEL_LENGTH = 255
 PAGE = 100
 """Jobs that are read at a time."""
 
-DRAFT_S = 3600.0
-"""A draft of a blob that was not written to for so long has lost its writer."""
-
-PERIOD_S = 30.0
-"""Between two turns of retention, by whichever process takes them."""
-
 SWEEP_S = 3600.0
-"""Between two listings of object storage."""
+"""Between two listings of all files by a process."""
 
 UPLOAD_KEPT_S = 24 * 3600.0
 """An unfinished upload: a client that was away for a night continues it."""
@@ -68,6 +69,8 @@ RETENTION_TICK_S = 60.0
 
 PATIENCE_S = 30.0
 """Of requests to object storage: clients wait for some of them, and jobs wait on after them anyway."""
+
+AUDIO = re.compile("audio")
 
 ID = re.compile(r"job_[0-9a-f]{32}")
 
@@ -114,23 +117,22 @@ class Jobs:
         lock = (folder / "lock").open("ab")
         locks: list[BinaryIO] = [lock]
         alone = _locked(lock)
-        drafts = folder
-        if settings.blobs_url is not None:  # drafts and copies of objects belong to one process
-            drafts, own = _own_folder(folder)
+        copies = folder
+        if settings.blobs_url is not None:  # copies of objects belong to one process
+            copies, own = _own_folder(folder)
             locks.append(own)
-        store = open_store(settings, folder, drafts)
+        store = open_store(settings, folder, copies)
         jobs = cls(settings, serving, store, locks=locks, **given)
         if alone:  # since the last process on this folder has ended
             jobs.uploads.recover()
             if settings.database_url is None:
                 store.jobs.expire_leases()
+                store.sweep(older_s=0.0)
         fcntl.flock(lock, fcntl.LOCK_SH)
         return jobs
 
     def start(self) -> None:
         """Resume unfinished work, and begin to work on new jobs."""
-        if not self.store.blobs.marked:
-            self.store.references.sweep()
         self.worker.start()
         self._retention.start()
 
@@ -144,9 +146,7 @@ class Jobs:
         `stop`. Does nothing the second time."""
         if not self._stopping.is_set():
             self.worker.stop()
-            if (
-                self._retention.is_alive()
-            ):  # it may wait for object storage: the next process does it
+            if self._retention.is_alive():  # it may wait for storage: the next process does it
                 self._retention.join(RELEASE_S)
 
     def stop(self) -> None:
@@ -159,13 +159,15 @@ class Jobs:
     # -- retention, in a thread of its own: deletions in object storage take long, and leases must not wait
 
     def _retain(self) -> None:
-        fault = ""
+        fault, swept_s = "", -SWEEP_S
         while not self._stopping.is_set():
             try:
-                self.store.blobs.sweep(DRAFT_S)
+                self.store.files.trim()
                 self.uploads.expire(UPLOAD_KEPT_S)
-                if self.store.database.take_turn("retention", PERIOD_S):
-                    self.erase_expired()
+                self.erase_expired()
+                if time.monotonic() - swept_s >= SWEEP_S:
+                    swept_s = time.monotonic()
+                    self.store.sweep_files()
                 fault = ""
             except Exception as error:  # the database or the disk may come back
                 if fault != type(error).__name__:  # log it once
@@ -174,17 +176,15 @@ class Jobs:
             self._stopping.wait(RETENTION_TICK_S)
 
     def erase_expired(self) -> None:
-        """Erase everything that is older than the settings keep it: one process of a database does it for
-        all, and each removes its own local files."""
+        """Erase everything that is older than the settings keep it, and what dead processes have left. Each
+        process of a database does it for all."""
         now, settings, store = self.store.now(), self.settings, self.store
-        store.references.delete_condemned()
-        for id in store.jobs.with_audio_succeeded_before(now - settings.audio_retention_s):
-            store.references.drop(id, "audio")
-        for id in store.jobs.ended_before(now - settings.result_retention_s):
-            self.operations.erase(id)
-        store.keys.delete_before(now - KEYS_KEPT_S)
-        if store.blobs.marked and store.database.take_turn("objects", SWEEP_S):
-            store.references.sweep_objects()
+        store.sweep()
+        for job in store.jobs.with_audio_succeeded_before(now - settings.audio_retention_s):
+            self.operations.files.drop(job.id, AUDIO)
+        for job in store.jobs.ended_before(now - settings.result_retention_s):
+            self.operations.erase(job.id)
+        store.jobs.forget_keys(now - KEYS_KEPT_S)
 
     def _watch(self) -> None:
         store, metrics, whole = self.store, self.serving.metrics, WHOLE_DATABASE
@@ -196,12 +196,12 @@ class Jobs:
             lambda: store.jobs.backlog()[1],
         )
         watch("jobs_oldest_seconds", f"Age of the oldest unfinished job, {whole}.", self._oldest_s)
-        watch("disk_free_bytes", "Free space for audio and results.", lambda: store.blobs.free)
+        watch("disk_free_bytes", "Free space for audio and results.", lambda: store.files.free)
         metrics.count(
             "store_requests",
             "Requests to object storage, repetitions included, by kind.",
             "kind",
-            lambda: store.blobs.requests,
+            lambda: store.files.requests,
         )
 
     def _oldest_s(self) -> float:
@@ -220,15 +220,16 @@ class Operations:
         # The form of an id is checked first: databases refuse some characters.
         job = self.store.jobs.get(id, owner) if ID.fullmatch(id) else None
         if job is None:
-            raise ApiError("job_not_found", "there is no such job")
+            raise _unknown()
         return job
 
     def transcript(self, id: str, owner: str) -> Transcript:
         """Raises ApiError: `in_progress` before the end, `not_found` if there is no result."""
         job = self.get(id, owner)
-        name = self.store.references.get(id, "result")
-        if name is not None:
-            return self.files.transcript(name)
+        if "result" in job.files:
+            with suppress(FileNotFoundError):  # erased, or replaced by another run, meanwhile
+                return self.files.transcript(job)
+            return self.files.transcript(self.get(id, owner))
         if job.ended:
             raise ApiError("not_found", f"the job is {job.state}: it has no result")
         raise ApiError("in_progress", f"the job is {job.state}", retry_after=5)
@@ -236,14 +237,11 @@ class Operations:
     def audio(self, id: str, owner: str) -> Path:
         """The file that was uploaded, to be opened at once. Raises ApiError `not_found` if it is not kept
         any more."""
-        self.get(id, owner)
-        name = self.store.references.get(id, "audio")
         try:
-            if name is not None:
-                return self.store.blobs.local(name)
-        except FileNotFoundError:
-            pass  # deleted meanwhile
-        raise _no_audio()
+            with self.files.audio(self.get(id, owner)) as path:
+                return path
+        except (FileNotFoundError, AudioError):  # or deleted meanwhile
+            raise _no_audio() from None
 
     def rename(self, id: str, owner: str, name: str) -> Job:
         """Another name for the recording. Its ending stays, which says what is in the file. Raises ApiError
@@ -255,7 +253,7 @@ class Operations:
             text = f"label: {len(name)} characters with its ending; give {MAX_LABEL_LENGTH} at most"
             raise ApiError("invalid_value", text, param="label")
         with self.store.transaction() as tx:
-            self.store.jobs.rename(tx, id, name)
+            self.store.jobs.update(tx, id, label=name)
         return self.get(id, owner)
 
     def results(self, owner: str) -> Iterator[Job]:
@@ -304,32 +302,32 @@ class Operations:
     def _new_run(
         self, id: str, owner: str, states: tuple[State, ...], kind: Kind, options: Mapping[str, Any]
     ) -> Job:
-        job = self.get(id, owner)
-        if job.state not in states:
-            text = f"the job is {job.state}, not {' or '.join(states)}"
-            raise ApiError("conflict", text)
-        if self.store.references.get(id, "audio") is None:
-            raise _no_audio()
+        self.get(id, owner)
         with self.store.transaction() as tx:
-            if self.store.references.last_in(tx, id, CORRECTIONS) is not None:
+            job = self.store.jobs.locked(tx, id)
+            if job is None:
+                raise _unknown()
+            if job.state not in states:
+                raise ApiError("conflict", f"the job is {job.state}, not {' or '.join(states)}")
+            if "audio" not in job.files:
+                raise _no_audio()
+            if latest_version(job):
                 text = "the text has corrections, which belong to its speakers: delete them first"
                 raise ApiError("conflict", f"{text} (DELETE /v1/jobs/{{id}}/corrections)")
-            if options:
-                merged = {k: v for k, v in {**job.options, **options}.items() if v is not None}
-                self.store.jobs.set_options(tx, id, merged)
-            queued = self.store.jobs.new_run(tx, id, kind)
+            merged = {k: v for k, v in {**job.options, **options}.items() if v is not None}
+            queued = self.store.jobs.new_run(tx, job, kind, merged)
         self.worker.wake()
         return queued
 
 
-def open_store(settings: Settings, folder: Path, drafts: Path) -> Store:
-    """The job store of the settings, in the folder; drafts and copies of objects are in a folder of this
-    process. Raises UsageError, CapacityError."""
-    blobs = None
+def open_store(settings: Settings, folder: Path, copies: Path) -> Store:
+    """The job store of the settings, in the folder; copies of objects are in a folder of this process. Raises
+    UsageError, CapacityError."""
+    files = None
     if settings.blobs_url is not None:
-        blobs = open_objects(settings.blobs_url, drafts, settings.blob_cache_bytes)
-    store = Store.open(folder, settings.database_url, blobs)
-    if settings.database_url is not None and not store.database.belongs_to(store.blobs.place):
+        files = open_objects(settings.blobs_url, copies, settings.blob_cache_bytes)
+    store = Store.open(folder, settings.database_url, files)
+    if settings.database_url is not None and not store.database.belongs_to(store.files.place):
         raise UsageError(
             "the jobs of this database have their audio and results in another place: set the same blobs_url "
             "for all its processes, or the same data_dir on a disk that they share"
@@ -337,8 +335,8 @@ def open_store(settings: Settings, folder: Path, drafts: Path) -> Store:
     return store
 
 
-def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectBlobs:
-    """The blobs at a URL. Raises UsageError if it cannot be used, CapacityError if it does not answer."""
+def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectFiles:
+    """The files at a URL. Raises UsageError if it cannot be used, CapacityError if it does not answer."""
     try:
         from forescribe.asr.storage import stores
         from forescribe.asr.storage.locations import Location
@@ -346,16 +344,16 @@ def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectBlobs:
         raise UsageError(
             f"blobs_url needs {error.name}: {how_to_install('serve', 's3')}"
         ) from error
-    from .object_blobs import ObjectBlobs
+    from .files import ObjectFiles
 
     try:
         store = stores.open_store(Location.parse(url), patience_s=PATIENCE_S)
-        blobs = ObjectBlobs(store, folder, cache_bytes)
-        blobs.probe()
+        files = ObjectFiles(store, folder, cache_bytes)
+        files.probe()
     except StorageError as error:
         kind = CapacityError if error.code == "storage_unavailable" else UsageError
         raise kind(f"blobs_url: {error.message}") from error
-    return blobs
+    return files
 
 
 def _locked(file: BinaryIO) -> bool:
@@ -377,6 +375,10 @@ def _own_folder(folder: Path) -> tuple[Path, BinaryIO]:
             return own, lock
         lock.close()
     raise AssertionError
+
+
+def _unknown() -> ApiError:
+    return ApiError("job_not_found", "there is no such job")
 
 
 def _no_audio() -> ApiError:

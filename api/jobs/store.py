@@ -1,49 +1,44 @@
-"""The job store: a database and a blob folder, opened together, with one object for each table.
+"""The job store: a database and a place of files, opened together.
 
     store = Store.open(folder)
     with store.transaction() as tx:
-        store.jobs.insert(tx, new)                      # a queued row is the queue
-    job = store.jobs.claim("process 1", beside=())      # the next one, for `LEASE_S` unless it is renewed
+        store.jobs.insert(tx, job)                      # a queued row is the queue
+    job, _ = store.jobs.claim("process 1", beside=())   # the next one, for `LEASE_S` unless it is renewed
 
-A job that is worked on has a lease: the process that claimed it, and until when. Leases and callbacks are
-measured by the database's clock, so no machine's clock matters. Every write of a run is bound to its `Claim`,
-so that a run that was cancelled or replaced, or whose process was taken for dead, writes nothing. Does not
-know HTTP or what blobs hold.
+A job that is worked on has a lease of its own: the process that claimed it, and until when. Leases and
+callbacks are measured by the database's clock, so no machine's clock matters. Every write of a run is bound
+to its `Claim`, so that a run that was cancelled or replaced, or whose process was taken for dead, writes
+nothing. Does not know HTTP or what files hold.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from forescribe.asr.errors import OutputError, StorageError
 
-from ..errors import ApiError
-from .blobs import Blobs, BlobStore
-from .database import Database, Place, Tx, database_time, not_before, one_page
-from .references import References
+from .database import Database, Place, Tx, database_time, not_before
+from .files import DiskFiles, Files
 from .tables import (
     ENDED,
     ENTRIES,
+    FOLDERS,
     JOBS,
-    KEYS,
-    REFERENCES,
     UNFINISHED,
-    Callback,
     CallbackState,
     Claim,
     EntryKind,
     Job,
     Kind,
     LogEntry,
-    NewJob,
     State,
     bounded,
     bounded_options,
@@ -52,31 +47,41 @@ from .tables import (
 LEASE_S = 10.0
 """How long a process has a job unless it renews its lease."""
 
-ALONE = 2
-"""Deaths of its processes after which a job is done while its process does no other."""
+BESIDE = 2
+"""Deaths of processes that had other work too, without progress in between, after which a job is done while
+its process does nothing else."""
 
-MAX_CRASHES = 3
-"""Deaths of its processes, without progress in between, after which a job fails."""
+ALONE_AFTER_S: Sequence[float] = (20.0, 40.0)
+"""How long a process must have been well before it does such a job for the first time, and for the second:
+one that machines take away every few seconds says nothing about its jobs. A job fails at the second death."""
+
+ORPHAN_S = 3600.0
+"""How long a recording may take from its first byte on the disk to its row."""
+
+Lonely = Literal["lonely"]
+"""The next job is to be done while its process does nothing else."""
 
 
 class Store:
-    """One object for each table, over one database and one blob store."""
+    """The rows and the files of jobs.
+
+    Each folder of files has a row from before its first file until after its last: `reserve`, then the
+    files, then `accept` in the transaction that inserts the job; `erase`, then `remove`. What a process left
+    that died in between is swept. Acceptance and sweep write the same row, so the second one is refused.
+    """
 
     def __init__(
-        self, database: Database, blobs: BlobStore, clock: Callable[[], float] = time.time
+        self, database: Database, files: Files, clock: Callable[[], float] = time.time
     ) -> None:
-        self.database, self.blobs, self.clock = database, blobs, clock
-        self.log = EventLog(database)
-        self.jobs = JobTable(database, self.log, self.now)
-        self.references = References(database, blobs)
-        self.keys = IdempotencyKeys(database, self.now)
+        self.database, self.files, self.clock = database, files, clock
+        self.jobs = JobTable(database, self.now)
 
     @classmethod
-    def open(cls, folder: Path, url: str | None = None, blobs: BlobStore | None = None) -> Store:
-        """The store in a folder, with its own SQLite database or the one at `url`, and its own blobs or
+    def open(cls, folder: Path, url: str | None = None, files: Files | None = None) -> Store:
+        """The store in a folder, with its own SQLite database or the one at `url`, and its own files or
         others. Raises UsageError, CapacityError."""
         database = Database.open(url or f"sqlite:///{folder / 'jobs.db'}")
-        return cls(database, blobs or Blobs(folder / "blobs"))
+        return cls(database, files or DiskFiles(folder / "files"))
 
     def now(self) -> float:
         """Unix seconds."""
@@ -87,47 +92,103 @@ class Store:
         return self.database.transaction()
 
     def writable(self) -> bool:
-        """Whether a row can be committed and a blob written."""
+        """Whether a row can be committed and a file written."""
         try:
-            self.blobs.probe()
+            self.files.probe()
         except (OutputError, StorageError):
             return False
         return self.database.accepts_writes()
 
-    def erase(self, id: str) -> None:
-        """Delete all rows of a job, and the blobs that only this job refers to. SQLite's log has them until
-        `Database.truncate_log`."""
-        deletions = [sa.delete(table).where(table.c.job == id) for table in (ENTRIES, KEYS)]
-        self.references.drop_all(id, *deletions, sa.delete(JOBS).where(JOBS.c.id == id))
-
     def close(self) -> None:
-        self.blobs.close()
+        self.files.trim(0.0)
         self.database.close()
+
+    # -- folders ----------------------------------------------------------------------------------
+
+    def reserve(self, id: str) -> None:
+        """Files of a job will be written, which is accepted within `ORPHAN_S`."""
+        with self.transaction() as tx:
+            tx.execute(sa.insert(FOLDERS).values(job=id, at=database_time(tx)))
+
+    def accept(self, tx: Tx, job: Job) -> Job:
+        """Insert and queue a job whose folder is reserved and whose files are stored. Raises IntegrityError
+        if its owner has used its key before, OutputError if it took too long."""
+        ours = (FOLDERS.c.job == job.id) & (FOLDERS.c.at > 0)
+        if not tx.execute(sa.update(FOLDERS).where(ours).values(at=None)).rowcount:
+            raise OutputError("the recording took too long to be stored; send it again")
+        return self.jobs.insert(tx, job)
+
+    def discard(self, id: str) -> None:
+        """Delete the folder of a job that was not accepted."""
+        with self.transaction() as tx:
+            ours = (FOLDERS.c.job == id) & FOLDERS.c.at.is_not(None)
+            mine = tx.execute(sa.update(FOLDERS).where(ours).values(at=0.0)).rowcount
+        if mine:
+            self.remove(id)
+
+    def erase(self, id: str) -> None:
+        """Delete all rows and files of a job. SQLite's log has them until `Database.truncate_log`."""
+        with self.transaction() as tx:
+            tx.execute(sa.delete(JOBS).where(JOBS.c.id == id))  # waits for a run that writes to it
+            tx.execute(sa.delete(ENTRIES).where(ENTRIES.c.job == id))
+            tx.execute(sa.update(FOLDERS).where(FOLDERS.c.job == id).values(at=0.0))
+        self.remove(id)
+
+    def remove(self, id: str) -> None:
+        """Delete the folder of a job that was erased or not accepted."""
+        self.files.delete_all(id)
+        with self.transaction() as tx:
+            tx.execute(sa.delete(FOLDERS).where(FOLDERS.c.job == id))
+
+    def sweep(self, older_s: float = ORPHAN_S) -> None:
+        """Remove the folders of jobs that were erased, or not accepted within `older_s` seconds."""
+        with self.transaction() as tx:
+            late = FOLDERS.c.at <= database_time(tx) - older_s
+            tx.execute(sa.update(FOLDERS).where(late).values(at=0.0))
+            doomed = tx.execute(sa.select(FOLDERS.c.job).where(FOLDERS.c.at == 0.0)).scalars().all()
+        for id in doomed:
+            self.remove(id)
+
+    def sweep_files(self) -> int:
+        """Delete folders that have no row, and return their number: a process was suspended over a file while
+        its job was erased, and died. Lists all files."""
+        listed = self.files.jobs()  # before the rows: a folder's row is there first
+        with self.database.engine.connect() as tx:
+            known = set(tx.execute(sa.select(FOLDERS.c.job)).scalars())
+        for id in listed - known:
+            self.files.delete_all(id)
+        return len(listed - known)
 
 
 class JobTable:
-    """The rows of jobs in one database: reading, the queue, and the transitions between their states. `now`
-    gives the time in Unix seconds."""
+    """The rows of jobs in one database, and their logs, which clients can follow: reading, the queue, and the
+    transitions between states. `now` gives the time in Unix seconds."""
 
-    def __init__(self, database: Database, log: EventLog, now: Callable[[], float]) -> None:
-        self._database, self._log, self._now = database, log, now
+    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+        self._database, self._now = database, now
 
     # -- reading ----------------------------------------------------------------------------------
 
     def get(self, id: str, owner: str | None = None) -> Job | None:
         """The job; None if it does not exist or belongs to another owner."""
-        with self._database.engine.connect() as tx:
-            return self._select(tx, id, owner)
+        query = sa.select(JOBS).where(JOBS.c.id == id)
+        return self._first(query if owner is None else query.where(JOBS.c.owner == owner))
+
+    def with_key(self, owner: str, key: str) -> Job | None:
+        """The job that an Idempotency-Key has created."""
+        return self._first(sa.select(JOBS).where(JOBS.c.owner == owner, JOBS.c.key == key))
 
     def page(
         self, owner: str, limit: int, after: Place | None = None, state: str | None = None
     ) -> tuple[list[Job], bool]:
         """Up to `limit` jobs, the latest first, behind a place; and whether there are more."""
-        query = sa.select(JOBS).where(JOBS.c.tenant == owner)
+        query = sa.select(JOBS).where(JOBS.c.owner == owner)
         if state is not None:
             query = query.where(JOBS.c.state == state)
-        with self._database.engine.connect() as tx:
-            jobs = [_job(row) for row in tx.execute(one_page(query, after, limit))]
+        order = (JOBS.c.created_at, JOBS.c.id)
+        if after is not None:
+            query = query.where(sa.tuple_(*order) < sa.tuple_(*map(sa.literal, after)))
+        jobs = self._read(query.order_by(*(each.desc() for each in order)).limit(limit + 1))
         return jobs[:limit], len(jobs) > limit
 
     def oldest(self) -> float | None:
@@ -140,82 +201,80 @@ class JobTable:
     def backlog(self, owner: str | None = None) -> tuple[int, float]:
         """The number of unfinished jobs, and their remaining seconds of audio."""
         left_s = JOBS.c.total_s - JOBS.c.done_s
-        query = sa.select(
-            sa.func.count(), sa.func.sum(sa.case((left_s > 0.0, left_s), else_=0.0))
-        ).where(JOBS.c.state.in_(UNFINISHED))
+        left_s = sa.func.sum(sa.case((left_s > 0.0, left_s), else_=0.0))
+        query = sa.select(sa.func.count(), left_s).where(JOBS.c.state.in_(UNFINISHED))
         if owner is not None:
-            query = query.where(JOBS.c.tenant == owner)
+            query = query.where(JOBS.c.owner == owner)
         with self._database.engine.connect() as tx:
             count, seconds = tx.execute(query).one()
         return count, seconds or 0.0
 
-    def ended_before(self, when: float) -> list[str]:
-        query = sa.select(JOBS.c.id).where(JOBS.c.state.in_(ENDED), JOBS.c.finished_at < when)
-        with self._database.engine.connect() as tx:
-            return list(tx.execute(query).scalars())
+    def ended_before(self, when: float) -> list[Job]:
+        over = JOBS.c.state.in_(ENDED) & (JOBS.c.finished_at < when)
+        return self._read(sa.select(JOBS).where(over))
 
-    def with_audio_succeeded_before(self, when: float) -> list[str]:
+    def with_audio_succeeded_before(self, when: float) -> list[Job]:
         """Jobs that succeeded before `when` and still have their audio."""
-        query = (
-            sa.select(JOBS.c.id)
-            .join(REFERENCES, (REFERENCES.c.job == JOBS.c.id) & (REFERENCES.c.role == "audio"))
-            .where(JOBS.c.state == "succeeded", JOBS.c.finished_at < when)
-        )
+        over = (JOBS.c.state == "succeeded") & (JOBS.c.finished_at < when)
+        audio = sa.cast(JOBS.c.files, sa.String).contains('"audio":')
+        return self._read(sa.select(JOBS).where(over, audio))
+
+    def entries(self, id: str, after: int = 0) -> list[LogEntry]:
+        """The entries of a job's log numbered above `after`, in order."""
+        query = sa.select(ENTRIES).where(ENTRIES.c.job == id, ENTRIES.c.n > after)
         with self._database.engine.connect() as tx:
-            return list(tx.execute(query).scalars())
+            rows = tx.execute(query.order_by(ENTRIES.c.n))
+            return [LogEntry(**row._mapping) for row in rows]
 
     # -- the queue --------------------------------------------------------------------------------
 
     def claim(
-        self, worker: str, *, beside: Collection[str], take_over: bool = True
-    ) -> tuple[Job, bool] | None:
+        self, worker: str, *, beside: Collection[str], calm_s: float = math.inf, alone: bool = True
+    ) -> tuple[Job, bool] | Lonely | None:
         """The next job for this process, which works on those `beside`, and whether it was taken over from
-        another one. `take_over`: also those whose lease is over. A job with too many crashes has ended, with
-        the code `crashed`. None without a job, and if the next one is to be done while there is no other."""
+        another one. It counts the death of that one, if the job was at risk. A job with too many has ended,
+        with the code `crashed`.
+
+        Args:
+            calm_s: for how long the process has been well: the jobs of others are taken over after `LEASE_S`,
+                those that are to be done alone after `ALONE_AFTER_S`.
+            alone: whether it has nothing else in hand; if not, the answer may be `lonely`.
+        """
         with self._database.engine.connect() as tx:  # SQLite's one writer is not disturbed by looks
-            if (
-                tx.execute(_claimable(database_time(tx), beside, take_over).limit(1)).first()
-                is None
-            ):
+            if not tx.execute(_claimable(database_time(tx), beside, calm_s)).first():
                 return None
         with self._database.transaction() as tx:
             now = database_time(tx)
-            next_one = _claimable(now, beside, take_over).limit(1)
-            row = tx.execute(next_one.with_for_update(skip_locked=True)).one_or_none()
+            query = _claimable(now, beside, calm_s).with_for_update(skip_locked=True)
+            row = tx.execute(query).one_or_none()
             if row is None:
                 return None
-            job, taken_over = _job(row), row.claimed_by is not None
-            if job.crashes >= MAX_CRASHES:
-                text = f"{job.crashes} processes died while they worked on this job"
+            job = Job(**row._mapping)
+            taken_over, deaths = job.claimed_by is not None, deaths_of(job)
+            if deaths["deaths_alone"] >= len(ALONE_AFTER_S):
+                text = f"{sum(deaths.values())} processes died while they worked on this job"
                 return self.fail(tx, job, "crashed", text), taken_over
-            if job.crashes >= ALONE and beside:
-                return None
+            if deaths["deaths_beside"] >= BESIDE and not alone:
+                return "lonely"
             lease: dict[str, Any] = {"claimed_by": worker, "claimed_until": now + LEASE_S}
+            self.update(tx, job.id, **lease, **deaths, risk=None)
             if job.state == "running":
-                self._update(tx, job.id, **lease)
                 return self._required(tx, job.id), taken_over
-            lease["started_at"] = not_before(tx, self._now(), JOBS.c.created_at)
-            return self._enter(tx, job.id, "running", **lease), taken_over
+            started_at = not_before(tx, self._now(), JOBS.c.created_at)
+            return self._enter(tx, job.id, "running", started_at=started_at), taken_over
 
-    def renew(self, worker: str) -> set[tuple[str, int]]:
-        """Renew the leases of a process; returns its jobs with the numbers of their runs."""
+    def renew(self, claim: Claim) -> bool:
+        """Renew a job's lease; False if it has ended, or another process has it."""
         with self._database.transaction() as tx:
-            own = (JOBS.c.claimed_by == worker) & (JOBS.c.state == "running")
-            update = sa.update(JOBS).where(own).values(claimed_until=database_time(tx) + LEASE_S)
-            return {
-                (row.id, row.run) for row in tx.execute(update.returning(JOBS.c.id, JOBS.c.run))
-            }
+            until = database_time(tx) + LEASE_S
+            update = sa.update(JOBS).where(_held(claim)).values(claimed_until=until)
+            return bool(tx.execute(update).rowcount)
 
-    def enter(self, tx: Tx, id: str) -> None:
-        """Work begins that can take the process down: a crash, until it progresses or is given back."""
-        self._update(tx, id, crashes=JOBS.c.crashes + 1)
-
-    def release(self, claim: Claim, *, entered: bool = False) -> None:
-        """Leave a job to whoever claims it next, without a crash."""
+    def release(self, claim: Claim) -> None:
+        """Leave a job to whoever claims it next. No death is counted."""
+        free: dict[str, Any] = {"claimed_by": None, "claimed_until": None, "risk": None}
         with self._database.transaction() as tx:
-            if self.held(tx, claim) is not None:
-                crashes = JOBS.c.crashes - int(entered)
-                self._update(tx, claim.job, claimed_by=None, claimed_until=None, crashes=crashes)
+            tx.execute(sa.update(JOBS).where(_held(claim)).values(**free))
 
     def expire_leases(self) -> None:
         """The leases of all processes are over: those that had them are gone."""
@@ -224,14 +283,7 @@ class JobTable:
 
     def held(self, tx: Tx, claim: Claim) -> Job | None:
         """The job, locked, if the claim may still write; else None."""
-        query = sa.select(JOBS).where(
-            JOBS.c.id == claim.job,
-            JOBS.c.run == claim.run,
-            JOBS.c.claimed_by == claim.worker,
-            JOBS.c.state == "running",
-        )
-        row = tx.execute(query.with_for_update()).one_or_none()
-        return None if row is None else _job(row)
+        return _job(tx.execute(sa.select(JOBS).where(_held(claim)).with_for_update()))
 
     def claim_callback(self, lease_s: float) -> Job | None:
         """An ended job whose callback is due, which is this process's to deliver for so many seconds."""
@@ -240,128 +292,137 @@ class JobTable:
                 return None
         with self._database.transaction() as tx:
             now = database_time(tx)
-            row = tx.execute(_due(now).with_for_update(skip_locked=True)).one_or_none()
-            if row is not None:
-                self._update(tx, row.id, hook_at=now + lease_s)
-            return None if row is None else _job(row)
+            job = _job(tx.execute(_due(now).with_for_update(skip_locked=True)))
+            if job is not None:
+                self.update(tx, job.id, hook_at=now + lease_s)
+            return job
 
     def set_callback(self, job: Job, state: CallbackState, wait_s: float = 0.0) -> None:
         """Record the result of a delivery attempt; while it is `pending`, the next one is due in `wait_s`."""
-        assert job.callback is not None
         with self._database.transaction() as tx:
-            same = (
-                (JOBS.c.id == job.id) & (JOBS.c.run == job.run) & (JOBS.c.hook_state == "pending")
-            )
-            values = {"hook_state": state, "hook_tries": job.callback.tries + 1}
+            run = (JOBS.c.id == job.id) & (JOBS.c.run == job.run)
+            update = sa.update(JOBS).where(run, JOBS.c.hook_state == "pending")
             due = database_time(tx) + wait_s
-            tx.execute(sa.update(JOBS).where(same).values(hook_at=due, **values))
+            tx.execute(update.values(hook_state=state, hook_tries=job.hook_tries + 1, hook_at=due))
 
     # -- transitions ------------------------------------------------------------------------------
 
-    def insert(self, tx: Tx, new: NewJob) -> Job:
-        row = {
-            "id": new.id,
-            "tenant": new.owner,
-            "state": "queued",
-            "run": 1,
-            "kind": "transcribe",
-            "label": new.label,
-            "created_at": self._now(),
-            "total_s": new.total_s,
-            "done_s": 0.0,
-            "options": json.dumps(bounded_options(new.options)),
-            "hook_url": new.callback and new.callback.url,
-            "hook_secret": new.callback and new.callback.secret,
-            "hook_state": new.callback and new.callback.state,
-            "trace": new.trace,
-        }
-        tx.execute(sa.insert(JOBS).values(**row))
-        self._log.append(tx, new.id, "state", {"state": "queued"})
-        return self._required(tx, new.id)
+    def insert(self, tx: Tx, job: Job) -> Job:
+        """Queue a new job, whose time of creation is now."""
+        job = replace(job, created_at=self._now(), options=bounded_options(job.options))
+        tx.execute(sa.insert(JOBS).values(**asdict(job)))
+        self._append(tx, job.id, "state", {"state": job.state})
+        return job
 
     def locked(self, tx: Tx, id: str) -> Job | None:
         """The job in any state, locked; None if it has been erased."""
-        row = tx.execute(sa.select(JOBS).where(JOBS.c.id == id).with_for_update()).one_or_none()
-        return None if row is None else _job(row)
+        return _job(tx.execute(sa.select(JOBS).where(JOBS.c.id == id).with_for_update()))
 
     def end(self, tx: Tx, id: str, state: State, error: tuple[str, str] | None = None) -> Job:
         """End the job; its callback is due. Only a new run opens it again."""
         code, message = error or (None, None)
-        message = message and bounded(message)
+        self.update(tx, id, error_code=code, error_message=message and bounded(message))
+        self.update(tx, id, claimed_by=None, claimed_until=None, risk=None, hook_at=None)
         finished_at = not_before(tx, self._now(), JOBS.c.created_at, JOBS.c.started_at)
-        free: dict[str, Any] = {"claimed_by": None, "claimed_until": None, "hook_at": None}
-        return self._enter(
-            tx, id, state, finished_at=finished_at, error_code=code, error_message=message, **free
-        )
+        return self._enter(tx, id, state, finished_at=finished_at)
 
     def fail(self, tx: Tx, job: Job, code: str, message: str) -> Job:
         """End a job that has failed; if only its diarization has, it keeps its transcript."""
         state: State = "succeeded" if job.kind == "diarize" else "failed"
         return self.end(tx, job.id, state, (code, message))
 
-    def new_run(self, tx: Tx, id: str, kind: Kind) -> Job:
+    def new_run(self, tx: Tx, job: Job, kind: Kind, options: Mapping[str, Any]) -> Job:
         """Queue an ended job again."""
-        job = self._required(tx, id)
         assert job.ended
-        values: dict[str, Any] = {"run": job.run + 1, "kind": kind, "crashes": 0}
-        if job.callback is not None:
-            values |= {"hook_state": "pending", "hook_tries": 0}
-        cleared = dict.fromkeys(("started_at", "finished_at", "error_code", "error_message"))
-        return self._enter(tx, id, "queued", **values, **cleared)
+        self.forget_deaths(tx, job.id)
+        self.update(tx, job.id, error_code=None, error_message=None, options=dict(options))
+        if job.hook_url is not None:
+            self.update(tx, job.id, hook_state="pending", hook_tries=0)
+        values = {"run": job.run + 1, "kind": kind, "started_at": None, "finished_at": None}
+        return self._enter(tx, job.id, "queued", **values)
 
-    # -- single values ----------------------------------------------------------------------------
-
-    def progressed(self, tx: Tx, id: str) -> None:
-        """Forget the crashes of a job: it did not cause them."""
-        self._update(tx, id, crashes=0)
+    def forget_deaths(self, tx: Tx, id: str) -> None:
+        """The job progresses: it did not cause them."""
+        self.update(tx, id, deaths_beside=0, deaths_alone=0, risk=None)
 
     def set_progress(self, tx: Tx, id: str, done_s: float) -> None:
         """Record how many seconds of audio are done."""
-        self._update(tx, id, done_s=done_s, crashes=0)
-        self._log.append(tx, id, "progress", {"done_s": round(done_s, 3)})
+        self.update(tx, id, done_s=done_s)
+        self._append(tx, id, "progress", {"done_s": round(done_s, 3)})
 
-    def set_warnings(self, tx: Tx, id: str, warnings: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the warnings by those of the transcript, which are bounded."""
-        self._update(tx, id, warnings=json.dumps(warnings) if warnings else None)
+    def add_segments(self, tx: Tx, id: str, k: int, count: int, file: str) -> None:
+        """Log the segments of a group, which are in a file."""
+        own = (ENTRIES.c.job == id) & (ENTRIES.c.kind == "segment")
+        query = sa.select(ENTRIES.c.data).where(own).order_by(ENTRIES.c.n.desc()).limit(1)
+        last = tx.execute(query).scalar() if k else None
+        first = last["first"] + last["count"] if last else 0
+        self._append(tx, id, "segment", {"k": k, "first": first, "count": count, "file": file})
 
-    def set_options(self, tx: Tx, id: str, options: Mapping[str, Any]) -> None:
-        """Replace the options for the next run."""
-        self._update(tx, id, options=json.dumps(dict(options)))
+    def forget_keys(self, when: float) -> None:
+        """Forget the Idempotency-Keys of jobs created before `when`."""
+        old = (JOBS.c.created_at < when) & JOBS.c.key.is_not(None)
+        with self._database.transaction() as tx:
+            tx.execute(sa.update(JOBS).where(old).values(key=None, fingerprint=None))
 
-    def rename(self, tx: Tx, id: str, label: str) -> None:
-        self._update(tx, id, label=label)
+    def update(self, tx: Tx, id: str, **values: Any) -> None:
+        """Replace single values."""
+        tx.execute(sa.update(JOBS).where(JOBS.c.id == id).values(**values))
 
     def _enter(self, tx: Tx, id: str, state: State, **values: Any) -> Job:
         """Set the state and log the transition."""
-        self._update(tx, id, state=state, **values)
-        self._log.append(tx, id, "state", {"state": state})
+        self.update(tx, id, state=state, **values)
+        self._append(tx, id, "state", {"state": state})
         return self._required(tx, id)
 
-    def _update(self, tx: Tx, id: str, **values: Any) -> None:
-        tx.execute(sa.update(JOBS).where(JOBS.c.id == id).values(**values))
-
-    def _select(self, tx: Tx, id: str, owner: str | None = None) -> Job | None:
-        query = sa.select(JOBS).where(JOBS.c.id == id)
-        if owner is not None:
-            query = query.where(JOBS.c.tenant == owner)
-        row = tx.execute(query).one_or_none()
-        return None if row is None else _job(row)
+    def _append(self, tx: Tx, id: str, kind: EntryKind, data: dict[str, Any]) -> None:
+        last = tx.execute(sa.select(sa.func.max(ENTRIES.c.n)).where(ENTRIES.c.job == id)).scalar()
+        tx.execute(sa.insert(ENTRIES).values(job=id, n=(last or 0) + 1, kind=kind, data=data))
 
     def _required(self, tx: Tx, id: str) -> Job:
-        job = self._select(tx, id)
+        job = _job(tx.execute(sa.select(JOBS).where(JOBS.c.id == id)))
         assert job is not None
         return job
 
+    def _first(self, query: sa.Select[Any]) -> Job | None:
+        return next(iter(self._read(query)), None)
 
-def _claimable(now: float, beside: Collection[str], take_over: bool) -> sa.Select[Any]:
-    """Jobs without a lease, or whose lease is over, in the order in which they are done."""
+    def _read(self, query: sa.Select[Any]) -> list[Job]:
+        with self._database.engine.connect() as tx:
+            return [Job(**row._mapping) for row in tx.execute(query)]
+
+
+def deaths_of(job: Job) -> dict[str, int]:
+    """The deaths of a job's processes, with that of the one that had it: who leaves a job at risk is dead."""
+    return {
+        "deaths_beside": job.deaths_beside + (job.risk == "beside"),
+        "deaths_alone": job.deaths_alone + (job.risk == "alone"),
+    }
+
+
+def _job(found: sa.CursorResult[Any]) -> Job | None:
+    row = found.one_or_none()
+    return None if row is None else Job(**row._mapping)
+
+
+def _claimable(now: float, beside: Collection[str], calm_s: float) -> sa.Select[Any]:
+    """The next job without a lease, or whose lease is over."""
     free: sa.ColumnElement[bool] = JOBS.c.claimed_until.is_(None)
-    if take_over:
+    if calm_s >= LEASE_S:
         free |= JOBS.c.claimed_until < now
-    query = sa.select(JOBS).where(JOBS.c.state.in_(UNFINISHED), free)
+    died_beside = JOBS.c.deaths_beside + sa.case((JOBS.c.risk == "beside", 1), else_=0)
+    died_alone = JOBS.c.deaths_alone + sa.case((JOBS.c.risk == "alone", 1), else_=0)
+    calm = sum(calm_s >= wait_s for wait_s in ALONE_AFTER_S)
+    may = (died_beside < BESIDE) | (died_alone < calm) | (died_alone >= len(ALONE_AFTER_S))
+    query = sa.select(JOBS).where(JOBS.c.state.in_(UNFINISHED), free, may)
     if beside:
         query = query.where(JOBS.c.id.not_in(beside))
-    return query.order_by(JOBS.c.created_at, JOBS.c.id)
+    return query.order_by(JOBS.c.created_at, JOBS.c.id).limit(1)
+
+
+def _held(claim: Claim) -> sa.ColumnElement[bool]:
+    """Whether the row is that of a claim which still holds."""
+    run = (JOBS.c.id == claim.job) & (JOBS.c.run == claim.run) & (JOBS.c.state == "running")
+    return run & (JOBS.c.claimed_by == claim.worker)
 
 
 def _due(now: float) -> sa.Select[Any]:
@@ -369,73 +430,3 @@ def _due(now: float) -> sa.Select[Any]:
     due = JOBS.c.hook_at.is_(None) | (JOBS.c.hook_at <= now)
     pending = (JOBS.c.hook_state == "pending") & JOBS.c.state.in_(ENDED)
     return sa.select(JOBS).where(pending, due).order_by(JOBS.c.hook_at).limit(1)
-
-
-class EventLog:
-    """The logs of all jobs of one database: numbered entries for states, progress and segments, which
-    clients can follow."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def append(self, tx: Tx, job: str, kind: EntryKind, data: Mapping[str, Any]) -> None:
-        last = tx.execute(sa.select(sa.func.max(ENTRIES.c.n)).where(ENTRIES.c.job == job)).scalar()
-        n = 1 if last is None else last + 1
-        tx.execute(sa.insert(ENTRIES).values(job=job, n=n, kind=kind, data=json.dumps(dict(data))))
-
-    def entries(self, job: str, after: int = 0) -> list[LogEntry]:
-        """The entries numbered above `after`, in order."""
-        query = sa.select(ENTRIES).where(ENTRIES.c.job == job, ENTRIES.c.n > after)
-        with self._database.engine.connect() as tx:
-            rows = tx.execute(query.order_by(ENTRIES.c.n))
-            return [LogEntry(row.n, row.kind, json.loads(row.data)) for row in rows]
-
-    def last_segment(self, tx: Tx, job: str) -> Mapping[str, Any] | None:
-        """The data of the latest entry of kind `segment`."""
-        query = sa.select(ENTRIES.c.data).where(ENTRIES.c.job == job, ENTRIES.c.kind == "segment")
-        data = tx.execute(query.order_by(ENTRIES.c.n.desc()).limit(1)).scalar()
-        return None if data is None else cast(Mapping[str, Any], json.loads(data))
-
-
-class IdempotencyKeys:
-    """Which job a client's key has created, in one database; `now` gives the time in Unix seconds. A
-    fingerprint of the request tells whether it is the same."""
-
-    def __init__(self, database: Database, now: Callable[[], float]) -> None:
-        self._database, self._now = database, now
-
-    def get(self, owner: str, key: str, fingerprint: str) -> str | None:
-        """The id that a key has created; None if it is new. Raises ApiError `idempotency_key_reused` if it
-        was used for another request."""
-        query = sa.select(KEYS).where(KEYS.c.tenant == owner, KEYS.c.key == key)
-        with self._database.engine.connect() as tx:
-            row = tx.execute(query).one_or_none()
-        if row is not None and row.fingerprint != fingerprint:
-            text = "this Idempotency-Key was used for another request before"
-            raise ApiError("idempotency_key_reused", text)
-        return None if row is None else str(row.job)
-
-    def insert(self, tx: Tx, owner: str, key: str, fingerprint: str, job: str) -> None:
-        """Raises IntegrityError if the owner has used the key before."""
-        row = {"key": key, "fingerprint": fingerprint, "job": job, "created_at": self._now()}
-        tx.execute(sa.insert(KEYS).values(tenant=owner, **row))
-
-    def delete_before(self, when: float) -> None:
-        with self._database.transaction() as tx:
-            tx.execute(sa.delete(KEYS).where(KEYS.c.created_at < when))
-
-
-def _job(row: Any) -> Job:
-    error = (row.error_code, row.error_message) if row.error_code else None
-    callback = None
-    if row.hook_url:
-        callback = Callback(row.hook_url, row.hook_secret, row.hook_state, row.hook_tries)
-    read: dict[str, Any] = {
-        "owner": row.tenant,
-        "options": json.loads(row.options),
-        "error": error,
-        "callback": callback,
-        "warnings": tuple(json.loads(row.warnings)) if row.warnings else (),
-    }
-    columns = row._mapping
-    return Job(**read, **{f.name: columns[f.name] for f in fields(Job) if f.name not in read})

@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -30,10 +30,9 @@ from ..speech import forms
 from ..speech.forms import TranscriptionForm, invalid
 from ..speech.serving import Serving
 from ..telemetry import place
-from .blobs import BlobDraft
 from .callbacks import check_secret
 from .store import Store
-from .tables import Callback, Job, NewJob
+from .tables import Job
 
 SHOWN = (
     "model",
@@ -84,7 +83,7 @@ class Submissions:
 
     def check_room(self) -> None:
         """Raises ApiError `storage_full` if less than `min_free_bytes` are free on the disk."""
-        if self.store.blobs.free < self.settings.min_free_bytes:
+        if self.store.files.free < self.settings.min_free_bytes:
             raise ApiError("storage_full", "the server has no room for the upload")
 
     @contextmanager
@@ -110,79 +109,75 @@ class Submissions:
         Raises ApiError `idempotency_key_reused`."""
         if key is None or form.upload_id is None:
             return None
-        mark = IdempotencyKey(key, fingerprint(form.upload_id, form.model_dump(mode="json")))
-        return await asyncio.to_thread(self.created_by, owner, mark)
+        marked = key, fingerprint(form.upload_id, form.model_dump(mode="json"))
+        return await asyncio.to_thread(self.created_by, owner, marked)
 
     async def accept(self, owner: str, form: JobForm, recording: Recording, key: str | None) -> Job:
-        """Copy and hash the audio, decode it for its length, and insert the job. Returns an earlier job if
-        the key says that the request is the same.
+        """Decode the audio for its length, store it, and insert the job. Returns an earlier job if the key
+        says that the request is the same.
 
         Raises ApiError for audio that cannot be decoded, is too long or exceeds a limit, and for a key
-        that was used for another request.
+        that was used for another request; OutputError if the disk is full.
         """
-        fields = form.model_dump(mode="json")
-        draft = await asyncio.to_thread(self.store.blobs.copy, recording.file)
-        try:
-            mark = None
-            if key is not None:
-                mark = IdempotencyKey(key, fingerprint(form.upload_id or draft.name, fields))
-                before = await asyncio.to_thread(self.created_by, owner, mark)
-                if before is not None:
-                    return before
-            await asyncio.to_thread(draft.flush)
-            with draft.path.open("rb") as file:
-                samples = await self.serving.decoded(file)
-            samples.close()
-            callback = None
-            if form.webhook_url is not None:
-                callback = Callback(form.webhook_url, form.webhook_secret)
-            id = f"job_{uuid4().hex}"
-            new = NewJob(
-                id,
-                owner,
-                recording.label,
-                samples.duration_s,
-                fields,
-                shown(form),
-                callback,
-                place(),
-            )
-            return await asyncio.to_thread(self.submit, new, draft, mark)
-        finally:
-            await asyncio.to_thread(draft.discard)
+        fields, marked = form.model_dump(mode="json"), None
+        if key is not None:
+            audio = form.upload_id
+            if audio is None:
+                audio = await asyncio.to_thread(_hash, recording.file)
+            marked = key, fingerprint(audio, fields)
+            before = await asyncio.to_thread(self.created_by, owner, marked)
+            if before is not None:
+                return before
+        samples = await self.serving.decoded(recording.file)
+        samples.close()
+        job = Job(
+            id=f"job_{uuid4().hex}",
+            owner=owner,
+            label=recording.label,
+            total_s=samples.duration_s,
+            options=shown(form),
+            key=marked and marked[0],
+            fingerprint=marked and marked[1],
+            trace=place(),
+        )
+        if form.webhook_url is not None:
+            job.hook_url, job.hook_secret = form.webhook_url, form.webhook_secret
+            job.hook_state = "pending"
+        return await asyncio.to_thread(self.submit, job, fields, recording.file)
 
-    def submit(self, new: NewJob, audio: BlobDraft, key: IdempotencyKey | None = None) -> Job:
+    def submit(self, job: Job, form: Mapping[str, Any], audio: BinaryIO) -> Job:
         """Insert and queue a job, once everything is on disk; or return the earlier job of the same key.
 
         Raises ApiError `idempotency_key_reused`, OutputError if the disk is full, IntegrityError if there is
         a job with this id.
         """
-        store, text = self.store, json.dumps(dict(new.form)).encode()
-        audio.flush()
-        blobs: list[str] = []
+        store = self.store
+        store.reserve(job.id)
         try:
-            with store.blobs.shared_lock():
-                blobs += [audio.commit(), store.blobs.put(text)]
-                audio_blob, form_blob = blobs
-                with store.transaction() as tx:
-                    if key is not None:
-                        store.keys.insert(tx, new.owner, key.text, key.fingerprint, new.id)
-                    job = store.jobs.insert(tx, new)
-                    store.references.put(tx, job.id, "audio", audio_blob)
-                    store.references.put(tx, job.id, "form", form_blob)
-            self.wake()
-            return job
-        except IntegrityError:
-            store.references.delete_unreferenced(blobs)
-            before = None if key is None else self.created_by(new.owner, key)
+            text = json.dumps(form).encode()
+            for role, data in (("audio", audio), ("form", text)):
+                job.files[role] = store.files.put(job.id, role, data)
+            with store.transaction() as tx:
+                job = store.accept(tx, job)
+        except BaseException as error:
+            with suppress(Exception):  # the database may be away: it is swept later
+                store.discard(job.id)
+            before = None
+            if isinstance(error, IntegrityError) and job.key and job.fingerprint:
+                before = self.created_by(job.owner, (job.key, job.fingerprint))
             if before is None:
                 raise
             return before
+        self.wake()
+        return job
 
-    def created_by(self, owner: str, key: IdempotencyKey) -> Job | None:
+    def created_by(self, owner: str, key: tuple[str, str]) -> Job | None:
         """The job that this key has created. Raises ApiError if it was used for another request."""
-        id = self.store.keys.get(owner, key.text, key.fingerprint)
-        return None if id is None else self.store.jobs.get(id, owner)
+        job = self.store.jobs.with_key(owner, key[0])
+        if job is not None and job.fingerprint != key[1]:
+            text = "this Idempotency-Key was used for another request before"
+            raise ApiError("idempotency_key_reused", text)
+        return job
 
 
 class JobForm(TranscriptionForm):
@@ -213,14 +208,6 @@ class Recording:
 
     file: BinaryIO
     label: str | None
-
-
-@dataclass(frozen=True)
-class IdempotencyKey:
-    """A client's statement that two requests are the same, and the fingerprint that verifies it."""
-
-    text: str
-    fingerprint: str
 
 
 def check(form: JobForm, serving: Serving, settings: Settings) -> JobForm:
@@ -267,6 +254,11 @@ def shown(form: JobForm) -> dict[str, Any]:
 def fingerprint(audio: str, form: Mapping[str, Any]) -> str:
     """The hash of a request: of its audio's hash and its parameters."""
     return hashlib.sha256(f"{audio}\n{json.dumps(form, sort_keys=True)}".encode()).hexdigest()
+
+
+def _hash(file: BinaryIO) -> str:
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _check_callback(url: str, form: JobForm, settings: Settings) -> None:

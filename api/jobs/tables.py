@@ -1,4 +1,4 @@
-"""The tables of the job database, and the records of a job with its JSON view for clients.
+"""The tables of the job database, and the JSON view of a job for clients.
 
 Times are Unix seconds, lengths are seconds of audio. Holds no transcript text.
 """
@@ -6,10 +6,11 @@ Times are Unix seconds, lengths are seconds of audio. Holds no transcript text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
 
 import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Kind = Literal["transcribe", "diarize"]
@@ -17,8 +18,11 @@ Kind = Literal["transcribe", "diarize"]
 
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "cancelled"})
 UNFINISHED: frozenset[State] = frozenset({"queued", "running"})
-CallbackState = Literal["pending", "delivered", "failed", "gone"]
 
+Risk = Literal["beside", "alone"]
+"""A job's work at present can kill its process, which has other work too, or none."""
+
+CallbackState = Literal["pending", "delivered", "failed", "gone"]
 EntryKind = Literal["state", "progress", "segment"]
 
 MAX_TEXT = 1000
@@ -27,117 +31,68 @@ MAX_TEXT = 1000
 MAX_ITEMS = 20
 """Elements of a list of a row's options."""
 
-META = sa.MetaData()
-
-JOBS = sa.Table(
-    "forescribe_jobs",
-    META,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("tenant", sa.String, nullable=False),  # the owner: the name of the API key
-    sa.Column("state", sa.String, nullable=False),
-    sa.Column("run", sa.Integer, nullable=False),
-    sa.Column("kind", sa.String, nullable=False),
-    sa.Column("label", sa.String),
-    sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("started_at", sa.Float),
-    sa.Column("finished_at", sa.Float),
-    sa.Column("total_s", sa.Float, nullable=False),
-    sa.Column("done_s", sa.Float, nullable=False),
-    sa.Column("options", sa.Text, nullable=False),
-    sa.Column("error_code", sa.String),
-    sa.Column("error_message", sa.String),
-    sa.Column("hook_url", sa.String),
-    sa.Column("hook_secret", sa.String),
-    sa.Column("hook_state", sa.String),
-    sa.Column("hook_tries", sa.Integer, nullable=False, default=0),
-    sa.Column("crashes", sa.Integer, nullable=False, default=0),
-    sa.Column("warnings", sa.Text),  # of the transcript; NULL: none, or none yet
-    sa.Column("claimed_by", sa.String),  # the process that works on it
-    sa.Column("claimed_until", sa.Float),  # by the database's clock; NULL: nobody has it
-    sa.Column("hook_at", sa.Float),  # when the callback is due, likewise; NULL: at once
-    sa.Column("trace", sa.String),  # W3C's traceparent, at which its trace goes on
-    sa.Index("forescribe_jobs_of", "tenant", "created_at", "id"),
-    sa.Index("forescribe_jobs_state", "state"),
-    sa.Index("forescribe_jobs_hook", "hook_state"),
-)
-
-REFERENCES = sa.Table(
-    "forescribe_refs",
-    META,
-    sa.Column("job", sa.String, primary_key=True),
-    sa.Column(
-        "role", sa.String, primary_key=True
-    ),  # audio, form, plan, group, spoken, result, corrections
-    sa.Column("k", sa.Integer, primary_key=True),
-    sa.Column("blob", sa.String, nullable=False, index=True),
-)
-
-ENTRIES = sa.Table(
-    "forescribe_entries",
-    META,
-    sa.Column("job", sa.String, primary_key=True),
-    sa.Column("n", sa.Integer, primary_key=True),
-    sa.Column("kind", sa.String, nullable=False),
-    sa.Column("data", sa.Text, nullable=False),
-)
-
-KEYS = sa.Table(
-    "forescribe_idempotency",
-    META,
-    sa.Column("tenant", sa.String, primary_key=True),
-    sa.Column("key", sa.String, primary_key=True),
-    sa.Column("fingerprint", sa.String, nullable=False),
-    sa.Column("job", sa.String, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
-)
-
-BLOBS = sa.Table(
-    "forescribe_blobs",
-    META,
-    sa.Column("blob", sa.String, primary_key=True),
-    sa.Column("state", sa.String, nullable=False, index=True),  # kept, condemned, gone
-    sa.Column("at", sa.Float, nullable=False),  # of the last change
-)
-"""Blobs in object storage (`api.jobs.references`)."""
-
-PLACES = sa.Table(
-    "forescribe_places",
-    META,
-    sa.Column("what", sa.String, primary_key=True),
-    sa.Column("place", sa.String, nullable=False),
-)
-"""Where the blobs of this database are."""
-
-TURNS = sa.Table(
-    "forescribe_turns",
-    META,
-    sa.Column("task", sa.String, primary_key=True),
-    sa.Column("at", sa.Float, nullable=False),
-)
-"""When a task that one process does for all was begun last (`Database.take_turn`)."""
+EARLIER = "forescribe_refs"
+"""A table of earlier versions, whose jobs are not read."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A job's row. `run` counts submissions and retries: writes of an earlier run are refused."""
+class Row(MappedAsDataclass, DeclarativeBase, kw_only=True):
+    """A row of a table."""
 
-    id: str
-    owner: str  # name of the API key
-    state: State
-    run: int
-    kind: Kind
-    label: str | None
-    created_at: float
-    started_at: float | None
-    finished_at: float | None
-    total_s: float
-    done_s: float
-    options: Mapping[str, Any] = field(default_factory=dict)
-    error: tuple[str, str] | None = None
-    callback: Callback | None = None
-    crashes: int = 0  # processes that died while they had it, since it last progressed
-    warnings: tuple[Mapping[str, Any], ...] = ()  # code and message, from its transcript
-    trace: str | None = None
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        dict[str, Any]: sa.JSON,
+        dict[str, str]: sa.JSON,
+        list[dict[str, Any]]: sa.JSON,
+        **dict.fromkeys((State, Kind, Risk, CallbackState, EntryKind), sa.String),
+    }
+
+
+class Job(Row):
+    """A job. `run` counts submissions and retries: writes of an earlier run are refused."""
+
+    __tablename__ = "forescribe_jobs"
+    __table_args__ = (
+        sa.Index("forescribe_jobs_of", "owner", "created_at", "id"),
+        sa.Index("forescribe_jobs_state", "state"),
+        sa.Index("forescribe_jobs_hook", "hook_state"),
+        sa.Index("forescribe_jobs_key", "owner", "key", unique=True),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str]  # name of the API key
+    total_s: Mapped[float]
+    label: Mapped[str | None] = mapped_column(default=None)
+    done_s: Mapped[float] = mapped_column(default=0.0)
+    options: Mapped[dict[str, Any]] = mapped_column(default_factory=dict)
+    """The part of the request that clients see; all of it is the file `form`."""
+    files: Mapped[dict[str, str]] = mapped_column(default_factory=dict)
+    """Names by role: audio, form, plan, group-0, group-1, ..., spoken, result, corrections-1, ..."""
+    state: Mapped[State] = mapped_column(default="queued")
+    run: Mapped[int] = mapped_column(default=1)
+    kind: Mapped[Kind] = mapped_column(default="transcribe")
+    created_at: Mapped[float] = mapped_column(default=0.0)
+    started_at: Mapped[float | None] = mapped_column(default=None)
+    finished_at: Mapped[float | None] = mapped_column(default=None)
+    error_code: Mapped[str | None] = mapped_column(default=None)
+    error_message: Mapped[str | None] = mapped_column(default=None)
+    warnings: Mapped[list[dict[str, Any]]] = mapped_column(default_factory=list)
+    """Code and message, of its transcript."""
+    key: Mapped[str | None] = mapped_column(default=None)  # the Idempotency-Key
+    fingerprint: Mapped[str | None] = mapped_column(default=None)  # of the request with that key
+    hook_url: Mapped[str | None] = mapped_column(default=None)
+    hook_secret: Mapped[str | None] = mapped_column(default=None)
+    hook_state: Mapped[CallbackState | None] = mapped_column(default=None)
+    hook_tries: Mapped[int] = mapped_column(default=0)
+    hook_at: Mapped[float | None] = mapped_column(default=None)
+    """When the callback is due, by the database's clock; None: at once."""
+    claimed_by: Mapped[str | None] = mapped_column(default=None)  # the process that works on it
+    claimed_until: Mapped[float | None] = mapped_column(default=None)
+    """Likewise; None: nobody has it."""
+    risk: Mapped[Risk | None] = mapped_column(default=None)
+    deaths_beside: Mapped[int] = mapped_column(default=0)
+    """Of processes that had other work too, since it last progressed."""
+    deaths_alone: Mapped[int] = mapped_column(default=0)  # of those that had nothing else in hand
+    trace: Mapped[str | None] = mapped_column(default=None)
+    """W3C's traceparent, at which its trace goes on."""
 
     @property
     def ended(self) -> bool:
@@ -165,32 +120,48 @@ class Job:
             "started_at": None if self.started_at is None else int(self.started_at),
             "finished_at": None if self.finished_at is None else int(self.finished_at),
             "progress": self.progress(),
-            "options": dict(self.options),
+            "options": self.options,
             "error": None,
-            "warnings": [dict(warning) for warning in self.warnings],
+            "warnings": self.warnings,
             "speed": self.speed,
         }
-        if self.error is not None:
-            code, message = self.error
-            body["error"] = {"code": code, "message": message}
-        if self.callback is not None:
-            body["webhook"] = {"state": self.callback.state, "tries": self.callback.tries}
+        if self.error_code is not None:
+            body["error"] = {"code": self.error_code, "message": self.error_message}
+        if self.hook_url is not None:
+            body["webhook"] = {"state": self.hook_state, "tries": self.hook_tries}
         return body
 
 
-@dataclass(frozen=True)
-class NewJob:
-    """A job to insert. `form` is the whole request, which is stored as a blob; `options` is the part of
-    it that clients see."""
+class LogEntry(Row):
+    """Entry number `n` of a job's log."""
 
-    id: str
-    owner: str  # name of the API key
-    label: str | None
-    total_s: float
-    form: Mapping[str, Any]
-    options: Mapping[str, Any]
-    callback: Callback | None = None
-    trace: str | None = None
+    __tablename__ = "forescribe_entries"
+
+    job: Mapped[str] = mapped_column(primary_key=True)
+    n: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    kind: Mapped[EntryKind]
+    data: Mapped[dict[str, Any]]
+
+
+META = Row.metadata
+JOBS, ENTRIES = cast(sa.Table, Job.__table__), cast(sa.Table, LogEntry.__table__)
+
+FOLDERS = sa.Table(
+    "forescribe_folders",
+    META,
+    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("at", sa.Float, index=True),
+)
+"""The folders with files of jobs (`Store.reserve`). `at` is NULL while there is the job, its time before the
+job is accepted, and 0 once the folder is to be deleted."""
+
+PLACES = sa.Table(
+    "forescribe_places",
+    META,
+    sa.Column("what", sa.String, primary_key=True),
+    sa.Column("place", sa.String, nullable=False),
+)
+"""Where the files of this database's jobs are."""
 
 
 @dataclass(frozen=True)
@@ -202,32 +173,13 @@ class Claim:
     worker: str
 
 
-@dataclass(frozen=True)
-class Callback:
-    """A webhook at the end of a job: URL, signing secret, and state of the delivery."""
-
-    url: str
-    secret: str | None  # deleted when nothing more will be sent
-    state: CallbackState = "pending"
-    tries: int = 0
-
-
-@dataclass(frozen=True)
-class LogEntry:
-    """Entry number `n` of a job's log."""
-
-    n: int
-    kind: EntryKind
-    data: Mapping[str, Any]
-
-
 def bounded(text: str, most: int = MAX_TEXT) -> str:
     """The text, cut off where it is too long for a row: lists of jobs repeat it at each poll."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def bounded_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with long texts and lists cut off; the whole request is stored as a blob."""
+    """The options with long texts and lists cut off."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, str):

@@ -2,7 +2,7 @@
 
     walk(run)        # the job has ended when it returns, unless the run was replaced or the process ends
 
-Each step looks in the rows for what exists already and stores what it makes as a blob with a reference
+Each step looks in the row for what exists already and stores what it makes as a file that the row names
 (`JobFiles`), so a walk that was interrupted goes on from there, in whatever process. An error that may pass
 is retried here; one that stays fails the job, with a code. Does not know HTTP or who claims jobs.
 """
@@ -11,26 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forescribe.asr.errors import AudioError, ForescribeError
+from forescribe.asr.errors import AudioError, ForescribeError, StorageError
 from forescribe.asr.formats.transcript import Transcript
 
 from ..errors import ApiError
 from ..settings import Settings
+from ..speech.decoding import Decoding
 from ..speech.serving import NAME, Serving
 from ..telemetry import place
 from .callbacks import JobMetrics
 from .database import Tx
 from .running import (
     POLL_S,
-    DecodedGroups,
     Outages,
     Run,
     RunReplaced,
@@ -46,14 +48,9 @@ if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.planned import Group
     from forescribe.asr.segment.cut_plan import Plan
-    from forescribe.asr.segment.vad import Detector
     from forescribe.asr.segment.windows import Samples
-    from forescribe.diarize.diarizer import Diarization, Diarizer
     from forescribe.diarize.known_speakers import KnownSpeaker
 
-
-TRANSCRIPTS = frozenset({"spoken", "result"})
-"""Roles of blobs that are transcripts: without speakers, and the result."""
 
 PAUSES_S: Sequence[float] = (0.5, 1.0, 2.0)
 """Pauses between the attempts of a step whose error may pass."""
@@ -99,7 +96,7 @@ class Walk:
                 self.attempt("finish", run, self.finish)
             except Failed as failed:
                 error = failed.error
-                self.outages.wait_for_storage(run, lambda: self.fail(run, error))
+                self.outages.insist(lambda: self.fail(run, error))
             finally:
                 run.release()
 
@@ -107,58 +104,53 @@ class Walk:
 
     def plan(self, run: Run) -> Plan:
         """The plan of the groups of windows."""
-        if self.store.references.get(run.id, "plan") is None:
+        if "plan" not in run.job.files:
             self.samples(run)
             self.enter(run)
-            plan = self.new_plan(run)
-            self.files.save(run.claim, "plan", plan.to_dict())
-            run.alone = run.entered = False
-        return self.files.plan(run.id)
+            self.save(run, "plan", self.new_plan(run).to_dict())
+        return self.files.plan(run.job)
 
     def group(self, run: Run, k: int) -> None:
         """Store group `k` once it is decoded; if this process decodes nothing of the job yet, decoding goes
         on after the stored ones."""
-        if self.store.references.get(run.id, "group", k) is not None:
+        if f"group-{k}" in run.job.files:
             return
         group = self.groups(run).wait_for(k)
-        done_s = self.files.plan(run.id).until_s(k)
-        with self.files.new_blob(json.dumps(group.to_dict())) as name:
-            with self.store.transaction() as tx:
-                self.files.held(tx, run.claim)
-                self.store.references.put(tx, run.id, "group", name, k)
-                self.store.jobs.set_progress(tx, run.id, done_s)
-                last = self.store.log.last_segment(tx, run.id) if k else None
-                first = 0 if last is None else last["first"] + last["count"]
-                entry = {"k": k, "first": first, "count": len(group.segments), "blob": name}
-                self.store.log.append(tx, run.id, "segment", entry)
-        run.alone = run.entered = False
+        done_s = self.files.plan(run.job).until_s(k)
+
+        def log(tx: Tx, name: str) -> None:
+            self.store.jobs.set_progress(tx, run.id, done_s)
+            self.store.jobs.update(tx, run.id, risk="beside")  # the next group has begun
+            self.store.jobs.add_segments(tx, run.id, k, len(group.segments), name)
+
+        self.save(run, f"group-{k}", group.to_dict(), log)
 
     def assemble(self, run: Run) -> None:
         """Store the transcript without speakers."""
-        if self.store.references.get(run.id, "spoken") is not None:
+        if "spoken" in run.job.files:
             return
         groups = self.groups(run)
         outcome = groups.outcome()
         self.serving.tracing.record_phases(groups.phases, place())
         assert outcome.transcript is not None
-        self.files.save(run.claim, "spoken", outcome.transcript.to_dict())
+        self.save_transcript(run, "spoken", outcome.transcript)
         self.serving.metrics.ended(outcome)
 
     def diarize(self, run: Run) -> None:
         """Store the result: the transcript, with speakers if they were requested."""
-        form, spoken = self.files.form(run.id), self.files.name(run.id, "spoken")
-        if run.job.kind == "transcribe" and not form.speakers:
-            self.files.refer(run.claim, "result", spoken)
+        form, anew = self.files.form(run.job), run.job.kind == "diarize"
+        if not anew and "result" in run.job.files:
             return
-        if run.job.kind == "transcribe" and self.store.references.get(run.id, "result") is not None:
-            return
-        self.samples(run)
-        self.enter(run)
-        transcript = self.with_speakers(run, self.files.transcript(spoken), form)
-        before = self.store.references.get(run.id, "result")
-        name = self.files.save(run.claim, "result", transcript.to_dict())
-        if before is not None and before != name:
-            self.store.references.delete_unreferenced([before])
+        spoken = self.files.transcript(run.job, "spoken")
+        if anew or form.speakers:
+            self.samples(run)
+            self.enter(run)
+            spoken = self.with_speakers(run, spoken, form)
+        before = run.job.files.get("result")
+        self.save_transcript(run, "result", spoken)
+        if before is not None:
+            with suppress(StorageError):  # otherwise it leaves with the job
+                self.store.files.delete(run.id, before)
 
     def finish(self, run: Run) -> None:
         with self.store.transaction() as tx:
@@ -169,21 +161,46 @@ class Walk:
 
     def fail(self, run: Run, error: ApiError) -> None:
         with self.store.transaction() as tx:
-            job = self.store.jobs.held(tx, run.claim)
-            ended = (
-                None if job is None else self.store.jobs.fail(tx, job, error.code, error.message)
-            )
-        if ended is not None:
-            self.metrics.ended(ended)
+            job = self.files.held(tx, run.claim)
+            ended = self.store.jobs.fail(tx, job, error.code, error.message)
+        self.metrics.ended(ended)
 
     def enter(self, run: Run) -> None:
-        """From here on a death of the process is charged to the job, until it progresses: voice activity
-        detection, the engine and the diarizer can take it down."""
-        if not run.entered:
-            with self.store.transaction() as tx:
-                self.files.held(tx, run.claim)
-                self.store.jobs.enter(tx, run.id)
-            run.entered = True
+        """From here on a death of the process is counted, until the job progresses or is given back: voice
+        activity detection, the engine and the diarizer can take it down."""
+        self.current(run, risk="alone" if run.alone else "beside")
+
+    def current(self, run: Run, **values: Any) -> Job:
+        """The job's row, in which some values are replaced."""
+        with self.store.transaction() as tx:
+            job = self.files.held(tx, run.claim)
+            if values:
+                self.store.jobs.update(tx, run.id, **values)
+            return job
+
+    def save(
+        self,
+        run: Run,
+        role: str,
+        data: Mapping[str, Any],
+        also: Callable[[Tx, str], None] = lambda tx, name: None,
+    ) -> None:
+        """Store data as the file of a role. `also` is done in the same transaction, with its name."""
+
+        def refer(tx: Tx, name: str) -> Job:
+            job = self.files.held(tx, run.claim)
+            self.store.jobs.update(tx, run.id, files={**job.files, role: name})
+            self.store.jobs.forget_deaths(tx, run.id)
+            also(tx, name)
+            return self.files.held(tx, run.claim)
+
+        run.job = self.files.save(run.id, role, json.dumps(data), refer)
+        run.alone = False
+
+    def save_transcript(self, run: Run, role: str, transcript: Transcript) -> None:
+        """Its warnings are the job's."""
+        data, update = transcript.to_dict(), self.store.jobs.update
+        self.save(run, role, data, lambda tx, _: update(tx, run.id, warnings=data["warnings"]))
 
     # -- what they are made of --------------------------------------------------------------------
 
@@ -191,16 +208,22 @@ class Walk:
         """The decoded samples of a job, kept until `run.release`. Raises Stopping if there is no session."""
         if run.samples is None:
             run.session()  # decoding while a model is still loading would slow both
-            with self.files.audio(run.id) as path, path.open("rb") as file:
+            with self.files.audio(run.job) as path, path.open("rb") as file:
                 run.samples = asyncio.run(self.serving.decoded(file))
         return run.samples
 
     def new_plan(self, run: Run) -> Plan:
-        samples, session = self.samples(run), run.session()
-        detector = session.context.voice_detector()
-        return plan_recording(samples, detector, self.options(run), run.check)
+        """Cut the recording."""
+        from forescribe.asr.audio.reading import open_audio
+        from forescribe.asr.segment.cut_plan import plan_of
 
-    def groups(self, run: Run) -> DecodedGroups:
+        options, detector = self.options(run), run.session().context.voice_detector()
+        with open_audio(self.samples(run), name=NAME) as recording:
+            blocks = _checked(recording.blocks(), run.check)
+            plan = plan_of(blocks, detector, options.windows, skip_silence=options.vad)
+            return replace(plan, warnings=recording.warnings)
+
+    def groups(self, run: Run) -> Decoding:
         """The groups as they are decoded."""
         if run.groups is None:
             self.samples(run)
@@ -209,83 +232,90 @@ class Walk:
             run.check()  # it may have been abandoned before there was anything to cancel
         return run.groups
 
-    def submit(self, run: Run) -> DecodedGroups:
-        groups = DecodedGroups(
-            run.session(),
+    def submit(self, run: Run) -> Decoding:
+        """Queue the recording by its plan, after the groups that are kept. Raises CapacityError if the
+        session is closed."""
+        from forescribe.asr.decode.planned import planned
+
+        session, phases = run.session(), self.serving.tracing.phases()
+        decoding = Decoding(phases=phases)
+        submission = planned(
+            session.context,
             self.samples(run),
             self.options(run),
-            self.files.plan(run.id),
-            self.files.groups(run.id),
-            self.serving.tracing.phases(),
+            decoding,
+            plan=self.files.plan(run.job),
+            kept=self.files.groups(run.job),
+            grouped=decoding.grouped,
+            arrived_s=session.clock(),
+            name=NAME,
         )
-        groups.submit()
-        return groups
+        submission.time_phases(phases)
+        session.enter(submission)
+        decoding.queued(session, submission)
+        return decoding
 
     def options(self, run: Run) -> Options:
-        return transcription(self.files.form(run.id), self.serving, self.settings)
+        return transcription(self.files.form(run.job), self.serving, self.settings)
 
     def with_speakers(self, run: Run, transcript: Transcript, form: JobForm) -> Transcript:
+        from forescribe.asr.audio.reading import open_audio
+        from forescribe.diarize.blocks import diarize_blocks, split_into_blocks
+        from forescribe.diarize.diarizer import Bounds
         from forescribe.diarize.speaker_finder import add_speakers
 
-        diarization = find_speakers(
-            self.samples(run),
-            self.serving.speakers,
-            run.job.options.get("num_speakers"),
-            transcript.sample_count,
-            run.check,
-        )
-        return add_speakers(transcript, diarization, self._known_speakers(form))
-
-    def _known_speakers(self, form: JobForm) -> Sequence[KnownSpeaker]:
-        if not form.known_speaker_names:
-            return ()
-        names, references = form.known_speaker_names, form.known_speaker_references
-        return asyncio.run(self.serving.speakers.enrol(names, references))
+        speakers = self.serving.speakers
+        known: list[KnownSpeaker] = []
+        with open_audio(self.samples(run), name=NAME) as recording:
+            diarization = diarize_blocks(
+                speakers,
+                split_into_blocks(recording.blocks()),
+                Bounds(exactly=run.job.options.get("num_speakers")),
+                lambda step, done: run.check(),
+                sample_count=transcript.sample_count,
+            )
+        if form.known_speaker_names:
+            names, references = form.known_speaker_names, form.known_speaker_references
+            known = asyncio.run(speakers.enrol(names, references))
+        return add_speakers(transcript, diarization, known)
 
     # -- when one fails ---------------------------------------------------------------------------
 
     def attempt(self, name: str, run: Run, step: Callable[[Run], T], *, engine: bool = False) -> T:
         """What the step returns. `engine`: it waits for the engine that all jobs share. Raises Failed,
         RunReplaced, Stopping."""
-        pauses, retrying = iter(PAUSES_S), False
+        pauses, retrying, again = iter(PAUSES_S), False, False
         while True:
             run.check()
-            tracing = self.serving.tracing
+            span, job = self.serving.tracing.span, run.job
             alone = self._one_at_a_time(run) if retrying and engine else nullcontext()
             try:
-                with (
-                    tracing.span(f"job {name}", parent=run.job.trace, job=run.id, run=run.job.run),
-                    alone,
-                ):
-                    return self.outages.wait_for_database(run, lambda: step(run))
-            except ForescribeError as error:
+                with span(f"job {name}", parent=job.trace, job=job.id, run=job.run), alone:
+                    if again:  # a commit whose answer was lost may have happened
+                        run.job = self.current(run)
+                    return step(run)
+            except Exception as error:
+                again = True
+                self.rest(run)
                 if self.outages.caused(error):
                     report_fault(name, error)
-                    run.release()
-                    self.outages.wait_for_room(run.check)
+                    self.outages.wait(run.check)
                     continue
-                failure, temporary = ApiError.of(error), error.code in TEMPORARY
-            except ApiError as error:
-                failure, temporary = error, error.code in TEMPORARY
-            except Exception as error:
-                report_fault(name, error)
-                failure, temporary = ApiError("internal_error", "the server failed"), True
-                failure.__cause__ = error
-            if not self._may_retry(run, pauses, temporary=temporary):
+                failure = _failure(name, error)
+            if run.stopping.is_set() or self.serving.life.leaving:
+                raise Stopping
+            broken = self.serving.life.state in ("broken", "failed")  # the engine, not the job
+            pause_s = POLL_S if broken else next(pauses, None)
+            if pause_s is None or not (broken or failure.code in TEMPORARY):
                 raise Failed(failure)
+            run.pause(pause_s)
             retrying = True
 
-    def _may_retry(self, run: Run, pauses: Iterator[float], *, temporary: bool) -> bool:
-        """Release the job and wait for the next attempt; False if there is none. Raises Stopping."""
+    def rest(self, run: Run) -> None:
+        """Hold nothing, and be at no risk, between two attempts."""
         run.release()
-        if run.stopping.is_set() or self.serving.leaving:
-            raise Stopping
-        broken = self.serving.state in ("broken", "failed")  # the engine, not the job
-        pause_s = POLL_S if broken else next(pauses, None)
-        if pause_s is None or not (temporary or broken):
-            return False
-        run.pause(pause_s)
-        return True
+        with suppress(Exception):  # the database may be away
+            self.current(run, risk=None)
 
     @contextmanager
     def _one_at_a_time(self, run: Run) -> Iterator[None]:
@@ -299,52 +329,31 @@ class Walk:
             self._retrying.release()
 
 
-def plan_recording(
-    samples: DecodedFile, detector: Detector, options: Options, check: Callable[[], None]
-) -> Plan:
-    """Cut a recording. `check` may end it by raising."""
-    from forescribe.asr.audio.reading import open_audio
-    from forescribe.asr.segment.cut_plan import plan_of
-
-    def checked(blocks: Iterator[Samples]) -> Iterator[Samples]:
-        for block in blocks:
-            check()  # hours of silence are read in one go
-            yield block
-
-    with open_audio(samples, name=NAME) as recording:
-        blocks = checked(recording.blocks())
-        plan = plan_of(blocks, detector, options.windows, skip_silence=options.vad)
-        return replace(plan, warnings=recording.warnings)
+def _failure(name: str, error: Exception) -> ApiError:
+    """What a job says that fails with an error."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ForescribeError):
+        return ApiError.of(error)
+    report_fault(name, error)
+    failure = ApiError("internal_error", "the server failed")
+    failure.__cause__ = error
+    return failure
 
 
-def find_speakers(
-    samples: DecodedFile,
-    diarizer: Diarizer,
-    num_speakers: int | None,
-    sample_count: int,
-    check: Callable[[], None],
-) -> Diarization:
-    """Find the speakers of a recording, of which `sample_count` samples have a transcript."""
-    from forescribe.asr.audio.reading import open_audio
-    from forescribe.diarize.blocks import diarize_blocks, split_into_blocks
-    from forescribe.diarize.diarizer import Bounds
-
-    with open_audio(samples, name=NAME) as recording:
-        return diarize_blocks(
-            diarizer,
-            split_into_blocks(recording.blocks()),
-            Bounds(exactly=num_speakers),
-            lambda step, done: check(),
-            sample_count=sample_count,
-        )
+def _checked(blocks: Iterator[Samples], check: Callable[[], None]) -> Iterator[Samples]:
+    """The blocks, until `check` raises: hours of silence are read in one go."""
+    for block in blocks:
+        check()
+        yield block
 
 
 class JobFiles:
-    """Reads and writes the files of jobs: request, audio, plan, groups and transcripts, as blobs with
-    references by role. Raises RunReplaced where a file was erased or the claim does not hold any more.
+    """Reads and writes the files of jobs by their roles. Reading raises FileNotFoundError where there is none
+    (any more).
 
         form = files.form(job)
-        name = files.save(claim, "plan", plan.to_dict())
+        files.save(job.id, "plan", text, refer)
     """
 
     def __init__(self, store: Store) -> None:
@@ -352,81 +361,70 @@ class JobFiles:
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def name(self, job: str, role: str) -> str:
-        """The blob of a role that must exist."""
-        name = self.store.references.get(job, role)
-        if name is None:
-            raise RunReplaced  # the job has been erased
-        return name
-
-    def form(self, job: str) -> JobForm:
-        return JobForm.model_validate_json(self.store.blobs.read(self.name(job, "form")))
+    def form(self, job: Job) -> JobForm:
+        return JobForm.model_validate(self._role(job, "form"))
 
     @contextmanager
-    def audio(self, job: str) -> Iterator[Path]:
+    def audio(self, job: Job) -> Iterator[Path]:
         """A local file with the audio, which exists for the block. Raises AudioError `missing_file` if it is
         not kept any more."""
-        name = self.store.references.get(job, "audio")
-        if name is None:
+        if "audio" not in job.files:
             raise AudioError("the job's audio is not kept any more", code="missing_file")
-        with self.store.blobs.held(name) as path:
+        with self.store.files.held(job.id, job.files["audio"]) as path:
             yield path
 
-    def plan(self, job: str) -> Plan:
+    def plan(self, job: Job) -> Plan:
         from forescribe.asr.segment.cut_plan import Plan
 
-        return Plan.from_dict(self._json(self.name(job, "plan")))
+        return Plan.from_dict(self._role(job, "plan"))
 
-    def groups(self, job: str) -> list[Group]:
+    def groups(self, job: Job) -> list[Group]:
         """The decoded groups, in order."""
         from forescribe.asr.decode.planned import Group
 
-        names = self.store.references.get_all(job, "group")
-        return [Group.from_dict(self._json(name)) for name in names]
+        roles = takewhile(job.files.__contains__, (f"group-{k}" for k in count()))
+        return [Group.from_dict(self._role(job, role)) for role in roles]
 
-    def transcript(self, name: str) -> Transcript:
-        return Transcript.from_dict(self._json(name))
+    def transcript(self, job: Job, role: str = "result") -> Transcript:
+        return Transcript.from_dict(self._role(job, role))
 
-    def _json(self, name: str) -> Any:
-        return json.loads(self.store.blobs.read(name))
+    def json(self, job: str, name: str) -> Any:
+        return json.loads(self.store.files.read(job, name))
+
+    def _role(self, job: Job, role: str) -> Any:
+        if role not in job.files:
+            raise FileNotFoundError(f"the job has no {role}")
+        return self.json(job.id, job.files[role])
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def save(self, claim: Claim, role: str, data: Mapping[str, Any]) -> str:
-        """Store data as the blob of a role, and return its name."""
-        with self.new_blob(json.dumps(data)) as name:
-            return self.refer(claim, role, name, data)
-
-    @contextmanager
-    def new_blob(self, text: str) -> Iterator[str]:
-        """Store a blob, and have the block refer to it.
-
-        If the block raises, the blob is deleted: the run may be over because the job is being erased.
-        """
-        name = None
+    def save(self, id: str, role: str, text: str, refer: Callable[[Tx, str], T]) -> T:
+        """Store a file, and have `refer` write its name into the job's row. If that raises, the file is
+        deleted: the run may be over because the job is being erased."""
+        name = self.store.files.put(id, role, text.encode())
         try:
-            with self.store.blobs.shared_lock():
-                name = self.store.blobs.put(text.encode())
-                yield name
+            with self.store.transaction() as tx:
+                return refer(tx, name)
         except BaseException:
-            if name is not None:
-                self.store.references.delete_unreferenced([name])
+            with suppress(Exception):  # the database may be away, and may have the name: it stays
+                job = self.store.jobs.get(id)
+                if job is None or name not in job.files.values():
+                    self.store.files.delete(id, name)
             raise
 
-    def refer(
-        self, claim: Claim, role: str, name: str, data: Mapping[str, Any] | None = None
-    ) -> str:
-        """Refer to a blob. `data` is its content, if it is new: a transcript's warnings go to the row."""
+    def drop(self, id: str, roles: re.Pattern[str]) -> None:
+        """Delete the files of some roles, and their names."""
         with self.store.transaction() as tx:
-            self.held(tx, claim)
-            self.store.references.put(tx, claim.job, role, name)
-            self.store.jobs.progressed(tx, claim.job)
-            if data is not None and role in TRANSCRIPTS:
-                self.store.jobs.set_warnings(tx, claim.job, data["warnings"])
-        return name
+            job = self.store.jobs.locked(tx, id)
+            if job is None:
+                return
+            kept = {role: name for role, name in job.files.items() if not roles.fullmatch(role)}
+            self.store.jobs.update(tx, id, files=kept)
+        for name in set(job.files.values()) - set(kept.values()):
+            self.store.files.delete(id, name)
 
     def held(self, tx: Tx, claim: Claim) -> Job:
-        """The job, locked, which the claim may write to."""
+        """The job, locked, which the claim may write to. Raises RunReplaced."""
         job = self.store.jobs.held(tx, claim)
         if job is None:
             raise RunReplaced

@@ -5,16 +5,19 @@
     worker.wake()                # something was queued
     worker.stop()                # the next process goes on at once
 
-A process claims a job for some seconds and renews its lease as long as it works on it. A job whose lease is
-over has lost its process, and whoever comes first takes it. If the process died over work that can take it
-down, that counts as a crash of the job until it progresses: after two it is done while its process does no
-other, so that the third one is its own, and it fails with the code `crashed`. A process that was away itself
-(suspended, without its database) first waits for others to renew. Leases are renewed only while the engine is
-well: of a broken one, others take the work.
+A process claims a job for some seconds. Each job has a thread that renews its lease while another one works
+on it, so a job whose work has broken off is free soon, whatever its process does beside it. A job whose lease
+is over has lost its process, and whoever comes first takes it. If it was at work that can take a process
+down, that counts as a death until the job progresses. Machines go away too, so the first two say little:
+after them the job is done by a process that has been well for a while and has nothing else in hand, neither
+jobs nor uploads, and only deaths of such processes count against it: it fails at the second, with the code
+`crashed`. A process that was away itself (suspended, without its database) first waits for others to renew.
+Leases are renewed only while the engine is well: of a broken one, others take the work.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -27,7 +30,7 @@ from uuid import uuid4
 from ..speech.serving import Serving
 from .callbacks import JobMetrics, Webhooks
 from .running import RELEASE_S, Outages, Run, RunReplaced, Stopping, report_fault
-from .store import ALONE, LEASE_S, Store
+from .store import BESIDE, LEASE_S, Store
 from .tables import Claim, Job
 from .walk import Walk
 
@@ -35,7 +38,10 @@ POLL_S = 0.2
 """Between two looks at the queue: other processes write to it too, so there is no notification."""
 
 RENEW_S = 2.0
-"""Between two renewals of the leases."""
+"""Between two renewals of a lease."""
+
+ASK_S, ASK_EVERY_S = 60.0, 600.0
+"""How long requests are kept out at most for a job that is to be done alone, and how often that is tried."""
 
 CALLBACKS = 16
 """Concurrent callbacks: a receiver that hangs occupies one of them for 20 s."""
@@ -67,7 +73,8 @@ class Worker:
         self._calling = threading.BoundedSemaphore(CALLBACKS)
         self._callers = ThreadPoolExecutor(CALLBACKS, thread_name_prefix="callback")
         self._woken = threading.Event()
-        self._renewed_s = self._ticked_s = self._well_since_s = -LEASE_S
+        self._ticked_s = self._well_since_s = -LEASE_S
+        self._asked_s = -math.inf
         self._thread = threading.Thread(target=self._repeat, name="jobs", daemon=True)
 
     def start(self) -> None:
@@ -118,39 +125,40 @@ class Worker:
             self._woken.wait(POLL_S)
 
     def tick(self) -> None:
-        """Deliver callbacks that are due, renew leases, and claim jobs."""
+        """Deliver callbacks that are due, and claim jobs."""
         self._call_back()
-        if not self.concurrency or self.serving.state in ("broken", "failed"):
+        if not self.concurrency or self.serving.life.state in ("broken", "failed"):
             return
         now = self.clock()
         if now - self._ticked_s > LEASE_S / 2:
             self._well_since_s = now
-        if now - self._renewed_s >= RENEW_S:
-            self._renew()
-            self._renewed_s = now
-        while self._claim_next(take_over=now - self._well_since_s >= LEASE_S):
+        while self._claim_next(now):
             pass
         self._ticked_s = now
 
-    def _renew(self) -> None:
-        """Renew the leases, and abandon runs that were cancelled or taken over."""
-        with self._lock:
-            runs = list(self._runs.values())
-        held = self.store.jobs.renew(self.name) if runs else set()
-        for run in runs:
-            if (run.id, run.job.run) not in held:
-                run.abandon()
-
-    def _claim_next(self, *, take_over: bool) -> bool:
+    def _claim_next(self, now: float) -> bool:
         """Begin with the next job, if there is one and room for it."""
         with self._lock:
             runs = dict(self._runs)
-        if len(runs) >= self.concurrency or any(run.alone for run in runs.values()):
+        if any(run.alone for run in runs.values()):
             return False
-        if self.serving.state != "ready":
+        admission = self.serving.admission
+        if runs:
+            admission.let_in()
+        if len(runs) >= self.concurrency or self.serving.life.state != "ready":
             return False
-        claimed = self.store.jobs.claim(self.name, beside=runs.keys(), take_over=take_over)
+        claimed = self.store.jobs.claim(
+            self.name,
+            beside=runs.keys(),
+            calm_s=now - self._well_since_s,
+            alone=not runs and self.serving.vacant,
+        )
+        if claimed == "lonely":
+            if not runs:
+                self._make_room(now)
+            return False
         if claimed is None:
+            admission.let_in()
             return False
         job, taken_over = claimed
         if taken_over:
@@ -158,27 +166,60 @@ class Worker:
         if job.ended:
             self.metrics.ended(job)
             return True
-        claim = Claim(job.id, job.run, self.name)
-        run = Run(job, claim, self.serving, self.stopping, alone=job.crashes >= ALONE)
+        run = Run(job, Claim(job.id, job.run, self.name), self.serving, self.stopping)
+        run.alone = job.deaths_beside >= BESIDE
+        if not run.alone:
+            admission.let_in()
         with self._lock:
             self._runs[job.id] = run
         threading.Thread(target=self._do, args=(run,), name="job", daemon=True).start()
         return True
 
+    def _make_room(self, now: float) -> None:
+        """Keep others out until those inside have left, which is looked for at each tick. A live session may
+        last for hours, so this ends after a while, and is tried again."""
+        if now - self._asked_s >= ASK_EVERY_S:
+            self._asked_s = now
+        if now - self._asked_s < ASK_S:
+            self.serving.admission.keep_out()
+        else:
+            self.serving.admission.let_in()
+
+    # -- the thread of a job ----------------------------------------------------------------------
+
     def _do(self, run: Run) -> None:
+        """Keep the lease of a job while another thread works on it."""
+        work = threading.Thread(target=self._work, args=(run,), name="job's work", daemon=True)
+        try:
+            work.start()
+            while work.is_alive():
+                work.join(RENEW_S)
+                if work.is_alive() and not self._renewed(run):
+                    run.abandon()
+        finally:
+            with self._lock:
+                del self._runs[run.id]
+            self.wake()
+
+    def _renewed(self, run: Run) -> bool:
+        """False if the job was cancelled or taken over."""
+        if self.serving.life.state in ("broken", "failed"):
+            return True
+        try:
+            return self.store.jobs.renew(run.claim)
+        except Exception:  # the database may come back
+            return True
+
+    def _work(self, run: Run) -> None:
         try:
             self.walk(run)
         except RunReplaced:
             pass  # the row says why
         except Stopping:
             with suppress(Exception):  # the database may be away; the lease ends by itself
-                self.store.jobs.release(run.claim, entered=run.entered)
+                self.store.jobs.release(run.claim)
         except Exception as error:  # likewise
             report_fault("job", error)
-        finally:
-            with self._lock:
-                del self._runs[run.id]
-            self.wake()
 
     # -- callbacks --------------------------------------------------------------------------------
 
@@ -197,13 +238,12 @@ class Worker:
     def _deliver(self, job: Job) -> None:
         """Make one delivery attempt; if it fails, the next one is due later."""
         try:
-            assert job.callback is not None
             answer = self.webhooks.deliver(job)
-            wait_s = self.webhooks.wait_s(job.callback.tries + 1) if answer == "failed" else None
+            wait_s = self.webhooks.wait_s(job.hook_tries + 1) if answer == "failed" else None
             self.metrics.tries.labels(answer).inc()
             state = answer if wait_s is None else "pending"
             record = self.store.jobs.set_callback
-            self.outages.wait_for_storage(None, lambda: record(job, state, wait_s or 0.0))
+            self.outages.insist(lambda: record(job, state, wait_s or 0.0))
         except Stopping:
             pass
         except Exception as error:

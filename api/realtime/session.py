@@ -17,13 +17,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from forescribe.asr.words.terms import MOST_TERMS
+from forescribe.asr.decode.options import MAX_LISTED
 
 from ..errors import ApiError
 from ..settings import NO_DIARIZER, Settings
 from ..speech import forms
 from ..speech.diarization import check_pairs
-from ..speech.forms import MAX_KNOWN, MAX_LISTED, MAX_PROMPT, Entry, TranscriptionForm, check_model
+from ..speech.forms import (
+    ARRAYS,
+    MAX_KNOWN,
+    Entry,
+    LiveForm,
+    TranscriptionForm,
+    check_model,
+)
 from ..speech.serving import Serving
 from ..wording import told
 
@@ -37,6 +44,7 @@ TRANSCRIPTION = "audio.input.transcription"
 
 DIARIZE = f"{PARAM}.{TRANSCRIPTION}.diarize"
 
+LISTS = tuple(name for name in LiveForm.model_fields if name in ARRAYS)
 KNOWN = ("known_speaker_names", "known_speaker_references")
 """The fields of people who are recognised."""
 
@@ -63,25 +71,19 @@ class G711(Frozen):
     rate: Literal[8000] = 8000
 
 
-class Transcription(Frozen):
+class Transcription(LiveForm):
     """How the audio is transcribed. `model` is any name of the loaded model. Not OpenAI's: `diarize` asks for
     the speakers of segments, known ones by the names and references of an upload."""
 
-    model: str
-    language: str | None = None
     languages: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=MAX_LISTED)] | None = (
         None
     )
-    prompt: str | None = Field(None, max_length=MAX_PROMPT)
-    keywords: Annotated[tuple[Entry, ...], Field(max_length=MAX_LISTED)] = ()
-    terms: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
-    replacements: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
     delay: Literal["minimal", "low", "medium", "high", "xhigh"] = "medium"
     diarize: bool = False
     known_speaker_names: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
     known_speaker_references: Annotated[tuple[str, ...], Field(max_length=MAX_KNOWN)] = ()
 
-    @field_validator("keywords", "terms", "replacements", *KNOWN, mode="before")
+    @field_validator(*LISTS, *KNOWN, mode="before")
     @classmethod
     def _none(cls, given: Any) -> Any:
         return () if given is None else given

@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 import wave
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, BinaryIO, Literal, cast
 from urllib.parse import quote
@@ -22,6 +23,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from forescribe.asr.decode.options import Options
+from forescribe.asr.errors import temporary_errors
 from forescribe.asr.formats import files
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.asr.model.languages import LANGUAGES
@@ -37,10 +39,10 @@ from ..dependencies import (
     transcribed,
     while_connected,
 )
-from ..errors import ApiError, disk_errors
+from ..errors import ApiError
 from ..http.openapi import form_body
 from ..speech import forms
-from ..speech.serving import TranscriptionStream
+from ..speech.decoding import Decoding
 
 FIELD = "audio_file"
 MAX_RAW = (1 << 32) - 4096  # bytes: what the header of a wav file can say
@@ -108,10 +110,10 @@ async def detect_language(
     return JSONResponse({**found, "confidence": confidence}, headers=headers)
 
 
-async def _language(stream: TranscriptionStream) -> tuple[str, float]:
+async def _language(stream: Decoding) -> tuple[str, float]:
     """The code, and how probable it is; `und` where nobody speaks."""
-    assert stream.queued is not None
-    submission, part = stream.queued[1], True
+    submission, part = stream.submission, True
+    assert submission is not None
     while part:
         part = await stream.next() is not None
         if submission.language is not None:
@@ -141,10 +143,12 @@ def _wav(raw: BinaryIO) -> BinaryIO:
         code = "file_too_large" if size else "empty_file"
         raise ApiError(code, f"{FIELD} has {size} bytes; raw audio has up to {MAX_RAW}")
     raw.seek(0)
-    with disk_errors():
-        file = cast(BinaryIO, tempfile.TemporaryFile())
+    with temporary_errors(), ExitStack() as failing:
+        file = cast(BinaryIO, tempfile.TemporaryFile(buffering=0))
+        failing.callback(file.close)
         with wave.open(file, "wb") as wav:
             wav.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
             while block := raw.read(1 << 20):
                 wav.writeframesraw(block)
+        failing.pop_all()
     return file

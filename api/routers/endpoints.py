@@ -50,7 +50,7 @@ async def predict(
         if fields:
             raise ApiError("invalid_value", f"unknown field {next(iter(fields))[:100]!r}")
         if parameters.language is not None:
-            serving.check_language(parameters.language)
+            serving.check().check_language(parameters.language)
         diarizing = settings.diarizer != NO_DIARIZER
         options = parameters.options(diarizing=diarizing)
         bounds = parameters.bounds() if diarizing else None

@@ -106,7 +106,7 @@ async def submit(
     key, submissions = idempotency_key(request), jobs.submissions
     caller = client.owner
     await asyncio.to_thread(submissions.check_capacity, caller, keyed=bool(client.owner))
-    with reserve(request, client) as reservation, submissions.reserved(caller, key):
+    with reserve(request, client, stored=True) as reservation, submissions.reserved(caller, key):
         async with receive_form(request, settings) as received:
             reservation.start()
             form = check(parse(JobForm, received.fields), serving, settings)
@@ -118,7 +118,7 @@ async def submit(
             if job is None:
                 async with _recording(jobs, caller, form, received) as recording:
                     job = await submissions.accept(caller, form, recording, key)
-                if form.upload_id is not None:  # its bytes are a blob now
+                if form.upload_id is not None:  # its bytes are the job's now
                     await asyncio.to_thread(jobs.uploads.delete, form.upload_id, caller)
     headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_S)}
     return JSONResponse(job.view(), 202, headers)
@@ -371,7 +371,7 @@ async def follow(jobs: Jobs, id: str, after: int) -> AsyncIterator[bytes]:
         # The job is read first: an entry that is written between the two reads is sent now, and the end is
         # seen in the next pass.
         job = await asyncio.to_thread(store.jobs.get, id)
-        entries = await asyncio.to_thread(store.log.entries, id, n)
+        entries = await asyncio.to_thread(store.jobs.entries, id, n)
         for entry in entries:
             n = entry.n
             yield await asyncio.to_thread(_event, store, id, entry)
@@ -391,7 +391,7 @@ async def follow(jobs: Jobs, id: str, after: int) -> AsyncIterator[bytes]:
 def _event(store: Store, id: str, entry: LogEntry) -> bytes:
     data: Mapping[str, Any] = entry.data
     if entry.kind == "segment":
-        data = _segments(store, entry.data)
+        data = _segments(store, id, entry.data)
     elif entry.kind == "progress":
         job = store.jobs.get(id)
         total_s = 0.0 if job is None else job.progress()["total_s"]
@@ -403,10 +403,10 @@ def _event(store: Store, id: str, entry: LogEntry) -> bytes:
     return _encoded(entry.kind, data, entry.n)
 
 
-def _segments(store: Store, data: Mapping[str, Any]) -> dict[str, Any]:
+def _segments(store: Store, id: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """The segments of a group; empty if its text has been erased."""
     try:
-        group = json.loads(store.blobs.read(data["blob"]))
+        group = json.loads(store.files.read(id, data["file"]))
     except FileNotFoundError:
         group = {"segments": []}
     numbered = enumerate(group["segments"], data["first"])

@@ -75,10 +75,10 @@ class Readiness:
 
     async def check(self) -> Storage:
         """The state of the storage. Raises ApiError `not_ready` with the reason."""
-        if self.serving.state != "ready":
-            raise ApiError("not_ready", f"the server is {self.serving.state}")
-        if self.text_serving.state not in ("off", "ready"):
-            raise ApiError("not_ready", f"the text model is {self.text_serving.state}")
+        if self.serving.life.state != "ready":
+            raise ApiError("not_ready", f"the server is {self.serving.life.state}")
+        if self.text_serving.life.state not in ("off", "ready"):
+            raise ApiError("not_ready", f"the text model is {self.text_serving.life.state}")
         storage = await self._storage()
         if storage.fault is not None:
             raise ApiError("not_ready", storage.fault)
@@ -113,7 +113,7 @@ class Readiness:
         if self.jobs is None:
             return Storage()
         database = self.jobs.store.database
-        if self.jobs.store.blobs.free < least:  # nor may SQLite, on the same disk, take a row
+        if self.jobs.store.files.free < least:  # nor may SQLite, on the same disk, take a row
             if not database.available():
                 return Storage(fault="the jobs' database does not answer")
             return Storage(full="the disk of data_dir is nearly full (min_free_bytes)")

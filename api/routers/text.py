@@ -66,8 +66,8 @@ async def _begin(
 ) -> tuple[FormT, str, TextRequest]:
     """Parse the form, name the model, and queue the texts. Raises ApiError, and then nothing is queued."""
     generator = text_serving.check()
-    if serving.leaving:
-        raise ApiError("not_ready", f"the server is {serving.state}")
+    if serving.life.leaving:
+        raise ApiError("not_ready", f"the server is {serving.life.state}")
     reservation = reserve(request, client)
     try:
         form = await parse(request, kind)

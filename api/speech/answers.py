@@ -37,7 +37,7 @@ from forescribe.asr.formats.transcript_parts import Json, Segment, Word
 from forescribe.asr.model.languages import LANGUAGES
 
 from ..errors import ApiError
-from .serving import TranscriptionStream
+from .decoding import Decoding
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Part, Token
@@ -247,7 +247,7 @@ def warnings(transcript: Transcript) -> dict[str, Json]:
 
 
 async def events(
-    stream: TranscriptionStream, *, logprobs: bool, assign: Assign | None = None
+    stream: Decoding, *, logprobs: bool, assign: Assign | None = None
 ) -> AsyncIterator[bytes]:
     """The body of the answer. `assign` adds speakers once everything is decoded."""
     deltas, sent = Deltas(), list[Json]()
@@ -367,7 +367,7 @@ def _segment(segment: Segment) -> dict[str, Json]:
     }
 
 
-async def _next(stream: TranscriptionStream) -> Part | bytes | None:
+async def _next(stream: Decoding) -> Part | bytes | None:
     """The next part; a ping if there is none for some time."""
     try:
         return await asyncio.wait_for(stream.next(), PING_S)

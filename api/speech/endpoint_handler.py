@@ -24,7 +24,6 @@ from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.inputs import DecodedFile
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.decode.driver import Session
-from forescribe.asr.decode.options import Outcome, Part
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.formats.transcript import Transcript
@@ -32,6 +31,7 @@ from forescribe.asr.formats.transcript_parts import Json
 
 from ..errors import ApiError
 from . import huggingface_contract
+from .decoding import Decoding
 from .diarization import Speakers, numbered
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class EndpointHandler:
         self, decoded_file: DecodedFile, parameters: huggingface_contract.Parameters
     ) -> tuple[Transcript, Transcript | None]:
         """The transcript, and the same with speakers. Raises ForescribeError, ApiError."""
-        listener, diarizing = _Listener(), self.speakers is not None
+        decoding, diarizing = Decoding(), self.speakers is not None
         with ExitStack() as cleanup:
             diarization = None
             if self.speakers is not None:
@@ -84,40 +84,18 @@ class EndpointHandler:
                 cleanup.callback(diarization.close)
             tap = diarization.add_samples if diarization is not None else None
             options = parameters.options(diarizing=diarizing)
-            self.session.submit(decoded_file, options, listener, name="inputs", tap=tap)
-            outcome = listener.wait()
-            if outcome.error is not None:
-                raise outcome.error
-            assert outcome.transcript is not None
+            self.session.submit(decoded_file, options, decoding, name="inputs", tap=tap)
+            decoding.outcome()
+            transcript = decoding.transcript
             if diarization is None:
-                return outcome.transcript, None
-            return outcome.transcript, diarization.assign_blocking(outcome.transcript, numbered)
+                return transcript, None
+            return transcript, diarization.assign_blocking(transcript, numbered)
 
     def close(self) -> None:
         """End the thread and the decoders. Endpoints never call it."""
         self.session.close()
         self._thread.join()
         self.decoders.close()
-
-
-class _Listener:
-    """A listener that keeps the outcome and can be waited for."""
-
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self._outcome: Outcome | None = None
-
-    def progressed(self, part: Part) -> None:
-        """Ignored: the answer is not streamed."""
-
-    def ended(self, outcome: Outcome | None) -> None:
-        self._outcome = outcome
-        self._done.set()
-
-    def wait(self) -> Outcome:
-        self._done.wait()
-        assert self._outcome is not None  # nothing is cancelled here
-        return self._outcome
 
 
 def _diarizer(name: str) -> Diarizer:

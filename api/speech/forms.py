@@ -13,21 +13,19 @@ the others in a warning. Does not know HTTP; asks the serving for the model's la
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from forescribe.asr.decode.options import Guards, Options
+from forescribe.asr.decode.declared import FormField
+from forescribe.asr.decode.options import DECLARED, MAX_LISTED, MAX_NAME, Options
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.segment.windows import WindowOptions
-from forescribe.asr.words.redaction import Redactor
-from forescribe.asr.words.replacements import Replacements
-from forescribe.asr.words.terms import LONGEST_TERM, MOST_TERMS, letters, read_terms
-from forescribe.speculative.requests import MOST_BEAMS, MOST_PATIENCE
+from forescribe.asr.words.terms import MOST_TERMS
 
 from ..errors import ApiError
 from ..http.bodies import loads, text
@@ -38,18 +36,6 @@ from .serving import Serving
 
 Value = str | list[str] | dict[str, Any]
 Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
-
-MAX_HINT = 1_000_000
-"""Characters of a hint: more than a day of speech."""
-
-MAX_PROMPT = 100_000
-"""Characters of a prompt, of which a model reads the last 223 tokens."""
-
-MOST_REPLACED = 20_000
-"""Characters of replacements: compiling 400,000 held the event loop for 47 s."""
-
-MAX_LISTED, MAX_NAME = 1000, 1000
-"""Entries of a list, and characters of one."""
 
 MAX_KNOWN = 4
 """Speakers who are recognised (OpenAI's contract)."""
@@ -97,28 +83,25 @@ FASTER_WHISPER: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 Entry = Annotated[str, Field(max_length=MAX_NAME)]
 
+OBJECTS = frozenset({"chunking_strategy", "expires_after"})
+
+_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
+
+FormT = TypeVar("FormT", bound=BaseModel)
+
+
 ARRAYS = frozenset(
     {
-        "terms",
-        "keyterms",
-        "replacements",
-        "redact",
+        *(field.name for own in DECLARED.values() for field in own.fields if field.entries),
         "languages",
-        "keywords",
         "include",
         "timestamp_granularities",
         "known_speaker_names",
         "known_speaker_references",
     }
 )
-LINES = frozenset({"terms", "keyterms", "replacements"})
+LINES = frozenset(f.name for own in DECLARED.values() for f in own.fields if f.lines)
 """Lists of which a field may have more than one entry, each in a line of its own: a file."""
-
-OBJECTS = frozenset({"chunking_strategy", "expires_after"})
-
-_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
-
-FormT = TypeVar("FormT", bound=BaseModel)
 
 
 class VadConfig(BaseModel):
@@ -132,114 +115,60 @@ class VadConfig(BaseModel):
     threshold: float = Field(0.5, gt=0, le=1)
 
 
+def _declared(has: Callable[[FormField], bool] = lambda field: True) -> dict[str, Any]:
+    """The fields of the options of decoding, as pydantic takes them."""
+    declared = (field for own in DECLARED.values() for field in own.fields)
+    return {field.name: (_kind(field), field.default) for field in declared if has(field)}
+
+
+def _kind(field: FormField) -> Any:
+    limits: dict[str, Any] = dict(field.limits)
+    kind: Any = Annotated[field.kind, Field(**limits)] if limits else field.kind
+    if field.entries:
+        many: Any = tuple[kind, ...]
+        return Annotated[many, Field(max_length=field.entries)]
+    if field.words:
+        return kind | Literal[field.words]
+    return kind if field.default is not None else kind | None
+
+
 class AudioForm(BaseModel):
-    """What transcriptions and translations share. From `initial_prompt` on the names are faster-whisper's."""
+    """What transcriptions and translations share, besides the options of decoding."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str | None = None  # the loaded one
-    prompt: str | None = Field(default=None, max_length=MAX_PROMPT)
     response_format: Format = "json"
-    temperature: float = Field(default=0.0, ge=0, le=1)
-    initial_prompt: str | None = Field(default=None, max_length=MAX_PROMPT)
-    terms: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
-    keyterms: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
-    replacements: Annotated[tuple[Entry, ...], Field(max_length=MOST_TERMS)] = ()
-    redact: Annotated[tuple[Entry, ...], Field(max_length=MAX_LISTED)] = ()
-    hotwords: str | None = Field(default=None, max_length=MAX_PROMPT)
-    vad_filter: bool = True
-    word_timestamps: bool = False
-    compression_ratio_threshold: float = Field(default=2.4, gt=0)
-    log_prob_threshold: float = Field(default=-1.0, le=0)
-    no_speech_threshold: float = Field(default=0.6, ge=0, le=1)
-    beam_size: Annotated[int, Field(ge=1, le=MOST_BEAMS)] | Literal["auto"] = 1
-    patience: float = Field(default=1.0, gt=0, le=MOST_PATIENCE)
-    length_penalty: float = Field(default=1.0, ge=0, le=1)
-
-    @property
-    def beams(self) -> dict[str, Any]:
-        """The options of beams. Of one beam the others mean nothing; a penalty of 1 is the mean, as in
-        faster-whisper."""
-        if self.beam_size == 1:
-            return {}
-        size = None if self.beam_size == "auto" else self.beam_size
-        penalty = None if self.length_penalty == 1 else self.length_penalty
-        return {"beam_size": size, "patience": self.patience, "length_penalty": penalty}
-
-    @property
-    def guards(self) -> Guards:
-        """Temperature 0 is raised automatically for doubtful windows, as the contract says; any other
-        temperature is the only one that is tried."""
-        return Guards(
-            self.compression_ratio_threshold,
-            self.log_prob_threshold,
-            self.no_speech_threshold,
-            (self.temperature,) if self.temperature else Guards.temperatures,
-        )
-
-    @property
-    def prompted(self) -> str | None:
-        """The text before every window."""
-        said = None if self._hot_terms else self.hotwords
-        return ", ".join(filter(None, (self.prompt, self.initial_prompt, said))) or None
-
-    @property
-    def _hot_terms(self) -> tuple[str, ...]:
-        """A word, or terms with commas between them. Another text is for the prompt, as in faster-whisper."""
-        terms = tuple(part for part in (self.hotwords or "").split(",") if letters(part))
-        listed = len(terms) > 1 or len(terms) == 1 == len(terms[0].split())
-        return terms if listed and max(map(len, terms)) <= LONGEST_TERM else ()
-
-    def listed(self, *more: str) -> tuple[str, ...]:
-        """The terms to write, as `Options.terms` has them. Raises ApiError `invalid_value`."""
-        lines = (*self.terms, *self.keyterms, *filter(letters, more), *self._hot_terms)
-        try:
-            if lines:
-                read_terms(lines)
-        except UsageError as error:
-            raise invalid("terms", str(error)) from error
-        return lines
-
-    @property
-    def replaced(self) -> tuple[str, ...]:
-        """As `Options.replacements` has them; no expressions and no long lists, which take the time of all.
-        Raises ApiError `invalid_value`."""
-        try:
-            if any(line.lstrip().startswith("/") for line in self.replacements):
-                raise UsageError("/expressions/ are taken from a file by --replace alone")
-            if (count := sum(map(len, self.replacements))) > MOST_REPLACED:
-                raise UsageError(
-                    f"{count:,} characters; the service takes {MOST_REPLACED:,}, and --replace a whole file"
-                )
-            if self.replacements:
-                Replacements.of(self.replacements)
-        except UsageError as error:
-            raise invalid("replacements", str(error)) from error
-        return self.replacements
-
-    def redacted(self, language: str | None) -> tuple[str, ...]:
-        """As `Options.redact` has it. Raises ApiError `invalid_value` for what cannot be found here."""
-        try:
-            if kinds := tuple(kind for entry in self.redact for kind in entry.split(",")):
-                redactor = Redactor(kinds)
-                if language is not None and "," not in language:
-                    redactor.check(language)
-        except UsageError as error:
-            raise invalid("redact", str(error)) from error
-        return kinds
+    word_timestamps: bool = False  # faster-whisper's
 
 
-class TranscriptionForm(AudioForm):
+if TYPE_CHECKING:
+    DecodingForm = AudioForm
+    TranslatingForm = AudioForm
+
+    class LiveForm(BaseModel):
+        model: str
+
+else:
+    DecodingForm = create_model("DecodingForm", __base__=AudioForm, **_declared())
+    TranslatingForm = create_model(
+        "TranslatingForm", __base__=AudioForm, **_declared(lambda field: field.translations)
+    )
+    LiveForm = create_model(
+        "LiveForm",
+        __config__=AudioForm.model_config,
+        model=(str, ...),
+        **_declared(lambda field: field.live),
+    )
+
+
+class TranscriptionForm(DecodingForm):
     """`/v1/audio/transcriptions`, without the file. `hint` is not OpenAI's: text that is probably spoken,
     which drafts are copied from and no word depends on."""
 
-    task: Literal["transcribe", "translate"] = "transcribe"  # faster-whisper's
-    language: str | None = None
     languages: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=MAX_LISTED)] | None = (
         None
     )
-    keywords: Annotated[tuple[Entry, ...], Field(max_length=MAX_LISTED)] = ()
-    hint: str | None = Field(default=None, max_length=MAX_HINT)
     include: tuple[Literal["logprobs"], ...] = ()
     timestamp_granularities: tuple[Literal["word", "segment"], ...] | None = None
     stream: bool = False
@@ -252,7 +181,7 @@ class TranscriptionForm(AudioForm):
         return self.response_format == "diarized_json"
 
 
-class TranslationForm(AudioForm):
+class TranslationForm(TranslatingForm):
     """`/v1/audio/translations`, without the file."""
 
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
@@ -298,31 +227,43 @@ def check_model(name: str | None, settings: Settings) -> str:
 def transcription(form: TranscriptionForm, serving: Serving, settings: Settings) -> Options:
     """The options of a transcription. Raises ApiError `invalid_value` with the field that cannot be
     served."""
-    _check(form, serving)
+    asked = dict(form)
+    _check(form, asked, serving)
     # One language, or several among which it is detected; None for all.
-    language = form.language or ",".join(form.languages or ()) or settings.language
+    language = asked["language"] or ",".join(form.languages or ()) or settings.language
     if language is not None and language.strip().lower() == "auto":
         language = None
     if language is not None:
-        serving.check_language(language, "languages" if form.languages else "language")
+        serving.check().check_language(language, "languages" if form.languages else "language")
     # Long audio is always cut, so `auto` equals the default.
     strategy, windows = form.chunking_strategy, WindowOptions()
     if isinstance(strategy, VadConfig):
         windows = _windows(strategy)
+    one = language if language is not None and "," not in language else None
     return Options(
-        language=language,
-        task=form.task,
-        initial_prompt=form.prompted,
-        terms=form.listed(*form.keywords),
-        replacements=form.replaced,
-        redact=form.redacted(language),
-        hint=form.hint,
-        vad=form.vad_filter,
-        windows=windows,
-        words=form.diarized or "word" in granularities(form),
-        guards=form.guards,
-        **form.beams,
+        **meant(form, one)
+        | {
+            "language": language,
+            "windows": windows,
+            "words": form.diarized or "word" in granularities(form),
+        }
     )
+
+
+def meant(form: BaseModel, language: str | None = None) -> dict[str, Any]:
+    """The options of decoding that the fields of a form mean. `language` is that of all windows, if there is
+    one. Raises ApiError `invalid_value`."""
+    asked, found = dict(form), dict[str, Any]()
+    for name, own in DECLARED.items():
+        if not own.fields or own.fields[0].name not in asked:
+            continue
+        try:
+            found[name] = asked[own.fields[0].name] if own.asked is None else own.asked(asked)
+            if own.served is not None and language is not None:
+                own.served(found[name], language)
+        except UsageError as error:
+            raise invalid(own.fields[0].name, str(error)) from error
+    return found
 
 
 def granularities(form: AudioForm) -> set[str]:
@@ -334,19 +275,10 @@ def granularities(form: AudioForm) -> set[str]:
 
 def translation(form: TranslationForm, serving: Serving) -> Options:
     """The options of a translation. Raises ApiError `invalid_value` if the model cannot translate."""
-    if not serving.multilingual:
+    if not serving.check().translates:
         raise invalid("model", "this model cannot translate")
-    return Options(
-        task="translate",
-        initial_prompt=form.prompted,
-        terms=form.listed(),
-        replacements=form.replaced,
-        redact=form.redacted("en"),
-        vad=form.vad_filter,
-        words="word" in granularities(form),
-        guards=form.guards,
-        **form.beams,
-    )
+    words = "word" in granularities(form)
+    return Options(**meant(form, "en") | {"task": "translate", "words": words})
 
 
 def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -> dict[str, Value]:
@@ -409,14 +341,14 @@ def _object(name: str, value: str) -> Value:
     return members
 
 
-def _check(form: TranscriptionForm, serving: Serving) -> None:
+def _check(form: TranscriptionForm, asked: Mapping[str, Any], serving: Serving) -> None:
     """Refuse combinations that the contract excludes."""
     if form.diarized:
         check_speaker_names(form.known_speaker_names)
     elif form.known_speaker_names or form.known_speaker_references:
         param = "known_speaker_" + ("names" if form.known_speaker_names else "references")
         raise invalid(param, "needs response_format=diarized_json")
-    if form.task == "translate" and not serving.multilingual:
+    if asked["task"] == "translate" and not serving.check().translates:
         raise invalid("task", "this model cannot translate")
     if form.timestamp_granularities and form.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "needs response_format=verbose_json")
@@ -426,7 +358,7 @@ def _check(form: TranscriptionForm, serving: Serving) -> None:
         raise invalid(
             "stream", "events carry text: use response_format json, text or diarized_json"
         )
-    if form.languages is not None and form.language:
+    if form.languages is not None and asked["language"]:
         raise invalid("languages", "give language or languages, not both")
 
 

@@ -1,13 +1,8 @@
 """Speech serving: the process's transcriber in its own thread, used from the event loop.
 
     serving = Serving.of(settings)
-    serving.start()                          # loads in the thread; `state` tells how far it is
-    stream = serving.follow(samples, options, None, progressed, done)   # one upload through the engine
-    try:
-        while (part := await stream.next()) is not None: ...    # parts as they become final
-        stream.outcome
-    finally:
-        stream.cancel()                      # does nothing after the end
+    serving.start()                          # loads in the thread; `life.state` tells how far it is
+    decoding = serving.follow(samples, options, None, progressed, done)   # one upload through the engine
     await serving.stop()
 
 After `idle_unload_s` without work the model leaves memory; the next request has it loaded and waits.
@@ -31,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from types import MappingProxyType
@@ -47,19 +42,17 @@ from forescribe.speculative.requests import Stats
 
 from ..access.limits import Admission
 from ..errors import ApiError
-from ..process import POLL_S, IdleUnload, Lifecycle, Mailbox, ModelThread, log_engine
+from ..process import POLL_S, IdleUnload, Life, ModelThread, log_engine
 from ..settings import Settings
 from ..telemetry import Metrics, Observation, Tracing, report
+from .decoding import Decoding
 from .diarization import Speakers
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
     from forescribe.asr.decode.driver import Session
-    from forescribe.asr.decode.options import Options, Outcome, Part, Tap
-    from forescribe.asr.decode.recording import Submission
+    from forescribe.asr.decode.options import Options, Outcome, Tap
     from forescribe.asr.decode.transcriber import Transcriber
-    from forescribe.asr.formats.transcript import Transcript
-    from forescribe.asr.formats.transcript_parts import Notice
     from forescribe.asr.live.events import LiveOptions, Tell
     from forescribe.asr.live.stream import LiveStream
     from forescribe.asr.model.speech_model import SpeechTokens
@@ -98,7 +91,7 @@ ENGINE_COUNTS: Mapping[str, tuple[str, str]] = MappingProxyType(
 log = logging.getLogger("forescribe.api")
 
 
-class Serving(Lifecycle):
+class Serving:
     """One transcriber, one session, one thread."""
 
     def __init__(
@@ -108,7 +101,8 @@ class Serving(Lifecycle):
         load_diarizer: Callable[[], Diarizer],
         decoders: Decoders | None = None,
     ) -> None:
-        super().__init__(settings)
+        self.settings = settings
+        self.life = Life(settings, self._close)
         self._load = load  # None for a front end
         self.admission = Admission(settings)
         self.tracing = Tracing()
@@ -124,10 +118,10 @@ class Serving(Lifecycle):
             settings.model_name,
             self._loaded_session,
             self._run,
-            self.fail,
+            self.life.fail,
             self.idle.wanted,
         )
-        self._watch()
+        _register(self)
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -142,23 +136,23 @@ class Serving(Lifecycle):
         if self._load is not None:
             self.thread.start()
             self.idle.start()
-        elif self.state == "loading":
-            self._facts, self.state = Facts(None, drafting=True), "ready"
+        elif self.life.state == "loading":
+            self._facts, self.life.state = Facts(None, drafting=True), "ready"
 
     async def stop(self) -> None:
         """Drain, and wait for the end."""
-        self.drain()
-        while self.admission.requests and time.monotonic() < self.end_s:
+        self.life.drain()
+        while self.admission.requests and time.monotonic() < self.life.end_s:
             await asyncio.sleep(0.05)
-        self.close()
+        self._close()
         # A load in progress is not waited for.
         if self.session is not None:
             await asyncio.to_thread(self.thread.join)
         await asyncio.to_thread(self.decoders.close)
-        if self.state != "failed":
-            self.state = "stopped"
+        if self.life.state != "failed":
+            self.life.state = "stopped"
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self.thread.closed.set()
         self.idle.stop()
         if self.session is not None:
@@ -170,78 +164,23 @@ class Serving(Lifecycle):
         return self._stats if session is None else self._stats + session.stats
 
     @property
+    def vacant(self) -> bool:
+        """Whether requests are kept out, and nothing of them is left."""
+        session = self.session
+        return self.admission.vacant and (session is None or session.idle)
+
+    @property
     def round_s(self) -> float:
         return 0.0 if self.session is None else self.session.standing_s
-
-    def _watch(self) -> None:
-        """Register series that are read when metrics are requested."""
-        metrics, admission = self.metrics, self.admission
-        metrics.register(self._build_info)
-        metrics.register(self._engine_counts)
-        text = "Time of the engine's thread by stage; up to five seconds old."
-        metrics.count("engine_seconds", text, "stage", lambda: self.stats().seconds)
-        metrics.watch("ready", "Whether requests are admitted.", lambda: self.state == "ready")
-        text = "Whether the speech model is in memory; see idle_unload_s."
-        metrics.watch("model_loaded", text, lambda: self.session is not None)
-        metrics.watch("requests_inside", "Requests in progress.", lambda: admission.requests)
-        metrics.watch("slots_busy", "Share of the engine's slots in use.", self._slots_busy)
-        text, folder = "Free space for uploads and their samples.", tempfile.gettempdir()
-        metrics.watch("scratch_free_bytes", text, lambda: shutil.disk_usage(folder).free)
-        metrics.watch("queued_audio_seconds", "Audio not yet decoded.", lambda: admission.seconds)
-
-    def _build_info(self) -> Iterator[Metric]:
-        """Version, model, engine and device; the last two are empty until the model is loaded."""
-        session = self.session
-        whisper = None if session is None else session.context.whisper
-        facts = {
-            "version": version("forescribe"),
-            "model": self.settings.model_name,
-            "engine": "" if whisper is None else str(whisper.engine),
-            "device": "" if whisper is None else whisper.device.name,
-        }
-        text = "What runs here; always 1."
-        family = GaugeMetricFamily("forescribe_build_info", text, labels=list(facts))
-        family.add_metric(list(facts.values()), 1)
-        yield family
-
-    def _engine_counts(self) -> Iterator[Metric]:
-        """Counters that the engine keeps itself; up to five seconds old."""
-        stats = self.stats()
-        for name, (attribute, text) in ENGINE_COUNTS.items():
-            yield CounterMetricFamily(f"forescribe_{name}", text, value=getattr(stats, attribute))
-
-    def _slots_busy(self) -> float:
-        session = self.session
-        if session is None:
-            return 0.0
-        context = session.context
-        return 1 - context.slots.free / context.engine.batch
 
     # -- on the event loop ------------------------------------------------------------------------
 
     def check(self) -> Facts:
         """What is known of the model, in memory or not. Raises ApiError `not_ready` if no work is
         admitted."""
-        if not self.open or self._facts is None:
-            raise ApiError("not_ready", f"the server is {self.state}")
+        if not self.life.open or self._facts is None:
+            raise ApiError("not_ready", f"the server is {self.life.state}")
         return self._facts
-
-    @property
-    def multilingual(self) -> bool:
-        """Whether the model translates. Raises ApiError `not_ready` before it is loaded."""
-        tokens = self.check().tokens
-        return tokens is None or tokens.translates
-
-    def check_language(self, names: str, param: str = "language") -> None:
-        """Raises ApiError `invalid_value`, which names the field `param`, for one of several languages,
-        separated by commas, that the model does not know."""
-        from forescribe.asr.model.languages import read_languages
-
-        tokens = self.check().tokens
-        try:
-            (read_languages if tokens is None else tokens.spoken)(names)
-        except UsageError as error:
-            raise ApiError.of(error, param=param) from error
 
     async def decoded(self, file: BinaryIO, name: str = NAME) -> DecodedFile:
         """The samples of an upload, which the caller closes; `name` is that of its field. Raises ApiError for
@@ -280,23 +219,35 @@ class Serving(Lifecycle):
         tap: Tap | None,
         progressed: Callable[[float], None],
         done: Callable[[], None],
-    ) -> TranscriptionStream:
+    ) -> Decoding:
         """Queue an upload; the model is `awake`. `progressed` is called with the seconds that are decoded,
         `done` when the engine is done with it, however it ends. Raises ApiError if its options cannot be
         served or no work is admitted; then neither is called."""
         observation = Observation(self.metrics, self.tracing)
-        stream = TranscriptionStream(observation, self.settings.timeout_s, progressed, done)
-        phases = observation.phases
+
+        def ended(outcome: Outcome | None) -> None:
+            try:
+                if outcome is not None:
+                    observation.ended(outcome)
+            finally:
+                done()
+
+        decoding = Decoding(
+            timeout_s=self.settings.timeout_s,
+            progressed=progressed,
+            done=ended,
+            phases=observation.phases,
+        )
         try:
             with self.idle.lock:
                 session = self._ready()
                 submission = session.submit(
-                    samples, options, stream, name=NAME, tap=tap, phases=phases
+                    samples, options, decoding, name=NAME, tap=tap, phases=decoding.phases
                 )
         except ForescribeError as error:
             raise ApiError.of(error, param="prompt") from error
-        stream.queued = session, submission
-        return stream
+        decoding.queued(session, submission)
+        return decoding
 
     def live(self, options: LiveOptions, tell: Tell) -> LiveStream:
         """A live stream in the session; the model is `awake`, and the caller holds it (`idle.hold`). Not on
@@ -304,14 +255,15 @@ class Serving(Lifecycle):
         served or no work is admitted."""
         from forescribe.asr.live.stream import LiveStream
 
+        self.admission.check()
         try:
             return LiveStream(self._ready(), options, tell)
         except ForescribeError as error:
             raise ApiError.of(error, param="session") from error
 
     def _ready(self) -> Session:
-        if not self.open or self.session is None:
-            raise ApiError("not_ready", f"the server is {self.state}")
+        if not self.life.open or self.session is None:
+            raise ApiError("not_ready", f"the server is {self.life.state}")
         return self.session
 
     # -- on the engine's thread -------------------------------------------------------------------
@@ -331,10 +283,10 @@ class Serving(Lifecycle):
         self.idle.loaded()
         if self.thread.closed.is_set():  # the end came while it was loaded
             session.close()
-        if self.state == "loading":
-            self.state = "ready"
+        if self.life.state == "loading":
+            self.life.state = "ready"
             log.info('{"event": "ready"}')
-        if self.open:
+        if self.life.open:
             session.run()
 
     # -- on a thread that looks whether it is idle ------------------------------------------------
@@ -354,72 +306,6 @@ class Serving(Lifecycle):
         report("unloaded", what=SPEECH_MODEL, name=self.settings.model_name)
 
 
-class TranscriptionStream:
-    """The listener of a submission: called on the engine's thread, read on the event loop.
-
-    `timeout_s` counts from its creation. `progressed` and `done` are as for `Serving.follow`.
-    """
-
-    def __init__(
-        self,
-        observation: Observation,
-        timeout_s: float,
-        progressed: Callable[[float], None],
-        done: Callable[[], None],
-    ) -> None:
-        self.outcome: Outcome | None = None
-        self.notices: tuple[Notice, ...] = ()
-        """Warnings about the request, which the transcript gets besides its own."""
-        self._observation, self._progressed, self._done = observation, progressed, done
-        self._parts: Mailbox[Part | None] = Mailbox(timeout_s)  # at most a recording's windows
-        self.queued: tuple[Session, Submission] | None = None
-        """Where it can be cancelled, set once it is queued."""
-
-    # -- on the engine's thread -------------------------------------------------------------------
-
-    def progressed(self, part: Part) -> None:
-        self._progressed(part.done_s)
-        self._parts.put(part)
-
-    def ended(self, outcome: Outcome | None) -> None:
-        self.outcome = outcome
-        try:
-            if outcome is not None:
-                self._observation.ended(outcome)
-        finally:
-            self._done()
-            self._parts.put(None)
-
-    # -- on the event loop ------------------------------------------------------------------------
-
-    async def next(self) -> Part | None:
-        """The next part; None at the end, when `outcome` is set.
-
-        Raises ApiError if the recording fails or takes too long.
-        """
-        part = await self._parts.next()
-        if part is None:
-            self.queued = None
-            assert self.outcome is not None  # a reader that has cancelled does not read on
-            if self.outcome.error is not None:
-                raise ApiError.of(self.outcome.error) from self.outcome.error
-        return part
-
-    @property
-    def transcript(self) -> Transcript:
-        """The transcript, once `next` has said that it is there."""
-        assert self.outcome is not None and self.outcome.transcript is not None
-        transcript = self.outcome.transcript
-        return replace(transcript, warnings=(*transcript.warnings, *self.notices))
-
-    def cancel(self) -> None:
-        """Free its slots before the engine's next round."""
-        if self.queued is not None:
-            session, submission = self.queued
-            session.cancel(submission)
-            self.queued = None
-
-
 @dataclass(frozen=True)
 class Facts:
     """What requests are checked against: the model's special tokens, which a front end does not know, and
@@ -427,6 +313,21 @@ class Facts:
 
     tokens: SpeechTokens | None
     drafting: bool
+
+    @property
+    def translates(self) -> bool:
+        """Whether the model translates."""
+        return self.tokens is None or self.tokens.translates
+
+    def check_language(self, names: str, param: str = "language") -> None:
+        """Raises ApiError `invalid_value`, which names the field `param`, for one of several languages,
+        separated by commas, that the model does not know."""
+        from forescribe.asr.model.languages import read_languages
+
+        try:
+            (read_languages if self.tokens is None else self.tokens.spoken)(names)
+        except UsageError as error:
+            raise ApiError.of(error, param=param) from error
 
 
 def load_transcriber(settings: Settings) -> Transcriber:
@@ -454,6 +355,51 @@ def load_diarizer(settings: Settings) -> Diarizer:
 
     network = not settings.local_files_only
     return registry.load(settings.diarizer, device=settings.device, network=network)
+
+
+def _register(serving: Serving) -> None:
+    """Register series that are read when metrics are requested."""
+    metrics, admission = serving.metrics, serving.admission
+
+    def build_info() -> Iterator[Metric]:
+        """Version, model, engine and device; the last two are empty until the model is loaded."""
+        session = serving.session
+        whisper = None if session is None else session.context.whisper
+        facts = {
+            "version": version("forescribe"),
+            "model": serving.settings.model_name,
+            "engine": "" if whisper is None else str(whisper.engine),
+            "device": "" if whisper is None else whisper.device.name,
+        }
+        text = "What runs here; always 1."
+        family = GaugeMetricFamily("forescribe_build_info", text, labels=list(facts))
+        family.add_metric(list(facts.values()), 1)
+        yield family
+
+    def engine_counts() -> Iterator[Metric]:
+        """Counters that the engine keeps itself; up to five seconds old."""
+        stats = serving.stats()
+        for name, (attribute, text) in ENGINE_COUNTS.items():
+            yield CounterMetricFamily(f"forescribe_{name}", text, value=getattr(stats, attribute))
+
+    def slots_busy() -> float:
+        session = serving.session
+        if session is None:
+            return 0.0
+        return 1 - session.context.slots.free / session.context.engine.batch
+
+    metrics.register(build_info)
+    metrics.register(engine_counts)
+    text = "Time of the engine's thread by stage; up to five seconds old."
+    metrics.count("engine_seconds", text, "stage", lambda: serving.stats().seconds)
+    metrics.watch("ready", "Whether requests are admitted.", lambda: serving.life.state == "ready")
+    text = "Whether the speech model is in memory; see idle_unload_s."
+    metrics.watch("model_loaded", text, lambda: serving.session is not None)
+    metrics.watch("requests_inside", "Requests in progress.", lambda: admission.requests)
+    metrics.watch("slots_busy", "Share of the engine's slots in use.", slots_busy)
+    text, folder = "Free space for uploads and their samples.", tempfile.gettempdir()
+    metrics.watch("scratch_free_bytes", text, lambda: shutil.disk_usage(folder).free)
+    metrics.watch("queued_audio_seconds", "Audio not yet decoded.", lambda: admission.seconds)
 
 
 def _discard(samples: Future[DecodedFile]) -> None:

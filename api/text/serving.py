@@ -23,7 +23,7 @@ from forescribe.asr.errors import out_of_memory
 from forescribe.speculative.errors import RequestError
 
 from ..errors import ApiError
-from ..process import Engine, Mailbox, ModelThread, log_engine, log_unexpected
+from ..process import Life, Mailbox, ModelThread, log_engine, log_unexpected
 from ..settings import Settings
 from ..telemetry import Metrics
 
@@ -40,16 +40,16 @@ TEXT_MODEL = "the text model"
 log = logging.getLogger("forescribe.api")
 
 
-class TextServing(Engine):
+class TextServing:
     """One generator, one thread. Off if the settings name no text model."""
 
     def __init__(self, settings: Settings, load: Callable[[], TextGenerator] | None) -> None:
-        super().__init__()
         self.settings = settings
-        self.state = "off" if load is None else "loading"
+        self.life = Life(settings, self._end)
+        self.life.state = "off" if load is None else "loading"
         self.generator: TextGenerator | None = None
         self.thread = ModelThread(
-            TEXT_MODEL, str(settings.text_model), load or _no_model, self._run, self.fail
+            TEXT_MODEL, str(settings.text_model), load or _no_model, self._run, self.life.fail
         )
         if load is None:
             self.thread.loaded.set()
@@ -93,7 +93,9 @@ class TextServing(Engine):
         def stat(name: str) -> Callable[[], float]:
             return lambda: getattr(self.generator.stats, name) if self.generator else 0
 
-        metrics.watch("text_ready", "Whether texts are generated.", lambda: self.state == "ready")
+        metrics.watch(
+            "text_ready", "Whether texts are generated.", lambda: self.life.state == "ready"
+        )
         metrics.watch("text_tokens", "Tokens generated so far.", stat("emitted"))
         metrics.watch("text_drafted", "Tokens drafted for texts.", stat("drafted"))
         metrics.watch("text_accepted", "Drafted tokens accepted by the target.", stat("accepted"))
@@ -104,13 +106,16 @@ class TextServing(Engine):
 
     async def stop(self) -> None:
         """Fail requests in progress with `not_ready`. A load in progress is not waited for."""
+        self._end()
+        if self.generator is not None:
+            await asyncio.to_thread(self.thread.join)
+        self.life.state = "stopped"
+
+    def _end(self) -> None:
         self.thread.closed.set()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self.generator is not None:
-            await asyncio.to_thread(self.thread.join)
-        self.state = "stopped"
 
     @property
     def round_s(self) -> float:
@@ -121,11 +126,11 @@ class TextServing(Engine):
 
     def check(self) -> TextGenerator:
         """The generator. Raises ApiError `model_not_found` if there is none, `not_ready`."""
-        if self.state == "off":
+        if self.life.state == "off":
             text = "this server generates no text; the setting text_model names a model for it"
             raise ApiError("model_not_found", text, param="model")
-        if self.state != "ready" or self.generator is None:
-            raise ApiError("not_ready", f"the text model is {self.state}")
+        if self.life.state != "ready" or self.generator is None:
+            raise ApiError("not_ready", f"the text model is {self.life.state}")
         return self.generator
 
     def named(self, model: str | None) -> str:
@@ -166,7 +171,7 @@ class TextServing(Engine):
         self.generator = generator
         try:
             if not self._closed:
-                self.state = "ready"
+                self.life.state = "ready"
                 log.info('{"event": "text ready"}')
             while self._step(generator):
                 pass

@@ -284,8 +284,7 @@ def _decode(
                 while rest:
                     rest = rest[output.write(rest) :]
             except OSError as error:
-                text = f"no room for the samples ({error.strerror})"
-                raise OutputError(text, code="storage_full") from error
+                raise OutputError(str(error.strerror), code="storage_full") from error
             yield block
 
     try:

@@ -13,7 +13,6 @@ import errno
 import io
 import os
 import re
-import shutil
 import stat
 import struct
 import sys
@@ -21,9 +20,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
-from ..errors import AudioError
+from ..errors import AudioError, temporary_errors
 
 ADVICE = {
     errno.EACCES: "check its permissions",
@@ -31,6 +30,9 @@ ADVICE = {
     errno.ELOOP: "its symbolic links lead in a circle",
 }
 """What to do about a file that cannot be read, by the system's reason."""
+
+COPIED_BYTES = 1 << 20
+"""Of what cannot seek, at a time."""
 
 MAX_BOXES = 1000
 """The most boxes, or chunks, to look at on the outermost level of a file; a valid one has a handful."""
@@ -126,14 +128,26 @@ def seekable_file(
 
 
 def _copied_to_disk(file: BinaryIO) -> BinaryIO:
-    copy = tempfile.TemporaryFile()  # closed with the recording
+    """Raises OutputError where it cannot be written."""
+    with temporary_errors():
+        copy = cast(io.FileIO, tempfile.TemporaryFile(buffering=0))  # closed with the recording
     try:
-        shutil.copyfileobj(file, copy)
+        while block := file.read(COPIED_BYTES):
+            with temporary_errors():
+                write_all(cast(BinaryIO, copy), block)
         copy.seek(0)
     except BaseException:
         copy.close()
         raise
-    return copy
+    return io.BufferedRandom(copy)
+
+
+def write_all(file: BinaryIO, data: Any) -> None:
+    """Write bytes, or an array's, to a file without a buffer, where a full disk is told now and not when the
+    rest of the buffer is written."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
 
 
 def unreadable(name: str, error: OSError | ValueError) -> AudioError:

@@ -11,6 +11,7 @@ is certain. `asr.audio.fork_server` is the other process.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -23,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast, get_args
@@ -32,16 +33,16 @@ from ..errors import (
     AudioError,
     CapacityError,
     Code,
-    ForescribeError,
-    OutputError,
     clipped,
     one_line,
+    temporary_errors,
 )
 from ..formats.transcript_parts import Notice, merged
 from ..segment.cut_plan import span_of
 from ..segment.windows import WindowSpan
 from .fork_server import REPLY_BYTES, Bounds, Cutting
 from .inputs import WIDTH, DecodedFile
+from .opening import write_all
 
 TRIES = 2
 """A decoder that dies is started once more: the machine may have been short of memory."""
@@ -117,16 +118,16 @@ class Decoders:
         when the machine is short of memory, and once closed.
         """
         if isinstance(source, bytes):
-            with tempfile.TemporaryFile() as file:
-                file.write(source)
-                file.flush()
-                return self.decode(
-                    cast(BinaryIO, file), bounds, name=name, cutting=cutting, told=told
-                )
+            with ExitStack() as ends:
+                with temporary_errors():
+                    file = cast(BinaryIO, ends.enter_context(tempfile.TemporaryFile(buffering=0)))
+                    write_all(file, source)
+                return self.decode(file, bounds, name=name, cutting=cutting, told=told)
         source.flush()
         ends: list[int | None] = []
         for _ in range(TRIES):
-            samples = cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder))
+            with temporary_errors(self.folder):
+                samples = cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder))
             windows = None if cutting is None else _Windows(samples, told)
             try:
                 message = bounds.request(name, cutting)
@@ -134,7 +135,8 @@ class Decoders:
                 ask = partial(_ask, (source, samples), message, bounds, windows)
                 reply = self._request(ask, shared)
                 if "error" in reply:
-                    raise _error(*reply["error"])
+                    with temporary_errors(self.folder):
+                        raise _error(*reply["error"])
                 if "samples" in reply:
                     return _decoded(name, samples, reply, windows)
                 late, status = reply["late"], reply["exit"]
@@ -348,8 +350,10 @@ class _Windows:
         return tuple(self.spans)
 
 
-def _error(code: Code, message: str) -> ForescribeError:
+def _error(code: Code, message: str) -> AudioError | OSError:
+    """What a child has reported; an OSError where its samples could not be written."""
     if code not in get_args(Code):
         raise ValueError("an unknown code")
-    kind = OutputError if code == "storage_full" else AudioError
-    return kind(message, code=code)
+    if code == "storage_full":
+        return OSError(errno.ENOSPC, one_line(message))
+    return AudioError(message, code=code)

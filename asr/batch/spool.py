@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from ..errors import ForescribeError, OutputError
+from ..errors import ForescribeError, OutputError, output_errors
 from ..storage.locations import WEB, Entry, Source
 from ..storage.stores import Stores
 from .ledger import content_hash
@@ -78,7 +78,7 @@ class SpoolFolder:
 
     def __init__(self, place: str | None = None) -> None:
         top = Path(place) if place is not None else _default_place()
-        try:
+        with output_errors(f"to the spool {str(top)!r}", "name another folder with --spool"):
             top.mkdir(parents=True, exist_ok=True)
             _sweep(top)
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=top))
@@ -86,11 +86,6 @@ class SpoolFolder:
             # Also at the end of a process that does not come to `close`.
             self.close = weakref.finalize(self, _removed, self.path, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            raise OutputError(
-                f"cannot write to the spool {str(top)!r}: {error.strerror or error}; name another folder "
-                "with --spool"
-            ) from error
 
     @property
     def free(self) -> int:

@@ -1,10 +1,12 @@
 """The records of one transcription call: what is asked, how far it has come, and what it gives.
 
-`Options` are frozen and checked once. `Guards` say whether a window's answer is kept, decoded again at a
-higher temperature, or silence: Whisper's own rules (Radford et al. 2022, section 4.5; openai/whisper
-`transcribe.py`), applied to each window separately, so that they work for windows decoded in parallel: only a
-window that fails is queued again. NaN counts as failure, because a comparison with NaN would silently disable
-a guard.
+`Options` are frozen and checked once. Each is declared once, with the names that it has on the command line,
+in forms of the service and in a transcript's settings (`declared.py`), and read from there by all of them.
+
+`Guards` say whether a window's answer is kept, decoded again at a higher temperature, or silence: Whisper's
+own rules (Radford et al. 2022, section 4.5; openai/whisper `transcribe.py`), applied to each window
+separately, so that they work for windows decoded in parallel: only a window that fails is queued again. NaN
+counts as failure, because a comparison with NaN would silently disable a guard.
 
 While a call runs its hook is told `Progress` and `Partial`, a listener each `Part` of a recording, a tap its
 samples; `PhaseTimes` are written. An `Outcome` is the result of a recording, with its windows as `Decoded`
@@ -16,34 +18,209 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from forescribe.speculative.errors import RequestError
-from forescribe.speculative.requests import Beams, Result, Stats
+from forescribe.speculative.requests import MOST_BEAMS, MOST_PATIENCE, Beams, Result, Stats
 
-from ..audio.inputs import ARRAY, DecodedFile, Input, Sound
 from ..errors import ForescribeError, UsageError
-from ..formats.transcript import Transcript
-from ..formats.transcript_parts import Segment, State
 from ..model.tokens import TASKS, Task
-from ..segment.windows import Samples, WindowOptions
-from ..words.redaction import kinds_of
-from ..words.replacements import Replacements
-from ..words.terms import read_terms
+from ..words.terms import LONGEST_TERM, MOST_TERMS, letters, lines_of, read_terms, says
+from .declared import Flag, FormField, Given, declared, from_typed, option
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from ..audio.inputs import Input
+    from ..formats.transcript import Transcript
+    from ..formats.transcript_parts import Json, Segment, State
     from ..model.speech_model import EncoderStates
-    from ..segment.windows import Run
+    from ..segment.windows import Run, Samples, WindowOptions
     from ..storage.locations import Entry
     from ..words.edits import Change
 
 
 DOUBTFUL_BEAMS = 5
 """Beams of a doubtful window: the default of faster-whisper, and of openai/whisper's command."""
+
+AUTO = "auto"
+
+MAX_HINT = 1_000_000
+"""Characters of a hint in a form: more than a day of speech."""
+
+MAX_PROMPT = 100_000
+"""Characters of a prompt, of which a model reads the last 223 tokens."""
+
+MOST_REPLACED = 20_000
+"""Characters of replacements: compiling 400,000 held the event loop for 47 s."""
+
+MAX_LISTED, MAX_NAME = 1000, 1000
+"""Entries of a list, and characters of one."""
+
+
+def _prompt(asked: Given) -> str | None:
+    said = None if _hot_terms(asked["hotwords"]) else asked["hotwords"]
+    return ", ".join(filter(None, (asked["prompt"], asked["initial_prompt"], said))) or None
+
+
+def _hot_terms(hotwords: str | None) -> tuple[str, ...]:
+    """A word, or terms with commas between them. Another text is for the prompt, as in faster-whisper."""
+    terms = tuple(part for part in (hotwords or "").split(",") if letters(part))
+    listed = len(terms) > 1 or len(terms) == 1 == len(terms[0].split())
+    return terms if listed and max(map(len, terms)) <= LONGEST_TERM else ()
+
+
+def _hint(typed: Given) -> str | None:
+    if typed["reference_text"] is None:
+        return None
+    from ..formats.files import read_reference_text
+
+    return read_reference_text(typed["reference_text"])
+
+
+def _typed_terms(typed: Given) -> tuple[str, ...]:
+    if typed["terms"] is None:
+        return ()
+    lines = lines_of("--terms", typed["terms"])
+    read_terms(lines)
+    return lines
+
+
+def _asked_terms(asked: Given) -> tuple[str, ...]:
+    more = filter(letters, asked.get("keywords", ()))
+    lines = (*asked["terms"], *asked["keyterms"], *more, *_hot_terms(asked["hotwords"]))
+    if lines:
+        read_terms(lines)
+    return lines
+
+
+def _typed_replacements(typed: Given) -> tuple[str, ...]:
+    lines = () if typed["replace"] is None else lines_of("--replace", typed["replace"])
+    _check_replacements(lines)
+    return lines
+
+
+def _asked_replacements(asked: Given) -> tuple[str, ...]:
+    """No expressions and no long lists, which take the time of all."""
+    lines: tuple[str, ...] = asked["replacements"]
+    if any(line.lstrip().startswith("/") for line in lines):
+        raise UsageError("/expressions/ are taken from a file by --replace alone")
+    if (count := sum(map(len, lines))) > MOST_REPLACED:
+        raise UsageError(
+            f"{count:,} characters; the service takes {MOST_REPLACED:,}, and --replace a whole file"
+        )
+    _check_replacements(lines)
+    return lines
+
+
+def _check_replacements(lines: tuple[str, ...]) -> None:
+    if lines:
+        from ..words.replacements import Replacements
+
+        Replacements.of(lines)
+
+
+def _kinds(entries: tuple[str, ...]) -> tuple[str, ...]:
+    """Kinds of personal data, each of which can be found here."""
+    if kinds := tuple(kind for entry in entries for kind in entry.split(",")):
+        from ..words.redaction import Redactor
+
+        Redactor(kinds)
+    return kinds
+
+
+def _check_kinds(kinds: tuple[str, ...], language: str) -> None:
+    if kinds:
+        from ..words.redaction import Redactor
+
+        Redactor(kinds).check(language)
+
+
+def _windows() -> WindowOptions:
+    from ..segment.windows import WindowOptions
+
+    return WindowOptions()
+
+
+def _beams(typed: Given) -> int | None:
+    text = typed["beam_size"].strip().lower()
+    if text == AUTO:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_BEAMS:
+        raise UsageError(
+            f"--beam-size {typed['beam_size']} is neither auto nor a number from 1 to {MOST_BEAMS}"
+        )
+    return int(text)
+
+
+def _of_beams(name: str, default: float | None, typed: Given) -> float | None:
+    """What means nothing without beams."""
+    value: float | None = typed[name]
+    if value is not None and _beams(typed) == 1:
+        flag = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{flag} is for beams: add --beam-size 5, or --beam-size auto")
+    return default if value is None else value
+
+
+def _typed_guards(typed: Given) -> Guards | None:
+    names = {
+        "compression_ratio": "compression_ratio_threshold",
+        "logprob": "logprob_threshold",
+        "no_speech": "no_speech_threshold",
+    }
+    given: dict[str, Any] = {
+        own: _number(name, typed[name]) for own, name in names.items() if typed[name] is not None
+    }
+    if (increment := typed["temperature_increment_on_fallback"]) is not None:
+        given["temperatures"] = _temperatures(increment)
+    if given and not typed["guards"]:
+        raise UsageError("--no-guards and a guard's threshold contradict each other")
+    return Guards(**given) if typed["guards"] else None
+
+
+def _number(name: str, text: str) -> float | None:
+    """A number, or None for the word None, which turns a guard off."""
+    if text.lower() == "none":
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"--{name.replace('_', '-')} {text} is neither a number nor None")
+    return number
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    """From 0 to 1 in steps, as in openai/whisper."""
+    step = _number("temperature_increment_on_fallback", text)
+    if step is None:
+        return (0.0,)
+    if step < 0.01:
+        raise UsageError(
+            f"--temperature-increment-on-fallback {text}: give 0.01 or more, or None for one attempt"
+        )
+    return tuple(round(n * step, 6) for n in range(int((1 + 1e-6) / step) + 1))
+
+
+def _asked_guards(asked: Given) -> Guards:
+    """Temperature 0 is raised automatically for doubtful windows, as OpenAI's contract says; any other
+    temperature is the only one that is tried."""
+    return Guards(
+        asked["compression_ratio_threshold"],
+        asked["log_prob_threshold"],
+        asked["no_speech_threshold"],
+        (asked["temperature"],) if asked["temperature"] else Guards.temperatures,
+    )
+
+
+def _told_guards(options: Options) -> Json:
+    if options.guards is None:
+        return None
+    return asdict(options.guards) | {"temperatures": list(options.guards.temperatures)}
 
 
 @dataclass(frozen=True)
@@ -61,24 +238,235 @@ class Options:
     Raises UsageError for invalid values.
     """
 
-    language: str | None = None
-    task: Task = "transcribe"
-    timestamps: bool = True
-    initial_prompt: str | None = None
-    hint: str | None = None
-    terms: tuple[str, ...] = ()
-    replacements: tuple[str, ...] = ()
-    redact: tuple[str, ...] = ()  # kinds of personal data in place of which marks are written
-    gamma: int | None = None
-    vad: bool = True
-    windows: WindowOptions = field(default_factory=WindowOptions)
-    words: bool = False  # time every word
-    guards: Guards | None = None  # decode doubtful windows again; None keeps every answer
-    beam_size: int | None = 1
-    patience: float = 1.0
-    length_penalty: float | None = None
+    language: str | None = option(
+        None,
+        flags=[
+            Flag(
+                "--language --lang -l LANG",
+                "Spoken language; several as de,en.",
+                shown=AUTO,
+                live=True,
+            )
+        ],
+        fields=[FormField("language", str, translations=False, live=True)],
+    )
+    task: Task = option(
+        "transcribe",
+        flags=[
+            Flag(
+                "--task TASK",
+                "transcribe, or translate (into English).",
+                default="transcribe",
+                live=True,
+            )
+        ],
+        fields=[FormField("task", Task, "transcribe", translations=False)],
+        told=True,
+    )
+    timestamps: bool = option(
+        True,
+        flags=[
+            Flag(
+                "--timestamps/--no-timestamps",
+                "Divide the text into timed segments.",
+                bool,
+                True,
+                "Output",
+            )
+        ],
+        told=True,
+    )
+    initial_prompt: str | None = option(
+        None,
+        flags=[
+            Flag(
+                "--initial-prompt --prompt TEXT",
+                "Text with names and spellings to expect.",
+                live=True,
+            )
+        ],
+        fields=[
+            FormField("prompt", str, live=True, max_length=MAX_PROMPT),
+            FormField("initial_prompt", str, max_length=MAX_PROMPT),
+        ],
+        asked=_prompt,
+        told=True,
+    )
+    hint: str | None = option(
+        None,
+        flags=[
+            Flag(
+                "--reference-text FILE",
+                "Script or transcript to copy drafts from; same words.",
+                changes=False,
+            )
+        ],
+        fields=[FormField("hint", str, max_length=MAX_HINT, translations=False)],
+        typed=_hint,
+    )
+    terms: tuple[str, ...] = option(
+        (),
+        flags=[
+            Flag(
+                "--terms FILE",
+                "Names and terms, one a line: written so where they are heard.",
+                live=True,
+            )
+        ],
+        fields=[
+            FormField("terms", str, entries=MOST_TERMS, lines=True, live=True, max_length=MAX_NAME),
+            FormField("keyterms", str, entries=MOST_TERMS, lines=True, max_length=MAX_NAME),
+            FormField(
+                "keywords",
+                str,
+                entries=MAX_LISTED,
+                translations=False,
+                live=True,
+                max_length=MAX_NAME,
+            ),
+            FormField("hotwords", str, max_length=MAX_PROMPT),
+        ],
+        typed=_typed_terms,
+        asked=_asked_terms,
+        told=lambda options: len(read_terms(options.terms)) if options.terms else 0,
+        kept=lambda lines: lines or None,
+    )
+    replacements: tuple[str, ...] = option(
+        (),
+        flags=[Flag("--replace FILE", "Corrections, one a line: `heard => meant`.", live=True)],
+        fields=[
+            FormField(
+                "replacements", str, entries=MOST_TERMS, lines=True, live=True, max_length=MAX_NAME
+            )
+        ],
+        typed=_typed_replacements,
+        asked=_asked_replacements,
+        told=lambda options: sum(says(line, 1, "replacement") for line in options.replacements),
+        kept=lambda lines: lines or None,
+    )
+    redact: tuple[str, ...] = option(  # kinds of personal data in place of which marks are written
+        (),
+        flags=[Flag("--redact KINDS", "Marks in place of personal data: all, or kinds of it.")],
+        fields=[FormField("redact", str, entries=MAX_LISTED, max_length=MAX_NAME)],
+        typed=lambda typed: _kinds(() if typed["redact"] is None else (typed["redact"],)),
+        asked=lambda asked: _kinds(asked["redact"]),
+        told=lambda options: list(options.redact),
+        served=_check_kinds,
+    )
+    gamma: int | None = option(None)
+    vad: bool = option(
+        True,
+        flags=[
+            Flag("--vad/--no-vad --vad-filter", "Skip long silence, or decode it too.", bool, True)
+        ],
+        fields=[FormField("vad_filter", bool, True)],
+        told=True,
+    )
+    windows: WindowOptions = option(
+        default_factory=_windows,
+        told=lambda options: asdict(options.windows) if options.vad else None,
+    )
+    beam_size: int | None = option(
+        1,
+        flags=[
+            Flag(
+                "--beam-size N",
+                "Beams of a search, as openai/whisper's; 1: no search, with drafts; auto: 5 for windows of "
+                "doubtful words.",
+                default="1",
+                shown="1",
+            )
+        ],
+        fields=[FormField("beam_size", int, 1, words=(AUTO,), ge=1, le=MOST_BEAMS)],
+        typed=_beams,
+        asked=lambda asked: None if asked["beam_size"] == AUTO else asked["beam_size"],
+        told=lambda options: options.beam_size or AUTO,
+        kept=lambda size: {1: None, None: "doubtful"}.get(size, size),
+    )
+    patience: float = option(
+        1.0,
+        flags=[Flag("--patience P", "Beams end with N x P texts.", float, shown="1.0")],
+        fields=[FormField("patience", float, 1.0, gt=0, le=MOST_PATIENCE)],
+        typed=partial(_of_beams, "patience", 1.0),
+        # Of one beam this means nothing in a form, as in faster-whisper.
+        asked=lambda asked: 1.0 if asked["beam_size"] == 1 else asked["patience"],
+        told=True,
+    )
+    length_penalty: float | None = option(
+        None,
+        flags=[
+            Flag(
+                "--length-penalty ALPHA",
+                "Rank beams by length to this power.",
+                float,
+                shown="their mean",
+            )
+        ],
+        fields=[FormField("length_penalty", float, 1.0, ge=0, le=1)],
+        typed=partial(_of_beams, "length_penalty", None),
+        # A penalty of 1 is the mean, as in faster-whisper.
+        asked=lambda asked: (
+            None if 1 in (asked["beam_size"], asked["length_penalty"]) else asked["length_penalty"]
+        ),
+        told=True,
+    )
+    guards: Guards | None = option(  # decode doubtful windows again; None keeps every answer
+        None,
+        flags=[
+            Flag(
+                "--guards/--no-guards",
+                "Decode repetitive or improbable windows again at rising temperatures, and drop text over "
+                "silence.",
+                bool,
+                True,
+            ),
+            Flag(
+                "--compression-ratio-threshold RATIO",
+                "Text that repeats more is retried; None: off.",
+                shown="2.4",
+            ),
+            Flag(
+                "--logprob-threshold --log-prob-threshold --logprob-thold LOGPROB",
+                "Less probable text is retried; None: off.",
+                shown="-1.0",
+            ),
+            Flag(
+                "--no-speech-threshold --no-speech-thold PROB",
+                "Windows above it are silent; None: off.",
+                shown="0.6",
+            ),
+            Flag(
+                "--temperature-increment-on-fallback --temperature-inc STEP",
+                "Increase between attempts; None: one attempt.",
+                shown="0.2",
+            ),
+        ],
+        fields=[
+            FormField("temperature", float, 0.0, ge=0, le=1),
+            FormField("compression_ratio_threshold", float, 2.4, gt=0),
+            FormField("log_prob_threshold", float, -1.0, le=0),
+            FormField("no_speech_threshold", float, 0.6, ge=0, le=1),
+        ],
+        typed=_typed_guards,
+        asked=_asked_guards,
+        told=_told_guards,
+    )
+    words: bool = option(  # time every word
+        False,
+        flags=[
+            Flag(
+                "--word-timestamps/--no-word-timestamps",
+                "Add times and a probability to every word (json).",
+                bool,
+                section="Output",
+                live=True,
+            )
+        ],
+        told=True,
+        told_as="word_timestamps",
+    )
     # For audits: the outcome holds the windows with their encoder states.
-    keep_encoder_states: bool = False
+    keep_encoder_states: bool = option(False)
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -95,15 +483,22 @@ class Options:
                 raise UsageError(f"{name} is {value!r}; give a tuple of texts, one for each")
         if self.terms:
             read_terms(self.terms)
-        if self.replacements:
-            Replacements.of(self.replacements)
-        kinds_of(self.redact)
+        _check_replacements(self.replacements)
+        if self.redact:
+            from ..words.redaction import kinds_of
+
+            kinds_of(self.redact)
         _ = self.beams
         if self.gamma and self.beam_size not in (1, None):
             raise UsageError(
                 f"gamma {self.gamma} drafts the most probable tokens, and beams have no drafts; leave out "
                 "one of them"
             )
+
+    @classmethod
+    def typed(cls, given: Given) -> Self:
+        """By what was typed for each `Flag`. Raises UsageError that names it."""
+        return cls(**from_typed(cls, given))
 
     @property
     def beams(self) -> Beams | None:
@@ -118,6 +513,18 @@ class Options:
         if (self.patience, self.length_penalty) != (1.0, None):
             raise UsageError("patience and length_penalty are for beams: give beam_size 2 or more")
         return None
+
+    def told(self) -> dict[str, Json]:
+        """What a transcript's settings say of them."""
+        return {
+            own.told_as or name: own.told(self) if callable(own.told) else getattr(self, name)
+            for name, own in DECLARED.items()
+            if own.told
+        }
+
+
+DECLARED = declared(Options)
+"""What is declared of each option, by its name."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +649,9 @@ class Outcome:
     error: ForescribeError | None = None
     wall_s: float = 0.0  # from its first block to its last word, other recordings included
     decoded: tuple[Decoded, ...] = ()  # with `Options.keep_encoder_states`
+    # Windows, whole ones, by what became of them, and those that were decoded again at a temperature.
+    windows: Mapping[State, int] = field(default_factory=dict)
+    fallbacks: int = 0
     # What another machine has read: the SHA-256 of the bytes, and what the store says about them.
     content: str | None = None
     entry: Entry | None = None
@@ -249,6 +659,8 @@ class Outcome:
     @property
     def name(self) -> str:
         """The path as it was given; audio given as bytes or samples has none."""
+        from ..audio.inputs import ARRAY, DecodedFile, Sound
+
         if isinstance(self.source, DecodedFile):
             return self.source.name
         if isinstance(self.source, bytes):
@@ -326,7 +738,7 @@ class Listener(Protocol):
         """Called once and last, when the source is no longer read. None where it was cancelled."""
 
 
-Tap = Callable[[Samples], None]
+Tap = Callable[["Samples"], None]
 """Receives the samples of a recording as they are read."""
 
 

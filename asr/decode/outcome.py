@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from operator import attrgetter
@@ -22,6 +22,7 @@ from ..formats.transcript_parts import (
     Notice,
     Segment,
     Span,
+    State,
     TokenSource,
     seconds,
 )
@@ -29,7 +30,6 @@ from ..model.languages import ALIKE, LANGUAGES
 from ..model.speech_model import SpeechModel
 from ..segment.windows import Window, total
 from ..words.replacements import LIMIT_S
-from ..words.terms import read_terms, says
 from .context import DecodingContext
 from .judge import LAST_WORD
 from .options import Decoded, Options, Outcome
@@ -53,7 +53,14 @@ def outcome_of(recording: Submission) -> Outcome:
             faults = [pending.fault for pending in recording.windows]
             if faults and (first := faults[0]) is not None and all(faults):
                 raise first
-            outcome = replace(outcome, transcript=_transcript(recording, wall), wall_s=wall)
+            done = recording.decoded
+            outcome = Outcome(
+                recording.source,
+                _transcript(recording, wall),
+                wall_s=wall,
+                windows=windows_by_state(done, len(recording.silent)),
+                fallbacks=len({decoded.index for decoded in done if decoded.tried > 0}),
+            )
         except Exception as error:
             outcome = replace(outcome, error=fault(recording.name, error), wall_s=wall)
     kept = recording.bound.options.keep_encoder_states and outcome.error is None
@@ -62,13 +69,23 @@ def outcome_of(recording: Submission) -> Outcome:
     return outcome
 
 
+def windows_by_state(done: Sequence[Decoded], silent: int) -> dict[State, int]:
+    """How many windows ended how. One that was decoded in parts is one, decoded if any part of it is, and
+    else failed if any is."""
+    best: dict[int, State] = {}
+    order: tuple[State, ...] = ("silent", "failed", "decoded")
+    for decoded in done:
+        states = (best.get(decoded.index, "silent"), decoded.state)
+        best[decoded.index] = max(states, key=order.index)
+    counts = Counter(best.values())
+    counts["silent"] += silent
+    return dict(counts)
+
+
 def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
     """Models, options and versions, for reproducing a transcript."""
     pair, device = context.whisper.pair, context.whisper.device
     gamma = context.gamma if options.gamma is None else options.gamma
-    guards = None if options.guards is None else asdict(options.guards)
-    if guards is not None:
-        guards["temperatures"] = list(guards["temperatures"])  # JSON has no tuples
     return {
         "model": str(getattr(pair.target, "name", pair.target)),
         "draft": None if pair.draft is None else str(getattr(pair.draft, "name", pair.draft)),
@@ -80,19 +97,7 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "dtype": str(device.stored).removeprefix("torch."),
         "quantize": "int8" if device.int8 else "none",
         "engine": context.forward,
-        "task": options.task,
-        "timestamps": options.timestamps,
-        "initial_prompt": options.initial_prompt,
-        "terms": len(read_terms(options.terms)) if options.terms else 0,
-        "replacements": sum(says(line, 1, "replacement") for line in options.replacements),
-        "redact": list(options.redact),
-        "vad": options.vad,
-        "windows": asdict(options.windows) if options.vad else None,
-        "beam_size": "auto" if options.beam_size is None else options.beam_size,
-        "patience": options.patience,
-        "length_penalty": options.length_penalty,
-        "guards": guards,
-        "word_timestamps": options.words,
+        **options.told(),
         "versions": dict(_versions()),
     }
 

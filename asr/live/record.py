@@ -22,7 +22,8 @@ from typing import BinaryIO, Self, cast
 import numpy as np
 
 from ..audio.inputs import READ_SAMPLES, WIDTH, DecodedFile
-from ..errors import ForescribeError, output_errors
+from ..audio.opening import write_all
+from ..errors import ForescribeError, output_errors, temporary_errors
 from ..formats.files import TEMPORARY
 from ..formats.transcript import Transcript
 from ..formats.transcript_parts import (
@@ -45,12 +46,16 @@ COUNTED = ("windows", "tokens", "rounds", "drafted", "accepted", "wall_s")
 
 
 class LiveRecord:
-    """A context manager, which closes the file of samples. `sample_count` are those of the stream so far."""
+    """A context manager, which closes the file of samples. `sample_count` are those of the stream so far.
+    Raises OutputError where samples are kept and the file cannot be written."""
 
     def __init__(self, *, audio: bool) -> None:
         self.sample_count = 0
         self.failed = 0  # items
-        self._file = cast(BinaryIO, tempfile.TemporaryFile()) if audio else None
+        self._file: BinaryIO | None = None
+        if audio:
+            with temporary_errors():
+                self._file = cast(BinaryIO, tempfile.TemporaryFile(buffering=0))
         self._items: list[tuple[int, Transcript]] = []
         self._lost: list[Span] = []
 
@@ -65,8 +70,8 @@ class LiveRecord:
         """Take the next samples [T] at 16 kHz. Raises OutputError where the disk is full."""
         self.sample_count += len(samples)
         if self._file is not None:
-            with output_errors("the samples of this session", "set TMPDIR to a folder with room"):
-                self._file.write(np.ascontiguousarray(samples, np.float32).tobytes())
+            with temporary_errors():
+                write_all(self._file, np.ascontiguousarray(samples, np.float32))
 
     def add(self, start_s: float, transcript: Transcript) -> None:
         """An item that begins at `start_s` of the stream has been completed."""
@@ -116,7 +121,6 @@ class LiveRecord:
     def sound(self, name: str) -> DecodedFile:
         """The samples, as a recording with this name. They must have been kept."""
         assert self._file is not None
-        self._file.flush()
         return DecodedFile(name, self._file, self.sample_count)
 
     def save_audio(self, path: Path) -> None:

@@ -11,15 +11,19 @@ a slow machine decodes less often and does not fall behind. `tell` receives even
 as they are released, hypotheses, and in the end one `Completed` or `Failed` for each item. The transcript of
 a completed item is that of an upload of exactly its samples.
 
-`tell` is called in order, on the feeding thread and on the engine's, with the stream locked: it must neither
-block nor call the stream. `feed`, `commit`, `clear` and `finish` are for one thread.
+One thread at a time works on the stream, for a step of 256 ms of audio or an answer. The engine's thread,
+which all recordings share, does not wait for its turn: an answer that comes while another thread works is
+read by that one. `tell` is called in order, by the thread that works: it must neither block nor call the
+stream. `feed`, `commit`, `clear` and `finish` are for one thread.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -81,7 +85,9 @@ class LiveStream:
         self._bindings = Bindings.of(options.options, session.context)
         self._voice = Voice(session.context.voice_detector(), _threshold(options.turns))
         self._steps = Steps()
-        self._changed = threading.Condition(threading.RLock())
+        self._changed = threading.Condition()  # of the next two; held for moments
+        self._working = False
+        self._answers: deque[tuple[LiveItem, Pass]] = deque()  # that wait to be read
         self._item: LiveItem | None = None  # that is being spoken
         self._ending: list[LiveItem] = []
         self._number = 0
@@ -92,7 +98,7 @@ class LiveStream:
         """Use other options: `turns` from now on, what concerns the text from the next item on. Raises
         UsageError for options that the model cannot serve; nothing is changed then."""
         bindings = Bindings.of(options.options, self.session.context)
-        with self._changed:
+        with self._turn():
             self.options, self._bindings = options, bindings
             self._voice.threshold = _threshold(options.turns)
 
@@ -111,24 +117,25 @@ class LiveStream:
         """Seconds of audio that have arrived since the passes under way began, and those of items that have
         ended and wait for their transcripts, of which no more than a window can be left to decode. A sender
         that is faster than the decoder has to wait while this is large."""
-        with self._changed:
-            waiting = sum(min(item.length, MAX_SAMPLES) for item in self._ending)
-            return seconds(waiting + (0 if self._item is None else self._item.behind))
+        item = self._item
+        waiting = sum(min(each.length, MAX_SAMPLES) for each in list(self._ending))
+        return seconds(waiting + (0 if item is None else item.behind))
 
     # -- on the feeding thread --------------------------------------------------------------------
 
     def feed(self, samples: Samples) -> None:
         """Take the next samples [T], mono at 16 kHz. Values that are not finite become 0."""
         clean = np.nan_to_num(np.asarray(samples, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
-        with self._changed:
-            if not self._closed:
-                for step in self._steps.push(clean):
-                    self._push(step)
+        for step in () if self._closed else self._steps.push(clean):
+            with self._turn():
+                if self._closed:
+                    return
+                self._push(step)
 
     def commit(self) -> int | None:
         """End the item with the samples so far; its number. None, and nothing happens, where there are less
         than 0.1 s of it."""
-        with self._changed:
+        with self._turn():
             waiting = len(self._steps.rest)
             if waiting + (0 if self._item is None else self._item.length) < SHORTEST:
                 return None
@@ -137,17 +144,16 @@ class LiveStream:
 
     def clear(self) -> None:
         """Drop the item that is being spoken."""
-        with self._changed:
+        with self._turn():
             self._steps.last()
             self._before = np.zeros(0, np.float32)
             if self._item is not None:
                 self._item.drop(self.session)
                 self._item = None
-            self._changed.notify_all()
 
     def finish(self) -> None:
         """The audio ends, and with it the item that is being spoken."""
-        with self._changed:
+        with self._turn():
             if self._closed:
                 return
             self._push(self._steps.last())
@@ -157,22 +163,58 @@ class LiveStream:
 
     def cancel(self) -> None:
         """Drop everything; nothing is told any more."""
-        with self._changed:
-            self._closed = True
+        self._closed = True  # ends `feed`, which may have minutes of audio before it
+        with self._turn():
             for item in self._items():
                 item.drop(self.session)
             self._item, self._ending = None, []
-            self._changed.notify_all()
 
     def wait(self, timeout_s: float | None = None, *, idle: bool = False) -> bool:
         """Wait until every item that has ended has been told or, if `idle`, until nothing is being decoded.
         False after `timeout_s`."""
 
         def over() -> bool:
+            if self._working:
+                return False
             return not any(i.current for i in self._items()) and (idle or not self._ending)
 
         with self._changed:
             return self._changed.wait_for(over, timeout_s)
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Be the thread that works on the stream; at the end read the answers that have come meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._working)
+            self._working = True
+        try:
+            yield
+        finally:
+            self._read_answers()
+
+    def _read_answers(self) -> None:
+        """Read what has come, and let the next thread work."""
+        try:
+            while (answer := self._next_answer()) is not None:
+                self._read_answer(*answer)
+        except BaseException:
+            self._rest()
+            raise
+
+    def _next_answer(self) -> tuple[LiveItem, Pass] | None:
+        """The next one; None ends this thread's turn, so that no answer comes in between unread."""
+        with self._changed:
+            if self._answers:
+                return self._answers.popleft()
+            self._rest()
+            return None
+
+    def _rest(self) -> None:
+        with self._changed:
+            self._working = False
+            self._changed.notify_all()
 
     # -- items ------------------------------------------------------------------------------------
 
@@ -262,20 +304,26 @@ class LiveStream:
             self._fail(item, error)
 
     def _ended(self, item: LiveItem, ended: Pass) -> None:
-        """A pass has ended; on the engine's thread."""
+        """A pass has ended; on the engine's thread, which waits for nobody."""
         with self._changed:
-            if item.current is not ended:  # it was given up
+            self._answers.append((item, ended))
+            if self._working:
                 return
-            item.current = None
-            outcome = ended.outcome
-            if outcome is not None and not item.over:
-                self._count(ended)
-                if outcome.error is None:
-                    self._read(item, ended)
-                elif ended.kind != "tentative":
-                    self._fail(item, outcome.error)
-                self._next_pass(item)
-            self._changed.notify_all()
+            self._working = True
+        self._read_answers()
+
+    def _read_answer(self, item: LiveItem, ended: Pass) -> None:
+        if item.current is not ended:  # it was given up
+            return
+        item.current = None
+        outcome = ended.outcome
+        if outcome is not None and not item.over:
+            self._count(ended)
+            if outcome.error is None:
+                self._read(item, ended)
+            elif ended.kind != "tentative":
+                self._fail(item, outcome.error)
+            self._next_pass(item)
 
     def _read(self, item: LiveItem, ended: Pass) -> None:
         whisper = self.session.context.whisper

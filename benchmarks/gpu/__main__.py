@@ -22,13 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import provenance
-from benchmarks.gpu.changed import changed
 from benchmarks.gpu.dimensions import KNOWN, LARGE_V3, SMALL
-from benchmarks.gpu.mlperf import end_to_end, mlperf
 from benchmarks.gpu.report import Section, card, failures, run, table
 from benchmarks.gpu.sections import Bench, Record, build, equality, memory
-from benchmarks.gpu.timings import bandwidth, encoder, kernels, prefill, rounds
-from benchmarks.gpu.whole import live, real, service, whole
+from benchmarks.gpu.timings import bandwidth, encoder, end_to_end, rounds
+from benchmarks.gpu.whole import live, real, service
 from forescribe.speculative.device import at_most, can_set, choose
 from forescribe.speculative.errors import DeviceError
 
@@ -37,27 +35,20 @@ SECTIONS = {
     "bandwidth": Section(bandwidth, 10),
     "equality": Section(equality, 90),
     "encoder": Section(encoder, 20),
-    "prefill": Section(prefill, 20),
     "rounds": Section(rounds, 140),
     "end to end": Section(end_to_end, 140),
-    "kernels": Section(kernels, 30),
 }
 """Sections in their order, with seconds; together less than ten minutes."""
 
 EVERYTHING = {
     "build": SECTIONS["build"],
-    "changed": Section(changed, 60),
     "real": Section(real, 110),
-    "mlperf": Section(mlperf, 130),
-    "whole": Section(whole, 60),
     "equality": Section(equality, 40),
     "service": Section(service, 80),
-    "kernels": SECTIONS["kernels"],
     "live": Section(live, 60),
     "memory": Section(memory, 20),
     "bandwidth": SECTIONS["bandwidth"],
     "encoder": SECTIONS["encoder"],
-    "prefill": SECTIONS["prefill"],
     "rounds": SECTIONS["rounds"],
     "end to end": SECTIONS["end to end"],
 }

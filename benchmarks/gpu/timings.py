@@ -1,4 +1,4 @@
-"""The sections that time parts: copies, encoder, prefill, rounds, kernels.
+"""The sections that time parts: copies, encoder, rounds; and all of them together.
 
 Each is a function of a `Bench` that returns a record for JSON.
 """
@@ -6,7 +6,8 @@ Each is a function of a `Bench` that returns a record for JSON.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 
 from benchmarks.gpu import construction
 from benchmarks.gpu.dimensions import Dimensions
-from benchmarks.gpu.pair import decode
-from benchmarks.gpu.sections import Bench, Record, encode, weigh
+from benchmarks.gpu.pair import Known, decode
+from benchmarks.gpu.sections import Bench, Record, automatic, encode, weigh
 from forescribe.speculative import Engine
 from forescribe.speculative.engine.schedule import BUCKETS, expected_tokens
 from forescribe.speculative.requests import Mode
@@ -74,28 +75,6 @@ def encoded(bench: Bench, batch: int) -> Record:
         "ms_per_window": ms / batch,
         "times_real_time": 1000 * d.window_s * batch / ms,
     }
-
-
-def prefill(bench: Bench) -> Record:
-    """Milliseconds of an admission's forward: prompts, and keys and values of the encoder states."""
-    record = bench.record
-    for batch in bench.batches:
-        if batch <= LARGEST_PART:
-            bench.figure(record, f"rows {batch}", partial(prefilled, bench, batch))
-    return record
-
-
-def prefilled(bench: Bench, batch: int) -> Record:
-    """Times the prefill of all rows, eager and as the engine runs it."""
-    engine, work, place = bench.models.engine(batch), bench.work(batch), bench.device.torch
-    rows = torch.arange(batch, device=place)
-    tokens = torch.tensor([k.request.prompt for k in work], device=place)
-    states = [k.request.encoder_states for k in work]
-    eager = best_ms(bench, lambda: engine.target.prefill(rows, tokens, states))
-    run: Any = engine._admission._prefills or engine.target.prefill
-    run(rows, tokens, states, None)  # the next one is captured, where the device captures
-    ms = best_ms(bench, lambda: run(rows, tokens, states, None))
-    return {"ms": ms, "ms_per_row": ms / batch, "eager_ms": eager}
 
 
 def rounds(bench: Bench) -> Record:
@@ -180,53 +159,52 @@ def row_bytes(d: Dimensions, layers: int, size: int) -> int:
     return 2 * layers * d.width * (d.frames + 128) * size
 
 
-def kernels(bench: Bench) -> Record:
-    """The operators or kernels that take most of the time of captured rounds, and of a whole engine; and how
-    long the device waits for the host."""
+def end_to_end(bench: Bench) -> Record:
+    """Features to texts of two windows for each row, by batch and agreement."""
     record = bench.record
-    for batch in (bench.batches[0], bench.batches[-1]):
-        engine = bench.models.engine(batch, gamma=4, agreement=0.8)
-        bench.figure(
-            record,
-            f"rounds, batch {batch}",
-            partial(profiled, bench, active_rounds(engine, 4, bench), 3),
-        )
-        engine = bench.models.engine(batch, gamma=4, agreement=0.8)
-        work = bench.work(2 * batch)
-        name = f"admissions, rounds and results, batch {batch}"
-        bench.figure(record, name, partial(profiled, bench, partial(decode, engine, work), 1))
+    for batch in reversed(bench.batches):
+        for gamma, agreement in ((0, None), (5, 0.7), (5, 0.8), (5, 0.9), (None, 0.8)):
+            name = (
+                f"batch {batch}, gamma {'auto' if gamma is None else gamma}, agreement {agreement}"
+            )
+            bench.figure(record, name, partial(whole_way, bench, name, batch, gamma, agreement))
     return record
 
 
-def profiled(bench: Bench, run: Callable[[], object], times: int) -> Record:
-    """The milliseconds and calls of the twenty that take longest, of one of `times` runs."""
-    from torch._C._autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
+def whole_way(
+    bench: Bench, name: str, batch: int, gamma: int | None, agreement: float | None
+) -> Record:
+    """All windows as fast as they go; their features are encoded as slots become free."""
+    pair, d = bench.models, bench.dimensions
+    engine = pair.engine(
+        batch,
+        gamma=gamma or 0,
+        schedule=None if gamma is not None else automatic(pair, agreement or 0.8),
+        agreement=agreement,
+        modes=(Mode(),),
+    )
+    engine.warm_up()
+    work = bench.work(2 * batch)
+    kinds = [n % d.classes for n in range(len(work))]
+    mel = construction.features(d, kinds, bench.device.torch, bench.device.dtype)
 
-    cuda = bench.device.kind == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    for _ in range(2):
-        run()
+    def encoded_work() -> Iterator[Known]:
+        for first in range(0, len(work), LARGEST_PART):
+            part = slice(first, first + LARGEST_PART)
+            for known, states in zip(work[part], encode(pair, mel[part]), strict=True):
+                yield Known(replace(known.request, encoder_states=states), known.text)
+
+    for _ in range(2):  # a prefill is captured when its shape comes again
+        decode(engine, encoded_work())
+    before = engine.stats
     bench.device.synchronize()
     began = time.perf_counter()
-    with profile(activities=activities) as found:
-        for _ in range(times):
-            run()
-        bench.device.synchronize()
-        wall_ms = 1000 * (time.perf_counter() - began) / times
-    field = "self_device_time_total" if cuda else "self_cpu_time_total"
-    place = DeviceType.CUDA if cuda else DeviceType.CPU  # operators have their kernels' time too
-    events = [event for event in found.key_averages() if event.device_type == place]
-    events.sort(key=lambda event: getattr(event, field), reverse=True)
-    busy_ms = sum(getattr(e, field) for e in events) / (1000 * times)
-    return {
-        "whole": {
-            "wall_ms": wall_ms,
-            "busy_ms": busy_ms,
-            "waits": max(0.0, 1 - busy_ms / wall_ms),
-        },
-        **{
-            e.key[:90]: {"calls": e.count // times, "ms": getattr(e, field) / (1000 * times)}
-            for e in events[:20]
-        },
+    found = decode(engine, encoded_work())
+    wall_s, stats = time.perf_counter() - began, engine.stats - before
+    return bench.check(f"end to end, {name}", found, work) | {
+        "times_real_time": round(len(work) * d.window_s / wall_s, 1),
+        "tokens_per_s": round(sum(map(len, found.values())) / wall_s, 1),
+        "wall_s": round(wall_s, 3),
+        "tokens_per_row_round": round(stats.mean_acceptance_length, 2),
+        "stages_s": {stage: round(s, 3) for stage, s in stats.seconds.items()},
     }

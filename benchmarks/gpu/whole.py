@@ -1,15 +1,17 @@
-"""The whole way on a device: files to transcripts with word times and speakers, the service, live streams.
+"""The whole way on a device, with published weights and recordings of people: files to transcripts with word
+times and speakers, uploads, live streams.
 
-`real` uses published weights and recordings of people: what the device writes beside a CPU in float32.
-`whole` uses the constructed pair, whose texts are known at large-v3's dimensions. The service and live
-streams are the programs `benchmarks.service` and `benchmarks.live`.
+`real` tells what the device writes beside a CPU in float32, and how fast. Uploads go to the service as
+`benchmarks.replayed_service` runs it, live streams are those of `benchmarks.live`.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
@@ -22,9 +24,8 @@ import torch
 
 from benchmarks import live as live_program
 from benchmarks import provenance
-from benchmarks import service as service_program
-from benchmarks.gpu.folders import RATE, Folders, folders, kinds
 from benchmarks.gpu.sections import Bench, Record
+from benchmarks.replayed_service import Clip, application, load
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.decode.transcriber import Transcriber
@@ -32,18 +33,19 @@ from forescribe.asr.formats.transcript import Transcript
 from forescribe.diarize.engines.registry import load as load_diarizer
 from forescribe.diarize.speaker_finder import SpeakerFinder
 
-AGREEMENT = 0.8
+RATE = 16_000
 DRAFT = "tiny.en"
 """Of all published models, with an encoder and token ids of its own where it is not the bundled one's."""
 CALM = -60.0  # decibels of quiet recordings, whose windows are amplified
 MOST_S, SMALL_S = 60.0, 5.0
 """Seconds of a recording that a CPU transcribes too; the second in a rehearsal."""
+LENGTHS_S = (2.0, 4.0, 7.0, 12.0, 20.0, 29.0, 45.0, 60.0)
+"""Of uploads, in turn. Most are one window long, some two or three."""
 
 WAYS: dict[str, Options] = {
     "words": Options(words=True, guards=Guards()),
     "five beams": Options(beam_size=5),
     "beams where doubtful": Options(beam_size=None),
-    "previous text": Options(initial_prompt="A talk.", vad=False, guards=Guards()),
     "sampled": Options(guards=Guards(temperatures=(0.8,), compression_ratio=None, logprob=None)),
     "terms": Options(terms=("Gutenberg", "flour")),
     "quiet": Options(),
@@ -73,10 +75,6 @@ class Heard:
 
     text: str
     starts_s: Sequence[float]  # of words, where they were timed
-
-    @classmethod
-    def of(cls, transcript: Transcript) -> Heard:
-        return cls(transcript.text, [word.start for word in transcript.words])
 
 
 Texts = Mapping[str, Heard]
@@ -110,20 +108,21 @@ def pieces(sources: Sequence[Path], folder: Path, most_s: float) -> dict[str, li
     """Files with the beginnings of recordings by way, and of the way `quiet` with all of them quiet."""
     made: dict[str, list[Path]] = {way: [] for way in WAYS}
     for number, source in enumerate(sources):
-        with soundfile.SoundFile(source) as file:
-            samples = file.read(round(most_s * file.samplerate), dtype="float32")
-            rate = file.samplerate
+        samples = read_audio(source)[: round(most_s * RATE)]
         for level in (0.0, CALM):
             path = folder / f"{number:02}{level:+.0f}.wav"
-            soundfile.write(path, samples * 10 ** (level / 20), rate, subtype="FLOAT")
+            soundfile.write(path, samples * 10 ** (level / 20), RATE, subtype="FLOAT")
             for way in made:
                 made[way] += [path] if (way == "quiet") == (level == CALM) else []
     return made
 
 
 def written(transcriber: Transcriber, paths: Sequence[Path], options: Options) -> dict[str, Heard]:
-    """Transcripts by the stem of a file. Raises what one failed with."""
-    return {name: Heard.of(each) for name, each in transcripts(transcriber, paths, options).items()}
+    """Texts and word times by the stem of a file. Raises what one failed with."""
+    found = transcripts(transcriber, paths, options)
+    return {
+        name: Heard(each.text, [word.start for word in each.words]) for name, each in found.items()
+    }
 
 
 def transcripts(
@@ -180,10 +179,8 @@ def difference(first: Texts, second: Texts) -> Record:
         other = second[name]
         differ += one.text != other.text
         a, b = one.text.split(), other.text.split()
-        same = sum(
-            m.size for m in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
-        )
-        words, changed = words + len(a), changed + max(len(a), len(b)) - same
+        blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
+        words, changed = words + len(a), changed + max(len(a), len(b)) - sum(m.size for m in blocks)
         if one.text == other.text:
             apart += [abs(x - y) for x, y in zip(one.starts_s, other.starts_s, strict=True)]
     return {
@@ -197,10 +194,8 @@ def difference(first: Texts, second: Texts) -> Record:
 
 def speakers(bench: Bench) -> Record:
     """Turns on the device and on a CPU."""
-    samples, rate = soundfile.read(
-        provenance.ROOT / "samples" / "conversation.flac", dtype="float32"
-    )
-    samples = samples[: (20 if bench.small else 120) * rate]
+    samples = read_audio(provenance.ROOT / "samples" / "conversation.flac")
+    samples = samples[: (20 if bench.small else 120) * RATE]
     turns = [
         [
             (turn.speaker, turn.start_sample, turn.end_sample)
@@ -220,13 +215,13 @@ def speed(bench: Bench, model: str) -> Record:
     record: Record = {}
     minutes, count = (0.3, 4) if bench.small else (20.0, 256)
     with TemporaryDirectory() as name:
-        whole, rate = joined(bench.voices), RATE
+        whole = np.concatenate([read_audio(path) for path in bench.voices])
         long, short = Path(name, "long.wav"), []
-        soundfile.write(long, np.resize(whole, round(60 * minutes * rate)), rate, subtype="PCM_16")
+        soundfile.write(long, np.resize(whole, round(60 * minutes * RATE)), RATE, subtype="PCM_16")
         for number in range(count):
-            piece = np.roll(whole, -7 * rate * number)[: (3 if bench.small else 15) * rate]
+            piece = np.roll(whole, -7 * RATE * number)[: (3 if bench.small else 15) * RATE]
             short.append(Path(name, f"{number:03}.wav"))
-            soundfile.write(short[-1], piece, rate, subtype="PCM_16")
+            soundfile.write(short[-1], piece, RATE, subtype="PCM_16")
         batch = max(bench.batches)
         loaded = Transcriber.load(
             model, draft_of(model), device=bench.device.name, batch=batch, network=False
@@ -241,11 +236,6 @@ def speed(bench: Bench, model: str) -> Record:
                 given = partial(timed, transcriber, paths, options)
                 bench.figure(record, f"{what}, {how}", given)
     return record
-
-
-def joined(paths: Sequence[Path]) -> np.ndarray:
-    """Recordings one after the other, at 16 kHz."""
-    return np.concatenate([read_audio(path) for path in paths])
 
 
 def timed(transcriber: Transcriber, paths: Sequence[Path], options: Options) -> Record:
@@ -266,113 +256,71 @@ def timed(transcriber: Transcriber, paths: Sequence[Path], options: Options) -> 
     }
 
 
-def whole(bench: Bench) -> Record:
-    """The constructed pair from folders: files to transcripts whose texts are known, by batch."""
-    record = bench.record
-    seconds, count = (60.0, 4) if bench.small else (1200.0, 256)
-    with folders(bench.models, AGREEMENT) as made:
-        place, known = made.model.parent, list(kinds(bench.dimensions))
-        long = [made.write(place / f"long-{known[0]}.wav", known[0], seconds)]
-        source = {kind: made.write(place / f"{kind}.wav", kind, 29.0) for kind in known}
-        short = []
-        for number in range(count):
-            kind = known[number % len(known)]
-            short.append(place / f"{number:03}-{kind}.wav")
-            short[-1].symlink_to(source[kind])
-        for batch in sorted({max(1, max(bench.batches) // 4), max(bench.batches)}, reverse=True):
-            loaded = Transcriber.load(
-                str(made.model),
-                str(made.draft),
-                device=bench.device.name,
-                dtype=str(bench.device.dtype).removeprefix("torch."),
-                batch=batch,
-                network=False,
-            )
-            for what, paths in (("one long", long), ("many short", short)):
-                for how in ("text", "words"):
-                    name = f"{what}, {how}, batch {batch}"
-                    given = partial(transcribed, bench, name, made, loaded, paths, how == "words")
-                    bench.figure(record, name, given)
-            del loaded
-    return record
-
-
-def transcribed(
-    bench: Bench,
-    name: str,
-    made: Folders,
-    loaded: Transcriber,
-    paths: Sequence[Path],
-    words: bool,
-) -> Record:
-    """As `timed`; and every window of a file has the text of its class."""
-    options = Options(language="en", vad=False, words=words, guards=Guards())
-    found = timed(loaded, paths, options)
-    wrong = 0
-    for stem, transcript in transcripts(loaded, paths[:64], options).items():
-        text = made.text(int(stem.rpartition("-")[2]))
-        wrong += transcript.text != " ".join([text] * len(transcript.segments))
-    if wrong:
-        bench.unequal.append(f"{name}: {wrong} transcripts differ")
-    return {"texts": min(64, len(paths)), "differ": wrong} | found
-
-
 def service(bench: Bench) -> Record:
-    """64 uploads at a time: published weights with voices, then large-v3's dimensions."""
-    record = bench.record
-    with folders(bench.models, AGREEMENT) as made, TemporaryDirectory() as name:
-        voices = Path(name, "voices.wav")
-        soundfile.write(voices, joined(bench.voices), RATE, subtype="PCM_16")
-        kind = kinds(bench.dimensions)[0]
-        noise = made.write(made.model.parent / "noise.wav", kind, 60.0)
-        given = ["--model", str(made.model), "--draft", str(made.draft), "--no-vad", str(noise)]
-        shown = bench.dimensions.name
-        bench.figure(record, shown, partial(uploads, bench, shown, Path(name), given))
-        for model in bench.real:
-            given = ["--model", model, str(voices)]
-            shown = Path(model).name
-            bench.figure(record, shown, partial(uploads, bench, shown, Path(name), given))
-    return record
+    """Uploads by 64 clients at a time, beside the same recordings in one call."""
+    for model in bench.real:
+        bench.figure(bench.record, Path(model).name, partial(uploads, bench, model))
+    return bench.record
 
 
-def uploads(bench: Bench, name: str, folder: Path, given: list[str]) -> Record:
-    """The record of `benchmarks.service`."""
+def uploads(bench: Bench, model: str) -> Record:
     clients, requests = (2, 4) if bench.small else (64, 256)
-    lengths = ["3"] if bench.small else [str(n) for n in service_program.LENGTHS_S]
-    arguments = ["--device", bench.device.name, "--batch", str(max(bench.batches))]
-    arguments += ["--dtype", str(bench.device.dtype).removeprefix("torch.")]
-    arguments += ["--clients", str(clients), "--requests", str(requests), "--repeats", "1"]
-    arguments += ["--least", "0", "--json", str(folder / "service.json"), "--lengths", *lengths]
-    if service_program.main([*arguments, *given]) == 2:
-        raise RuntimeError("the service was not measured: see above")
-    found = json.loads((folder / "service.json").read_text())
-    (row,) = found["rows"]
-    differ = row["of"] - row["equal"]
+    whole = np.concatenate([read_audio(path) for path in bench.voices])
+    clips = [clip(whole, n, 3.0 if bench.small else None) for n in range(requests)]
+    loaded = Transcriber.load(
+        model,
+        draft_of(model),
+        device=bench.device.name,
+        batch=max(bench.batches),
+        network=False,
+    )
+    with TemporaryDirectory() as name:
+        paths = [Path(name, f"{each.name}.flac") for each in clips]
+        for path, each in zip(paths, clips, strict=True):
+            path.write_bytes(each.data)
+        alone = timed(loaded, paths, Options(language="en", guards=Guards()))
+        found = transcripts(loaded, paths, Options(language="en", guards=Guards()))
+    fields = {"model": "whisper-1", "language": "en"}
+    with application(loaded, clients) as address, ThreadPoolExecutor(1) as pool:
+        pool.submit(load, f"http://{address}", clips[:clients], clients, fields).result()
+        wall_s, answers = pool.submit(load, f"http://{address}", clips, clients, fields).result()
+    differ = sum(answer.text != found[answer.clip.name].text for answer in answers)
     if differ and bench.device.dtype == torch.float32:  # in half precision near-ties may flip
-        bench.unequal.append(f"service, {name}: {differ} texts differ from the batch command's")
+        bench.unequal.append(f"service, {Path(model).name}: {differ} texts differ from a call's")
+    late = np.percentile([answer.latency_s for answer in answers], (50, 95))
     return {
-        "times_real_time": round(row["audio_s"] / row["wall_s"], 1),
-        "share_of_batch": round(row["share"], 3),
-        **{key: row[key] for key in ("clients", "wall_s", "p50_s", "p95_s", "equal", "of")},
-        "memory_mb": found["memory_mb"],
+        "clients": clients,
+        "times_real_time": round(alone["audio_s"] / wall_s, 1),
+        "share_of_a_call": round(alone["wall_s"] / wall_s, 3),
+        "wall_s": round(wall_s, 2),
+        "p50_s": round(float(late[0]), 3),
+        "p95_s": round(float(late[1]), 3),
+        "texts": len(answers),
+        "differ": differ,
     }
+
+
+def clip(whole: np.ndarray, number: int, length_s: float | None) -> Clip:
+    """A piece of the recordings, as FLAC."""
+    length_s = length_s or LENGTHS_S[number % len(LENGTHS_S)]
+    part = np.take(whole, np.arange(round(length_s * RATE)) + 7 * RATE * number, mode="wrap")
+    file = io.BytesIO()
+    soundfile.write(file, part, RATE, format="FLAC", subtype="PCM_16")
+    return Clip(f"{number:03}", file.getvalue(), length_s)
 
 
 def live(bench: Bench) -> Record:
     """Live streams at the pace of the clock: the age of the newest sample when its words are known."""
-    record = bench.record
     streams = "1,2" if bench.small else "32,128"
-    with folders(bench.models, AGREEMENT) as made, TemporaryDirectory() as name:
-        for shown, given in (
-            (Path(bench.real[0]).name, ["--model", bench.real[0]]),
-            (bench.dimensions.name, ["--model", str(made.model), "--draft", str(made.draft)]),
-        ):
-            arguments = [*map(str, bench.voices), *given, "--streams", streams]
+    with TemporaryDirectory() as name:
+        for model in bench.real:
+            arguments = [*map(str, bench.voices), "--model", model, "--streams", streams]
             arguments += ["--device", bench.device.name, "--ways", "guess + draft"]
             arguments += ["--seconds", "3" if bench.small else "10", "--json", f"{name}/live.json"]
             arguments += ["--dtype", str(bench.device.dtype).removeprefix("torch.")]
-            bench.figure(record, shown, partial(streamed, Path(name, "live.json"), arguments))
-    return record
+            measure = partial(streamed, Path(name, "live.json"), arguments)
+            bench.figure(bench.record, Path(model).name, measure)
+    return bench.record
 
 
 def streamed(path: Path, arguments: list[str]) -> Record:

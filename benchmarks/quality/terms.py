@@ -5,9 +5,8 @@
 `terms.tsv` has the terms that are spoken: recording, term and, where the text that is corrected by `--sense`
 (see `benchmarks.quality.words`) has something else in its place, that and what is spoken there. A list of ten
 holds those of a few recordings; one of a thousand those of all and names of languages. A term is false where
-it is written and not spoken, unless it is written without a list too. `--without` are recordings in which
-none is spoken: other people's speech, noise. Words are compared as by `words`. Needs `scripts/setup bench`.
-Exit status: 0; 2 if nothing could be measured.
+it is written and not spoken, unless it is written without a list too. Words are compared as by `words`. Needs
+`scripts/setup bench`. Exit status: 0; 2 if nothing could be measured.
 """
 
 from __future__ import annotations
@@ -24,14 +23,12 @@ import jiwer
 import langcodes
 
 from benchmarks import provenance
-from benchmarks.options import say
-from benchmarks.quality.word_systems import Task
-from benchmarks.quality.words import REFERENCE, Sense, measured, plain, spoken
-from benchmarks.rows import layout
+from benchmarks.comparison import layout, say
+from benchmarks.quality.words import REFERENCE, Sense, Task, apart, parser, plain, spoken
 
 TERMS = Path(__file__).with_name("terms.tsv")
 SMALL, LARGE = 10, 1000
-WAYS = ("forescribe", "faster-whisper, hotwords", "faster-whisper, initial_prompt")
+WAYS = ("forescribe", "faster-whisper, hotwords")
 HEAD = (
     "",
     "list",
@@ -43,7 +40,6 @@ HEAD = (
     "other errors",
     "%",
     "s",
-    "without",
 )
 
 
@@ -166,58 +162,43 @@ def lists_of(
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality.terms", description=__doc__.splitlines()[0]
-    )
-    add = parser.add_argument
-    add("audio", nargs="+", type=Path, help="recordings of English")
-    add("--model", required=True, type=Path, help="folder as CTranslate2 converts it")
+    made = parser("benchmarks.quality.terms", __doc__)
+    add = made.add_argument
     add("--reference", type=Path, help="the model that wrote the texts which --sense corrects")
-    add("--draft", help="draft of forescribe")
-    add("--sense", type=Path, metavar="FILE", help="corrections by hand")
-    add("--without", nargs="*", type=Path, default=[], help="recordings without any of the terms")
     add("--only", action="append", choices=WAYS, help="a way; may be given several times")
     add("--size", action="append", type=int, choices=(SMALL, LARGE), help="of the lists")
-    add("--batch", type=int, default=8)
-    add("--threads", type=int, default=provenance.cores())
-    add("--texts", type=Path, metavar="DIR", help="keep the texts there, and reuse them")
-    add("--json", type=Path, metavar="FILE", help="where the record goes")
-    return parser.parse_args(arguments)
+    return made.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    files = [str(file) for file in options.audio]
+    paths = {path.stem: str(path) for path in options.audio}
 
     def run(
-        system: str,
-        some: Sequence[str],
-        lists: Sequence[Sequence[str]] = (),
-        label: str = "",
-        model: Path = options.model,
-    ) -> dict[str, str]:
-        if not some:
-            return {}
-        task = Task(
-            system,
-            str(model),
-            options.draft,
-            options.threads,
-            options.batch,
-            "float32",
-            some,
-            lists,
+        system: str, model: Path, names: Sequence[str], lists: Mapping[str, Sequence[str]]
+    ) -> tuple[dict[str, str], float]:
+        files, terms = [paths[name] for name in names], [lists.get(name, ()) for name in names]
+        found = apart(
+            Task(
+                system,
+                str(model),
+                options.draft,
+                options.threads,
+                options.batch,
+                "float32",
+                files,
+                terms if lists else (),
+            )
         )
-        folder = options.texts and options.texts / (label or "none")
-        found = measured(task, folder)
-        say(f"{system}, {label or 'no list'}: {found.error or f'{found.wall_s:.1f} s'}")
-        seconds[system, label] = found.wall_s
-        return {Path(file).stem: text for file, text in zip(some, found.texts, strict=False)}
+        what = f"{max(map(len, terms), default=0)} terms"
+        say(f"{system}, {what}: {found.error or f'{found.wall_s:.1f} s'}")
+        return dict(zip(names, found.texts, strict=False)), found.wall_s
 
-    seconds: dict[tuple[str, str], float] = {}
-    basis = run(REFERENCE, files, model=options.reference or options.model)
-    if not basis:
-        return 2
+    basis = dict.fromkeys(paths, "")
+    if not all(path.with_suffix(".txt").is_file() for path in options.audio):
+        basis, _ = run(REFERENCE, options.reference or options.model, list(paths), {})
+        if not basis:
+            return 2
     sense = Sense.read(options.sense)
     said = spoken(options.audio, {path: basis[path.stem] for path in options.audio}, sense)
     texts = {path.stem: f" {text} " for path, text in said.items()}
@@ -227,38 +208,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = texts[each.recording]
             texts[each.recording] = text.replace(f" {each.there} ", f" {each.spoken} ")
             terms.setdefault(each.recording, []).append(each.term)
+    if not terms:
+        say(f"none of the recordings is in {TERMS.name}")
+        return 2
     ordered = sorted(texts, key=lambda name: (name not in terms, name))
-    paths = {path.stem: str(path) for path in options.audio}
     lines: list[Sequence[str]] = [HEAD]
     records = []
     for way in options.only or WAYS:
-        system = way.partition(", ")[0]
         unlisted: dict[str, str] = {}
         for size in (0, *(options.size or (SMALL, LARGE))):
             lists = lists_of(ordered, terms, size) if size else {}
-            label = str(size or "")
-            chosen = [lists[name] for name in ordered] if size else ()
-            written = run(way if size else system, [paths[n] for n in ordered], chosen, label)
+            system = way if size else way.partition(", ")[0]
+            written, wall_s = run(system, options.model, ordered, lists)
             if not written:
                 break  # without what it writes unlisted, nothing is known of lists
             compared = {n: sense.words(t) for n, t in written.items()}
-            if not size:
-                unlisted = compared
+            unlisted = unlisted or compared
             result = score(texts, compared, terms, lists, unlisted)
-            others, longest = (
-                [str(f) for f in options.without],
-                max(lists.values(), default=(), key=len),
-            )
-            heard = run(
-                way if size else system, others, [longest] * len(others), f"{label} without"
-            )
-            false = sum(
-                f" {plain(term)} " in f" {plain(text)} "
-                for term, text in product(longest, heard.values())
-            )
-            wall = f"{seconds[way if size else system, label]:.1f}"
-            lines.append([way, label or "-", *result.cells(), wall, str(false)])
-            records.append({"way": way, "list": size, **asdict(result), "without": false})
+            lines.append([way, str(size or "-"), *result.cells(), f"{wall_s:.1f}"])
+            records.append({"way": way, "list": size, **asdict(result)})
     print(*layout(lines), sep="\n")
     if options.json:
         record = provenance.record("benchmarks.quality.terms") | {"rows": records}

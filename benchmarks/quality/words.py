@@ -1,34 +1,38 @@
 """Wrong words: forescribe's ways of decoding, faster-whisper and openai-whisper on the same recordings.
 
-    python -m benchmarks.quality.words READERS/*.flac --model whisper-base --hard 5 --sense sense.tsv
+    python -m benchmarks.quality.words READERS/*.flac --model ./whisper-base --sense sense.tsv
 
 The text of a recording is in the `.txt` file beside it. Where there is none, it is what faster-whisper
 writes with five beams, corrected by hand (`--sense`): a line holds the name of the recording, words of that
 text, and the words that are spoken, between tabs; under the name `*` are two spellings of the same words.
-Words are compared as by transformers' EnglishTextNormalizer. Needs `scripts/setup bench`, for openai-whisper
-its package too. Exit status: 0; 2 if nothing could be measured.
+Words are compared as by transformers' EnglishTextNormalizer. Each program runs in a process of its own, the
+whole way from files to texts, with its own defaults, windows, guards and retries. Needs
+`scripts/setup bench`, for openai-whisper its package too. Exit status: 0; 2 if nothing could be measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import resource
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import jiwer
-import soundfile
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
 from benchmarks import provenance
-from benchmarks.options import say
-from benchmarks.quality.hard_audio import HARD, hard
-from benchmarks.quality.word_systems import SYSTEMS, Task, Texts, apart
-from benchmarks.rows import layout
+from benchmarks.comparison import layout, say
+from benchmarks.systems.jobs import LANGUAGE, use_threads
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 REFERENCE = "faster-whisper"
 HEAD = (
@@ -97,7 +101,7 @@ class Score:
         return self.substituted + self.left_out + self.inserted
 
     def cells(self, system: str, seconds: tuple[float, float], *, marks: bool) -> list[str]:
-        """The row of a table; the seconds are those of all sets together."""
+        """The row of a table."""
         counts = (self.substituted, self.left_out, self.inserted)
         marked = (self.marked, self.marked_wrong) if marks else ("-", "-")
         share = f"{100 * self.wrong / self.words:.2f}"
@@ -120,46 +124,222 @@ class Score:
         )
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality.words", description=__doc__.splitlines()[0]
+# -- the programs ---------------------------------------------------------------------------------------
+
+Transcribe = Callable[[Sequence[str]], list[tuple[str, bool]]]
+"""The text of each recording, and whether the program itself marks it as doubtful."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A program with its settings, and the recordings."""
+
+    system: str
+    model: str
+    draft: str | None
+    threads: int
+    batch: int
+    dtype: str
+    files: Sequence[str]
+    terms: Sequence[Sequence[str]] = ()  # a list for each file
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a program wrote, and what it took, loading apart."""
+
+    texts: list[str] = field(default_factory=list)
+    marked: list[bool] = field(default_factory=list)
+    wall_s: float = 0.0
+    processor_s: float = 0.0
+    error: str | None = None
+
+
+def ours(task: Task, beams: int | None) -> Transcribe:
+    from forescribe.asr.decode.options import Guards
+    from forescribe.asr.decode.transcriber import Options, Transcriber
+
+    use_threads(task.threads)
+    transcriber = Transcriber.load(
+        task.model,
+        task.draft or "none",
+        language=LANGUAGE,
+        device="cpu",
+        dtype=task.dtype,
+        batch=task.batch,
+        network=False,
     )
-    add = parser.add_argument
+    options = Options(language=LANGUAGE, beam_size=beams, guards=Guards())
+    lists = listed(task)
+
+    def run(files: Sequence[str]) -> list[tuple[str, bool]]:
+        found: dict[str, Any] = {}
+        for terms, group in groupby(files, key=lambda file: lists.get(file, ())):
+            asked = replace(options, terms=terms)
+            found |= {o.name: o.transcript for o in transcriber.transcribe(list(group), asked)}
+        done = [found[file] for file in files]
+        return [("", False) if t is None else (t.text, bool(t.warnings)) for t in done]
+
+    return run
+
+
+def listed(task: Task) -> dict[str, tuple[str, ...]]:
+    """The terms of each file that has a list."""
+    return dict(zip(task.files, map(tuple, task.terms), strict=False))
+
+
+def faster_whisper(
+    task: Task, beams: int, batched: bool, hotwords: Mapping[str, Sequence[str]] | None = None
+) -> Transcribe:
+    library: Any = importlib.import_module("faster_whisper")
+    model = library.WhisperModel(
+        task.model, device="cpu", compute_type=task.dtype, cpu_threads=task.threads
+    )
+    options: dict[str, Any] = {"language": LANGUAGE, "beam_size": beams}
+    if batched:
+        model = library.BatchedInferencePipeline(model)
+        options["batch_size"] = task.batch
+
+    def own(file: str) -> dict[str, str]:
+        return {} if hotwords is None else {"hotwords": ", ".join(hotwords[file])}
+
+    def run(files: Sequence[str]) -> list[tuple[str, bool]]:
+        written = (model.transcribe(file, **options, **own(file))[0] for file in files)
+        return [("".join(segment.text for segment in segments), False) for segments in written]
+
+    return run
+
+
+def openai_whisper(task: Task) -> Transcribe:
+    """With the defaults of its command; its own file reader needs ffmpeg, so samples are given."""
+    from forescribe.asr.decode.transcriber import Transcriber
+    from forescribe.asr.model.conversion.openai_pt import NAMES
+
+    library: Any = importlib.import_module("whisper")
+    parts: Any = importlib.import_module("whisper.model")
+    use_threads(task.threads)
+    load = Transcriber.load
+    source: Any = load(
+        task.model, "none", device="cpu", dtype="float32", engine="modules", modules=True
+    )
+    weights = source.context.whisper.target
+    config, state = weights.config, weights.state_dict()
+    model = parts.Whisper(
+        parts.ModelDimensions(
+            n_mels=config.num_mel_bins,
+            n_audio_ctx=config.max_source_positions,
+            n_audio_state=config.d_model,
+            n_audio_head=config.encoder_attention_heads,
+            n_audio_layer=config.encoder_layers,
+            n_vocab=config.vocab_size,
+            n_text_ctx=config.max_target_positions,
+            n_text_state=config.d_model,
+            n_text_head=config.decoder_attention_heads,
+            n_text_layer=config.decoder_layers,
+        )
+    )
+
+    def named(name: str) -> str:
+        for theirs, huggingface in NAMES.items():
+            name = name.replace(theirs, huggingface)
+        return f"model.{name}"
+
+    model.load_state_dict({name: state[named(name)] for name in model.state_dict()})
+    model.eval()
+    temperature = tuple(n / 5 for n in range(6))
+
+    def run(files: Sequence[str]) -> list[tuple[str, bool]]:
+        options = {"language": LANGUAGE, "fp16": False, "beam_size": 5, "best_of": 5}
+        return [
+            (
+                library.transcribe(model, read_audio(f), temperature=temperature, **options)[
+                    "text"
+                ],
+                False,
+            )
+            for f in files
+        ]
+
+    return run
+
+
+SYSTEMS: dict[str, Callable[[Task], Transcribe]] = {
+    "forescribe": lambda task: ours(task, 1),
+    "forescribe, beams where doubtful": lambda task: ours(task, None),
+    "forescribe, five beams": lambda task: ours(task, 5),
+    "faster-whisper": lambda task: faster_whisper(task, 5, batched=False),
+    "faster-whisper, greedy": lambda task: faster_whisper(task, 1, batched=False),
+    "faster-whisper, batched": lambda task: faster_whisper(task, 5, batched=True),
+    "faster-whisper, hotwords": lambda task: faster_whisper(task, 5, False, listed(task)),
+    "openai-whisper": openai_whisper,
+}
+
+
+def perform(task: Task) -> Texts:
+    """Load, transcribe the first recording as a warm-up, then all of them."""
+    try:
+        run = SYSTEMS[task.system](task)
+        run(task.files[:1])
+        wall, processor = time.perf_counter(), _processor_s()
+        written = run(task.files)
+        wall, processor = time.perf_counter() - wall, _processor_s() - processor
+    except Exception as error:  # other libraries may raise anything
+        return Texts(error=f"{type(error).__name__}: {error}")
+    return Texts([text.strip() for text, _ in written], [m for _, m in written], wall, processor)
+
+
+def _processor_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def apart(task: Task) -> Texts:
+    """`perform` in another process."""
+    with tempfile.TemporaryDirectory() as scratch:
+        asked, answer = Path(scratch, "task.json"), Path(scratch, "texts.json")
+        asked.write_text(json.dumps(asdict(task)))
+        program = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            "from benchmarks.quality.words import child; child(*sys.argv[1:])"
+        )
+        command = [sys.executable, "-c", program, str(asked), str(answer)]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if not answer.is_file():
+            last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+            return Texts(error=f"the process ended with status {ended.returncode}: {last}")
+        return Texts(**json.loads(answer.read_text()))
+
+
+def child(asked: str, answer: str) -> None:
+    task = Task(**json.loads(Path(asked).read_text()))
+    Path(answer).write_text(json.dumps(asdict(perform(task))))
+
+
+# -- the comparison -------------------------------------------------------------------------------------
+
+
+def parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog=f"python -m {program}", description=(description or "").splitlines()[0]
+    )
+    add = made.add_argument
     add("audio", nargs="+", type=Path, help="recordings of English")
     add("--model", required=True, type=Path, help="folder as CTranslate2 converts it")
     add("--draft", help="draft of forescribe")
     add("--sense", type=Path, metavar="FILE", help="corrections by hand")
-    add("--hard", type=int, default=0, metavar="N", help="recordings made in each hard condition")
-    add("--only", action="append", choices=SYSTEMS, help="a program; may be given several times")
     add("--batch", type=int, default=8)
-    add("--dtype", default="float32")
     add("--threads", type=int, default=provenance.cores())
-    add(
-        "--texts",
-        type=Path,
-        metavar="DIR",
-        help="keep the hard recordings and the texts there, and reuse them",
-    )
-    add("--places", action="store_true", help="print every place where programs differ")
     add("--json", type=Path, metavar="FILE", help="where the record goes")
-    options = parser.parse_args(arguments)
-    if options.hard and len(options.audio) < 2:
-        parser.error("--hard needs two recordings or more: others speak behind each")
-    return options
-
-
-def make_hard(audio: Sequence[Path], count: int, folder: Path) -> dict[Path, Path]:
-    """`count` recordings in each condition, with the clean recordings they are made of."""
-    clean = [read_audio(path).astype("float64") for path in audio]
-    made = {}
-    for i, name in enumerate(HARD):
-        for j in range(count):
-            at = (7 * i + len(audio) * j // count + 3) % len(audio)
-            others = clean[:at] + clean[at + 1 :]
-            file = folder / f"{i:02}-{j:02}-{audio[at].stem}.flac"
-            soundfile.write(file, hard(clean[at], name, 100 * i + j, others), SAMPLE_RATE)
-            made[file] = audio[at]
     return made
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    made = parser("benchmarks.quality.words", __doc__)
+    add = made.add_argument
+    add("--only", action="append", choices=SYSTEMS, help="a program; may be given several times")
+    add("--dtype", default="float32")
+    add("--places", action="store_true", help="print every place where programs differ")
+    return made.parse_args(arguments)
 
 
 def spoken(audio: Sequence[Path], reference: Mapping[Path, str], sense: Sense) -> dict[Path, str]:
@@ -186,43 +366,15 @@ def places(name: str, spoken: str, written: str) -> list[str]:
     return lines
 
 
-def sets_of(files: Sequence[Path], made: Mapping[Path, Path]) -> dict[str, list[int]]:
-    """The recordings of each table, by number; no empty table."""
-    sets: dict[str, list[int]] = {"texts": [], "readers": [], "hard": []}
-    for i, file in enumerate(files):
-        with_text = file.with_suffix(".txt").is_file()
-        sets["hard" if file in made else "texts" if with_text else "readers"].append(i)
-    return {name: members for name, members in sets.items() if members}
-
-
-def measured(task: Task, folder: Path | None) -> Texts:
-    """What a program writes; read from `folder` where the same was measured before."""
-    with tempfile.TemporaryDirectory() as scratch:
-        if folder is None:
-            return apart(task, Path(scratch))
-        kept = folder / f"{task.system} {Path(task.model).name}.json".replace(" ", "-")
-        if kept.is_file():
-            record = json.loads(kept.read_text())
-            if record["task"] == json.loads(json.dumps(asdict(task))):
-                return Texts(**record["texts"])
-        texts = apart(task, Path(scratch))
-        if texts.error is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps({"task": asdict(task), "texts": asdict(texts)}))
-        return texts
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    systems: list[str] = options.only or list(SYSTEMS)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = options.texts or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        made = make_hard(options.audio, options.hard, folder) if options.hard else {}
-        files = [*options.audio, *made]
+    systems: list[str] = options.only or [name for name in SYSTEMS if "hotwords" not in name]
+    files = list(options.audio)
+    with_text = [file.with_suffix(".txt").is_file() for file in files]
 
-        def run(system: str) -> Texts:
-            task = Task(
+    def run(system: str) -> Texts:
+        texts = apart(
+            Task(
                 system,
                 str(options.model),
                 options.draft,
@@ -231,37 +383,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.dtype,
                 [str(file) for file in files],
             )
-            texts = measured(task, options.texts)
-            say(f"{system}: {texts.error or f'{texts.wall_s:.1f} s'}")
-            return texts
+        )
+        say(f"{system}: {texts.error or f'{texts.wall_s:.1f} s'}")
+        return texts
 
-        results = {system: run(system) for system in dict.fromkeys([REFERENCE, *systems])}
-    basis = results[REFERENCE]
+    asked = systems if all(with_text) else [REFERENCE, *systems]
+    results = {system: run(system) for system in dict.fromkeys(asked)}
+    basis = Texts([""] * len(files)) if all(with_text) else results[REFERENCE]
     if basis.error is not None:
         say(f"the reference texts are missing: {basis.error}")
         return 2
     sense = Sense.read(options.sense)
-    clean = spoken(options.audio, dict(zip(files, basis.texts, strict=True)), sense)
-    said = [clean[made.get(file, file)] for file in files]
-    records = []
-    for name, members in sets_of(files, made).items():
-        lines: list[Sequence[str]] = [HEAD]
-        for system in systems:
-            result = results[system]
-            if result.error is not None:
-                continue
-            written = [sense.words(result.texts[i]) for i in members]
-            score = Score.of(
-                [said[i] for i in members], written, [result.marked[i] for i in members]
-            )
-            seconds = (result.wall_s, result.processor_s)
-            lines.append(score.cells(system, seconds, marks=system.startswith("forescribe")))
-            records.append({"set": name, "system": system, **asdict(score), "seconds": seconds})
-            if options.places:
-                for i, text in zip(members, written, strict=True):
-                    print(*places(f"{system} {files[i].stem}", said[i], text), sep="\n")
-        print(f"\n{name}: {len(members)} recordings, {score.words} words")
-        print(*layout(lines), sep="\n")
+    clean = spoken(files, dict(zip(files, basis.texts, strict=True)), sense)
+    said, records = [clean[file] for file in files], []
+    lines: list[Sequence[str]] = [HEAD]
+    for system in systems:
+        result = results[system]
+        if result.error is not None:
+            continue
+        written = [sense.words(text) for text in result.texts]
+        score, seconds = Score.of(said, written, result.marked), (result.wall_s, result.processor_s)
+        lines.append(score.cells(system, seconds, marks=system.startswith("forescribe")))
+        records.append({"system": system, **asdict(score), "seconds": seconds})
+        if options.places:
+            for file, right, text in zip(files, said, written, strict=True):
+                print(*places(f"{system} {file.stem}", right, text), sep="\n")
+    if not records:
+        return 2
+    print(f"{len(files)} recordings, {sum(len(text.split()) for text in said)} words")
+    print(*layout(lines), sep="\n")
     if options.json:
         record = provenance.record("benchmarks.quality.words") | {"rows": records}
         options.json.write_text(json.dumps(record) + "\n")

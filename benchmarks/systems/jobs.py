@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.comparison import Gamma
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
@@ -67,24 +68,17 @@ def load_windows(path: Path) -> list[Samples]:
         return np.split(arrays["samples"], arrays["borders"][:-1])
 
 
-def read_clips(
-    paths: Sequence[str], references: Sequence[str] | None, *, required: bool = True
-) -> list[Clip]:
-    """Read recordings with the reference texts given, or with the .txt file beside each. Texts that are not
-    `required` are those of all recordings or of none: the clips have no words where a file is missing.
+def read_clips(paths: Sequence[Path], references: Sequence[Path] | None) -> list[Clip]:
+    """Read recordings with the reference texts given, or with the .txt file beside each.
 
     Raises UsageError if a text is missing or is not UTF-8, AudioError if a recording cannot be read."""
-    texts = [Path(p).with_suffix(".txt") for p in paths]
-    if references is None and not required and not all(text.is_file() for text in texts):
-        return [Clip(Path(p).name, read_audio(p), "") for p in paths]
-    if references is not None:
-        texts = [Path(r) for r in references]
+    texts = list(references or (path.with_suffix(".txt") for path in paths))
     if len(texts) != len(paths):
         raise UsageError(
             f"{len(paths)} recordings, but {len(texts)} reference texts: name one for each, in their order"
         )
     words = [_words(text) for text in texts]  # all texts first, as decoding takes seconds
-    return [Clip(Path(p).name, read_audio(p), w) for p, w in zip(paths, words, strict=True)]
+    return [Clip(p.name, read_audio(p), w) for p, w in zip(paths, words, strict=True)]
 
 
 def _words(path: Path) -> str:
@@ -118,38 +112,12 @@ def join(clips: Sequence[Clip], minutes: float) -> Material:
 
 
 OURS = "forescribe"
-MODULES = "forescribe, modules"
-"""This engine over transformers' own modules, with the same weights: the reference of the other engines."""
 GENERATE = "transformers"
 ASSISTED = "transformers assisted"
 ASSISTED_DEFAULTS = "transformers assisted, its defaults"
 SEQUENTIAL = "faster-whisper"
 BATCHED = "faster-whisper batched"
-CPP = "whisper.cpp"
-CPP_FLASH = "whisper.cpp, flash attention"
-OPENVINO = "OpenVINO"
-NAMES = (OURS, GENERATE, ASSISTED, ASSISTED_DEFAULTS, SEQUENTIAL, BATCHED, CPP, CPP_FLASH, OPENVINO)
-
-Gamma = int | Literal["auto"] | None
-"""Drafted tokens per round; auto lets the engine choose, None means that the system does not draft."""
-
-FLOAT32 = "float32"
-
-INT8 = {"int8": "float32", "int8-bfloat16": "bfloat16"}
-"""The number formats with matrices of 8-bit integers, and the dtype of the rest."""
-
-REDUCED = ("bfloat16", *INT8)
-
-
-def dtype_of(name: str) -> str:
-    """The dtype of a number format, as `--dtype` takes it."""
-    return INT8.get(name, name)
-
-
-def quantization_of(name: str) -> str:
-    """The quantization of a number format, as `--quantize` takes it."""
-    return "int8" if name in INT8 else "none"
-
+NAMES = (OURS, GENERATE, ASSISTED, ASSISTED_DEFAULTS, SEQUENTIAL, BATCHED)
 
 LANGUAGE = "en"
 TASK: Task = "transcribe"
@@ -159,8 +127,7 @@ TASK: Task = "transcribe"
 class Job:
     """A row of the table: a system and its settings. Models are folders, so that all weights are equal.
 
-    `converted` is the same target in `dtype` as a folder of CTranslate2 or OpenVINO, or a file of
-    whisper.cpp; other systems ignore it.
+    `converted` is the same target in `dtype` as a folder of CTranslate2; other systems ignore it.
     """
 
     system: str
@@ -172,14 +139,12 @@ class Job:
     threads: int
     converted: str | None = None
     engine: str = "auto"  # what computes the decoders of this engine's rows
-    draft_dtype: str | None = None  # of this engine's draft; None where it has none
 
     @property
     def label(self) -> str:
         gamma = "" if self.gamma is None else f" gamma {self.gamma}"
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
-        draft = "" if self.draft_dtype is None else f", draft {self.draft_dtype}"
-        return f"{self.system} batch {self.batch}{gamma} {self.dtype}{draft}, {threads}"
+        return f"{self.system} batch {self.batch}{gamma} {self.dtype}, {threads}"
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from benchmarks.rows import check_drafts
+from benchmarks.comparison import check_drafts, dtype_of, quantization_of
 from benchmarks.systems.jobs import (
     LANGUAGE,
     TASK,
     Job,
     Samples,
     Written,
-    dtype_of,
-    quantization_of,
     use_threads,
 )
 from forescribe.asr.decode.transcriber import Transcriber
@@ -39,7 +37,6 @@ class Ours:
             device="cpu",
             dtype=dtype_of(job.dtype),
             quantize=quantization_of(job.dtype),
-            draft_dtype=job.draft_dtype,
             batch=job.batch,
             gamma=None if job.gamma == "auto" else job.gamma or 0,
             network=False,

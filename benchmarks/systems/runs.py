@@ -17,21 +17,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.rows import Row, error_rate, normalise
+from benchmarks.comparison import Row, error_rate, normalise
 from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
-    CPP,
-    CPP_FLASH,
     GENERATE,
-    MODULES,
     NAMES,
-    OPENVINO,
     OURS,
     SEQUENTIAL,
     Job,
@@ -46,7 +42,7 @@ from forescribe.speculative.requests import Stats
 
 def build(job: Job) -> System:
     """Load the system of a job. Raises whatever its library raises."""
-    if job.system in (OURS, MODULES):
+    if job.system == OURS:
         from benchmarks.systems.ours import Ours
 
         return Ours(job)
@@ -58,14 +54,6 @@ def build(job: Job) -> System:
         from benchmarks.systems.faster import FasterWhisper
 
         return FasterWhisper(job)
-    if job.system in (CPP, CPP_FLASH):
-        from benchmarks.systems.whisper_cpp import WhisperCpp
-
-        return WhisperCpp(job, flash=job.system == CPP_FLASH)
-    if job.system == OPENVINO:
-        from benchmarks.systems.openvino import OpenVino
-
-        return OpenVino(job)
     raise ValueError(f"unknown system {job.system!r}; known: {', '.join(NAMES)}")
 
 
@@ -138,21 +126,7 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-AVX2 = {
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "CT2_FORCE_CPU_ISA": "AVX2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-}
-"""Environment of torch, CTranslate2 and the libraries of both, for a processor without AVX-512. MKL keeps to
-it on Intel's processors alone."""
-
-
-def main(job: str, windows: str, out: str, instructions: str = "") -> None:
-    if instructions:
-        from forescribe.speculative.native.library import load
-
-        load().choose(instructions)
+def main(job: str, windows: str, out: str) -> None:
     record = json.loads(Path(job).read_text())
     outcome = perform(Job(**record), load_windows(Path(windows)))
     Path(out).write_text(outcome.to_json())
@@ -219,9 +193,7 @@ class Series:
 
 def unmeasured_row(job: Job, error: str | None = None) -> Row:
     """A row without figures."""
-    return Row(
-        job.system, job.batch, job.gamma, job.dtype, job.draft_dtype, job.threads, error=error
-    )
+    return Row(job.system, job.batch, job.gamma, job.dtype, job.threads, error=error)
 
 
 def measure(
@@ -241,24 +213,20 @@ def measure(
     return all_series
 
 
-def child(windows: Path, *, avx2: bool = False) -> Runner:
-    """Return a runner that runs each job in a separate process, with `avx2` without later instructions."""
+def child(windows: Path) -> Runner:
+    """Return a runner that runs each job in a separate process."""
 
     def run(job: Job) -> Outcome:
         with tempfile.TemporaryDirectory() as folder:
             ticket, out = Path(folder) / "job.json", Path(folder) / "out.json"
             ticket.write_text(json.dumps(asdict(job)))
-            more = ["avx2"] if avx2 else []
-            return _spawn(
-                [str(ticket), str(windows), str(out), *more], out, job.threads, AVX2 if avx2 else {}
-            )
+            return _spawn([str(ticket), str(windows), str(out)], out, job.threads)
 
     return run
 
 
-def _spawn(arguments: list[str], out: Path, threads: int, variables: Mapping[str, str]) -> Outcome:
+def _spawn(arguments: list[str], out: Path, threads: int) -> Outcome:
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    environment |= variables
     # The search path of this process: `-m` would add the working directory, whose modules may shadow ours.
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "

@@ -14,10 +14,18 @@ import typer
 from forescribe.asr.errors import UsageError
 
 from .option_records import arg, like, takes
-from .options import DecodingOptions, JsonOptions, ModelOptions, PerformanceOptions, codes_of
+from .options import (
+    DecodingOptions,
+    JsonOptions,
+    ModelOptions,
+    PerformanceOptions,
+    codes_of,
+    decodes,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
+@decodes("vad")
 class AuditOptions(ModelOptions, DecodingOptions, PerformanceOptions, JsonOptions):
     """The parsed command line. Raises UsageError for a gamma without drafts."""
 
@@ -51,7 +59,6 @@ def audit(**values: Any) -> None:
     from forescribe.asr.audit import Report
     from forescribe.asr.audit import audit as compare
     from forescribe.asr.batch.inputs import any_readable, check_readable
-    from forescribe.asr.decode.options import Options
     from forescribe.asr.model.languages import read_languages
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
@@ -59,11 +66,6 @@ def audit(**values: Any) -> None:
     from forescribe.speculative.device import choose
     from forescribe.speculative.model_engines import ModelEngine, draft_device
 
-    decoding = Options(
-        language=options.language,
-        task=options.task,  # type: ignore[arg-type]  # checked by Options
-        vad=options.vad is not False,
-    )
     pair = resolve(options.model, options.draft, read_languages(options.language).one)
     sources = check_readable(map(Source, options.audio))
     if any_readable(sources):
@@ -83,7 +85,7 @@ def audit(**values: Any) -> None:
         reports = compare(
             whisper,
             options.audio,
-            decoding,
+            options.decoding,
             gamma=options.drafts,
             batch=options.batch_size,
             float32=exact,

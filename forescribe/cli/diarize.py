@@ -15,7 +15,7 @@ import typer
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError
 
-from .option_records import INPUT, OUTPUT, arg, like, opt, takes
+from .option_records import INPUT, arg, like, opt, takes
 from .options import (
     RECORDINGS,
     ModelOptions,
@@ -44,15 +44,15 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
     speaker options that contradict each other."""
 
     audio: list[str] = arg("AUDIO...", RECORDINGS)
-    output_format: str = opt(
-        OUTPUT,
-        "--output-format -f FORMATS",
+    output_format: str = like(
+        RunOptions,
+        "output_format",
         "Comma-separated list of rttm and json; with --transcript of all formats of `transcribe`.",
-        FORMATS,
+        default=FORMATS,
     )
     transcript: str | None = opt(
         INPUT,
-        "--transcript FILE",
+        "FILE",
         "JSON transcript of the recording, with word times: its words get new speakers, and are not "
         "transcribed again.",
     )

@@ -19,7 +19,7 @@ from forescribe.asr.batch.interrupts import INTERRUPTED, Stop
 from forescribe.asr.errors import UsageError
 
 from .option_records import MODEL, OUTPUT, REQUIRED, TRAINING, arg, like, opt, takes
-from .options import DecodingOptions, ModelOptions, PerformanceOptions, RunOptions, codes_of
+from .options import ModelOptions, PerformanceOptions, RunOptions, codes_of, flag
 
 if TYPE_CHECKING:
     from ..distill.distillation import WorkFolder
@@ -32,13 +32,10 @@ class DistillOptions(ModelOptions):
     """The parsed command line. Raises UsageError for values and combinations that are impossible."""
 
     data: list[str] = arg("DATA...", "Recordings or folders of them.")
-    output: str = opt(OUTPUT, "--output -o FOLDER", "Folder for the draft.", REQUIRED)
-    language: str | None = like(DecodingOptions, "language")
+    output: str = opt(OUTPUT, "-o FOLDER", "Folder for the draft.", REQUIRED)
+    language: str | None = flag("language")
     overwrite: bool = opt(
-        OUTPUT,
-        "--overwrite",
-        "Begin anew in a folder that is there, and replace its draft.",
-        False,
+        OUTPUT, "--overwrite", "Begin anew in a folder that is there, and replace its draft.", False
     )
     keep_labels: bool = opt(
         OUTPUT,
@@ -58,24 +55,24 @@ class DistillOptions(ModelOptions):
     draft: str | None = like(ModelOptions, "draft", "Draft to begin with, named like --model.")
     layers: int | None = opt(
         MODEL,
-        "--layers N",
+        "N",
         "Begin with this many layers of the target instead of a draft, evenly from the first to the last.",
         min=1,
     )
     minutes: float = opt(
         TRAINING,
-        "--minutes M",
+        "M",
         "Time for labels (40 % of it at most) and training; the report comes after it.",
         30.0,
     )
     steps: int | None = opt(
         TRAINING,
-        "--steps N",
+        "N",
         "Train this many steps on all the data, however long it takes: the same result each time. 0 only "
         "cuts the head, or takes the layers.",
         min=0,
     )
-    seed: int = opt(TRAINING, "--seed SEED", "Seed of the random numbers.", 0)
+    seed: int = opt(TRAINING, "SEED", "Seed of the random numbers.", 0)
     batch_size: int = like(PerformanceOptions, "batch_size", "Windows labelled together.")
     device: str = like(PerformanceOptions, "device")
     quiet: bool = like(RunOptions, "quiet")

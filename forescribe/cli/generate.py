@@ -35,11 +35,11 @@ class GenerateOptions(LoadOptions):
     chat: bool = opt(
         INPUT, "--chat", "Treat prompts as a user's messages: apply the chat template.", False
     )
-    system: str | None = opt(INPUT, "--system TEXT", "System message; needs --chat.")
+    system: str | None = opt(INPUT, "TEXT", "System message; needs --chat.")
     # Output
-    max_tokens: int = opt(OUTPUT, "--max-tokens N", "Maximum tokens per text.", 256, min=1)
+    max_tokens: int = opt(OUTPUT, "N", "Maximum tokens per text.", 256, min=1)
     stop: list[str] | None = opt(
-        OUTPUT, "--stop TEXT", "End a text before this string; may be given several times."
+        OUTPUT, "TEXT", "End a text before this string; may be given several times."
     )
     json: bool = like(JsonOptions, "json")
     quiet: bool = like(RunOptions, "quiet", "Print texts and errors only: no notes.")
@@ -59,40 +59,29 @@ class GenerateOptions(LoadOptions):
     )
     context: int | None = opt(
         MODEL,
-        "--context N",
+        "N",
         "Maximum tokens of prompt and text together.",
         shown="the model's, as memory allows",
         min=2,
     )
     # Decoding
     temperature: float = opt(
-        DECODING, "--temperature T", "Sampling temperature; 0 is greedy decoding.", 0.0, min=0
+        DECODING, "T", "Sampling temperature; 0 is greedy decoding.", 0.0, min=0
     )
     top_p: float = opt(
-        DECODING,
-        "--top-p PROB",
-        "Sample from the likeliest tokens with this total probability.",
-        1.0,
+        DECODING, "PROB", "Sample from the likeliest tokens with this total probability.", 1.0
     )
-    top_k: int = opt(
-        DECODING, "--top-k N", "Sample from this many likeliest tokens; 0 is all.", 0, min=0
-    )
+    top_k: int = opt(DECODING, "N", "Sample from this many likeliest tokens; 0 is all.", 0, min=0)
     repetition_penalty: float = opt(
-        DECODING,
-        "--repetition-penalty FACTOR",
-        "Penalty for tokens of prompt and text; 1 is none.",
-        1.0,
+        DECODING, "FACTOR", "Penalty for tokens of prompt and text; 1 is none.", 1.0
     )
-    seed: int = opt(DECODING, "--seed SEED", "Seed of the random numbers.", 0)
+    seed: int = opt(DECODING, "SEED", "Seed of the random numbers.", 0)
     # Performance
     batch_size: int = like(LoadOptions, "batch_size")
     # Diagnostics
     stats: bool = opt(DIAGNOSTICS, "--stats", "Print speed and acceptance rate to stderr.", False)
     compare: bool = opt(
-        DIAGNOSTICS,
-        "--compare",
-        "Generate again without drafts; report speed and equality.",
-        False,
+        DIAGNOSTICS, "--compare", "Generate again without drafts; report speed and equality.", False
     )
 
     def __post_init__(self) -> None:

@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from forescribe.asr.batch.interrupts import Stop
+from forescribe.asr.decode.options import AUTO
 from forescribe.asr.errors import UsageError, visible
 
 from .option_records import DECODING, INPUT, OUTPUT, arg, like, opt, takes
 from .options import (
-    AUTO,
     DecodingOptions,
     LoadOptions,
     RunOptions,
     SpeakerChoice,
     SpeakerOptions,
-    WordLists,
     codes_of,
+    decodes,
+    flag,
 )
 from .transcribe_options import STDOUT, TranscribeOptions
 
@@ -65,24 +66,23 @@ ENDING = b"forescribe: ending; the last words are decoded, a second Ctrl-C ends 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListenOptions(LoadOptions, SpeakerChoice, WordLists):
+@decodes(live=True)
+class ListenOptions(LoadOptions, DecodingOptions, SpeakerChoice):
     """The parsed command line. Raises UsageError for values and combinations that are impossible."""
 
     audio: str | None = arg("[-]", "- reads stdin; without it, the microphone is used.", None)
     # Input
     input: str | None = opt(
         INPUT,
-        "--input DEVICE",
+        "DEVICE",
         "Microphone, by its number in --list-devices or a part of its name.",
         shown="the system's",
     )
     list_devices: bool = opt(INPUT, "--list-devices", "List microphones and exit.", False)
-    replay: str | None = opt(
-        INPUT, "--replay FILE", "Play back a recording as if it were spoken now."
-    )
+    replay: str | None = opt(INPUT, "FILE", "Play back a recording as if it were spoken now.")
     speed: str = opt(
         INPUT,
-        "--speed FACTOR",
+        "FACTOR",
         "Speed of --replay; max, or 0, is as fast as every step can be decoded.",
         "1",
     )
@@ -101,39 +101,28 @@ class ListenOptions(LoadOptions, SpeakerChoice, WordLists):
         default=None,
         shown="no files",
     )
-    output_format: str = like(TranscribeOptions, "output_format")
-    word_timestamps: bool | None = like(TranscribeOptions, "word_timestamps")
-    keep_audio: bool = opt(
-        OUTPUT,
-        "--keep-audio/--no-keep-audio",
-        "Write the audio beside the transcript (flac).",
-        False,
-    )
+    output_format: str = like(RunOptions, "output_format")
+    word_timestamps: bool | None = flag("word_timestamps")
+    keep_audio: bool = opt(OUTPUT, "", "Write the audio beside the transcript (flac).", False)
     # Decoding
-    language: str | None = like(DecodingOptions, "language")
-    task: str = like(DecodingOptions, "task")
-    initial_prompt: str | None = like(
-        TranscribeOptions, "initial_prompt", names="--prompt --initial-prompt TEXT"
-    )
+    initial_prompt: str | None = flag("initial_prompt", names="--prompt --initial-prompt TEXT")
     step: float = opt(
-        DECODING, "--step SECONDS", "Decode after so much more speech.", 1.0, min=0.1, max=10
+        DECODING, "SECONDS", "Decode after so much more speech.", 1.0, min=0.1, max=10
     )
     delay: str = opt(
         DECODING,
-        "--delay DELAY",
+        "DELAY",
         f"How certain a word is before it is released: {', '.join(DELAYS)}.",
         "medium",
     )
     turns: str = opt(
         DECODING,
-        "--turns METHOD",
+        "METHOD",
         "What ends a line. pause: silence. sentence: silence, up to 4 s where words end no sentence. none: "
         "the audio's end.",
         "pause",
     )
-    silence: float = opt(
-        DECODING, "--silence SECONDS", "Silence that ends a turn.", 0.8, min=0.1, max=30
-    )
+    silence: float = opt(DECODING, "SECONDS", "Silence that ends a turn.", 0.8, min=0.1, max=30)
     # Speakers, performance, diagnostics
     diarize: bool = like(
         TranscribeOptions,
@@ -160,7 +149,7 @@ class ListenOptions(LoadOptions, SpeakerChoice, WordLists):
             raise UsageError("-o -: stdout has the lines already; name a folder")
         self._check_files()
         _ = self.speakers
-        _ = self.term_lines, self.replacements
+        _ = self.decoding
 
     def _check_input(self) -> None:
         if self.audio not in (None, STDIN):
@@ -248,20 +237,13 @@ class ListenOptions(LoadOptions, SpeakerChoice, WordLists):
 
     def live(self) -> LiveOptions:
         """The options of the stream."""
-        from forescribe.asr.decode.options import Guards, Options
+        from forescribe.asr.decode.options import Guards
         from forescribe.asr.live.events import LiveOptions, TurnDetection
 
         eagerness = "auto" if self.turns == "sentence" else None
+        words = bool(self.word_timestamps) or self.diarize
         return LiveOptions(
-            Options(
-                language=self.language,
-                task=self.task,  # type: ignore[arg-type]  # checked by Options
-                initial_prompt=self.initial_prompt,
-                terms=self.term_lines,
-                replacements=self.replacements,
-                words=bool(self.word_timestamps) or self.diarize,
-                guards=Guards(),
-            ),
+            replace(self.decoding, words=words, guards=Guards()),
             step_s=self.step,
             delay=self.delay,  # type: ignore[arg-type]  # checked above
             turns=None

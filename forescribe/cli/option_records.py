@@ -3,7 +3,7 @@
     @dataclass(frozen=True, kw_only=True)
     class GreetOptions:
         name: str = arg("NAME", "Who to greet.")
-        times: int = opt(DECODING, "--times -n N", "How often.", 1, min=1)
+        times: int = opt(DECODING, "-n N", "How often.", 1, min=1)
         loud: bool = opt(OUTPUT, "--loud", "Use capital letters.", False)
 
     @app.command(cls=SectionedCommand)
@@ -73,7 +73,7 @@ GONE: Mapping[str, str] = {
     "--min-p": "send it to `forescribe serve`: generate has --top-p, --top-k and --temperature",
     "--presence-penalty": "use --repetition-penalty, or send it to `forescribe serve`",
     "--frequency-penalty": "use --repetition-penalty, or send it to `forescribe serve`",
-    "bench": "use python -m benchmarks.transcribe, .text or .drafts in the repository",
+    "bench": "use python -m benchmarks.transcribe or .text in the repository",
     "--json": "-f json writes transcripts as JSON, -o - prints one; --records prints what became of each",
     "--limit": "for one key: --max-requests N; a gateway in front counts what keys use",
     "--long-form": "leave it out: windows are decoded together; --beam-size 5 writes fewer wrong words",
@@ -173,21 +173,22 @@ class Declaration:
     """How an option, or an argument without a section, is written and explained."""
 
     section: str | None
-    names: str  # `--model -m MODEL`: spellings, then the word for the value
+    names: str  # `--model -m MODEL`: spellings, then the word for the value; see `opt`
     help: str
     shown: str | None  # the default in words, where the value says nothing
     bounds: Mapping[str, float]
 
-    @property
-    def parameter(self) -> Any:
-        """The declaration as typer takes it in an annotation."""
+    def parameter(self, field: str, *, switch: bool) -> Any:
+        """The declaration of a field as typer takes it in an annotation."""
         if self.section is None:
             return typer.Argument(metavar=self.names, help=self.help)
-        words = self.names.split()
+        words, name = self.names.split(), field.replace("_", "-")
         names = [word for word in words if word.startswith("-")]
+        if not any(name.startswith("--") for name in names):
+            names.insert(0, f"--{name}/--no-{name}" if switch else f"--{name}")
         return typer.Option(
             *names,
-            metavar=None if len(names) == len(words) else words[-1],
+            metavar=words[-1] if words and not words[-1].startswith("-") else None,
             help=self.help if self.shown is None else f"{self.help}  [default: {self.shown}]",
             rich_help_panel=self.section,
             show_default=self.shown is None,
@@ -210,7 +211,11 @@ def opt(
     shown: str | None = None,
     **bounds: float,
 ) -> Any:
-    """Declare a field that is an option under the heading `section`; `bounds` are `min` and `max`."""
+    """Declare a field that is an option under the heading `section`; `bounds` are `min` and `max`.
+
+    `names` are spellings, and the word for its value: `--model --whisper-model -m MODEL`. Without one of two
+    dashes the field's own is the first: `-r` of a bool `recursive` is `--recursive/--no-recursive -r`.
+    """
     declared = Declaration(section, names, help, shown, bounds)
     return field(default=default, metadata={"cli": declared})
 
@@ -236,7 +241,12 @@ def takes(record: type) -> Callable[[Command], Command]:
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if field.default is MISSING else field.default,
-                annotation=Annotated[hints[field.name], field.metadata["cli"].parameter],
+                annotation=Annotated[
+                    hints[field.name],
+                    field.metadata["cli"].parameter(
+                        field.name, switch=hints[field.name] in (bool, bool | None)
+                    ),
+                ],
             )
             for field in fields(record)
         ]

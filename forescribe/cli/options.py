@@ -1,21 +1,22 @@
 """The options that several commands share, by record: names, help, defaults and checks; and those about
-speakers and guards as a command passes them on, checked before anything is loaded.
+speakers as a command passes them on, checked before anything is loaded. Those of decoding are declared in
+`asr.decode.options`.
 
 A command's record inherits them, or takes one of them with `like`. Knows nothing of individual commands.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from forescribe.asr.decode.options import AUTO as AUTO
+from forescribe.asr.decode.options import DECLARED, Options
 from forescribe.asr.errors import UsageError
 
 from .option_records import (
-    DECODING,
     DIAGNOSTICS,
     INPUT,
     MODEL,
@@ -27,13 +28,10 @@ from .option_records import (
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import BatchTranscriber
-    from forescribe.asr.decode.options import Guards
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.formats.transcript_parts import Json
     from forescribe.diarize.diarizer import Bounds, Diarizer
     from forescribe.diarize.known_speakers import KnownSpeaker
-
-AUTO = "auto"
 
 MAX_GAMMA = 64
 
@@ -47,18 +45,16 @@ RECORDINGS = (
 class RunOptions:
     """Recordings to results in a folder."""
 
-    recursive: bool = opt(
-        INPUT, "--recursive/--no-recursive -r", "Search folders recursively.", False
-    )
+    recursive: bool = opt(INPUT, "-r", "Search folders recursively.", False)
     spool: str | None = opt(
         INPUT,
-        "--spool DIR",
+        "DIR",
         "Folder for copies of fetched recordings, which take half of its free space at most.",
         shown="TMPDIR or /var/tmp",
     )
     output_dir: str = opt(
         OUTPUT,
-        "--output-dir -o DIR",
+        "-o DIR",
         "Folder for results, here or in object storage (s3://, gs://, az://), or - for stdout.",
         ".",
     )
@@ -68,17 +64,17 @@ class RunOptions:
         "Replace results, or skip those that are up to date (default).",
         False,
     )
+    output_format: str = opt(
+        OUTPUT,
+        "-f FORMATS",
+        "Any of txt,srt,vtt,tsv,json,rttm,md,docx, separated by commas, or all: the first five.",
+        "all",
+    )
     quiet: bool = opt(
-        DIAGNOSTICS,
-        "--quiet/--no-quiet -q",
-        "Show errors only: no progress, no changing text, no summary.",
-        False,
+        DIAGNOSTICS, "-q", "Show errors only: no progress, no changing text, no summary.", False
     )
     records: bool = opt(
-        DIAGNOSTICS,
-        "--records/--no-records",
-        "Print a line of JSON about each recording; implies --quiet.",
-        False,
+        DIAGNOSTICS, "", "Print a line of JSON about each recording; implies --quiet.", False
     )
 
 
@@ -86,7 +82,7 @@ class RunOptions:
 class JsonOptions:
     """Results for programs."""
 
-    json: bool = opt(DIAGNOSTICS, "--json/--no-json", "Print the results as JSON.", False)
+    json: bool = opt(DIAGNOSTICS, "", "Print the results as JSON.", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,71 +102,51 @@ class ModelOptions:
         shown="its own",
     )
     local_files_only: bool = opt(
-        MODEL,
-        "--local-files-only/--no-local-files-only",
-        "Use downloaded weights only; never access the network.",
-        False,
+        MODEL, "", "Use downloaded weights only; never access the network.", False
     )
+
+
+FLAGS = {flag.name: flag for own in DECLARED.values() for flag in own.flags}
+"""The flags of decoding, as `asr.decode.options` declares them, by their names in a record."""
+
+Record = TypeVar("Record")
+
+
+def flag(name: str, help: str | None = None, *, names: str | None = None) -> Any:
+    """Declare a field that is an option of decoding; with other words of help, or other spellings."""
+    own = FLAGS[name]
+    return opt(own.section, names or own.names, help or own.help, own.default, shown=own.shown)
+
+
+def decodes(*names: str, live: bool = False) -> Callable[[type[Record]], type[Record]]:
+    """Add options of decoding to the fields of a record that has `DecodingOptions`, below `@dataclass`:
+    those named, those of live text, or all of them."""
+    wanted = names or [name for name, own in FLAGS.items() if own.live or not live]
+
+    def add(record: type[Record]) -> type[Record]:
+        known = {f.name for f in fields(DecodingOptions)} | record.__dict__.keys()
+        for name in [name for name in wanted if name not in known]:
+            kind = FLAGS[name].kind
+            record.__annotations__[name] = kind if FLAGS[name].default is not None else kind | None
+            setattr(record, name, flag(name))
+        return record
+
+    return add
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions:
     """What is decoded, by every command that transcribes."""
 
-    language: str | None = opt(
-        DECODING,
-        "--language --lang -l LANG",
-        "Spoken language; several as de,en.",
-        shown="auto",
-    )
-    task: str = opt(
-        DECODING, "--task TASK", "transcribe, or translate (into English).", "transcribe"
-    )
-    vad: bool | None = opt(
-        DECODING,
-        "--vad/--no-vad --vad-filter",
-        "Skip long silence, or decode it too.",
-        shown="vad",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class WordLists:
-    """How words are to be written."""
-
-    terms: str | None = opt(
-        DECODING,
-        "--terms FILE",
-        "Names and terms, one a line: written so where they are heard.",
-    )
-    replace: str | None = opt(
-        DECODING,
-        "--replace FILE",
-        "Corrections, one a line: `heard => meant`.",
-    )
+    language: str | None = flag("language")
+    task: str = flag("task")
 
     @cached_property
-    def term_lines(self) -> tuple[str, ...]:
-        """The lines of the list of terms. Raises UsageError."""
-        if self.terms is None:
-            return ()
-        from forescribe.asr.words.terms import lines_of, read_terms
-
-        lines = lines_of("--terms", self.terms)
-        read_terms(lines)
-        return lines
-
-    @cached_property
-    def replacements(self) -> tuple[str, ...]:
-        """The lines of the file with corrections. Raises UsageError."""
-        if self.replace is None:
-            return ()
-        from forescribe.asr.words.replacements import Replacements
-        from forescribe.asr.words.terms import lines_of
-
-        lines = lines_of("--replace", self.replace)
-        Replacements.of(lines)
-        return lines
+    def decoding(self) -> Options:
+        """The options of a transcription call. Raises UsageError."""
+        return Options.typed(
+            {f.name: getattr(self, f.name) for f in fields(self) if f.name in FLAGS}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +155,7 @@ class SpeakerChoice:
 
     diarizer: str = opt(
         SPEAKERS,
-        "--diarizer ENGINE",
+        "ENGINE",
         "community-1, embedded, another package's engine or a folder. auto: community-1 if it is "
         "downloaded, else embedded.",
         AUTO,
@@ -187,17 +163,10 @@ class SpeakerChoice:
     num_speakers: int | None = opt(
         SPEAKERS, "--num-speakers --speaker-num N", "Exact number of speakers, if known.", min=1
     )
-    min_speakers: int | None = opt(
-        SPEAKERS, "--min-speakers N", "Minimum number of speakers.", min=1
-    )
-    max_speakers: int | None = opt(
-        SPEAKERS, "--max-speakers N", "Maximum number of speakers.", min=1
-    )
+    min_speakers: int | None = opt(SPEAKERS, "N", "Minimum number of speakers.", min=1)
+    max_speakers: int | None = opt(SPEAKERS, "N", "Maximum number of speakers.", min=1)
     known: bool = opt(
-        SPEAKERS,
-        "--known/--no-known",
-        "Name the people who were enrolled with `forescribe speakers add`.",
-        False,
+        SPEAKERS, "", "Name the people who were enrolled with `forescribe speakers add`.", False
     )
 
     @property
@@ -213,43 +182,30 @@ class PerformanceOptions:
     """What changes the speed."""
 
     gamma: str = opt(
-        PERFORMANCE,
-        "--gamma N",
-        f"Drafted tokens per round: 0 (off) to {MAX_GAMMA}, or auto.",
-        AUTO,
+        PERFORMANCE, "N", f"Drafted tokens per round: 0 (off) to {MAX_GAMMA}, or auto.", AUTO
     )
     batch_size: int = opt(
-        PERFORMANCE,
-        "--batch-size N",
-        "Windows, or texts, decoded together.",
-        8,
-        shown="8",
-        min=1,
-        max=1024,
+        PERFORMANCE, "N", "Windows, or texts, decoded together.", 8, shown="8", min=1, max=1024
     )
     device: str = opt(
-        PERFORMANCE, "--device DEVICE", "auto, cuda, cuda:N, hpu, mps or cpu.", AUTO, shown=AUTO
+        PERFORMANCE, "DEVICE", "auto, cuda, cuda:N, hpu, mps or cpu.", AUTO, shown=AUTO
     )
     dtype: str = opt(
         PERFORMANCE,
-        "--dtype TYPE",
+        "TYPE",
         "Format of the weights: auto, float32, float16, bfloat16.",
         AUTO,
         shown=AUTO,
     )
     quantize: str | None = opt(
         PERFORMANCE,
-        "--quantize TYPE",
+        "TYPE",
         "none, or int8: the model's matrices in 8-bit integers, on CPUs with the native engine. Faster; "
         "words may differ.",
         shown="none",
     )
     draft_dtype: str = opt(
-        PERFORMANCE,
-        "--draft-dtype TYPE",
-        "Of the draft: as --dtype, or int8. Same text.",
-        AUTO,
-        shown=AUTO,
+        PERFORMANCE, "TYPE", "Of the draft: as --dtype, or int8. Same text.", AUTO, shown=AUTO
     )
 
     @property
@@ -270,7 +226,7 @@ class LoadOptions(ModelOptions, PerformanceOptions):
 
     engine: str = opt(
         PERFORMANCE,
-        "--engine ENGINE",
+        "ENGINE",
         "Of the decoders: auto, native, lean or modules. Same text.",
         AUTO,
         shown=AUTO,
@@ -396,50 +352,6 @@ class SpeakerOptions:
         from forescribe.diarize.known_speakers import KnownSpeakers
 
         return KnownSpeakers().list()
-
-
-def guards(enabled: bool, *, increment: str | None, **thresholds: str | None) -> Guards | None:
-    """Make guards with these thresholds; None if they are off. Raises UsageError.
-
-    `thresholds` are `compression_ratio`, `logprob` and `no_speech`, None where not given.
-    """
-    from forescribe.asr.decode.options import Guards
-
-    given: dict[str, Any] = {
-        name: _number(f"--{name.replace('_', '-')}-threshold", text)
-        for name, text in thresholds.items()
-        if text is not None
-    }
-    if increment is not None:
-        given["temperatures"] = _temperatures(increment)
-    if given and not enabled:
-        raise UsageError("--no-guards and a guard's threshold contradict each other")
-    return Guards(**given) if enabled else None
-
-
-def _number(option: str, text: str) -> float | None:
-    """A number, or None for the word None, which turns a guard off."""
-    if text.lower() == "none":
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(f"{option} {text} is neither a number nor None")
-    return number
-
-
-def _temperatures(text: str) -> tuple[float, ...]:
-    """From 0 to 1 in steps, as in openai/whisper."""
-    step = _number("--temperature-increment-on-fallback", text)
-    if step is None:
-        return (0.0,)
-    if step < 0.01:
-        raise UsageError(
-            f"--temperature-increment-on-fallback {text}: give 0.01 or more, or None for one attempt"
-        )
-    return tuple(round(n * step, 6) for n in range(int((1 + 1e-6) / step) + 1))
 
 
 def shown_url(text: str) -> str:

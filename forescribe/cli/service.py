@@ -19,7 +19,7 @@ import typer
 from forescribe.asr.errors import UsageError, how_to_install
 
 from .option_records import PERFORMANCE, SERVICE, arg, like, opt, takes
-from .options import DecodingOptions, LoadOptions
+from .options import LoadOptions, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,20 +27,17 @@ class ServiceOptions:
     """What `serve` and `worker` share. None leaves a setting to the environment or the file; the defaults
     that are shown are those of `api.settings.Settings`."""
 
-    host: str | None = opt(SERVICE, "--host ADDRESS", "Address to bind.", shown="127.0.0.1")
+    host: str | None = opt(SERVICE, "ADDRESS", "Address to bind.", shown="127.0.0.1")
     port: int | None = opt(
-        SERVICE,
-        "--port PORT",
-        "Port to bind; of a worker none, unless it is given.",
-        shown="8000",
+        SERVICE, "PORT", "Port to bind; of a worker none, unless it is given.", shown="8000"
     )
     data_dir: Path | None = opt(
         SERVICE,
-        "--data-dir FOLDER",
+        "FOLDER",
         "Folder of jobs, files and uploads; of a worker its own.",
         shown="forescribe in XDG_DATA_HOME",
     )
-    settings: Path | None = opt(SERVICE, "--settings FILE", "TOML file with further settings.")
+    settings: Path | None = opt(SERVICE, "FILE", "TOML file with further settings.")
     model: str | None = like(LoadOptions, "model")
     draft: str | None = like(LoadOptions, "draft")
     device: str | None = like(LoadOptions, "device", default=None)
@@ -52,24 +49,20 @@ class ServiceOptions:
 class ServeOptions(ServiceOptions):
     """The parsed command line."""
 
-    language: str | None = like(DecodingOptions, "language", "Language of requests that name none.")
+    language: str | None = flag("language", "Language of requests that name none.")
     quantize: str | None = like(LoadOptions, "quantize")
     draft_dtype: str | None = like(LoadOptions, "draft_dtype", default=None)
     engine: str | None = like(LoadOptions, "engine", default=None)
-    ssl_certfile: Path | None = opt(
-        SERVICE, "--ssl-certfile FILE", "Certificate in PEM, for https and wss."
-    )
-    ssl_keyfile: Path | None = opt(
-        SERVICE, "--ssl-keyfile FILE", "Its key, if it is not in the same file."
-    )
+    ssl_certfile: Path | None = opt(SERVICE, "FILE", "Certificate in PEM, for https and wss.")
+    ssl_keyfile: Path | None = opt(SERVICE, "FILE", "Its key, if it is not in the same file.")
     wyoming: str | None = opt(
         SERVICE,
-        "--wyoming [ADDRESS:]PORT",
+        "[ADDRESS:]PORT",
         "Speech to text for Home Assistant too (Wyoming), as at 10300; on 127.0.0.1 unless an address is "
         "given. The protocol has no keys: trusted networks only.",
     )
     workers: int | None = opt(
-        PERFORMANCE, "--workers N", "Processes, one per GPU, starting with GPU 0.", shown="1"
+        PERFORMANCE, "N", "Processes, one per GPU, starting with GPU 0.", shown="1"
     )
     idle_unload_s: float | None = opt(
         PERFORMANCE,
@@ -109,18 +102,14 @@ class WorkerOptions(ServiceOptions):
     """The parsed command line."""
 
     database: str | None = opt(
-        SERVICE,
-        "--database URL",
-        "The services' database: postgresql://user:password@host/name.",
+        SERVICE, "URL", "The services' database: postgresql://user:password@host/name."
     )
     blobs: str | None = opt(
-        SERVICE,
-        "--blobs URL",
-        "Their object storage, such as s3://bucket/prefix; gs:// and az:// too.",
+        SERVICE, "URL", "Their object storage, such as s3://bucket/prefix; gs:// and az:// too."
     )
-    concurrency: int | None = opt(PERFORMANCE, "--concurrency N", "Jobs at a time.", shown="4")
+    concurrency: int | None = opt(PERFORMANCE, "N", "Jobs at a time.", shown="4")
     until_idle: float | None = opt(
-        SERVICE, "--until-idle SECONDS", "End when no job was open for so long.", shown="never"
+        SERVICE, "SECONDS", "End when no job was open for so long.", shown="never"
     )
 
 
@@ -164,13 +153,11 @@ class KeyOptions:
     """The parsed command line."""
 
     name: str = arg("NAME", "Name of the key's owner.")
-    scope: list[str] | None = opt(
-        SERVICE, "--scope SCOPE", "audio, text, jobs or metrics; repeatable."
-    )
+    scope: list[str] | None = opt(SERVICE, "SCOPE", "audio, text, jobs or metrics; repeatable.")
     max_requests: int | None = opt(
-        SERVICE, "--max-requests N", "Requests in progress at a time.", shown="of the server"
+        SERVICE, "N", "Requests in progress at a time.", shown="of the server"
     )
-    expires: str | None = opt(SERVICE, "--expires DATE", "Last day of the key, as 2027-01-31.")
+    expires: str | None = opt(SERVICE, "DATE", "Last day of the key, as 2027-01-31.")
 
 
 @takes(KeyOptions)

@@ -31,20 +31,13 @@ class EnrolOptions:
     name: str = arg("NAME", "Name of the person.")
     audio: list[str] = arg("CLIP...", "10 to 30 s of clean speech of this person alone.")
     transcript: Path | None = opt(
-        INPUT,
-        "--transcript FILE",
-        "Diarized JSON of a clip with several speakers; use with --speaker.",
+        INPUT, "FILE", "Diarized JSON of a clip with several speakers; use with --speaker."
     )
     speaker: str | None = opt(
-        INPUT,
-        "--speaker LABEL",
-        "Label of the person in --transcript, such as Speaker A.",
+        INPUT, "LABEL", "Label of the person in --transcript, such as Speaker A."
     )
     note: str = opt(
-        SPEAKERS,
-        "--note TEXT",
-        "Text stored with the voice, such as the person's consent.",
-        "",
+        SPEAKERS, "TEXT", "Text stored with the voice, such as the person's consent.", ""
     )
     diarizer: str = like(SpeakerChoice, "diarizer")
     device: str = like(PerformanceOptions, "device")

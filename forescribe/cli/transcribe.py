@@ -97,11 +97,13 @@ def transcribe(**values: Any) -> None:
             shown = outputs.where is not None or not sys.stdout.isatty()
             try:
                 with console.progress(batch.todo, text=shown) as hook:
-                    for result in batch.run(transcriber, options.decoding(), hook):
+                    for result in batch.run(transcriber, options.timed, hook):
                         console.result(result, reports)
             except KeyboardInterrupt:
                 interrupted = True
-            console.summary(None if transcriber is None else transcriber.stats(), vad=options.cuts)
+            console.summary(
+                None if transcriber is None else transcriber.stats(), vad=options.decoding.vad
+            )
         for page in reports.close() if reports else ():
             console.status(f"report: {page}")
     raise typer.Exit(console.exit_code(interrupted=interrupted))
@@ -255,7 +257,7 @@ def work_order(options: TranscribeOptions, recordings: list[Source]) -> WorkOrde
     )
     return WorkOrder.of(
         partial(load_transcriber, there, 2),  # or more recordings, which is not known there
-        options.decoding(),
+        options.timed,
         recordings,
         target=resolve(there.model, there.draft).target,
         batch=options.batch_size,

@@ -6,29 +6,28 @@ Knows which combinations are impossible, and which options can change a result; 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from forescribe.asr.decode.options import AUTO, DECLARED, Options
 from forescribe.asr.errors import UsageError
-from forescribe.speculative.requests import MOST_BEAMS
 
-from .option_records import DECODING, DIAGNOSTICS, OUTPUT, PERFORMANCE, SPEAKERS, arg, opt
+from .option_records import DIAGNOSTICS, OUTPUT, PERFORMANCE, SPEAKERS, arg, opt
 from .options import (
-    AUTO,
+    FLAGS,
     RECORDINGS,
     DecodingOptions,
     LoadOptions,
     RunOptions,
     SpeakerChoice,
     SpeakerOptions,
-    WordLists,
-    guards,
+    decodes,
+    flag,
     shown_url,
 )
 
 if TYPE_CHECKING:
-    from forescribe.asr.decode.options import Guards, Options
     from forescribe.asr.formats.subtitles import LineRules
 
 
@@ -44,7 +43,7 @@ CLUSTER_DEVICES = (AUTO, "cuda", "hpu", "cpu")
 
 NOT_IN_RESULTS = frozenset(
     "audio recursive spool output_dir output_format overwrite dry_run fail_fast model draft "
-    "gamma batch_size reference_text device threads readers engine draft_dtype cluster workers "
+    "gamma batch_size device threads readers engine draft_dtype cluster workers "
     "report local_files_only verbose quiet records stats".split()
 ) | {
     # The fingerprint holds these in the form of `SpeakerOptions.settings`.
@@ -55,202 +54,83 @@ NOT_IN_RESULTS = frozenset(
     "max_speakers",
     "known",
     "channels",
+    *(name for name, flag in FLAGS.items() if not flag.changes),
 }
 """Options that change no word: every other option is part of a result's fingerprint. A draft model or
 its length changes no word in float32; in half precision it may flip a near-tie, which is no reason to
 transcribe a folder again."""
 
 
-BEAMS = {None: "doubtful", 1: None}
-"""Numbers of beams in a fingerprint, where they are another word: auto would count as a default."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, LoadOptions):
+@decodes()
+class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions):
     """The parsed command line, by field as typed. Raises UsageError for values and
     combinations that are impossible."""
 
     audio: list[str] = arg("AUDIO...", RECORDINGS)
     # Output
-    output_format: str = opt(
-        OUTPUT,
-        "--output-format -f FORMATS",
-        "Any of txt,srt,vtt,tsv,json,rttm,md,docx, separated by commas, or all: the first five.",
-        "all",
-    )
-    timestamps: bool = opt(
-        OUTPUT, "--timestamps/--no-timestamps", "Divide the text into timed segments.", True
-    )
-    word_timestamps: bool | None = opt(
-        OUTPUT,
-        "--word-timestamps/--no-word-timestamps",
-        "Add times and a probability to every word (json).",
-    )
+    word_timestamps: bool | None = flag("word_timestamps")
     max_line_width: int | None = opt(
-        OUTPUT, "--max-line-width CHARS", "Subtitles: maximum characters per line.", min=1
+        OUTPUT, "CHARS", "Subtitles: maximum characters per line.", min=1
     )
     max_line_count: int | None = opt(
-        OUTPUT,
-        "--max-line-count LINES",
-        "Subtitles: maximum lines at once; needs another limit.",
-        min=1,
+        OUTPUT, "LINES", "Subtitles: maximum lines at once; needs another limit.", min=1
     )
     max_words_per_line: int | None = opt(
-        OUTPUT,
-        "--max-words-per-line WORDS",
-        "Subtitles: maximum words per line; alone, one line each.",
-        min=1,
+        OUTPUT, "WORDS", "Subtitles: maximum words per line; alone, one line each.", min=1
     )
     highlight_words: bool = opt(
-        OUTPUT,
-        "--highlight-words/--no-highlight-words",
-        "Subtitles: underline each word while it is spoken.",
-        False,
+        OUTPUT, "", "Subtitles: underline each word while it is spoken.", False
     )
     report: str | None = opt(
-        OUTPUT,
-        "--report PATH",
-        "Page with text and sound: FILE.html, or a folder for several.",
-    )
-    # Decoding
-    initial_prompt: str | None = opt(
-        DECODING, "--initial-prompt --prompt TEXT", "Text with names and spellings to expect."
-    )
-    redact: str | None = opt(
-        DECODING,
-        "--redact KINDS",
-        "Marks in place of personal data: all, or kinds of it.",
-    )
-    reference_text: str | None = opt(
-        DECODING,
-        "--reference-text FILE",
-        "Script or transcript to copy drafts from; same words.",
-    )
-    beam_size: str = opt(
-        DECODING,
-        "--beam-size N",
-        "Beams of a search, as openai/whisper's; 1: no search, with drafts; auto: 5 for windows of doubtful "
-        "words.",
-        "1",
-        shown="1",
-    )
-    patience: float | None = opt(
-        DECODING, "--patience P", "Beams end with N x P texts.", shown="1.0"
-    )
-    length_penalty: float | None = opt(
-        DECODING,
-        "--length-penalty ALPHA",
-        "Rank beams by length to this power.",
-        shown="their mean",
-    )
-    guards: bool = opt(
-        DECODING,
-        "--guards/--no-guards",
-        "Decode repetitive or improbable windows again at rising temperatures, and drop text over silence.",
-        True,
-    )
-    compression_ratio_threshold: str | None = opt(
-        DECODING,
-        "--compression-ratio-threshold RATIO",
-        "Text that repeats more is retried; None: off.",
-        shown="2.4",
-    )
-    logprob_threshold: str | None = opt(
-        DECODING,
-        "--logprob-threshold --log-prob-threshold --logprob-thold LOGPROB",
-        "Less probable text is retried; None: off.",
-        shown="-1.0",
-    )
-    no_speech_threshold: str | None = opt(
-        DECODING,
-        "--no-speech-threshold --no-speech-thold PROB",
-        "Windows above it are silent; None: off.",
-        shown="0.6",
-    )
-    temperature_increment_on_fallback: str | None = opt(
-        DECODING,
-        "--temperature-increment-on-fallback --temperature-inc STEP",
-        "Increase between attempts; None: one attempt.",
-        shown="0.2",
+        OUTPUT, "PATH", "Page with text and sound: FILE.html, or a folder for several."
     )
     # Speakers
-    diarize: bool = opt(
-        SPEAKERS, "--diarize/--no-diarize", "Label every word with its speaker.", False
-    )
+    diarize: bool = opt(SPEAKERS, "", "Label every word with its speaker.", False)
     channels: str = opt(
-        SPEAKERS,
-        "--channels METHOD",
-        "mix all channels; split: each channel is one speaker.",
-        "mix",
+        SPEAKERS, "METHOD", "mix all channels; split: each channel is one speaker.", "mix"
     )
     # Performance
     threads: int = opt(
-        PERFORMANCE,
-        "--threads N",
-        "CPU threads; 0 leaves the number to PyTorch.",
-        0,
-        min=0,
-        max=1024,
+        PERFORMANCE, "N", "CPU threads; 0 leaves the number to PyTorch.", 0, min=0, max=1024
     )
     readers: int | None = opt(
         PERFORMANCE,
-        "--readers N",
+        "N",
         "Processes that decode recordings ahead of the model; 0 decodes in this one. Same text.",
         shown="auto: 0 on CPUs, else up to 8",
         min=0,
     )
     cluster: str | None = opt(
         PERFORMANCE,
-        "--cluster ADDRESS",
+        "ADDRESS",
         "Ray cluster: ray://HOST:10001, HOST:6379, or auto (on this machine).",
     )
     workers: int | None = opt(
         PERFORMANCE,
-        "--workers N",
+        "N",
         "Processes on this machine, one per GPU; with --cluster, workers on it.",
         shown="1; on a cluster one per GPU or 4 cores",
         min=1,
     )
     # Diagnostics
     dry_run: bool = opt(
-        DIAGNOSTICS,
-        "--dry-run/--no-dry-run",
-        "List recordings and their results without transcribing.",
-        False,
+        DIAGNOSTICS, "", "List recordings and their results without transcribing.", False
     )
     stats: bool = opt(
-        DIAGNOSTICS,
-        "--stats/--no-stats",
-        "Say in the last line what drafts brought, and what computed.",
-        False,
+        DIAGNOSTICS, "", "Say in the last line what drafts brought, and what computed.", False
     )
-    fail_fast: bool = opt(
-        DIAGNOSTICS, "--fail-fast/--no-fail-fast", "Stop at the first failure.", False
-    )
-    verbose: bool = opt(
-        DIAGNOSTICS, "--verbose/--no-verbose -v", "Print segments as they are decoded.", False
-    )
+    fail_fast: bool = opt(DIAGNOSTICS, "", "Stop at the first failure.", False)
+    verbose: bool = opt(DIAGNOSTICS, "-v", "Print segments as they are decoded.", False)
 
     def __post_init__(self) -> None:
         _ = self.drafts
         _ = self.speakers
         self._check_output()
         self._check_decoding()
-        _ = self.active_guards
-        _ = self.hint
-        _ = self.term_lines, self.replacements
-        if self.redacted:
-            from forescribe.asr.words.redaction import Redactor
-
-            Redactor(self.redacted)
         if self.readers and self.channels == "split":
             raise UsageError("--readers: channels are decoded one by one; leave it out")
         self._check_cluster()
-
-    @property
-    def redacted(self) -> tuple[str, ...]:
-        """The kinds of personal data to redact."""
-        return () if self.redact is None else tuple(self.redact.split(","))
 
     def _check_output(self) -> None:
         from forescribe.asr.formats.files import OF_SPEAKERS
@@ -290,15 +170,12 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
         if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):
             what = "speakers" if self.diarize else "subtitle options"
             raise UsageError(f"{what} need the words' times: leave out --no-word-timestamps")
-        size = self.beams
+        size = self.decoding.beam_size
         if size not in (1, None) and self.drafts:
             raise UsageError(
                 f"--gamma {self.gamma} drafts the most probable words, and --beam-size {size} writes no "
                 "drafts; leave out one of them, or use --beam-size auto"
             )
-        if size == 1 and (self.patience, self.length_penalty) != (None, None):
-            name = "--patience" if self.length_penalty is None else "--length-penalty"
-            raise UsageError(f"{name} is for beams: add --beam-size 5, or --beam-size auto")
 
     @property
     def workers_at(self) -> str | None:
@@ -332,18 +209,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
         return name.strip(",").lower() in {*FORMATS, "all"} and not os.path.lexists(name)
 
     @property
-    def beams(self) -> int | None:
-        """Beams of every window; None for auto. Raises UsageError."""
-        text = self.beam_size.strip().lower()
-        if text == AUTO:
-            return None
-        if not text.isdecimal() or not 1 <= int(text) <= MOST_BEAMS:
-            raise UsageError(
-                f"--beam-size {self.beam_size} is neither auto nor a number from 1 to {MOST_BEAMS}"
-            )
-        return int(text)
-
-    @property
     def _formats(self) -> list[str]:
         return self.output_format.replace(" ", "").lower().split(",")
 
@@ -374,26 +239,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
             self.max_line_width, self.max_line_count, self.max_words_per_line, self.highlight_words
         )
 
-    @cached_property
-    def active_guards(self) -> Guards | None:
-        """Guards with their thresholds; None if they are off."""
-        return guards(
-            self.guards,
-            compression_ratio=self.compression_ratio_threshold,
-            logprob=self.logprob_threshold,
-            no_speech=self.no_speech_threshold,
-            increment=self.temperature_increment_on_fallback,
-        )
-
-    @cached_property
-    def hint(self) -> str | None:
-        """The reference text. Raises UsageError for a file that holds none."""
-        if self.reference_text is None:
-            return None
-        from forescribe.asr.formats.files import read_reference_text
-
-        return read_reference_text(self.reference_text)
-
     @property
     def wants_words(self) -> bool | None:
         """Whether word times are written; a report shows them unless they are switched off."""
@@ -401,51 +246,30 @@ class TranscribeOptions(RunOptions, DecodingOptions, WordLists, SpeakerChoice, L
             return True
         return self.word_timestamps
 
-    @property
-    def cuts(self) -> bool:
-        """Whether silence is left out."""
-        return self.vad is not False
-
     def load_arguments(self) -> dict[str, Any]:
         """The arguments of `Transcriber.load`, besides the batch and whether it may download."""
         return super().load_arguments() | {
             "model": self.model,
-            "draft": self.draft if self.hint is None else self.draft or "none",
+            "draft": self.draft if self.decoding.hint is None else self.draft or "none",
             "language": self.language,
         }
 
-    def decoding(self) -> Options:
-        """The options of a transcription call. Raises UsageError."""
-        from forescribe.asr.decode.options import Options
-
-        return Options(
-            language=self.language,
-            task=self.task,  # type: ignore[arg-type]  # checked by Options
-            timestamps=self.timestamps,
-            initial_prompt=self.initial_prompt,
-            hint=self.hint,
-            terms=self.term_lines,
-            replacements=self.replacements,
-            redact=self.redacted,
-            vad=self.vad is not False,
-            words=bool(self.wants_words) or not self.line_rules.plain,
-            guards=self.active_guards,
-            beam_size=self.beams,
-            patience=1.0 if self.patience is None else self.patience,
-            length_penalty=self.length_penalty,
-        )
+    @property
+    def timed(self) -> Options:
+        """The options of a transcription call, with word times where the results have them."""
+        words = bool(self.wants_words) or not self.line_rules.plain
+        return replace(self.decoding, words=words)
 
     def result_settings(self) -> dict[str, Any]:
         """The options that decide a result's words, for its fingerprint; defaults are left out."""
         values = {field.name: getattr(self, field.name) for field in fields(self)} | {
-            "vad": self.vad is not False,
             "word_timestamps": self.wants_words,
-            "beam_size": BEAMS.get(self.beams, self.beams),
-            "terms": self.term_lines or None,
-            "replace": self.replacements or None,
             # An option that is gone: without it, all results of the version before would be made again.
             "long_form": "windows",
         }
+        for name, own in DECLARED.items():
+            if own.kept is not None:
+                values[own.flags[0].name] = own.kept(getattr(self.decoding, name))
         return {
             name: value
             for name, value in values.items()

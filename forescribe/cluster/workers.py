@@ -392,14 +392,33 @@ class ClusterTranscriber:
             )
             self.status(str(slot))
             order = replace(self.order, threads=slot.cpus if slot.kind == "CPU" else 0)
-            run = ray.remote(num_cpus=0)(DatasetRun).remote(order, given, slot)
-            while (answer := _awaited(ray, run.next.remote())) is not None:
-                if isinstance(answer, Exception):
-                    raise answer
+            for answer in self._answers(ray, order, given, slot):
                 if hook is not None and answer.transcript is not None:
                     length, text = answer.transcript.duration, answer.transcript.segments
                     hook(Progress(answer.name, length, length, text, Stats()))
                 yield answer
+
+    def _answers(
+        self, ray: Any, order: WorkOrder, sources: Sequence[Source], slot: Slot
+    ) -> Iterator[Outcome]:
+        """What `DatasetRun` returns. Where its process dies, another one does once what is left. Raises what
+        ends the run."""
+        left = {source.path: source for source in sources}
+        for retries in (1, 0):
+            run = ray.remote(num_cpus=0)(DatasetRun).remote(order, list(left.values()), slot)
+            try:
+                while (answer := _awaited(ray, run.next.remote())) is not None:
+                    if isinstance(answer, Exception):
+                        raise answer
+                    left.pop(answer.name, None)
+                    yield answer
+                return
+            except ray.exceptions.RayActorError as error:
+                if not retries:
+                    raise _ended(error) from error
+                self.status("the process that hands out the recordings has died: starting it again")
+            except ray.exceptions.RayError as error:
+                raise _ended(error) from error
 
     def set_batch(self, size: int) -> None:
         raise AssertionError("workers halve their batches themselves")
@@ -471,14 +490,19 @@ def crash_error(path: str) -> AudioError:
 
 
 def _awaited(ray: Any, call: Any) -> Outcome | Exception | None:
-    """The answer of a call, in a loop that signals can end."""
+    """The answer of a call, in a loop that signals can end. Raises Ray's errors."""
     while not ray.wait([call], timeout=POLL_S)[0]:
         pass
-    try:
-        answer: Outcome | Exception | None = ray.get(call)
-    except ray.exceptions.RayError as error:
-        return CapacityError(f"the run on the cluster has ended: {_last_line(error)}")
+    answer: Outcome | Exception | None = ray.get(call)
     return answer
+
+
+def _ended(error: Exception) -> CapacityError:
+    """Ray's last line is advice about its own settings, or about memory, whatever has happened."""
+    reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+    return CapacityError(
+        f"the run on the cluster has ended ({reason}): the same command goes on where it stopped"
+    )
 
 
 def memory_error(outcome: Outcome) -> BaseException | None:

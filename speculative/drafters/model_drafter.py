@@ -30,8 +30,8 @@ from ..types import Draft, Prefix, Scores, Verdict
 
 CONFIDENCE = 0.2
 """A draft ends where its probability, by the draft model itself, falls below this. The bundled text pair
-was fastest with it; the speech pair was equally fast from 0.2 to 0.5, within the noise of repeated runs
-(docs/development/log.md, 2026-11-22, where a bound learnt from measured costs gained nothing either)."""
+was fastest with it; the speech pair was equally fast from 0.2 to 0.5, within the noise of repeated runs. A
+bound learnt from measured costs gained nothing (docs/performance.md)."""
 
 TOKENS_FILE = "draft_tokens.json"
 REMEDY = "make it again with `forescribe distill --cut-head`, or delete it"

@@ -1,12 +1,13 @@
 """Schedules: the draft length of each round, from a few buckets so that few graphs exist.
 
-Knows costs and acceptance; nothing of models or slots.
+`Goodput` decides by what is measured, the `Costs` of rounds and the `Work` of requests, and by what is
+believed, the `Acceptance` of drafts. Knows polls; nothing of models or rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import SpeculativeError
 from ..protocols import Drafter, Poll, Schedule
@@ -90,23 +91,159 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return float((1 - alpha ** (gamma + 1)) / (1 - alpha))
 
 
-class Goodput:
-    """The gamma with the most expected tokens per second, from measured costs and acceptance.
+class Costs:
+    """Measured: the seconds that a round of each bucket takes.
 
-    A round's cost is measured per bucket (all rows are computed in every round, so it does not depend
-    on how many are active); acceptance is a running mean over all rows. Where drafting loses, gamma 0
-    wins. Single rounds probe the other choice (drafts while nothing is drafted, none while something
-    is): after `probe_every` rounds, then after twice as many each time that the probe changes nothing.
+    All rows are computed in every round, so it does not depend on how many are active. A bucket's cost is
+    that of its fastest round at first; where drafts end `early` their mean, as they have different widths.
+    """
+
+    def __init__(self, buckets: Sequence[int], first: int, early: bool) -> None:
+        self.first, self.early = first, early
+        self.seconds = dict.fromkeys(buckets, float("inf"))
+        self.rounds = dict.fromkeys(buckets, 0)
+        self.last = buckets[0]
+        self._widths: dict[int, float] = {}  # tokens that a draft has, where they end early
+
+    def learn(self, poll: Poll) -> None:
+        gamma, rounds, each = poll.gamma, poll.rounds, poll.seconds / poll.rounds
+        width = gamma if poll.width is None else poll.width
+        old = typical = self.seconds[gamma]
+        measured, mean = self.rounds[gamma], self._widths.get(gamma, width)
+        if self.early and gamma:
+            # A round of long drafts is no sign of a slow machine: it is compared with one as wide.
+            known = mean + max(SAME_WEIGHT, rounds / (measured + rounds)) * (width - mean)
+            if measured >= self.first and mean:
+                plain = min(self.seconds[0], old)
+                typical = plain + (old - plain) * width / mean
+                old = plain + (old - plain) * known / mean
+            self._widths[gamma] = known
+        if measured >= self.first and gamma == self.last:
+            scale = (1 - SAME_WEIGHT) + SAME_WEIGHT * each / typical
+            self.seconds = {g: cost * scale for g, cost in (self.seconds | {gamma: old}).items()}
+        elif measured >= self.first:
+            self.seconds[gamma] = old * ((1 - CHANGED_WEIGHT) + CHANGED_WEIGHT * each / typical)
+        elif self.early and gamma and measured:
+            self.seconds[gamma] = (measured * old + rounds * each) / (measured + rounds)
+        else:
+            self.seconds[gamma] = min(old, each)
+        self.rounds[gamma] += rounds
+        self.last = gamma
+
+
+@dataclass
+class Work:
+    """Measured: how many tokens a request writes, and what a drafter takes to read its prompt. Who knows both
+    beforehand says so (`expect`), which counts until they have been seen."""
+
+    requests: int = 0
+    tokens: int = 0  # written by all of them
+    row_rounds: int = 0
+    rows: float = 1.0  # in the last rounds
+    spent_s: float = 0.0
+    probe_s: float = 0.0  # what the last drafts after plain rounds cost beside their round
+    _read_s: float = 0.0  # of one prompt
+    _expected: int = 0  # requests, and of each:
+    _expected_read_s: float = 0.0
+    _expected_tokens: float = 0.0
+
+    def expect(self, requests: int, reading_s: float, tokens: float, spent_s: float) -> None:
+        """See `Goodput.expect`."""
+        self._expected += requests
+        self._expected_read_s += (reading_s - requests * self._expected_read_s) / self._expected
+        self._expected_tokens += (tokens - requests * self._expected_tokens) / self._expected
+        self.spent_s += spent_s
+
+    @property
+    def reading_s(self) -> float:
+        """Seconds to read a request's prompt; 0 where nobody knows."""
+        return self._read_s or self._expected_read_s
+
+    @property
+    def written(self) -> float:
+        """Tokens that a request writes; 0 where nobody knows. Those under way have written half of theirs;
+        until half as many have ended it is what was expected, if anything was."""
+        ended, half = self.requests - self.rows, self.rows / 2
+        if self.tokens > 0 and ended >= half:
+            return self.tokens / (ended + half)
+        return self._expected_tokens
+
+    def learn(self, poll: Poll, *, probe: bool) -> None:
+        """Learns from rounds; `probe` says that they draft behind plain ones."""
+        self.spent_s += poll.seconds
+        self.requests += poll.admitted
+        self.tokens += poll.row_rounds + poll.accepted
+        self.row_rounds += poll.row_rounds
+        if poll.row_rounds:  # else all rows had ended within their guesses
+            self.rows = poll.row_rounds / poll.rounds
+        if probe:
+            self.probe_s = poll.reading_s
+        if poll.read:
+            each, known = poll.reading_s / poll.read, self._read_s
+            if not known or (probe and each < known):  # a probe also reads what plain rounds wrote
+                self._read_s = each
+            elif not probe:
+                self._read_s += CHANGED_WEIGHT * (each - known)
+
+
+@dataclass
+class Acceptance:
+    """Believed: how many tokens a round writes, from a running mean over all rows.
+
+    Where drafts end `early`, gamma is only an upper bound. The formula then overestimates, and is corrected
+    by the number of tokens that rounds of each bucket wrote.
+    """
+
+    decay: float
+    early: bool
+    judged: int = 0  # drafts of all rounds
+    _accepted: float = 0.0
+    _trials: float = 0.0
+    _share: dict[int, float] = field(default_factory=dict)  # of the formula, that a bucket writes
+
+    @property
+    def alpha(self) -> float:
+        """Running probability that a draft is kept, given that those before it were."""
+        return (self._accepted + PRIOR_ACCEPTED) / (self._trials + PRIOR_TRIALS)
+
+    def tokens(self, gamma: int, alpha: float | None = None) -> float:
+        """Tokens of a round and row: the formula; corrected, where drafts end early, by the nearest measured
+        bucket below."""
+        formula = expected_tokens(self.alpha if alpha is None else alpha, gamma)
+        measured = [g for g in self._share if g <= gamma]
+        return formula * (self._share[max(measured)] if measured else 1.0)
+
+    def learn(self, poll: Poll, measured: int) -> None:
+        """Learns from rounds, the last ones of `measured` of their bucket."""
+        if self._trials > MIN_TRIALS:
+            self._trials, self._accepted = self.decay * self._trials, self.decay * self._accepted
+        self.judged += poll.judged
+        self._trials += poll.judged
+        self._accepted += poll.accepted
+        if self.early and poll.gamma:
+            formula = expected_tokens(self.alpha, poll.gamma)
+            seen = (1 + poll.accepted / max(1, poll.row_rounds)) / formula
+            known = self.tokens(poll.gamma) / formula
+            # The mean at first: the formula's own estimate would take fifty rounds to fade.
+            weight = max(1 - self.decay, poll.rounds / measured)
+            self._share[poll.gamma] = (1 - weight) * known + weight * seen
+
+
+class Goodput:
+    """Decided: the gamma with the most expected tokens per second, from measured `costs` and the believed
+    `acceptance`.
+
+    Where drafting loses, gamma 0 wins. Single rounds probe the other choice (drafts while nothing is drafted,
+    none while something is): after `probe_every` rounds, then after twice as many each time that the probe
+    changes nothing.
 
     Before it drafts for a request a drafter reads its prompt, with an encoder of its own also the audio. This
-    time is measured per prompt and spread over the tokens that a request writes, as a part of what drafts
-    cost. A probe that has to read prompts is as rare as they are dear. Who knows beforehand what reading
-    will cost says so (`expect`): the first drafts then wait until they are worth their trial, see `CHEAP`.
+    time is measured per prompt and spread over the tokens that a request writes (`work`), as a part of what
+    drafts cost. A probe that has to read prompts is as rare as they are dear; the first drafts wait until
+    they are worth their trial, see `CHEAP`.
 
-    `early` says that the drafter may end drafts early, so that gamma is only an upper bound. The formula
-    then overestimates, and is corrected by the number of tokens that rounds of each bucket wrote; the cost of
-    a bucket is the mean of its first rounds, which have different widths, and not that of the fastest. Rounds
-    in which nothing was drafted are plain ones and say nothing about drafts.
+    `early` says that the drafter may end drafts early. Rounds in which nothing was drafted are then plain
+    ones and say nothing about drafts.
     """
 
     def __init__(
@@ -123,60 +260,38 @@ class Goodput:
                 f"buckets {tuple(buckets)} need 0, which is plain decoding, and another"
             )
         self.buckets = tuple(sorted(buckets))
-        self.probe_every, self.decay = probe_every, decay
-        self.first = first
-        self.cost = dict.fromkeys(self.buckets, float("inf"))
-        self.measured = dict.fromkeys(self.buckets, 0)
-        self.accepted = self.trials = 0.0
-        self.judged = 0  # of all rounds
+        self.early, self.probe_every = early, probe_every
+        self.costs = Costs(self.buckets, first, early)
+        self.work = Work()
+        self.acceptance = Acceptance(decay, early)
         self.rounds = 0
-        self.last = self.buckets[0]
-        self.early = early
-        self.share: dict[
-            int, float
-        ] = {}  # of the formula's tokens that rounds of a bucket actually write
-        self.pause, self.next_probe = probe_every, probe_every
-        self.reading_s = 0.0  # of one prompt
-        self.probe_s = 0.0  # what the last drafts after plain rounds cost beside their round
-        self.requests = self.tokens = 0  # begun, and written by all of them
-        self.rows, self.row_rounds = 1.0, 0  # in the last rounds; in all of them
-        # Tokens that a draft of each bucket has, where they end early.
-        self.width: dict[int, float] = {}
-        self.spent_s = 0.0
-        self.expected = 0  # requests, see `expect`, and of each:
-        self.expected_reading_s = self.expected_tokens = 0.0
-
-    @property
-    def alpha(self) -> float:
-        """Running probability that a draft is kept, given that those before it were."""
-        return (self.accepted + PRIOR_ACCEPTED) / (self.trials + PRIOR_TRIALS)
+        self._pause = self.next_probe = probe_every
 
     def expect(self, requests: int, reading_s: float, tokens: float, spent_s: float) -> None:
         """Says what it will take to read the prompts of so many further requests, and how many tokens they
-        will write, which counts until both have been seen; and what was spent on them beside rounds."""
-        self.expected += requests
-        self.expected_reading_s += (reading_s - requests * self.expected_reading_s) / self.expected
-        self.expected_tokens += (tokens - requests * self.expected_tokens) / self.expected
-        self.spent_s += spent_s
+        will write; and what was spent on them beside rounds."""
+        self.work.expect(requests, reading_s, tokens, spent_s)
 
     @property
     def decision(self) -> str:
         """What has been decided, and why, in a line."""
-        best, each = self.best(), self.reading_s or self.expected_reading_s
-        chosen = f"drafts of {best}" if best else "no drafts" if self.judged else "drafts not tried"
-        if not (self.row_rounds and each):
+        best, work = self.best(), self.work
+        tried = self.acceptance.judged
+        chosen = f"drafts of {best}" if best else "no drafts" if tried else "drafts not tried"
+        if not (work.row_rounds and work.reading_s):
             return chosen
-        plain = self._written() * self.cost[0] * self.rounds / self.row_rounds
-        return f"{chosen}: {1000 * each:.0f} ms to read a request, {1000 * plain:.0f} ms to decode it plainly"
+        plain = work.written * self.costs.seconds[0] * self.rounds / work.row_rounds
+        reading, plainly = f"{1000 * work.reading_s:.0f} ms", f"{1000 * plain:.0f} ms"
+        return f"{chosen}: {reading} to read a request, {plainly} to decode it plainly"
 
     def choose(self) -> int:
-        best, affordable = self.best(), self._affordable()
+        best, affordable, costs = self.best(), self._affordable(), self.costs
         for shorter, gamma in zip((0, *self.buckets), self.buckets, strict=False):
             # A longer draft costs at least as much as a shorter one: it is not tried if it could not pay
             # even at that cost. The two shortest are always tried, to measure costs and acceptance.
-            few = gamma == self.buckets[1] and self.judged < ENOUGH
-            if few or self.measured[gamma] < self.first:
-                bound = self._rate(gamma, self.cost[shorter])
+            few = gamma == self.buckets[1] and self.acceptance.judged < ENOUGH
+            if few or costs.rounds[gamma] < costs.first:
+                bound = self._rate(gamma, costs.seconds[shorter])
                 if gamma <= self.buckets[1] or bound > self._goodput(best):
                     return gamma if affordable else best
                 break
@@ -189,123 +304,52 @@ class Goodput:
         return max(self.buckets, key=self._goodput)  # they ascend, and the first one is taken
 
     def _goodput(self, gamma: int) -> float:
-        return self._rate(gamma, self.cost[gamma])
+        return self._rate(gamma, self.costs.seconds[gamma])
 
     def _rate(self, gamma: int, cost: float, alpha: float | None = None) -> float:
         """Expected tokens per second and row, where a round costs `cost`."""
-        expected = self._expected(self.alpha if alpha is None else alpha, gamma)
-        written = self._written()
+        expected, work = self.acceptance.tokens(gamma, alpha), self.work
+        written = work.written
         if gamma and written:  # for drafts prompts are read
-            each = (self.reading_s or self.expected_reading_s) / written
-            return expected / (cost + self.rows * expected * each)
+            return expected / (cost + work.rows * expected * (work.reading_s / written))
         return expected / cost
-
-    def _written(self) -> float:
-        """Tokens that a request writes; 0 where nobody knows. Those under way have written half of theirs;
-        until half as many have ended it is what was expected, if anything was."""
-        ended, half = self.requests - self.rows, self.rows / 2
-        if self.tokens > 0 and ended >= half:
-            return self.tokens / (ended + half)
-        return self.expected_tokens
 
     def _affordable(self) -> bool:
         """Whether drafts may be tried: prompts have been read, or cost little beside what they may save."""
-        each, written = self.reading_s or self.expected_reading_s, self._written()
-        if self.last or not each or not written:
+        work = self.work
+        if self.costs.last or not work.reading_s or not work.written:
             return True
-        plain = written * self.cost[0]  # of all rows together
-        return self.rows * each <= max(CHEAP * plain, SHARE * self.spent_s)
-
-    def _expected(self, alpha: float, gamma: int) -> float:
-        """The formula; corrected, where drafts end early, by the nearest measured bucket below."""
-        measured = [g for g in self.share if g <= gamma]
-        return expected_tokens(alpha, gamma) * (self.share[max(measured)] if measured else 1.0)
+        plain = work.written * self.costs.seconds[0]  # of all rows together
+        return work.rows * work.reading_s <= max(CHEAP * plain, SHARE * work.spent_s)
 
     def learn(self, poll: Poll) -> None:
         """Learns from rounds, but for those in which a coarse clock did not advance."""
         if poll.seconds <= 0:
             return
-        before = self.best()
-        self.spent_s += poll.seconds
-        self._note_work(poll)
-        if self.early and poll.gamma and not poll.judged:
-            self.rounds += poll.rounds
-            return
-        gamma, each = poll.gamma, poll.seconds / poll.rounds
+        before, gamma = self.best(), poll.gamma
+        self.work.learn(poll, probe=bool(gamma) and not self.costs.last)
         probed = self.rounds >= self.next_probe and bool(gamma) != bool(before)
         self.rounds += poll.rounds
-        if self.trials > MIN_TRIALS:
-            self.trials, self.accepted = self.decay * self.trials, self.decay * self.accepted
-        self.judged += poll.judged
-        self.trials += poll.judged
-        self.accepted += poll.accepted
-        self._measure(gamma, poll.rounds, each, gamma if poll.width is None else poll.width)
-        if self.early and gamma:
-            self._correct(poll)
+        if self.early and gamma and not poll.judged:
+            return
+        self.costs.learn(poll)
+        self.acceptance.learn(poll, self.costs.rounds[gamma])
         if bool(self.best()) != bool(before):
-            self._pause(self.probe_every)
-        elif probed and self._promising(poll, each):
-            self.pause, self.next_probe = 1, self.rounds + 1  # its prompts have been read
+            self._wait(self.probe_every)
+        elif probed and self._promising(poll):
+            self._pause, self.next_probe = 1, self.rounds + 1  # its prompts have been read
         elif probed:
-            self._pause(max(BACKOFF * self.pause, self.probe_every))
+            self._wait(max(BACKOFF * self._pause, self.probe_every))
 
-    def _note_work(self, poll: Poll) -> None:
-        self.requests += poll.admitted
-        self.tokens += poll.row_rounds + poll.accepted
-        self.row_rounds += poll.row_rounds
-        if poll.row_rounds:  # else all rows had ended within their guesses
-            self.rows = poll.row_rounds / poll.rounds
-        probe = poll.gamma and not self.last
-        if probe:
-            self.probe_s = poll.reading_s
-        if poll.read:
-            each, known = poll.reading_s / poll.read, self.reading_s
-            if not known or (probe and each < known):  # a probe also reads what plain rounds wrote
-                self.reading_s = each
-            elif not probe:
-                self.reading_s += CHANGED_WEIGHT * (each - known)
-
-    def _measure(self, gamma: int, rounds: int, each: float, width: float) -> None:
-        old = typical = self.cost[gamma]
-        measured, mean = self.measured[gamma], self.width.get(gamma, width)
-        if self.early and gamma:
-            # A round of long drafts is no sign of a slow machine: it is compared with one as wide.
-            known = mean + max(SAME_WEIGHT, rounds / (measured + rounds)) * (width - mean)
-            if measured >= self.first and mean:
-                plain = min(self.cost[0], old)
-                typical = plain + (old - plain) * width / mean
-                old = plain + (old - plain) * known / mean
-            self.width[gamma] = known
-        if measured < self.first:
-            first = self.early and gamma and measured
-            self.cost[gamma] = (
-                (measured * old + rounds * each) / (measured + rounds) if first else min(old, each)
-            )
-        elif gamma == self.last:
-            scale = (1 - SAME_WEIGHT) + SAME_WEIGHT * each / typical
-            self.cost = {g: cost * scale for g, cost in (self.cost | {gamma: old}).items()}
-        else:
-            self.cost[gamma] = old * ((1 - CHANGED_WEIGHT) + CHANGED_WEIGHT * each / typical)
-        self.measured[gamma] += rounds
-        self.last = gamma
-
-    def _correct(self, poll: Poll) -> None:
-        wrote = 1 + poll.accepted / max(1, poll.row_rounds)
-        seen = wrote / expected_tokens(self.alpha, poll.gamma)
-        known = self._expected(self.alpha, poll.gamma) / expected_tokens(self.alpha, poll.gamma)
-        # The mean at first: the formula's own estimate would take fifty rounds to fade.
-        weight = max(1 - self.decay, poll.rounds / self.measured[poll.gamma])
-        self.share[poll.gamma] = (1 - weight) * known + weight * seen
-
-    def _promising(self, poll: Poll, each: float) -> bool:
+    def _promising(self, poll: Poll) -> bool:
         """Whether a probe alone, without earlier observations, suggests a change."""
         if not poll.gamma:
-            return 1 / each > self._goodput(self.best())
+            return poll.rounds / poll.seconds > self._goodput(self.best())
         rate = poll.accepted / max(1, poll.judged)
-        return self._rate(poll.gamma, self.cost[poll.gamma], rate) > self._goodput(0)
+        return self._rate(poll.gamma, self.costs.seconds[poll.gamma], rate) > self._goodput(0)
 
-    def _pause(self, rounds: int) -> None:
+    def _wait(self, rounds: int) -> None:
         """Waits so many rounds; before drafts that cost more than a plain round, longer in proportion."""
-        self.pause = rounds
-        dear = 1.0 if self.best() else max(1.0, self.probe_s / self.cost[0])
+        self._pause = rounds
+        dear = 1.0 if self.best() else max(1.0, self.work.probe_s / self.costs.seconds[0])
         self.next_probe = self.rounds + round(rounds * dear)

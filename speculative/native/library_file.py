@@ -147,7 +147,14 @@ def compile_library(
     common = [*COMMON, *flags, f'-DFS_SOURCE_HASH="{source_hash()}"']
     if openmp:
         common.append("-fopenmp")
-    with tempfile.TemporaryDirectory(prefix="forescribe-kernels-") as scratch:
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="forescribe-kernels-")
+    except OSError as error:
+        text = (
+            f"no temporary folder ({error.strerror}): free some space, or name another with TMPDIR"
+        )
+        raise CompilerError(text) from error
+    with folder as scratch:
         jobs = [
             ("numeric.cpp", [f"-DFS_ISA={name}", *isa], Path(scratch, f"{name}.o"))
             for name, isa in sets.items()

@@ -148,7 +148,7 @@ def service(transcriber: Transcriber, decoders: Decoders) -> Iterator[Service]:
 
         def ready(**given: Any) -> TestClient:
             client = start(**given)
-            until(lambda: client.app.state.serving.state == "ready")
+            until(lambda: client.app.state.serving.life.state == "ready")
             return client
 
         ready.loading = start  # type: ignore[attr-defined]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from forescribe.asr.decode.outcome import windows_by_state
 from tests.api.conftest import FORM, TRANSCRIBE, silence, sound
 
 
@@ -32,6 +35,21 @@ def test_a_transcription_is_counted(service) -> None:
     assert now[f"forescribe_requests_total{{route={TRANSCRIBE},status=400}}"] == 1
     assert now["forescribe_requests_inside"] == now["forescribe_queued_audio_seconds"] == 0
     assert now["forescribe_ready"] == 1
+
+
+def test_windows_are_counted_and_not_the_spans_of_their_parts() -> None:
+    def part(index: int, state: str, tried: float = 0.0) -> Any:
+        return SimpleNamespace(index=index, state=state, tried=tried)
+
+    parts = [part(0, "decoded"), part(0, "failed"), part(0, "silent"), part(2, "silent")]
+    parts += [part(3, "failed"), part(3, "silent"), part(5, "decoded")]
+    assert windows_by_state(parts, silent=2) == {"decoded": 2, "failed": 1, "silent": 3}
+
+
+def test_a_window_that_is_decoded_at_a_temperature_is_counted(service) -> None:
+    client = service()  # no text of random weights passes the guards
+    client.post(TRANSCRIBE, files={"file": sound(2, 1)}, data=FORM)
+    assert series(client)["forescribe_fallbacks_total"] == 1
 
 
 def test_the_way_of_a_recording_and_what_was_refused(service) -> None:

@@ -108,7 +108,7 @@ def running(request, transcriber, decoders, tmp_path_factory) -> Iterator[tuple[
     serving, store = Serving(given, lambda: transcriber, Halves, decoders), Store.open(folder)
     app = create_app(given, serving, Jobs(given, serving, store))
     with served(app) as url:
-        until(lambda: serving.state == "ready")
+        until(lambda: serving.life.state == "ready")
         yield schemathesis.openapi.from_dict(app.openapi()), url
 
 

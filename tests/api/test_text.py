@@ -54,10 +54,10 @@ def server(model) -> Iterator[tuple[str, object]]:
     )
     app = app_of(settings)
     with served(app) as url:
-        until(lambda: app.state.text_serving.state != "loading", 240)
-        assert app.state.text_serving.state == "ready"
+        until(lambda: app.state.text_serving.life.state != "loading", 240)
+        assert app.state.text_serving.life.state == "ready"
         yield url, app.state.text_serving
-    assert app.state.text_serving.state == "stopped"
+    assert app.state.text_serving.life.state == "stopped"
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_prompts_may_be_as_long_as_the_models_context_or_the_settings(
         text_model=str(long), text_draft="none", text_context=given, device="cpu", batch_size=2
     )
     with TestClient(app_of(settings), base_url="http://127.0.0.1") as client:
-        until(lambda: client.app.state.text_serving.state == "ready", 60)
+        until(lambda: client.app.state.text_serving.life.state == "ready", 60)
 
         def answer(tokens: int) -> httpx.Response:
             body = {"model": str(long), "prompt": [97] * tokens, "max_tokens": 2}
@@ -289,12 +289,12 @@ def test_a_fault_of_the_text_model_fails_what_is_under_way_and_nothing_later(
 
     with TestClient(app, base_url="http://localhost") as client:
         text_serving = app.state.text_serving
-        until(lambda: text_serving.state == "ready", 240)
+        until(lambda: text_serving.life.state == "ready", 240)
         step, text_serving.generator.step = text_serving.generator.step, fail
         asked = {"model": str(model), "prompt": ["so", "on"], "max_tokens": 3}
         failed = client.post("/v1/completions", json=asked)
         assert failed.json()["error"]["code"] == code and "secret" not in failed.text
-        assert text_serving.state == "ready"
+        assert text_serving.life.state == "ready"
         until(
             lambda: text_serving.round_s == 0 and text_serving.generator.idle
         )  # its thread goes on

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from forescribe.api import wyoming
 from forescribe.api.settings import Settings, address_of
+from forescribe.asr.live.formats import AudioInput
 from tests.api.conftest import RATE, sound, until
 from tests.api.test_metrics import series
 
@@ -184,6 +187,57 @@ def test_what_is_not_the_protocol_ends_its_connection_and_no_other(address, capl
         other.send("audio-stop")
         assert other.answer()[0].keys() == {"text", "language"}
     assert not any('"fault"' in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("name", ["data_length", "payload_length"])
+def test_a_message_that_is_too_large_is_not_waited_for(address, name) -> None:
+    with connected(address) as client:
+        client.connection.sendall(line(type="audio-chunk", **{name: 65 << 20}))
+        assert client.next() is None
+
+
+def test_minutes_in_one_chunk_are_fed_by_the_second_and_not_on_the_event_loop(
+    live, monkeypatch
+) -> None:
+    address, _ = live
+    pushed, push = [], AudioInput.push
+
+    def noted(self: AudioInput, data: bytes) -> Any:
+        pushed.append((len(data), threading.current_thread().name))
+        return push(self, data)
+
+    monkeypatch.setattr(AudioInput, "push", noted)
+    with connected(address) as client:
+        client.send("audio-start", **FORM)
+        client.send("audio-chunk", bytes(2 * RATE * 100) + NOISE, **FORM)
+        client.send("audio-stop")
+        text = client.answer()[0]["text"]
+    assert sum(size for size, _ in pushed) == 2 * RATE * 100 + len(NOISE)
+    assert max(size for size, _ in pushed) == 2 * RATE
+    assert all(name.startswith("asyncio_") for _, name in pushed)
+    assert text
+
+
+@pytest.mark.parametrize("ending", ["reads nothing", "stops"])
+def test_a_client_that_reads_nothing_or_stops_is_left_and_others_are_served(
+    live, monkeypatch, ending
+) -> None:
+    address, http = live
+    monkeypatch.setattr(wyoming, "IDLE_S", 2.0)
+    with connected(address) as idle:
+        idle.speak(NOISE, stop=False)
+        until(lambda: http.app.state.streams.open == 1)
+        if ending == "reads nothing":
+            describe = line(type="describe") * 1000
+            with pytest.raises(OSError):  # the service has closed it
+                while True:
+                    idle.connection.sendall(describe)
+        else:
+            idle.connection.sendall(line(type="audio-chunk", payload_length=100) + b"half")
+        with connected(address) as other:
+            other.speak(NOISE)
+            assert other.answer()[0].keys() == {"text", "language"}
+        until(lambda: http.app.state.streams.open == 0)
 
 
 def test_clients_that_leave_leave_nothing(address, transcriber, service) -> None:

@@ -25,8 +25,6 @@ from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.live.stream import LiveStream
 from forescribe.asr.model.whisper import Whisper
 from forescribe.asr.segment import vad
-from forescribe.diarize.engines.embedded import EmbeddedDiarizer
-from forescribe.diarize.speaker_finder import SpeakerFinder
 from tests.docs.pages import ROOT
 
 MEMO = str(ROOT / "samples" / "memo.flac")
@@ -165,33 +163,6 @@ def test_live_streams_cost_so_many_calls_and_passes_for_a_second(
     assert 1 <= work["judged"] / (12 * 16_000) < 5.4
     assert 0 < work["python"] / 12 < 2000 and 0 < work["torch"] / 12 < 30
     assert 0 < feeding["python"] / 12 < 930 and 0 < feeding["torch"] / 12 < 77
-
-
-def test_speakers_are_found_without_their_networks(
-    loaded: Transcriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths = pieces(tmp_path, 20, 1, str(ROOT / "samples" / "conversation.flac"))
-    diarizer, counts = EmbeddedDiarizer(), Counter[str]()
-    diarize = EmbeddedDiarizer.diarize
-
-    def counted(*arguments: Any) -> Any:
-        with counting() as calls:
-            found = diarize(*arguments)
-        counts.update(calls)
-        return found
-
-    speaking = loaded.with_speakers(SpeakerFinder(diarizer))
-    with Replay(loaded.context, diarizer) as replay:
-        expected = texts(called(speaking, paths, OPTIONS))
-        replay.free = True
-        monkeypatch.setattr(EmbeddedDiarizer, "diarize", counted)
-        row = measured(
-            "a call", replay, 20.0, expected, lambda _: texts(called(speaking, paths, OPTIONS))
-        )
-    assert row.equal and not row.asked
-    assert len({speaker for own in expected.values() for _, speaker, _ in own}) > 1
-    assert {"speakers: features", "speakers: clustering"} <= row.stages["speakers: rest"].keys()
-    assert 0 < counts["python"] / 20 < 135 and 0 < counts["torch"] / 20 < 6  # 109 and 4.8
 
 
 def test_what_was_not_kept_is_asked_of_the_model_and_told(

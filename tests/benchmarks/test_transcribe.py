@@ -1,4 +1,4 @@
-"""The benchmark measures what it says, on a random pair and a few seconds of transcribe.
+"""`python -m benchmarks.transcribe` measures what it says, on a random pair and a few seconds of speech.
 
 Nothing here is fast or right in its words; equality, counts and reasons are what is looked at.
 """
@@ -6,8 +6,8 @@ Nothing here is fast or right in its words; equality, counts and reasons are wha
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,14 @@ from transformers import WhisperForConditionalGeneration
 
 pytest.importorskip("jiwer", reason="word error rates need jiwer (group bench)")
 
-from benchmarks import drafts, speech_tables, transcribe
-from benchmarks.rows import Equality, compare, error_rate
-from benchmarks.systems import runs, whisper_cpp
+from benchmarks import transcribe
+from benchmarks.comparison import INSTALL, Equality, compare, error_rate
+from benchmarks.systems import runs
 from benchmarks.systems.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
-    CPP,
-    CPP_FLASH,
     GENERATE,
-    MODULES,
-    OPENVINO,
     OURS,
     SEQUENTIAL,
     Job,
@@ -37,16 +33,11 @@ from benchmarks.systems.jobs import (
     Written,
 )
 from benchmarks.systems.runs import Outcome, Series
-from benchmarks.systems.whisper_cpp import WhisperCpp
-from benchmarks.transcribe import TranscribeOptions
-from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.errors import UsageError
-from forescribe.speculative.models.quantized import as_floats
+from forescribe.asr.errors import AudioError, UsageError
 from tests.asr.model import folders
-from tests.benchmarks.command import bench
+from tests.test_architecture import HEAVY, ROOT
 
-SAMPLE = Path(__file__).parents[2] / "samples" / "memo.flac"
-PLAIN = ("--batch", "1", "--gamma", "0")
+MEMO, MEMO_TXT = (str(ROOT / "samples" / f"memo.{kind}") for kind in ("flac", "txt"))
 PEERS = (ASSISTED, ASSISTED_DEFAULTS, GENERATE)
 
 
@@ -65,30 +56,25 @@ def pair(tmp_path_factory):
 @pytest.fixture(scope="module")
 def memo(tmp_path_factory):
     path = tmp_path_factory.mktemp("audio") / "memo.wav"
-    samples, rate = soundfile.read(SAMPLE, frames=10 * 16000, dtype="float32")
+    samples, rate = soundfile.read(MEMO, frames=10 * 16000, dtype="float32")
     soundfile.write(path, samples, rate)
     path.with_suffix(".txt").write_text("This is a short memo.")
     return path
 
 
-def here(windows: Path, **how: bool) -> runs.Runner:
+def here(windows: Path) -> runs.Runner:
     return lambda job: runs.perform(job, runs.load_windows(windows))
 
 
-def measured(pair, memo, tmp_path, *arguments: str) -> tuple[int, dict]:
-    """The command's status and record; jobs run in this process, where libraries are loaded once."""
+def measured(pair, memo, tmp_path, capsys, *arguments: str) -> tuple[int, dict, str]:
+    """Status, record and table; jobs run in this process, where libraries are loaded once."""
     out = tmp_path / "out.json"
     given = [str(memo), "--model", pair[0], "--draft", pair[1], "--minutes", "0"]
     given += ["--batch", "1,2", "--gamma", "3", "--peer-batch", "2", "--threads", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transcribe, "child", here)
-        done = bench("transcribe", *given, "--repeats", "1", "--json", str(out), *arguments)
-    (tmp_path / "out.txt").write_text(done.stdout)
-    return done.exit_code, json.loads(out.read_text())
-
-
-def options_of(memo: object, **given: Any) -> TranscribeOptions:
-    return TranscribeOptions([str(memo)], **given)
+        status = transcribe.main([*given, "--repeats", "1", "--json", str(out), *arguments])
+    return status, json.loads(out.read_text()), capsys.readouterr().out
 
 
 def only(*systems: str) -> list[str]:
@@ -99,12 +85,18 @@ def by_system(record: dict) -> dict[tuple, dict]:
     return {(r["system"], r["batch"], r["gamma"], r["dtype"]): r for r in record["rows"]}
 
 
-def test_every_speed_has_its_equality_and_its_error_rate(pair, memo, tmp_path):
-    status, record = measured(pair, memo, tmp_path, *only(*PEERS))
+def test_every_speed_has_its_equality_and_its_error_rate(pair, memo, tmp_path, capsys):
+    given = ("--dtype", "float32,bfloat16", *only(*PEERS))
+    status, record, told = measured(pair, memo, tmp_path, capsys, *given)
     rows = by_system(record)
     assert status == 0
     assert set(rows) == {
-        *((OURS, batch, gamma, "float32") for batch in (1, 2) for gamma in (0, 3, "auto")),
+        *(
+            (OURS, batch, gamma, dtype)
+            for batch in (1, 2)
+            for gamma in (0, 3, "auto")
+            for dtype in ("float32", "bfloat16")
+        ),
         *((GENERATE, batch, None, "float32") for batch in (1, 2)),
         (ASSISTED, 1, 3, "float32"),
         (ASSISTED_DEFAULTS, 1, 20, "float32"),
@@ -112,36 +104,23 @@ def test_every_speed_has_its_equality_and_its_error_rate(pair, memo, tmp_path):
     for row in rows.values():
         assert row["error"] is None
         assert row["wall_s"] > 0 and row["peak_bytes"] > 1e8 and row["threads"] == 1
-        assert row["word_error_rate"] is not None
+        assert row["word_error_rate"] is not None and row["equality_float32"]["tokens_of"] > 0
         assert row["equality"]["windows"] == row["equality"]["windows_of"] >= 1
     assert rows[ASSISTED, 1, 3, "float32"]["acceptance_rate"] is not None
     windows = record["audio"]["windows"]
     assert f"{windows} assisted loops" in rows[ASSISTED, 1, 3, "float32"]["notes"]
     assert set(record["weights"]["target"]) == {"model.safetensors"}
-    assert "equal tokens" in (tmp_path / "out.txt").read_text()
+    assert record["command"].startswith("python -m benchmarks.transcribe")
+    expected = record["native_kernels"]
+    assert (f"native kernels for {expected}" if expected else "no native kernels") in told
+    assert "equal tokens" in told and "tokens as float32" in told
 
 
-def test_drafters_of_recordings_write_the_tokens_of_plain_decoding(
-    pair, memo, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(drafts, "child", here)
-    given = ["--model", pair[0], "--draft", pair[1], "--batch", "1", "--gamma", "3"]
-    out = tmp_path / "out.json"
-    done = bench("drafts", str(memo), *given, "--threads", "1", "--json", str(out))
-    assert done.exit_code == 0, done.output
-    record = json.loads(out.read_text())
-    assert [row["drafter"] for row in record["rows"]] == ["plain", Path(pair[1]).name]
-    assert record["material"]["windows"] >= 1
-    for row in record["rows"]:
-        assert row["equality"]["windows"] == row["equality"]["windows_of"] >= 1
-        assert row["speed_up"] > 0 and row["word_error_rate"] is not None
-    assert "WER %" in done.stdout
-
-
-def test_converted_weights_write_the_tokens_of_the_original(pair, memo, tmp_path):
+def test_converted_weights_write_the_tokens_of_the_original(pair, memo, tmp_path, capsys):
     pytest.importorskip("ctranslate2", reason="faster-whisper's engine is not installed")
     pytest.importorskip("faster_whisper", reason="faster-whisper is not installed")
-    _, record = measured(pair, memo, tmp_path, *PLAIN, *only(SEQUENTIAL, BATCHED))
+    given = ("--batch", "1", "--gamma", "0", *only(SEQUENTIAL, BATCHED))
+    _, record, _ = measured(pair, memo, tmp_path, capsys, *given)
     rows = by_system(record)
     for system, batch in ((SEQUENTIAL, 1), (BATCHED, 2)):
         row = rows[system, batch, None, "float32"]
@@ -152,41 +131,14 @@ def test_converted_weights_write_the_tokens_of_the_original(pair, memo, tmp_path
         assert "set to multilingual" in row["notes"]
 
 
-@pytest.mark.parametrize(
-    ("module", "package", "systems"),
-    [
-        ("faster_whisper", "faster-whisper", (SEQUENTIAL, BATCHED)),
-        ("pywhispercpp", "pywhispercpp", (CPP, CPP_FLASH)),
-        ("openvino_genai", "openvino-genai", (OPENVINO,)),
-    ],
-)
-def test_without_a_package_its_rows_say_what_to_install(
-    pair, memo, tmp_path, monkeypatch, module, package, systems
-):
-    monkeypatch.setitem(sys.modules, module, None)
-    trouble = f"{package} is not installed: run `scripts/setup bench` in forescribe's folder"
-    found = transcribe.converted_for(options_of(memo, only=None), Path(pair[0]), tmp_path)
-    assert {name: found[1][name] for name in systems} == dict.fromkeys(systems, trouble)
-    assert not any(name in systems for name, _ in found[0])
-    without = options_of(memo, only=list(PEERS))
-    assert transcribe.converted_for(without, Path(pair[0]), tmp_path) == ({}, {})
-
-
-def test_whisper_cpp_writes_what_it_hears_of_weights_in_its_format(tmp_path):
-    """The bundled target in float16 and in 8 bits; its own features and rules."""
-    pytest.importorskip("pywhispercpp", reason="whisper.cpp is not installed")
-    model = as_floats(SAMPLE.parents[1] / "bundled" / "tiny.en", tmp_path / "floats")
-    files, trouble = whisper_cpp.convert(model, tmp_path)
-    assert trouble is None and set(files) == {"float16", "int8"}
-    samples = read_audio(SAMPLE)[: 20 * 16_000]
-    for dtype, flash in (("float16", False), ("float16", True), ("int8", False)):
-        job = Job(CPP, 1, None, dtype, str(model), None, 1, files[dtype])
-        written = WhisperCpp(job, flash=flash).run([samples, samples])
-        assert written.tokens[0] == written.tokens[1] and len(written.tokens[0]) > 20
-        assert "new plant manager" in written.texts[0]
-
-
-SAME, OTHER = Equality(4, 4, 1, 1), Equality(3, 4, 0, 1)
+def test_without_a_package_its_rows_say_what_to_install(pair, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faster_whisper", None)
+    found = transcribe.converted_for([SEQUENTIAL], Path(pair[0]), tmp_path)
+    assert found == ({}, f"faster-whisper is not installed: {INSTALL}")
+    assert transcribe.converted_for(PEERS, Path(pair[0]), tmp_path) == ({}, None)
+    monkeypatch.setitem(sys.modules, "jiwer", None)
+    with pytest.raises(UsageError, match="needs jiwer"):
+        transcribe.main([MEMO])
 
 
 def series(system: str, dtype: str, tokens: list[list[int]] | None, gamma: int = 0) -> Series:
@@ -202,57 +154,17 @@ def test_each_dtype_is_compared_with_its_own_plain_decoding():
             series(OURS, "float32", [[1, 2, 3]]),
             series(OURS, "bfloat16", [[1, 2, 4]]),
             series(OURS, "bfloat16", [[1, 2, 4]], gamma=5),
-            series(MODULES, "float32", [[1, 2, 3]]),
-            series(MODULES, "bfloat16", [[1, 5, 4]]),
-            series(BATCHED, "int8", [[1, 2, 3]]),
+            series(OURS, "int8", None),
+            series(OURS, "int8", [[1]], gamma=5),
+            series(BATCHED, "int8", [[1, 2, 9]]),
         ],
         material,
     )
-    options = options_of("a", dtype="float32,bfloat16", modules=True)
-    result = transcribe.Result(options, Path("target"), None, material, rows)
-    drafted = rows[2]
-    assert drafted.equality == Equality(3, 3, 1, 1)
-    assert drafted.equality_first == Equality(2, 3, 0, 1)
-    assert drafted.equality_modules == Equality(1, 3, 0, 1)
-    assert rows[5].equality == Equality(3, 3, 1, 1) and rows[5].equality_modules is None
-    assert result.differing == []
-    changed = [*rows[:3], replace(rows[3], equality=OTHER), *rows[4:]]
-    assert replace(result, rows=changed).differing == [changed[3]]
-    head = speech_tables.results(rows).splitlines()[0]
-    assert "tokens as float32" in head and "tokens as modules" in head
-    assert "tokens as" not in speech_tables.results([replace(rows[0], equality_modules=None)])
-
-
-def test_one_run_measures_float32_and_bfloat16(pair, memo, tmp_path):
-    given = ("--dtype", "float32,bfloat16", "--modules", "--batch", "1,2", *only(GENERATE))
-    status, record = measured(pair, memo, tmp_path, *given)
-    rows = by_system(record)
-    assert status == 0
-    for batch in (1, 2):
-        for gamma in (0, 3, "auto"):
-            for dtype in ("float32", "bfloat16"):
-                same = rows[OURS, batch, gamma, dtype]["equality"]
-                assert same["windows"] == same["windows_of"] >= 1
-            assert rows[OURS, batch, gamma, "bfloat16"]["equality_float32"]["tokens_of"] > 0
-    assert rows[MODULES, 1, 0, "float32"]["engine"] == "modules"
-    assert rows[MODULES, 1, 0, "float32"]["equality"] == rows[OURS, 1, 0, "float32"]["equality"]
-    assert rows[MODULES, 1, 0, "bfloat16"]["engine"] == "modules"
-    assert record["options"]["dtype"] == ["float32", "bfloat16"]
-    said = (tmp_path / "out.txt").read_text()
-    expected = record["native_kernels"]
-    assert (f"native kernels for {expected}" if expected else "no native kernels") in said
-    assert "1 threads" in said and "tokens as modules" in said
-
-
-def test_with_avx2_what_cannot_keep_to_it_is_refused(memo):
-    assert options_of(memo, avx2=True).draft_dtypes == ("float32",)
-    assert not {"whisper.cpp", "OpenVINO"} & set(options_of(memo, avx2=True).systems)
-    for given, reason in (
-        ({"dtype": "bfloat16"}, "no bfloat16"),
-        ({"only": ["whisper.cpp"]}, "cannot be kept by whisper.cpp"),
-    ):
-        with pytest.raises(UsageError, match=reason):
-            _ = options_of(memo, avx2=True, **given).systems
+    assert rows[2].equality == Equality(3, 3, 1, 1)
+    assert rows[2].equality_first == Equality(2, 3, 0, 1)
+    assert rows[4].error == "plain decoding in int8 failed: no reference"
+    assert rows[5].equality == Equality(2, 3, 0, 1)
+    assert transcribe.differing(rows) == [rows[3], rows[4]]
 
 
 def test_a_child_brings_its_error_home(tmp_path):
@@ -291,3 +203,45 @@ def test_error_rate_counts_words():
     assert error_rate("One, two three four.", "one two tree") == 0.5
     with pytest.raises(ValueError, match="no words"):
         error_rate(" . ", "one")
+
+
+def test_a_worker_loads_no_library_before_its_system_does() -> None:
+    """A peer's peak of memory is its own: torch alone is 200 MB."""
+    code = f"import sys, benchmarks.systems.runs; print(*sorted({HEAVY!r} & sys.modules.keys()))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ([MEMO, "--only", "vosk"], SystemExit, "'vosk'"),
+        ([MEMO, "--batch", "1 4"], SystemExit, "'1 4' is no number"),
+        ([MEMO, "--dtype", "float32,int4"], SystemExit, "'int4' is none of float32, bfloat16"),
+        ([MEMO, "--minutes", "inf"], SystemExit, "--minutes inf is no length"),
+        ([MEMO, "--json", str(ROOT)], UsageError, "name a file in a folder"),
+        ([MEMO, "--reference", "a.txt", "--reference", "b.txt"], UsageError, "1 recordings, but 2"),
+        ([MEMO, "--reference", "nothing.txt"], UsageError, "no reference text nothing.txt"),
+        (["still.wav"], UsageError, "the reference texts have no words"),
+        (["still.wav", "--reference", MEMO_TXT], AudioError, "no speech was found"),
+        (["still.wav", "--reference", "still.wav"], UsageError, "cannot be read as UTF-8"),
+        (["nothing.wav", "--reference", MEMO_TXT], AudioError, "nothing.wav"),
+    ],
+)
+def test_a_users_mistake_is_told_before_anything_is_measured(
+    tmp_path, monkeypatch, capsys, arguments: list[str], error: Any, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    soundfile.write("still.wav", np.full(16_000, 1 / 3), 16_000)
+    Path("still.txt").write_text(" ... ")
+    monkeypatch.setattr(transcribe, "measure", lambda *_: pytest.fail("it was measured"))
+    with pytest.raises(error) as caught:
+        transcribe.main(arguments)
+    assert said in str(caught.value) + capsys.readouterr().err
+
+
+def test_the_console_entry_says_it_in_one_line_with_status_2() -> None:
+    command = [sys.executable, "-m", "benchmarks.transcribe", "nothing.wav"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 2 and run.stdout == ""
+    assert run.stderr.startswith("forescribe: no reference text") and run.stderr.count("\n") == 1

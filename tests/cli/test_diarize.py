@@ -10,6 +10,7 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
+from benchmarks.quality.diarization import read_rttm, turn_errors
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript_parts import Word
@@ -20,8 +21,6 @@ from forescribe.diarize.turns import Turns
 from tests.diarize.conversations import transcript
 from tests.diarize.engines.fake_engines import sound
 from tests.diarize.engines.test_community import Point
-from training.speakers.rttm import read_rttm
-from training.speakers.turn_errors import turn_errors
 
 ROOT = Path(__file__).parent.parent.parent
 CONVERSATION = ROOT / "samples" / "conversation.flac"

@@ -89,7 +89,11 @@ class LocalCluster:
 
     def workers(self) -> list[int]:
         """The processes of our actors."""
-        return [pid for pid in self.processes() if _title(pid).startswith("ray::MapWorker")]
+        return self.titled("ray::MapWorker")
+
+    def titled(self, title: str) -> list[int]:
+        """The processes that call themselves so."""
+        return [pid for pid in self.processes() if _title(pid).startswith(title)]
 
     def processes(self) -> list[int]:
         """All processes that hold the token."""

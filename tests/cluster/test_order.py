@@ -79,7 +79,7 @@ def test_every_option_reaches_the_workers(tmp_path: Path, monkeypatch) -> None:
         local_files_only=True,
     )
     order = work_order(options, [Source(MEMO)])
-    assert order.options == options.decoding()
+    assert order.options == options.timed
     assert order.options.hint == "words"
     assert (order.batch, order.network, order.probe) == (4, False, MEMO)
     assert order.folder == str(tmp_path)

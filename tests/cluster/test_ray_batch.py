@@ -20,7 +20,7 @@ from .local_cluster import LocalCluster
 
 ray = pytest.importorskip("ray", reason="needs `scripts/setup cluster`")
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.nightly]
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 COUNT, KILLS = 24, 4
@@ -109,11 +109,11 @@ def wait_for(condition, process: subprocess.Popen, limit_s: float = RUN_S) -> bo
     raise AssertionError("the run does not go on")
 
 
-def test_workers_and_drivers_are_killed_and_every_recording_is_recorded_once(
+def test_workers_drivers_and_runs_are_killed_and_every_recording_is_recorded_once(
     cluster: LocalCluster, calls: Path, expected: Path, tmp_path: Path
 ) -> None:
     out, rng = tmp_path / "out", random.Random(1)
-    victims = ["worker"] * (KILLS - 1) + ["driver"]
+    victims = ["worker"] * (KILLS - 2) + ["driver", "run"]
     rng.shuffle(victims)
     driver = [*command(calls, out), "--cluster", cluster.address, "--workers", "2"]
 
@@ -136,6 +136,9 @@ def test_workers_and_drivers_are_killed_and_every_recording_is_recorded_once(
                 process.kill()
                 process.wait()
                 process = start()
+            elif victim == "run":  # whose workers end with it
+                (run,) = cluster.titled("ray::DatasetRun")
+                os.kill(run, signal.SIGKILL)
             else:
                 os.kill(rng.choice(cluster.workers()), signal.SIGKILL)
         assert process.wait(RUN_S) == 0, log.seek(0) or log.read()

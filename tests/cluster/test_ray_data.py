@@ -14,7 +14,7 @@ from .local_cluster import LocalCluster
 
 pytest.importorskip("ray", reason="needs `scripts/setup cluster`")
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.nightly]
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 

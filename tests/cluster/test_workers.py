@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from forescribe.asr.errors import AudioError, ForescribeError, UsageError
+from forescribe.asr.errors import AudioError, CapacityError, ForescribeError, UsageError
 from forescribe.asr.storage.locations import Source
+from forescribe.cluster import workers
 from forescribe.cluster.order import WorkOrder
 from forescribe.cluster.workers import Slot, TranscribeRows, Worker, cards_for, portable
 from forescribe.speculative import device
@@ -101,6 +104,68 @@ def test_what_every_recording_would_fail_with_is_raised(calls, tmp_path) -> None
     refused = Worker(replace(order(CopyTypist(), tmp_path), version="0.0.1"))
     with pytest.raises(UsageError, match="this command is 0.0.1"):
         transcribed(refused, calls[:1])
+
+
+class RayError(Exception):
+    pass
+
+
+class ActorDied(RayError):
+    pass
+
+
+class FakeRay:
+    """Ray with an actor that types, and dies before its second answer, `deaths` times."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayActorError=ActorDied)
+
+    def __init__(self, deaths: int) -> None:
+        self.deaths, self.given = deaths, []
+        self.next = SimpleNamespace(remote=lambda: "call")
+
+    def nodes(self) -> list:
+        return []
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 1}
+
+    def remote(self, **options):
+        def begun(order, sources, slot):
+            self.given.append([source.path for source in sources])
+            self._left = [Outcome(source.path, None) for source in sources]
+            return self
+
+        return lambda actor: SimpleNamespace(remote=begun)
+
+    def wait(self, calls, timeout):
+        return calls, []
+
+    def get(self, call):
+        if len(self._left) < len(self.given[-1]) and self.deaths:
+            self.deaths -= 1
+            raise ActorDied("The actor died.\n\nSet RAY_memory_usage_threshold to ...")
+        return self._left.pop(0) if self._left else None
+
+
+@pytest.mark.parametrize("deaths", [0, 1, 2])
+def test_the_process_that_hands_out_recordings_may_die_once(
+    calls, tmp_path, monkeypatch, deaths
+) -> None:
+    fake, told, found = FakeRay(deaths), [], []
+    monkeypatch.setattr(workers, "connected", lambda *_, **__: nullcontext(fake))
+    paths = [source.path for source in calls]
+    run = workers.ClusterTranscriber(
+        "auto", order(CopyTypist(), tmp_path), calls, status=told.append
+    ).transcribe(paths)
+    if deaths == 2:
+        with pytest.raises(CapacityError, match="actor died.*the same command goes on") as caught:
+            found.extend(outcome.name for outcome in run)
+        assert "RAY_memory" not in str(caught.value)
+        assert fake.given == [paths, paths[1:]] and found == paths[:2]
+        return
+    found = [outcome.name for outcome in run]
+    assert found == paths and fake.given == [paths, paths[1:]][: deaths + 1]
+    assert sum("starting it again" in line for line in told) == deaths
 
 
 def test_rows_keep_their_columns_and_get_those_of_transcripts(calls, tmp_path) -> None:

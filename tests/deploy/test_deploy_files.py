@@ -20,7 +20,7 @@ import yaml
 from typer.main import get_command
 
 from forescribe.api.jobs.store import Store
-from forescribe.api.jobs.tables import NewJob
+from forescribe.api.jobs.tables import Job
 from forescribe.api.server import worker_settings
 from forescribe.api.settings import PREFIX, Settings, load
 from forescribe.cli.main import app
@@ -179,7 +179,7 @@ def test_the_scalers_query_counts_queued_seconds(tmp_path) -> None:
                 counts.append(connection.execute(query).fetchone())
                 with store.transaction() as tx:
                     for n in range(3):
-                        store.jobs.insert(tx, NewJob(f"job_{n}", "", None, 3600.25, {}, {}))
+                        store.jobs.insert(tx, Job(id=f"job_{n}", owner="", total_s=3600.25))
                 counts.append(connection.execute(query).fetchone())
                 assert store.jobs.claim("one", beside=()) is not None
                 with store.transaction() as tx:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.quality.diarization import read_rttm
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.files import format_turns
 from forescribe.diarize.turns import Turn, Turns
-from training.speakers.rttm import read_rttm
 
 MS = 16
 

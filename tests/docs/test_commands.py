@@ -23,8 +23,6 @@ import pytest
 import soundfile
 from typer.main import get_command
 
-from benchmarks import options
-from tests.benchmarks.command import COMMANDS
 from tests.docs.commands import Command, documented
 from tests.docs.pages import ROOT, blocks, pages
 
@@ -59,12 +57,6 @@ def check_python(command: Command) -> None:
     """Modules exist and know the options."""
     if command.words[1] != "-m":
         return
-    _, _, comparison = command.words[2].partition("benchmarks.")
-    if comparison in COMMANDS:  # options of a record, as those of the command
-        get_command(options.app(COMMANDS[comparison])).make_context(
-            comparison, list(command.words[3:])
-        )
-        return
     found = importlib.util.find_spec(command.words[2])
     assert found is not None and found.origin, f"no module {command.words[2]}"
     if not Path(found.origin).is_relative_to(ROOT) or "site-packages" in found.origin:
@@ -72,7 +64,10 @@ def check_python(command: Command) -> None:
     module = Path(found.origin)
     if module.name == "__init__.py":  # a package, which runs its `__main__`
         module = module.with_name("__main__.py")
-    source = module.read_text(encoding="utf-8")
+    declared = [module]  # and where options are shared
+    if module.is_relative_to(ROOT / "benchmarks"):
+        declared += [ROOT / "benchmarks" / name for name in ("comparison.py", "quality/words.py")]
+    source = "".join(path.read_text(encoding="utf-8") for path in declared)
     for word in command.words[3:]:
         option = word.partition("=")[0]
         assert not option.startswith("--") or f'"{option}"' in source, f"no option {option}"
@@ -236,7 +231,7 @@ def marked(command: Command) -> Any:
     return pytest.param(command, marks=[pytest.mark.native] if native else [], id=str(command))
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [marked(command) for command in LINES])
 def test_a_command_on_the_samples_works(command: Command, samples, tmp_path, monkeypatch, capfd):
     (tmp_path / "samples").symlink_to(samples)
@@ -255,7 +250,7 @@ def test_a_command_on_the_samples_works(command: Command, samples, tmp_path, mon
 GENERATE = 'forescribe generate "Write the minutes of the research meeting on April 4." --chat'
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/text.md"])
 def test_the_pages_show_what_generate_prints(page: str, capsys, monkeypatch) -> None:
     """A shown text that ends in "..." is the beginning of what is printed."""

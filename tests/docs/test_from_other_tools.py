@@ -71,7 +71,7 @@ def machine(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.weights
 def test_every_block_runs_and_hears_the_same_words(machine, monkeypatch, capsys) -> None:
     heard = []
@@ -91,7 +91,7 @@ def test_every_block_runs_and_hears_the_same_words(machine, monkeypatch, capsys)
     assert [theirs for theirs, _ in heard].count(None) == 3
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.weights
 def test_every_command_of_ours_writes_its_result(machine, monkeypatch, capfd) -> None:
     typed = [c for b in of_page("sh") for c in commands(b) if c.program == "forescribe"]

@@ -1,23 +1,70 @@
-"""Python and TOML in the documentation: what needs no server is run, the rest is read."""
+"""Python and TOML in the documentation and the notebook: what needs no server is run, the rest is read."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import json
+import re
 import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forescribe.api.settings import Settings
-from tests.docs.pages import ROOT, Block, blocks, output_after
+from tests.docs.pages import ROOT, Block, blocks, output_after, pages
 
 RUN = {"README.md", "docs/python.md", "docs/development/drafters.md", "docs/exactness.md"}
 """Pages whose Python is run, from top to bottom; on others it is compiled and its imports are tried."""
 
 
+NOTEBOOK = ROOT / "notebooks" / "walkthrough.ipynb"
+NAME = re.compile(r"\bforescribe(?:\.[A-Za-z_]\w*)+")
+ENDINGS = ("json", "toml")
+OTHERS = {
+    "forescribe.diarizers": "diarize",
+    "forescribe.drafters": "text",
+    "forescribe.hypothesis": "api",
+}
+"""Groups of entry points and an event, with the part that knows each."""
+
+
 def python() -> list[Block]:
     return blocks("python", "py")
+
+
+def cells() -> Iterator[Block]:
+    """The code of the notebook, and the modules beside it."""
+    for number, cell in enumerate(json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]):
+        if cell["cell_type"] == "code":
+            yield Block(NOTEBOOK.name, number, "python", "".join(cell["source"]))
+    for path in sorted(NOTEBOOK.parent.glob("*.py")):
+        yield Block(path.name, 1, "python", path.read_text(encoding="utf-8"))
+
+
+def read() -> list[Path]:
+    """What people read or run that names modules of ours, beside the code itself."""
+    deployed = [path for path in (ROOT / "deploy").rglob("*") if path.is_file()]
+    return [*pages(), NOTEBOOK, *ROOT.glob("Dockerfile*"), ROOT / "compose.yaml", *deployed]
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module of ours, something in one, or known to a part as it is."""
+    if name in OTHERS:
+        sources = (ROOT / OTHERS[name]).rglob("*.py")
+        return any(f'"{name}"' in path.read_text(encoding="utf-8") for path in sources)
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part, None)
+        return found is not None
+    return False
 
 
 def imports(tree: ast.Module) -> list[tuple[str, str | None]]:
@@ -48,12 +95,19 @@ def missing(block: Block) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("block", python(), ids=lambda block: block.name)
+@pytest.mark.parametrize("block", [*python(), *cells()], ids=lambda block: block.name)
 def test_what_a_snippet_imports_is_there(block: Block) -> None:
     assert missing(block) == []
 
 
-@pytest.mark.nightly
+@pytest.mark.parametrize("path", read(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_modules_that_a_page_or_a_deployment_names_are_there(path: Path) -> None:
+    named = set(NAME.findall(path.read_text(encoding="utf-8")))
+    modules = {name for name in named if not name.endswith(ENDINGS)}
+    assert sorted(name for name in modules if not exists(name)) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("page", sorted(RUN & {b.page for b in python()}))
 def test_the_snippets_of_a_page_run(page: str, tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "samples").symlink_to(ROOT / "samples")
@@ -75,6 +129,8 @@ def test_settings_in_the_documentation_exist(block: Block) -> None:
 
 
 def test_a_name_that_is_gone_is_seen() -> None:
+    assert not exists("forescribe.asr.decode.gone") and not exists("forescribe.asr.errors.Gone")
+    assert exists("forescribe.asr.errors.ForescribeError.__init__")
     text = (
         "from forescribe.asr.decode.transcriber import Transcriber, Gone\n"
         "import forescribe.asr.gone\nimport numpy.none\n"

@@ -8,9 +8,15 @@ from collections.abc import Callable, Mapping
 
 from tests.faults.clients import cancel_jobs, interrupt_uploads
 from tests.faults.harness import Inconclusive, NotRun, Row, Wrong
-from tests.faults.kills import kill_at_random_times, kill_during_acceptance
+from tests.faults.kills import (
+    kill_at_random_times,
+    kill_during_acceptance,
+    kill_within_groups,
+)
+from tests.faults.partition import lose_the_database
 from tests.faults.phases import kill_in_every_phase, poison_job
 from tests.faults.replicas import kill_replicas_and_workers
+from tests.faults.service import kill_the_service
 from tests.faults.storage import delete_in_every_state
 
 FAULTS: Mapping[str, Callable[[bool, random.Random], str]] = {
@@ -22,6 +28,9 @@ FAULTS: Mapping[str, Callable[[bool, random.Random], str]] = {
     "F19": kill_in_every_phase,
     "F20": poison_job,
     "F21": kill_replicas_and_workers,
+    "F22": kill_within_groups,
+    "F23": kill_the_service,
+    "F24": lose_the_database,
 }
 
 

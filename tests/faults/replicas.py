@@ -71,15 +71,17 @@ class Balancer:
 
     def submit(self, text: str, groups: int, pace_s: float, **fields: str) -> str:
         """A job's id; the key makes it one job however often it is sent."""
-        return self._accepted(
-            text,
-            data=fields,
-            files={"file": ("a.wav", script(text, groups, pace_s))},
-        )
+        return self.send(text, script(text, groups, pace_s), **fields)
 
     def upload(self, text: str, groups: int, pace_s: float, size: int) -> str:
         """The same by a resumable upload of `size` bytes."""
         data = script(text, groups, pace_s).ljust(size)  # JSON ends in any white space
+        return self.send_in_pieces(text, data)
+
+    def send(self, key: str, audio: bytes, **fields: str) -> str:
+        return self._accepted(key, data=fields, files={"file": ("a.wav", audio)})
+
+    def send_in_pieces(self, key: str, data: bytes) -> str:
         created = self.request(
             "POST", "/v1/uploads", headers={**TUS, "Upload-Length": str(len(data))}
         )
@@ -99,7 +101,7 @@ class Balancer:
                 content=piece,
             )
         id = place.rsplit("/", 1)[1]
-        return self._accepted(text, files={"upload_id": (None, id)})
+        return self._accepted(key, files={"upload_id": (None, id)})
 
     def _offset(self, place: str) -> int:
         answer = self.request("HEAD", place, lambda a: a.status_code == 200, headers=TUS)
@@ -255,21 +257,24 @@ def _check_called_back(
 
 
 def _objects(folder: Path, url: str) -> str:
-    """After a sweep that takes no age into account: what is stored is what rows refer to."""
+    """After a sweep: the store holds the folders of jobs, and what their rows name."""
     from forescribe.api.jobs.service import open_objects
     from forescribe.api.jobs.store import Store
 
-    blobs = open_objects(f"file://{folder / 'bucket'}", folder / "sweeper", 1 << 30)
-    store = Store.open(folder / "sweeper", url, blobs)
+    files = open_objects(f"file://{folder / 'bucket'}", folder / "sweeper", 1 << 30)
+    store = Store.open(folder / "sweeper", url, files)
     try:
-        orphans = store.references.sweep_objects(-60.0)
-        store.references.delete_condemned()
+        orphans = len(files.jobs())
+        store.sweep(-60.0)
+        store.sweep_files()
         with store.database.engine.connect() as tx:
-            rows = tx.exec_driver_sql("select blob from forescribe_refs").scalars()
-            referred = set(rows)
-        stored = set(blobs.names())
+            rows = tx.exec_driver_sql("select id, files from forescribe_jobs").all()
+        named = {f"{id}/{name}" for id, names in rows for name in json.loads(names).values()}
+        stored = {entry.key.partition("/")[2] for entry in files.objects.list("jobs")}
+        orphans -= len(files.jobs())
+        holds(files.jobs() == {id for id, _ in rows}, "folders without a job after a sweep")
     finally:
         store.close()
-    holds(referred <= stored, f"{len(referred - stored)} blobs are lost")
-    holds(stored <= referred, f"{len(stored - referred)} objects without a row after a sweep")
-    return f"{len(stored)} objects, {orphans} left by dead processes and swept"
+    holds(named <= stored, f"{len(named - stored)} files are lost")
+    said = f"{len(stored)} objects, {len(stored - named)} of them in no row"
+    return f"{said}; {orphans} folders left by dead processes and swept"

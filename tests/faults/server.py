@@ -1,6 +1,6 @@
 """The server of the fault tests: everything is real except the model.
 
-    python -m tests.faults.server FOLDER PORT [--die-at blob|commit] [--database URL]
+    python -m tests.faults.server FOLDER PORT [--die-at file|commit] [--database URL]
     python -m tests.faults.server FOLDER PORT --database URL --blobs URL [--worker | --front-end]
 
 A recording is JSON with the number of groups, the time per group and the text, so that the result is known.
@@ -25,8 +25,8 @@ import uvicorn
 
 from forescribe.api.access.outbound import networks
 from forescribe.api.app import create_app, create_worker_app
-from forescribe.api.jobs.blobs import Draft
 from forescribe.api.jobs.callbacks import Webhooks
+from forescribe.api.jobs.files import DiskFiles
 from forescribe.api.jobs.running import Run
 from forescribe.api.jobs.service import Jobs
 from forescribe.api.jobs.submissions import Submissions
@@ -78,17 +78,17 @@ class Seams:
 class FakeFiles(JobFiles):
     """Job files whose plan needs no torch, with a trap before a transcript is stored."""
 
-    def plan(self, job: str) -> Any:
-        return Plan(**json.loads(self.store.blobs.read(self.name(job, "plan"))))
+    def plan(self, job: Any) -> Any:
+        return Plan(**self.json(job.id, job.files["plan"]))
 
-    def script(self, job: str) -> Script:
+    def script(self, job: Any) -> Script:
         with self.audio(job) as path:
             return Script.of(path.read_bytes())
 
-    def refer(self, claim: Any, role: str, name: str, data: Any = None) -> str:
+    def save(self, id: str, role: str, text: str, refer: Any) -> Any:
         if role in ("spoken", "result"):
             Seams.trap("assembling" if role == "spoken" else "result")
-        return super().refer(claim, role, name, data)
+        return super().save(id, role, text, refer)
 
 
 class FakeWalk(Walk):
@@ -107,10 +107,10 @@ class FakeWalk(Walk):
     def new_plan(self, run: Run) -> Any:
         self.samples(run)
         Seams.trap("planning")
-        return Plan(self.files.script(run.id).groups)
+        return Plan(self.files.script(run.job).groups)
 
     def submit(self, run: Run) -> Any:
-        return FakeGroups(run.id, self.files.script(run.id), Seams.log, Seams.trap)
+        return FakeGroups(run.id, self.files.script(run.job), Seams.log, Seams.trap)
 
     def with_speakers(self, run: Run, transcript: Transcript, form: Any) -> Transcript:
         Seams.trap("speakers")
@@ -151,17 +151,17 @@ class FakeServing(Serving):
         if self.load_s:
             threading.Thread(target=self._slow, daemon=True).start()
         else:
-            self.state = "ready"
+            self.life.state = "ready"
 
     def _slow(self) -> None:
         time.sleep(self.load_s)
         self.trap("loading")
-        self.state = "ready"
+        self.life.state = "ready"
 
     async def stop(self) -> None:
         self.trap("draining")
-        self.drain()
-        self.state = "stopped"
+        self.life.drain()
+        self.life.state = "stopped"
 
     def check(self) -> None:
         """Does nothing, as there is no model."""
@@ -177,17 +177,17 @@ def _nothing() -> Any:
 
 
 def die_at(place: str) -> None:
-    """SIGKILL while a job is accepted: after the commit of the audio, or after the transaction."""
+    """SIGKILL while a job is accepted: after the audio is stored, or after the transaction."""
 
     def after(made: Callable[..., Any]) -> Callable[..., Any]:
-        def then_die(*args: Any, **named: Any) -> Any:
+        def then_die(*args: Any, **named: Any) -> None:
             made(*args, **named)
             os.kill(os.getpid(), signal.SIGKILL)
 
         return then_die
 
-    if place == "blob":
-        Draft.commit = after(Draft.commit)  # type: ignore[method-assign]
+    if place == "file":
+        DiskFiles.put = after(DiskFiles.put)  # type: ignore[method-assign]
     elif place == "commit":
         Submissions.submit = after(Submissions.submit)  # type: ignore[method-assign]
 
@@ -198,7 +198,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("port", type=int)
-    parser.add_argument("--die-at", choices=("blob", "commit"))
+    parser.add_argument("--die-at", choices=("file", "commit"))
     parser.add_argument("--database")
     parser.add_argument("--blobs", metavar="URL", help="object storage instead of FOLDER")
     parser.add_argument("--worker", action="store_true", help="no routes for clients")

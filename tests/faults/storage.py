@@ -117,7 +117,7 @@ def delete_in_every_state(long: bool, rng: random.Random) -> str:
             holds(not left, f"deleted while {moment}: the text is in {', '.join(left)}")
             states.append(moment)
         holds(s.http.get("/v1/jobs").json()["data"] == [], "a job is left")
-    return f"deleted while {', '.join(states)}: no byte of the text in database, WAL, blobs or log"
+    return f"deleted while {', '.join(states)}: no byte of the text in database, WAL, files or log"
 
 
 def found(folder: Path, marker: str) -> list[str]:

@@ -18,8 +18,8 @@ from forescribe.text import TextGenerator, presets
 from forescribe.text.drafts import MTP, HeadDraft
 from forescribe.text.presets import resolve
 from forescribe.text.streaming import Options
+from tests.speculative.drafters.heads import published
 from tests.text.language_models import write
-from training.text.heads import published
 
 PROMPTS = ["the other", "a", "on and on and on and on again, on and on", "Zürich, 8 o'clock: tea"]
 LAYERS = 8

@@ -17,8 +17,8 @@ from forescribe.speculative.models.quantized import as_floats, stored_int8
 from forescribe.text.generator import TextGenerator
 from forescribe.text.language_model import load
 from forescribe.text.streaming import Options
+from tests.speculative.drafters.heads import published
 from tests.text.language_models import write
-from training.text.heads import published
 
 WEIGHTS = "model.safetensors"
 PROMPTS = ["the other", "on and on and on"]

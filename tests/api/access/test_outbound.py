@@ -18,7 +18,7 @@ from standardwebhooks import Webhook
 
 from forescribe.api.access import outbound
 from forescribe.api.jobs.callbacks import SCHEDULE_S, Webhooks, body, check_secret
-from forescribe.api.jobs.tables import Callback, Job
+from forescribe.api.jobs.tables import Job
 from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, application, ended, ready, submit
 
@@ -61,21 +61,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def job(url: str) -> Job:
-    hook = Callback(url, SECRET)
-    return Job(
-        "job_1",
-        "",
-        "succeeded",
-        1,
-        "transcribe",
-        "secret.wav",
-        0.0,
-        1.0,
-        2.0,
-        9.0,
-        9.0,
-        callback=hook,
-    )
+    hook = {"hook_url": url, "hook_secret": SECRET, "hook_state": "pending"}
+    return Job(id="job_1", owner="", state="succeeded", label="secret.wav", total_s=9.0, **hook)
 
 
 def test_the_schedule_is_that_of_standard_webhooks() -> None:
@@ -289,6 +276,42 @@ def test_a_name_is_judged_where_the_connection_goes() -> None:
     with pytest.raises(httpcore.ConnectError):
         guard.connect_tcp("example.org", 443)
     assert (asked, connected) == (["example.org"], ["93.184.215.14"])
+
+
+def test_the_second_address_is_called_where_the_first_refuses() -> None:
+    with Receiver(200) as receiver:
+        with outbound.client(
+            timeout_s=20, allowed=HOME, resolve=lambda *_: ["127.0.0.2", "127.0.0.1"]
+        ) as http:
+            answer = http.post(f"http://hook.example:{receiver.server_port}/hook", content=b"{}")
+        assert answer.status_code == 200 and len(receiver.seen) == 1
+
+
+@pytest.mark.parametrize("answering", [0, 1, 2, None])
+def test_addresses_are_tried_in_order_within_one_time_limit(answering: int | None) -> None:
+    addresses = ["93.184.215.14", "93.184.215.15", "2606:2800:21f:cb07::1"]
+    connected, limits = [], []
+
+    class Backend(httpcore.MockBackend):
+        def connect_tcp(self, host, port, timeout, *args, **named):
+            connected.append(host)
+            limits.append(timeout)
+            if len(connected) - 1 == answering:
+                return httpcore.MockStream([])
+            raise (httpcore.ConnectError, httpcore.ConnectTimeout)[len(connected) % 2]("no")
+
+    guard = outbound.CheckedBackend(
+        resolve=lambda host, port: addresses, end_s=time.monotonic() + 30
+    )
+    guard._backend = Backend([])
+    if answering is None:
+        with pytest.raises(httpcore.TimeoutException):
+            guard.connect_tcp("example.org", 443, timeout=60)
+    else:
+        guard.connect_tcp("example.org", 443, timeout=60)
+    assert connected == addresses[: 3 if answering is None else answering + 1]
+    # What a refusal leaves is for the others; all that is left, for the last one.
+    assert limits == pytest.approx([10, 15, 30][: len(limits)], abs=2)
 
 
 @pytest.mark.parametrize(

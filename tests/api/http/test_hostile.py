@@ -55,7 +55,7 @@ def client(transcriber, decoders, tmp_path_factory) -> Iterator[TestClient]:
     made = application(folder / "jobs", transcriber, decoders, device="cpu", **more)
     with made as client:
         ready(client)
-        until(lambda: client.app.state.text_serving.state == "ready", 240)
+        until(lambda: client.app.state.text_serving.life.state == "ready", 240)
         client.text_model = text_model
         yield client
 

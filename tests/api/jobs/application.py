@@ -14,8 +14,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from forescribe.api.app import create_app
-from forescribe.api.jobs.blobs import BlobStore
 from forescribe.api.jobs.callbacks import Webhooks
+from forescribe.api.jobs.files import Files
 from forescribe.api.jobs.service import Jobs
 from forescribe.api.jobs.store import Store
 from forescribe.api.settings import Settings
@@ -34,7 +34,7 @@ def application(
     transcriber: Transcriber,
     decoders: Decoders,
     webhooks: Webhooks | None = None,
-    blobs: BlobStore | None = None,
+    files: Files | None = None,
     **given: Any,
 ) -> TestClient:
     """Not started."""
@@ -42,14 +42,14 @@ def application(
     settings = Settings(**chosen)
     load = None if settings.front_end else lambda: transcriber
     serving = Serving(settings, load, Halves, decoders)
-    store = Store.open(made(folder), None, blobs)
+    store = Store.open(made(folder), None, files)
     jobs = Jobs(settings, serving, store, webhooks=webhooks)
     app = create_app(settings, serving, jobs, failed=lambda failure: None)
     return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
 
 
 def ready(client: TestClient) -> TestClient:
-    until(lambda: client.app.state.serving.state == "ready")
+    until(lambda: client.app.state.serving.life.state == "ready")
     return client
 
 

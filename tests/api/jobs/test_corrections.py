@@ -233,7 +233,7 @@ def test_a_job_without_a_result_has_no_corrections(job) -> None:
         assert answer.status_code == 404
 
 
-@pytest.mark.parametrize("moment", ["blob", "row", "commit"])
+@pytest.mark.parametrize("moment", ["file", "row", "commit"])
 def test_a_death_while_saving_leaves_the_old_version_or_the_new_one(
     tmp_path, transcriber, decoders, monkeypatch, moment
 ) -> None:
@@ -249,12 +249,12 @@ def test_a_death_while_saving_leaves_the_old_version_or_the_new_one(
             raise SystemExit
 
         with monkeypatch.context() as patched:
-            # What a dead process does not do either: remove the blob that has no row.
-            patched.setattr(store.references, "delete_unreferenced", lambda names: None)
-            if moment == "blob":
+            # What a dead process does not do either: remove the file that has no row.
+            patched.setattr(store.files, "delete", lambda id, name: None)
+            if moment == "file":
                 patched.setattr(store, "transaction", dies)
             elif moment == "row":
-                patched.setattr(store.references, "put", dies)
+                patched.setattr(store.jobs, "update", dies)
             else:
                 patched.setattr(module.Version, "view", dies)
             saved = client.app.state.jobs.corrected
@@ -266,11 +266,10 @@ def test_a_death_while_saving_leaves_the_old_version_or_the_new_one(
         text = client.get(f"{at}/result?response_format=text").text
         assert text.startswith("new" if moment == "commit" else "old")
         store = client.app.state.jobs.store
-        referred = {row for role in ("form", "plan", "group", "spoken", "result", "audio", "corrections")
-                    for row in store.references.get_all(job, role)}  # fmt: skip
-        assert set(store.blobs.names()) == referred
+        stored = {path.name for path in (store.files.root / job).iterdir()}
+        assert set(store.jobs.get(job).files.values()) <= stored
         assert client.delete(at).status_code == 204
-    assert b"Added old" not in files(tmp_path) and not list(tmp_path.glob("blobs/??/*"))
+    assert b"Added old" not in files(tmp_path) and not (tmp_path / "files" / job).exists()
 
 
 def test_a_few_bytes_cannot_become_a_long_text() -> None:

@@ -9,13 +9,12 @@ from unittest.mock import Mock
 from urllib.parse import unquote
 
 import pytest
-import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.jobs.running import RunReplaced
 from forescribe.api.jobs.store import Store
-from forescribe.api.jobs.tables import REFERENCES, Claim, NewJob
+from forescribe.api.jobs.tables import Claim, Job
 from forescribe.api.jobs.walk import JobFiles
 from forescribe.asr.formats.files import srt as render_srt
 from forescribe.asr.formats.subtitles import LineRules
@@ -303,22 +302,23 @@ def test_a_deleted_job_leaves_no_trace(
     left = files(tmp_path)
     found = [word for word in (b"MARKERPROMPT", b"talk.wav", b"random") if word in left]
     assert found == []  # an id alone may be: it says nothing
-    assert not list((tmp_path / "blobs").glob("??/*"))
+    assert client.app.state.jobs.store.files.jobs() == set()
     assert client.get(f"{JOBS}/{job}").status_code == 404
     assert client.delete(f"{JOBS}/{job}").status_code == 404
 
 
-def test_a_run_that_was_replaced_leaves_no_blob(tmp_path) -> None:
+def test_a_run_that_was_replaced_leaves_no_file(tmp_path) -> None:
     store = Store.open(tmp_path)
     with store.transaction() as tx:
-        store.jobs.insert(tx, NewJob("job", "", None, 60.0, {}, {}))
+        store.jobs.insert(tx, Job(id="job", owner="", total_s=60.0))
     assert store.jobs.claim("here", beside=()) is not None
-    files = JobFiles(store)
+    files, stored = JobFiles(store), (tmp_path / "files" / "job")
     for claim in (Claim("job", 2, "here"), Claim("job", 1, "elsewhere")):
         with pytest.raises(RunReplaced):
-            files.save(claim, "plan", {"cut": "twice"})
-    assert list(store.blobs.names()) == []
-    assert files.save(Claim("job", 1, "here"), "plan", {}) in set(store.blobs.names())
+            files.save("job", "plan", "{}", lambda tx, _, claim=claim: files.held(tx, claim))
+    assert not stored.exists()
+    files.save("job", "plan", "{}", lambda tx, _: store.jobs.update(tx, "job", files={"plan": _}))
+    assert len(list(stored.iterdir())) == 1
     store.close()
 
 
@@ -338,10 +338,9 @@ def test_speakers_are_found_anew_on_the_same_words(client, monkeypatch, transcri
         assert len({turn["speaker"] for turn in told["turns"]}) == count
         words = [w["word"] for s in told["segments"] for w in s["words"]]
         assert words == [w["word"] for s in plain["segments"] for w in s["words"]]
-    store = client.app.state.jobs.store  # nobody refers to the results before
-    with store.transaction() as tx:
-        kept = set(tx.execute(sa.select(REFERENCES.c.blob)).scalars())
-    assert set(store.blobs.names()) == kept
+    store = client.app.state.jobs.store  # the results before are gone
+    stored = (store.files.root / job).iterdir()
+    assert {path.name for path in stored} == set(store.jobs.get(job).files.values())
     assert client.post(f"{JOBS}/{job}/diarize?num_speakers=0").status_code == 400
     for sent in ({"params": {"speakers": 2}}, {"json": {"speakers": 2}}, {"data": {"speakers": 2}}):
         answer = client.post(f"{JOBS}/{job}/diarize", **sent)
@@ -420,7 +419,7 @@ def test_retention_forgets_audio_first_and_results_later(client, tmp_path) -> No
     jobs.store.clock = lambda: now + 31 * 24 * 3600
     jobs.erase_expired()
     assert client.get(f"{JOBS}/{job}").status_code == 404
-    assert not list((tmp_path / "blobs").glob("??/*"))
+    assert client.app.state.jobs.store.files.jobs() == set()
 
 
 def test_a_full_queue_and_a_full_disk_are_told_before_the_body(
@@ -437,7 +436,7 @@ def test_a_full_queue_and_a_full_disk_are_told_before_the_body(
         ready(client)
         refused = submit(client, sound(1))
         assert (refused.status_code, refused.json()["error"]["code"]) == (507, "storage_full")
-        assert not list((tmp_path / "full" / "blobs" / "drafts").iterdir())
+        assert client.app.state.jobs.store.files.jobs() == set()
 
 
 @pytest.mark.parametrize(("away", "status"), [(True, 503), (False, 500)])
@@ -456,17 +455,17 @@ def test_what_is_doubtful_in_a_transcript_is_told_by_the_job_as_well(client, mon
     """By the job, its last event and its result; a diarization that has no doubts takes none away."""
     from dataclasses import replace
 
-    from forescribe.api.jobs.running import DecodedGroups
+    from forescribe.api.speech.decoding import Decoding
     from forescribe.asr.formats.transcript_parts import Notice
 
-    outcome = DecodedGroups.outcome
+    outcome = Decoding.outcome
     doubt = Notice("doubtful_window", "0.0 s to 3.0 s: no try could save it")
 
     def doubtful(self):
         found = outcome(self)
         return replace(found, transcript=replace(found.transcript, warnings=(doubt,)))
 
-    monkeypatch.setattr(DecodedGroups, "outcome", doubtful)
+    monkeypatch.setattr(Decoding, "outcome", doubtful)
     expected = [{"code": doubt.code, "message": doubt.message}]
     job = submit(client, memo(3)).json()
     assert job["warnings"] == []

@@ -8,16 +8,17 @@ from tests.faults.catalogue import run
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["F1", "F4", "F9", "F11", "F14", "F19", "F20"])
+@pytest.mark.parametrize("name", ["F1", "F4", "F9", "F11", "F14", "F19", "F20", "F22", "F23"])
 def test_jobs_survive(name) -> None:
     row = run(name, long=False, seed=0)
     assert row.held == "yes", row.what
 
 
 @pytest.mark.nightly
-def test_replicas_and_workers_survive() -> None:
-    """On PostgreSQL and objects."""
-    row = run("F21", long=False, seed=0)
+@pytest.mark.parametrize("name", ["F21", "F24"])
+def test_replicas_and_workers_survive(name) -> None:
+    """On PostgreSQL, and with objects."""
+    row = run(name, long=False, seed=0)
     if row.held == "not run":
         pytest.skip(row.what)
     assert row.held == "yes", row.what

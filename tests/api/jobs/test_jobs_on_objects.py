@@ -9,35 +9,36 @@ import pytest
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_worker_app
+from forescribe.asr.errors import OutputError
 from forescribe.asr.storage.errors import DeniedError, UnavailableError
 from forescribe.asr.storage.locations import Location
 from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, application, ended, events, ready, submit
-from tests.api.jobs.test_object_blobs import blobs_in
+from tests.api.jobs.test_files import objects_in
 
 HERE = Location.parse("s3://bucket/service")
 
 
 @pytest.fixture
-def blobs(tmp_path):
-    return blobs_in(tmp_path / "bucket", tmp_path / "objects")
+def objects(tmp_path):
+    return objects_in(tmp_path / "bucket", tmp_path / "objects")
 
 
 @pytest.fixture
-def client(tmp_path, transcriber, decoders, blobs, monkeypatch):
+def client(tmp_path, transcriber, decoders, objects, monkeypatch):
     monkeypatch.setattr("forescribe.api.jobs.walk.PAUSES_S", (0.02, 0.02, 0.02))
     monkeypatch.setattr("forescribe.api.jobs.running.AWAY_S", 0.01)
-    with application(tmp_path / "data", transcriber, decoders, blobs=blobs) as client:
+    with application(tmp_path / "data", transcriber, decoders, files=objects) as client:
         yield ready(client)
 
 
 @pytest.fixture
-def away(blobs, monkeypatch):
+def away(objects, monkeypatch):
     """While it is set, the object storage answers nothing, or refuses the credentials."""
     state = threading.Event()
     state.looks, state.error = 0, UnavailableError  # type: ignore[attr-defined]
-    for name in ("put", "read", "fetch", "head", "delete"):
-        monkeypatch.setattr(blobs.objects, name, _unless(state, getattr(blobs.objects, name)))
+    for name in ("put", "read", "fetch", "head", "list", "delete"):
+        monkeypatch.setattr(objects.objects, name, _unless(state, getattr(objects.objects, name)))
     yield state
     state.clear()
 
@@ -52,25 +53,26 @@ def _unless(state, act):
     return request
 
 
-def test_a_job_lives_and_dies_in_objects(client, blobs, tmp_path) -> None:
+def test_a_job_lives_and_dies_in_objects(client, objects, tmp_path) -> None:
     audio = memo(3)
     job = submit(client, audio).json()["id"]
     assert ended(client, job)["state"] == "succeeded"
     assert client.get(f"{JOBS}/{job}/result").json()["text"]
     segments = [data["segments"] for kind, _, data in events(client, job) if kind == "segment"]
     assert segments and all(segments)
-    assert len(list(blobs.names())) >= 4  # audio, form, plan, groups, result
+    roles = client.app.state.jobs.store.jobs.get(job).files
+    assert set(roles) == {"audio", "form", "plan", "group-0", "spoken", "result"}
     assert client.get(f"{JOBS}/{job}/audio").content == audio
     part = client.get(f"{JOBS}/{job}/audio", headers={"Range": "bytes=10-19"})
     assert (part.status_code, part.content) == (206, audio[10:20])
     requests = re.findall(
         r'^forescribe_store_requests_total{kind="(\w+)"} (\S+)$', client.get("/metrics").text, re.M
     )
-    assert {kind: float(count) for kind, count in requests} == dict(blobs.requests)
-    assert sum(blobs.requests.values()) >= 4
+    assert {kind: float(count) for kind, count in requests} == dict(objects.requests)
+    assert sum(objects.requests.values()) >= 4
     assert client.delete(f"{JOBS}/{job}").status_code == 204
-    assert not list(blobs.names())
-    assert not list((blobs.root / "copies").iterdir()), "a copy of the erased recording is left"
+    assert objects.jobs() == set()
+    assert not list((objects.root / "copies").iterdir()), "a copy of the erased recording is left"
     local = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
     assert all(path.name.startswith(("jobs.db", "lock")) for path in local), local
 
@@ -100,27 +102,58 @@ def test_storage_that_is_away_is_waited_for_however_long(
     assert len(client.get(JOBS).json()["data"]) == 1
 
 
-def test_an_erasure_while_storage_is_away_is_finished_later(client, blobs, away) -> None:
+def test_a_copy_for_which_there_is_no_room_is_waited_for(
+    client, held, objects, monkeypatch
+) -> None:
+    """The local disk is full: the job waits, a client is told, and no half copy is left."""
+    fetch, full, looks = objects.objects.fetch, threading.Event(), []
+
+    def refused(key, path):
+        if full.is_set():
+            looks.append(key)
+            raise OutputError("no space", code="storage_full")
+        return fetch(key, path)
+
+    def probe() -> None:
+        if full.is_set():
+            raise OutputError("no space", code="storage_full")
+
+    monkeypatch.setattr(objects.objects, "fetch", refused)
+    monkeypatch.setattr(objects, "probe", probe)
+    full.set()
+    job = submit(client, memo(2)).json()["id"]
+    held.set()
+    until(lambda: len(looks) > 0)
+    answer = client.get(f"{JOBS}/{job}/audio")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage_full")
+    assert client.get(f"{JOBS}/{job}").json()["finished_at"] is None
+    assert not list((objects.root / "copies").iterdir())
+    full.clear()
+    assert ended(client, job)["state"] == "succeeded"
+    assert client.get(f"{JOBS}/{job}/audio").content == memo(2)
+
+
+def test_an_erasure_while_storage_is_away_is_finished_later(client, objects, away) -> None:
     job = submit(client, memo(2)).json()["id"]
     assert ended(client, job)["state"] == "succeeded"
     away.set()
     assert client.delete(f"{JOBS}/{job}").status_code == 503
     assert client.get(f"{JOBS}/{job}").status_code == 404
     away.clear()
-    assert list(blobs.names())
+    assert objects.jobs() == {job}
     client.app.state.jobs.erase_expired()
-    assert not list(blobs.names())
+    assert objects.jobs() == set()
 
 
 def test_a_front_end_accepts_jobs_and_refuses_what_needs_a_model(
-    tmp_path, transcriber, decoders, blobs
+    tmp_path, transcriber, decoders, objects
 ) -> None:
     machines = {
         "front_end": True,
         "database_url": "postgresql://db/forescribe",
         "blobs_url": "s3://bucket/service",
     }
-    with application(tmp_path / "data", transcriber, decoders, blobs=blobs, **machines) as client:
+    with application(tmp_path / "data", transcriber, decoders, files=objects, **machines) as client:
         ready(client)
         assert client.get("/ready").status_code == 200 and client.app.state.serving.session is None
         for route in ("/v1/audio/transcriptions", "/v1/audio/translations", "/predict"):
@@ -143,7 +176,7 @@ def test_a_worker_answers_operators_only(tmp_path, transcriber, decoders) -> Non
     made = application(tmp_path, transcriber, decoders, api_keys=key).app.state
     app = create_worker_app(made.settings, made.serving, made.jobs, failed=lambda failure: None)
     with TestClient(app, base_url="http://10.0.0.7:9000") as client:
-        until(lambda: made.serving.state == "ready")
+        until(lambda: made.serving.life.state == "ready")
         assert client.get("/health").text == client.get("/ready").text == "OK"
         assert "forescribe_jobs_open 0.0" in client.get("/metrics").text
         for route in ("/", "/v1/jobs", "/v1/audio/transcriptions", "/docs", "/openapi.json"):

@@ -4,6 +4,7 @@ a job whose fault it is takes no other with it."""
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
@@ -85,6 +86,7 @@ def test_an_engine_that_is_broken_fails_no_job(client, held, transcriber, monkey
     """Every job would end in seconds, one after the other, for a fault that is none of them."""
     serving, step = client.app.state.serving, transcriber.engine.step
     looks = []
+    monkeypatch.setattr("forescribe.api.jobs.worker.RENEW_S", 0.02)
 
     def broken():
         looks.append(1)
@@ -93,19 +95,19 @@ def test_an_engine_that_is_broken_fails_no_job(client, held, transcriber, monkey
     jobs = [submit(client, memo(2)).json()["id"] for _ in range(5)]  # one waits in line
     until(lambda: not transcriber.engine.idle)
     monkeypatch.setattr(transcriber.engine, "step", broken)
-    serving.state = "broken"
+    serving.life.state = "broken"
     until(lambda: len(looks) > 0 and serving.session.idle)
     store = client.app.state.jobs.store
     with store.database.engine.connect() as tx:
         leases = tx.execute(sa.select(JOB_ROWS.c.claimed_until)).all()
-    client.app.state.jobs.worker.tick()
+    time.sleep(0.1)  # five renewals
     with store.database.engine.connect() as tx:
         assert tx.execute(sa.select(JOB_ROWS.c.claimed_until)).all() == leases
     states = [client.get(f"{JOBS}/{id}").json()["state"] for id in jobs]
     assert states == ["running"] * 4 + ["queued"]
     monkeypatch.setattr(transcriber.engine, "step", step)
     held.set()
-    serving.state = "ready"  # as the next process finds it
+    serving.life.state = "ready"  # as the next process finds it
     assert {ended(client, id)["state"] for id in jobs} == {"succeeded"}
 
 
@@ -117,19 +119,15 @@ def test_a_database_that_goes_away_is_waited_for(client, held, monkeypatch) -> N
     @contextmanager
     def cut_off():
         if away.is_set():
+            looks.append(1)
             raise OperationalError("select", {}, Exception("gone"), connection_invalidated=True)
         with transaction() as tx:
             yield tx
-
-    def there() -> bool:
-        looks.append(1)
-        return not away.is_set()
 
     hook = {"webhook_url": "https://example.com/", "webhook_secret": "whsec_" + "a" * 40}
     job = submit(client, memo(3), **hook).json()["id"]
     until(lambda: client.get(f"{JOBS}/{job}").json()["state"] == "running")
     monkeypatch.setattr(store.database, "transaction", cut_off)
-    monkeypatch.setattr(store.database, "available", there)
 
     def deliver(_) -> str:
         if not called:
@@ -154,20 +152,55 @@ def test_a_database_that_goes_away_is_waited_for(client, held, monkeypatch) -> N
     assert len(called) == 1  # what it answered is recorded once the database is back
 
 
-def test_each_run_is_charged_with_a_death_in_the_engine(tmp_path, transcriber, decoders, held):
-    """The second one finds the plan made."""
+@pytest.mark.parametrize("role", ["plan", "group-0", "group-1", "spoken", "result"])
+def test_a_commit_whose_answer_was_lost_is_not_done_again(client, monkeypatch, role) -> None:
+    monkeypatch.setattr("forescribe.asr.segment.cut_plan.GROUP_SIZE", 1)
+    files, lost = client.app.state.jobs.worker.walk.files, []
+    save = files.save
+
+    def unanswered(id, given, text, refer):
+        made = save(id, given, text, refer)
+        if given == role and not lost:
+            lost.append(given)
+            raise OperationalError("commit", {}, Exception("cut"), connection_invalidated=True)
+        return made
+
+    monkeypatch.setattr(files, "save", unanswered)
+    job = submit(client, sound(70)).json()["id"]
+    assert ended(client, job)["state"] == "succeeded" and lost
+    seen = events(client, job)
+    told = [data["k"] for kind, _, data in seen if kind == "segment"]
+    assert told == list(range(len(told))) and len(told) > 2
+    progress = [data["done_s"] for kind, _, data in seen if kind == "progress"]
+    assert len(progress) == len(told) + 1
+    store = client.app.state.jobs.store
+    assert len(list((store.files.root / job).iterdir())) == len(store.jobs.get(job).files)
+
+
+def test_each_group_is_at_risk_in_the_engine_until_the_job_is_left(
+    tmp_path, transcriber, decoders, held, monkeypatch
+):
+    """The second process finds the plan made. The second group of a job was once not counted."""
+    monkeypatch.setattr("forescribe.asr.segment.cut_plan.GROUP_SIZE", 1)
     for process in range(2):
         with application(tmp_path, transcriber, decoders) as client:
             if not process:
-                job = submit(ready(client), memo(3)).json()["id"]
+                job = submit(ready(client), sound(100)).json()["id"]
             until(lambda: not transcriber.engine.idle)
             store = client.app.state.jobs.store
-            assert store.jobs.get(job).crashes == 1
+            assert store.jobs.get(job).risk == "beside"
+            if process:
+                held.set()
+                until(lambda store=store, job=job: store.jobs.get(job).done_s > 0)
+                held.clear()
+                found = store.jobs.get(job)
+                assert found.risk == "beside" or found.done_s == found.total_s
         with closing(Store.open(tmp_path)) as store:
-            assert store.jobs.get(job).crashes == 0  # left, and not dead
+            assert store.jobs.get(job).risk is None  # left, and not dead
     held.set()
     with application(tmp_path, transcriber, decoders) as client:
         assert ended(client, job)["state"] == "succeeded"
+        assert client.app.state.jobs.store.jobs.get(job).deaths_beside == 0
 
 
 def test_a_fault_of_the_database_that_is_there_is_no_reason_to_wait(client) -> None:
@@ -186,7 +219,7 @@ def test_what_a_job_shows_has_a_bound_whatever_its_client_and_its_audio_contain(
     made = submit(client, sound(1), prompt="word " * 20_000, keywords="k" * 100).json()["id"]
     assert ended(client, made)["state"] == "succeeded"
     with store.transaction() as tx:
-        store.jobs.set_warnings(tx, made, notices)
+        store.jobs.update(tx, made, warnings=notices)
         store.jobs.end(tx, made, "failed", ("internal_error", "e" * 100_000))
         stored = tx.execute(sa.select(JOB_ROWS)).one()
     assert sum(len(str(value)) for value in stored) < 50_000

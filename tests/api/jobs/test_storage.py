@@ -9,15 +9,18 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from forescribe.api.jobs import database
-from forescribe.api.jobs.blobs import Blobs, Draft
+from forescribe.api.errors import disk_errors
+from forescribe.api.jobs import database, files
 from forescribe.api.jobs.database import Database, _configure_sqlite, database_disk_errors
+from forescribe.api.jobs.files import DiskFiles
 from forescribe.api.jobs.store import Store
 from forescribe.api.process import PASSING
 from forescribe.asr.errors import CapacityError, OutputError, UsageError
@@ -37,27 +40,33 @@ def client(tmp_path, transcriber, decoders, monkeypatch):
 
 @pytest.fixture
 def full(client, monkeypatch):
-    """While it is set, neither blobs nor rows can be written: real errors of both."""
+    """While it is set, neither files nor rows can be written: real errors of both."""
     state = threading.Event()
     state.looks = 0  # type: ignore[attr-defined]
-    write, begin = Draft.write, Database.transaction
+    copy, begin = files._copy, Database.transaction
 
-    def refused(self: Draft, data: bytes) -> None:
+    def refused(data, file) -> None:
         if state.is_set():
             state.looks += 1
-            raise OutputError("no space", code="storage_full")
-        write(self, data)
+            raise OSError(errno.ENOSPC, "no space")
+        copy(data, file)
+
+    def probe(self: DiskFiles) -> None:
+        with disk_errors():
+            refused(b"", BytesIO())
 
     @contextmanager
     def transaction(self: Database):
         with database_disk_errors(), begin(self) as tx:
+            tx.exec_driver_sql("PRAGMA max_page_count=1000000000")
             yield tx
             if state.is_set():
                 state.looks += 1
                 tx.exec_driver_sql("PRAGMA max_page_count=1")
                 tx.exec_driver_sql("create table filler as select zeroblob(1000000)")
 
-    monkeypatch.setattr(Draft, "write", refused)
+    monkeypatch.setattr(files, "_copy", refused)
+    monkeypatch.setattr(DiskFiles, "probe", probe)
     monkeypatch.setattr(Database, "transaction", transaction)
     yield state
     state.clear()
@@ -78,6 +87,102 @@ def test_a_full_disk_is_waited_for_however_long(client, held, transcriber, full,
     assert ended(client, job)["state"] == "succeeded"
     assert client.get(f"{JOBS}/{job}/result").json()["text"]
     assert len(client.get(JOBS).json()["data"]) == 1
+
+
+@pytest.mark.parametrize("role", ["plan", "group-0", "spoken", "result"])
+def test_each_file_of_a_run_waits_for_room(client, monkeypatch, role) -> None:
+    """A full disk at each place where a run opens a file: half a file is not left, and nothing is lost."""
+    full, looks, copy = threading.Event(), list[str](), files._copy
+
+    def refused(data, file) -> None:
+        name = Path(file.name).name
+        if full.is_set() and name.startswith(role):
+            looks.append(name)
+            file.write(data[:1])
+            raise OSError(errno.ENOSPC, "no space")
+        copy(data, file)
+
+    def probe(self: DiskFiles) -> None:
+        if full.is_set():
+            raise OutputError("no space", code="storage_full")
+
+    monkeypatch.setattr(files, "_copy", refused)
+    monkeypatch.setattr(DiskFiles, "probe", probe)
+    full.set()
+    job = submit(client, memo(2), diarize="true").json()["id"]
+    until(lambda: len(looks) > 0)
+    time.sleep(0.1)
+    assert client.get(f"{JOBS}/{job}").json()["finished_at"] is None
+    full.clear()
+    assert ended(client, job)["state"] == "succeeded"
+    store = client.app.state.jobs.store
+    stored = {path.name for path in (store.files.root / job).iterdir()}
+    assert stored == set(store.jobs.get(job).files.values())
+
+
+@pytest.mark.parametrize("role", ["audio", "form", "row"])
+def test_a_job_that_cannot_be_stored_is_refused_and_can_be_sent_again(
+    client, full, monkeypatch, role
+) -> None:
+    copy = files._copy
+
+    def refused(data, file) -> None:
+        full.set() if Path(file.name).name.startswith(role) else full.clear()
+        copy(data, file)
+        if role == "row" and "form" in file.name:
+            full.set()
+
+    monkeypatch.setattr(files, "_copy", refused)
+    key = {"Idempotency-Key": "once"}
+    answer = submit(client, memo(2), headers=key)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage_full")
+    assert int(answer.headers["retry-after"]) > 0
+    monkeypatch.setattr(files, "_copy", copy)
+    full.clear()
+    store = client.app.state.jobs.store
+    store.sweep(-60.0)  # the row of its folder could not be deleted either
+    assert store.files.jobs() == set() and client.get(JOBS).json()["data"] == []
+    job = submit(client, memo(2), headers=key)
+    assert job.status_code == 202 and ended(client, job.json()["id"])["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/cancel", None),
+        ("POST", "/retry", None),
+        ("POST", "/diarize", None),
+        ("PATCH", "", {"label": "another"}),
+        ("PUT", "/corrections", {"segments": []}),
+        ("DELETE", "/corrections", None),
+        ("DELETE", "", None),
+    ],
+)
+def test_no_call_is_lost_in_a_full_disk(client, held, full, method, path, body) -> None:
+    """507, and the job is as it was; with room again the same call is done."""
+    job = submit(client, memo(2)).json()["id"]
+    at = f"{JOBS}/{job}"
+    if path not in ("/cancel", "/retry"):
+        held.set()
+        ended(client, job)
+    elif path == "/retry":
+        client.post(f"{at}/cancel")
+        until(lambda: not client.app.state.jobs.worker.running())
+    headers = {}
+    if method == "PUT":
+        headers["If-Match"] = client.get(f"{at}/corrections").headers["etag"]
+    before = client.get(at).json()
+    full.set()
+    answer = client.request(method, f"{at}{path}", json=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage_full")
+    full.clear()
+    now = client.get(at).json()
+    assert before["state"] in (now["state"], "queued") and before["label"] == now["label"]
+    again = client.request(method, f"{at}{path}", json=body, headers=headers)
+    assert again.status_code in (200, 202, 204), again.text
+    held.set()
+    if method != "DELETE" or path:
+        ended(client, job)
 
 
 def test_a_job_that_waits_for_room_keeps_no_samples_on_the_disk(
@@ -129,22 +234,20 @@ def test_a_recording_that_never_fits_is_not_waited_for(client, monkeypatch) -> N
     ("number", "code"),
     [(errno.ENOSPC, "storage_full"), (errno.EROFS, "unwritable_output")],
 )
-def test_what_the_disk_refuses_leaves_no_half_blob(tmp_path, monkeypatch, number, code) -> None:
-    blobs = Blobs(tmp_path)
+def test_what_the_disk_refuses_leaves_no_half_file(tmp_path, monkeypatch, number, code) -> None:
+    disk = DiskFiles(tmp_path)
 
     def fsync(_: int) -> None:
         raise OSError(number, "refused")
 
     monkeypatch.setattr("os.fsync", fsync)
     with pytest.raises(OutputError) as caught:
-        blobs.put(b"text")
+        disk.put("job", "plan", b"text")
     assert caught.value.code == code
-    assert list(blobs.names()) == [] and list((tmp_path / "drafts").iterdir()) == []
-    with pytest.raises(OutputError):
-        blobs.probe()
+    assert list((tmp_path / "job").iterdir()) == []
 
 
-def test_a_commit_and_a_blob_are_on_disk(tmp_path, monkeypatch) -> None:
+def test_a_commit_and_a_file_are_on_disk(tmp_path, monkeypatch) -> None:
     connection, synced = sqlite3.connect(tmp_path / "jobs.db"), []
     _configure_sqlite(connection, None)
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
@@ -152,9 +255,9 @@ def test_a_commit_and_a_blob_are_on_disk(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         "os.fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
     )
-    name = Blobs(tmp_path).put(b"text")
-    (folder,) = {path.parent for path in tmp_path.rglob(name)}
-    assert len(synced) == 3 and synced[1:] == [str(folder), str(folder.parent)]
+    folder = tmp_path / "files"
+    name = DiskFiles(folder).put("job", "plan", b"text")
+    assert synced == [str(folder / "job" / name), str(folder / "job"), str(folder)]
 
 
 def fault(name: str | None = None, state: str | None = None) -> OperationalError:

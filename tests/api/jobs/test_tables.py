@@ -1,4 +1,4 @@
-"""The classes of the job store: references, log, keys and states of jobs."""
+"""The job store: folders, log, keys and states of jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from forescribe.api.jobs.store import Store
-from forescribe.api.jobs.tables import Callback, NewJob
+from forescribe.api.jobs.tables import Job
 
 
 @pytest.fixture
@@ -15,41 +15,29 @@ def store(tmp_path):
     store.clock = lambda: 1000.0
     with store.transaction() as tx:
         for id in ("a", "b"):
-            callback = Callback("https://example.com/", "whsec_x") if id == "a" else None
-            store.jobs.insert(tx, NewJob(id, "team", None, 60.0, {}, {"task": "x"}, callback))
+            job = Job(id=id, owner="team", total_s=60.0, options={"task": "x"})
+            if id == "a":
+                job.hook_url, job.hook_state = "https://example.com/", "pending"
+            store.jobs.insert(tx, job)
     yield store
     store.close()
 
 
-def test_a_blob_is_deleted_with_its_last_reference(store) -> None:
-    name = store.blobs.put(b"shared")
-    with store.transaction() as tx:
-        store.references.put(tx, "a", "group", name, 1)
-        store.references.put(tx, "b", "group", name, 1)
-    store.references.drop("a", "group")
-    assert store.blobs.read(name) == b"shared" and store.references.get_all("a", "group") == []
-    store.erase("b")
-    assert list(store.blobs.names()) == [] and store.jobs.get("b") is None
-
-
-def test_a_reference_that_is_replaced_leaves_the_earlier_blob_to_be_swept(store) -> None:
-    old, new = store.blobs.put(b"old"), store.blobs.put(b"new")
-    with store.transaction() as tx:
-        store.references.put(tx, "a", "result", old)
-        for name in (old, old, new):
-            store.references.put(tx, "a", "result", name)
-    assert store.references.sweep() == 1 and list(store.blobs.names()) == [new]
-
-
 def test_a_key_belongs_to_one_job_of_one_owner(store) -> None:
-    with store.transaction() as tx:
-        store.keys.insert(tx, "team", "k", "print", "a")
-        store.keys.insert(tx, "press", "k", "print", "b")
-    assert store.keys.get("team", "k", "print") == "a"
-    with pytest.raises(IntegrityError), store.transaction() as tx:
-        store.keys.insert(tx, "team", "k", "other", "b")
-    store.keys.delete_before(1001.0)
-    assert store.keys.get("team", "k", "print") is None
+    def insert(id: str, owner: str, fingerprint: str) -> None:
+        job = Job(id=id, owner=owner, total_s=1.0, key="k", fingerprint=fingerprint)
+        with store.transaction() as tx:
+            store.jobs.insert(tx, job)
+
+    insert("c", "team", "print")
+    insert("d", "press", "print")
+    found = store.jobs.with_key("team", "k")
+    assert (found.id, found.fingerprint) == ("c", "print")
+    with pytest.raises(IntegrityError):
+        insert("e", "team", "other")
+    store.jobs.forget_keys(1001.0)
+    assert store.jobs.with_key("team", "k") is None
+    insert("e", "team", "other")
 
 
 def test_every_transition_is_logged_and_a_new_run_begins_anew(store) -> None:
@@ -60,24 +48,23 @@ def test_every_transition_is_logged_and_a_new_run_begins_anew(store) -> None:
     assert ended is not None
     store.jobs.set_callback(ended, "failed")
     with store.transaction() as tx:
-        again = store.jobs.new_run(tx, "a", "transcribe")
-    assert (again.run, again.state, again.error) == (2, "queued", None)
-    assert again.callback is not None
-    assert (again.callback.state, again.callback.tries) == ("pending", 0)
-    states = [entry.data["state"] for entry in store.log.entries("a")]
+        again = store.jobs.new_run(tx, store.jobs.locked(tx, "a"), "transcribe", {})
+    assert (again.run, again.state, again.error_code) == (2, "queued", None)
+    assert (again.hook_state, again.hook_tries) == ("pending", 0)
+    states = [entry.data["state"] for entry in store.jobs.entries("a")]
     assert states == ["queued", "running", "failed", "queued"]
-    assert [entry.n for entry in store.log.entries("a", after=2)] == [3, 4]
+    assert [entry.n for entry in store.jobs.entries("a", after=2)] == [3, 4]
 
 
 def test_audio_is_due_once_its_job_has_been_over_for_longer_than_it_is_kept(store) -> None:
-    name = store.blobs.put(b"audio")
     with store.transaction() as tx:
-        store.references.put(tx, "a", "audio", name)
-        store.jobs.end(tx, "a", "succeeded")  # at 1000.0
+        store.jobs.update(tx, "a", files={"audio": "audio-1", "form": "form-1"})
+        store.jobs.update(tx, "b", files={"form": "form-1"})
+        for id in ("a", "b"):
+            store.jobs.end(tx, id, "succeeded")  # at 1000.0
     assert store.jobs.with_audio_succeeded_before(1000.0) == []
-    assert (
-        store.jobs.with_audio_succeeded_before(1000.5) == store.jobs.ended_before(1000.5) == ["a"]
-    )
+    assert [job.id for job in store.jobs.with_audio_succeeded_before(1000.5)] == ["a"]
+    assert [job.id for job in store.jobs.ended_before(1000.5)] == ["a", "b"]
     assert store.jobs.ended_before(1000.0) == []
 
 

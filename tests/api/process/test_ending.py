@@ -33,7 +33,7 @@ def server(decoders, announce_s: float) -> tuple[Server, Serving, Clock, list[in
     clock, died = Clock(), list[int]()
     settings = Settings(announce_s=announce_s, drain_s=0.0)
     serving = Serving(settings, Halves, Halves, decoders)
-    serving.state = "ready"
+    serving.life.state = "ready"
     made = Server(uvicorn.Config(app=lambda: None), serving, clock, died.append)
     return made, serving, clock, died
 
@@ -49,7 +49,7 @@ def tick(made: Server) -> bool:
 def test_a_signal_is_announced_first_and_obeyed_when_the_announcement_is_over(decoders) -> None:
     made, serving, clock, died = server(decoders, announce_s=30.0)
     made.handle_exit(signal.SIGTERM, None)
-    assert serving.state == "draining" and serving.open and not serving.leaving
+    assert serving.life.state == "draining" and serving.life.open and not serving.life.leaving
     clock.now = 29.9
     assert not tick(made)
     clock.now = 30.0
@@ -67,15 +67,15 @@ def test_a_second_signal_ends_the_process_at_once(decoders) -> None:
 def test_work_is_let_in_while_the_end_is_announced_and_then_refused(service) -> None:
     client = service(announce_s=60.0, drain_s=20.0)
     serving, told = client.app.state.serving, []
-    serving.ending.append(lambda: told.append("ending"))
-    serving.closing.append(lambda: told.append("closing"))
-    assert serving.announce() == 60.0
+    serving.life.ending.append(lambda: told.append("ending"))
+    serving.life.closing.append(lambda: told.append("closing"))
+    assert serving.life.announce() == 60.0
     refused = client.get("/ready")
     assert refused.status_code == 503 and "draining" in refused.json()["error"]["message"]
     answer = client.post(TRANSCRIBE, files={"file": sound(1)}, data=FORM)
     assert answer.status_code == 200
     until(lambda: told == ["ending"])
-    serving.drain()  # as the announcement's timer does
+    serving.life.drain()  # as the announcement's timer does
     until(lambda: told == ["ending", "closing"])
     refused = client.post(TRANSCRIBE, files={"file": sound(1)}, data=FORM)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "not_ready"

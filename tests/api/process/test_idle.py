@@ -90,7 +90,7 @@ def client() -> Iterator[TestClient]:
     settings = Settings(model="tiny.en", jobs=False, drain_s=0, idle_unload_s=0.4, device="cpu")
     app = create_app(settings, Serving.of(settings), failed=lambda failure: None)
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
-        until(lambda: app.state.serving.state == "ready", 120)
+        until(lambda: app.state.serving.life.state == "ready", 120)
         yield client
 
 
@@ -125,7 +125,7 @@ def test_its_memory_is_free_and_the_next_request_waits_and_loses_nothing(client)
         assert gauge(client, "model_loaded") == 1 and client.get("/ready").text == "OK"
     asleep(client)
     until(lambda: resident() < used - 60e6, 20)  # measured: 190 MB less
-    assert serving.session is None and serving.state == "ready"
+    assert serving.session is None and serving.life.state == "ready"
     assert client.get("/health").text == "OK"
     told = client.get("/ready")
     assert (told.status_code, told.text) == (
@@ -147,7 +147,7 @@ def test_requests_that_come_while_it_leaves_and_comes_back_all_have_their_text(
     """Bursts around the moment of unloading, with a model that loads at once."""
     with application(tmp_path, transcriber, decoders, idle_unload_s=0.02) as client:
         serving, said, unloads = client.app.state.serving, set(), []
-        until(lambda: serving.state == "ready")
+        until(lambda: serving.life.state == "ready")
         unload = serving.idle._unload
         serving.idle._unload = lambda: (unloads.append(1), unload())
 
@@ -168,7 +168,7 @@ def test_requests_that_come_while_it_leaves_and_comes_back_all_have_their_text(
 def test_a_job_wakes_it_and_keeps_it(tmp_path, transcriber, decoders) -> None:
     with application(tmp_path, transcriber, decoders, idle_unload_s=0.05) as client:
         serving = client.app.state.serving
-        until(lambda: serving.state == "ready")
+        until(lambda: serving.life.state == "ready")
         until(lambda: serving.idle.unloaded, 20)
         job = submit(client, memo(3)).json()["id"]
         assert ended(client, job)["state"] == "succeeded"

@@ -15,11 +15,11 @@ from tests.faults.harness import NotRun, Server, right, until
 from tests.faults.storage import database
 
 
-def idle(open_jobs, serving=None):
+def idle(open_jobs, life=None):
     """A worker that ends after 10 s without jobs, its clock, and how often it was ended."""
     now, ended = [0.0], []
-    serving = serving or SimpleNamespace(state="ready")
-    made = EndWhenIdle(serving, open_jobs, lambda: ended.append(1), 10.0, lambda: now[0])
+    life = life or SimpleNamespace(state="ready")
+    made = EndWhenIdle(life, open_jobs, lambda: ended.append(1), 10.0, lambda: now[0])
     return made, now, ended
 
 
@@ -33,17 +33,17 @@ def test_a_worker_ends_when_no_job_was_open_for_long_enough() -> None:
 
 
 def test_a_model_that_loads_and_a_database_that_is_away_are_not_idle() -> None:
-    serving = SimpleNamespace(state="loading")
+    life = SimpleNamespace(state="loading")
     away = OperationalError("select", {}, Exception("gone"))
 
     def fail() -> int:
         raise away
 
-    made, now, ended = idle(lambda: 0, serving)
+    made, now, ended = idle(lambda: 0, life)
     for at in (0, 60):
         now[0] = at
         assert not made.look()
-    serving.state = "ready"
+    life.state = "ready"
     made.open_jobs = fail
     for at in (61, 120):
         now[0] = at

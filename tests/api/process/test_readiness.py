@@ -108,8 +108,8 @@ def free(monkeypatch, client, *, scratch: int, data: int) -> None:
     """The disks have so many bytes left."""
     usage = shutil._ntuple_diskusage(1 << 40, 1, scratch)
     monkeypatch.setattr("forescribe.api.routers.operations.shutil.disk_usage", lambda path: usage)
-    blobs = type(client.app.state.jobs.store.blobs)
-    monkeypatch.setattr(blobs, "free", property(lambda self: data))
+    files = type(client.app.state.jobs.store.files)
+    monkeypatch.setattr(files, "free", property(lambda self: data))
 
 
 def test_a_disk_without_room_for_uploads_is_not_ready(client, fresh, monkeypatch) -> None:
@@ -129,19 +129,19 @@ def test_a_server_that_cannot_store_is_ready_to_transcribe_and_says_so(
     assert answer.status_code == 200 and client.head("/ready").status_code == 200
     assert answer.text.startswith("OK") and "cannot store" in answer.text
     assert "min_free_bytes" in answer.text
-    assert str(client.app.state.jobs.store.blobs.root) not in answer.text
+    assert str(client.app.state.jobs.store.files.root) not in answer.text
 
 
 @pytest.mark.parametrize("state", ["loading", "draining", "broken", "stopped"])
 def test_whatever_else_the_server_is_it_is_not_ready(client, fresh, monkeypatch, state) -> None:
-    monkeypatch.setattr(client.app.state.serving, "state", state)
+    monkeypatch.setattr(client.app.state.serving.life, "state", state)
     assert state in reason(client)
     assert client.get("/health").status_code == 200
 
 
 def test_probes_do_not_ask_the_database_more_than_once_a_second() -> None:
     now, looks = [0.0], []
-    state = SimpleNamespace(state="ready")
+    state = SimpleNamespace(life=SimpleNamespace(state="ready"))
     made = Readiness(Settings(min_free_bytes=0), state, state, None, clock=lambda: now[0])
     made._check_storage = lambda: looks.append(1) or Storage()
 

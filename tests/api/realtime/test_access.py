@@ -199,7 +199,7 @@ def test_a_model_that_is_not_loaded_takes_nobody(service, transcriber) -> None:
     answer = refusal(client)
     assert answer.status_code == 503 and "loading" in answer.json()["error"]["message"]
     go.set()
-    eventually(lambda: client.app.state.serving.state == "ready")
+    eventually(lambda: client.app.state.serving.life.state == "ready")
 
 
 def test_a_server_without_a_model_says_so(tmp_path, decoders) -> None:

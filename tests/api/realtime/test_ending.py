@@ -50,7 +50,7 @@ def live(transcriber, decoders) -> Iterator[Callable[..., tuple[Serving, Any, st
             app = create_app(settings, serving)
             options = {"ws": SocketProtocol, "ws_max_size": connection.MAX_MESSAGE, **options}
             url = running.enter_context(served(app, **options))
-            until(lambda: serving.state == "ready")
+            until(lambda: serving.life.state == "ready")
             start.stop = running.close  # type: ignore[attr-defined]
             return serving, app, url.replace("http", "ws") + "/v1/realtime?intent=transcription"
 
@@ -108,7 +108,7 @@ def test_the_end_of_the_process_leaves_open_items_their_text(live, held) -> None
     serving, app, address = live()
     with talking(address) as client:
         until(lambda: not serving.session.idle)
-        serving.drain()
+        serving.life.drain()
         time.sleep(0.2)
         held.set()
         types, code = rest(client)
@@ -131,7 +131,7 @@ def test_items_that_take_too_long_at_the_end_fail(live, held) -> None:
     serving, _, address = live(drain_s=0.3)
     with talking(address) as client:
         until(lambda: not serving.session.idle)
-        serving.drain()
+        serving.life.drain()
         types, code = rest(client)
         assert types[-1] == "failed" and code == 1012
     held.set()

@@ -64,7 +64,7 @@ def address() -> Iterator[str]:
     serving = Serving.of(settings)
     app = create_app(settings, serving)
     with served(app, ws=SocketProtocol) as url:
-        until(lambda: serving.state == "ready")
+        until(lambda: serving.life.state == "ready")
         yield f"{url}/v1"
 
 

@@ -258,7 +258,7 @@ def refusing_client(transcriber, decoders):
     serving = Serving(Settings(model="random", drain_s=0.0), lambda: transcriber, Halves, decoders)
     app = create_app(serving.settings, serving)
     with TestClient(app, base_url="http://localhost") as client:
-        until(lambda: serving.state == "ready")
+        until(lambda: serving.life.state == "ready")
         yield client
 
 

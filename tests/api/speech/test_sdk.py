@@ -27,9 +27,9 @@ def address(encoded_once, tmp_path_factory) -> Iterator[str]:
     serving = Serving.of(settings)
     app = create_app(settings, serving, Jobs.open(settings, serving))
     with served(app) as url:
-        until(lambda: serving.state == "ready")
+        until(lambda: serving.life.state == "ready")
         yield f"{url}/v1"
-    assert serving.state == "stopped"
+    assert serving.life.state == "stopped"
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_an_engine_that_hangs_ends_its_process(transcriber, decoders, monkeypatc
         ) as client,
         ThreadPoolExecutor(1) as pool,
     ):
-        until(lambda: serving.state == "ready")
+        until(lambda: serving.life.state == "ready")
         pool.submit(post, client, sound(2))
         assert gave_up.wait(PATIENCE)
         refused = client.get("/ready")
@@ -120,13 +120,13 @@ def test_who_is_inside_when_the_server_stops_may_end(service, held) -> None:
         inside = pool.submit(post, client, sound(2))
         until(lambda: serving.admission.seconds == 2)
         stopping = pool.submit(client.portal.call, serving.stop)
-        until(lambda: serving.state == "draining")
+        until(lambda: serving.life.state == "draining")
         assert client.get("/ready").status_code == 503
         assert post(client, sound(1)).json()["error"]["code"] == "not_ready"
         held.set()
         assert inside.result(PATIENCE).status_code == 200
         stopping.result(PATIENCE)
-    assert serving.state == "stopped"
+    assert serving.life.state == "stopped"
 
 
 def test_who_does_not_end_in_time_is_told_to_come_again(service, held) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from forescribe.api.speech.forms import TranscriptionForm, parse
+from forescribe.api.speech.forms import TranscriptionForm, meant, parse
 from forescribe.asr.decode.transcriber import Options
 from forescribe.asr.words.terms import read_terms
 from tests.api.conftest import silence, sound, wav
@@ -190,7 +190,7 @@ def test_terms_by_any_name_are_one_list(service) -> None:
         "hotwords": "Zoë, Hetzner",
     }
     form = parse(TranscriptionForm, fields.items())
-    assert [term.text for term in read_terms(form.listed(*form.keywords))] == [
+    assert [term.text for term in read_terms(meant(form)["terms"])] == [
         "Lynde",
         "Kubernetes",
         "Avonlea",
@@ -223,7 +223,8 @@ def test_terms_by_any_name_are_one_list(service) -> None:
 def test_hotwords_without_commas_are_text_before_every_window(hotwords, terms, prompted) -> None:
     """As in faster-whisper, whose clients send sentences too: none is refused."""
     form = parse(TranscriptionForm, [("hotwords", hotwords)])
-    assert (form.listed(), form.prompted) == (terms, prompted)
+    found = meant(form)
+    assert (found["terms"], found["initial_prompt"]) == (terms, prompted)
 
 
 FASTER_WHISPER = {

@@ -149,7 +149,7 @@ def test_a_disk_below_its_mark_takes_no_further_piece(client, monkeypatch) -> No
     place = create(client, 4).headers["location"]
     jobs = client.app.state.jobs
     with monkeypatch.context() as patched:
-        patched.setattr(type(jobs.store.blobs), "free", -1)
+        patched.setattr(type(jobs.store.files), "free", -1)
         answer = patch(client, place, 0, b"1234")
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage_full")
     assert offset(client, place) == 0 and patch(client, place, 0, b"1234").status_code == 204

@@ -8,6 +8,10 @@ import tempfile
 
 import pytest
 
+from forescribe.api.routers import asr_webservice
+from forescribe.asr.audio import sandbox
+from forescribe.diarize import speaker_finder
+from tests import full_disk
 from tests.api.conftest import FORM, TRANSCRIBE, sound
 from tests.api.http import raw
 
@@ -93,6 +97,25 @@ def test_a_full_disk_is_told_as_such(service, monkeypatch) -> None:
     answer = service().post(TRANSCRIBE, files={"file": sound(1)}, data=FORM)
     refused(answer, 507, "storage_full")
     assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("full", [speaker_finder, asr_webservice, sandbox])
+def test_a_full_temporary_disk_is_507_and_the_next_upload_is_served(
+    service, monkeypatch, full
+) -> None:
+    client, form = service(), {**FORM, "response_format": "diarized_json"}
+
+    def ask():
+        if full is asr_webservice:
+            query = {"encode": "false", "language": "de"}
+            return client.post("/asr", params=query, files={"audio_file": sound(1)[44:]})
+        return client.post(TRANSCRIBE, files={"file": sound(2)}, data=form)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(full, "tempfile", full_disk)
+        answer = ask()
+    assert answer.status_code == 507 and "/tmp" not in answer.text
+    assert ask().status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from forescribe.asr.words.assembly import assemble_words
 from tests.asr.model import folders as whispers
 from tests.asr.model import speech_llms
 from tests.asr.recordings import cut
-from training.text.heads import published
+from tests.speculative.drafters.heads import published
 
 from .ways import SOON, Ear, running
 

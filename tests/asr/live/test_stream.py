@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +294,34 @@ def test_many_streams_share_the_rows_with_uploads(session: Session):
         expected = uploaded(session, sound(5, number), OPTIONS)
         assert plain(completed.transcript) == expected
     assert ear.outcome().transcript is not None
+
+
+def test_nobody_waits_for_a_chunk_of_minutes(session: Session):
+    """It is stopped in the middle: the engine goes on, and the next step finds what it has answered."""
+    heard, middle, go_on, told, calls = Heard(), threading.Event(), threading.Event(), [], count()
+
+    def clock() -> float:
+        if threading.current_thread() is feeder:
+            if (call := next(calls)) == 4:
+                middle.set()
+                assert go_on.wait(SOON)
+            elif call > 4:
+                told.append(len(heard.of(Hypothesis)))
+        return time.monotonic()
+
+    stream = LiveStream(session, LiveOptions(OPTIONS, step_s=0.3), heard, clock=clock)
+    feeder = threading.Thread(target=stream.feed, args=(sound(60),))
+    feeder.start()
+    assert middle.wait(SOON)
+    try:
+        for seed in range(3):  # the pass that the chunk has begun ends meanwhile
+            uploaded(session, sound(1, seed), OPTIONS)
+        assert stream.behind_s < 60
+    finally:
+        go_on.set()
+        feeder.join(SOON)
+    assert told[1] == 1 and len(told) > 200
+    stream.cancel()
 
 
 def test_what_is_cleared_or_cancelled_is_not_told(session: Session):

@@ -1,7 +1,6 @@
 """Word times of the bundled pair against the truth: speech whose synthesiser told when each word is said.
 
-The large form is `python -m benchmarks.quality.word_times`; here is one window of the
-same synthesisers.
+`python -m benchmarks.quality.word_times` measures the same on any recordings.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
+from benchmarks.quality.word_times import TimedWord, WordErrors, compare, quantile
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
@@ -19,8 +19,6 @@ from forescribe.asr.model.whisper import LogMel
 from forescribe.asr.words.assembly import assemble_words, pauses
 from forescribe.asr.words.timing import Utterance, token_times
 from forescribe.speculative import choose
-from training.speech.timed_speech import TimedWord
-from training.speech.word_errors import WordErrors, compare, quantile
 
 DATA = Path(__file__).parent / "data"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.quality.diarization import read_rttm
 from forescribe.asr.audio.reading import read_audio
 from forescribe.diarize.engines import embedded
 from forescribe.diarize.engines.clustering import Pieces, Plda, unit
 from forescribe.diarize.engines.online import OnlineClusters, OnlineSettings, OnlineSpeakers
 from forescribe.diarize.known_speakers import KnownSpeaker
 from forescribe.diarize.turns import UNKNOWN
-from training.speakers.rttm import read_rttm
 
 RATE = 16_000
 ROOT = Path(__file__).parents[3]

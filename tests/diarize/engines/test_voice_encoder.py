@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from benchmarks.quality.diarization import read_rttm
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import ModelError
 from forescribe.diarize.engines import voice_encoder
@@ -24,7 +25,6 @@ from forescribe.diarize.engines.voice_encoder import (
     load,
 )
 from forescribe.speculative.models.hub import FOLDER
-from training.speakers.rttm import read_rttm
 
 RATE = 16_000
 SPEAKERS = FOLDER / "speakers"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import soundfile
@@ -12,9 +14,11 @@ from forescribe.asr.decode.options import Options
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import CapacityError
 from forescribe.asr.formats.files import rttm
+from forescribe.diarize import speaker_finder
 from forescribe.diarize.diarizer import Bounds
 from forescribe.diarize.known_speakers import KnownSpeaker
 from forescribe.diarize.speaker_finder import SpeakerFinder, SpeakerOnlyTranscriber
+from tests import full_disk
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound, vector
 
 TALK = sound((1, 0.5), (1, 0), (2, 0.1))
@@ -88,6 +92,21 @@ def test_a_recording_whose_speakers_cannot_be_found_fails_with_the_reason(
         (broken,) = way.transcribe([talk])
         assert broken.error is not None and broken.error.code == "internal_error"
         assert "finding its speakers: RuntimeError: broken" in str(broken.error)
+
+
+def test_a_full_temporary_disk_costs_the_recording_that_meets_it_and_no_other(
+    transcriber: Transcriber, talk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soundfile.write(tmp_path / "quiet.wav", sound((2, 0.1)), RATE)
+    files = iter([full_disk.TemporaryFile, tempfile.TemporaryFile])
+    opened = SimpleNamespace(TemporaryFile=lambda **named: next(files)(**named))
+    monkeypatch.setattr(speaker_finder, "tempfile", opened)
+    names = [talk, str(tmp_path / "quiet.wav")]
+    found = transcriber.with_speakers(SpeakerFinder(LevelDiarizer())).transcribe(names)
+    outcomes = {outcome.name: outcome for outcome in found}
+    failed, other = outcomes[names[0]], outcomes[names[1]].transcript
+    assert failed.error is not None and failed.error.code == "storage_full"
+    assert failed.transcript is None and other is not None and len(other.turns) == 1
 
 
 def test_leaving_early_ends_the_thread(transcriber: Transcriber, talk: str, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_longer_drafts_than_at_first_do_not_make_plain_rounds_look_dear():
         chosen.append(gamma)
         poll = Poll(gamma, 1, 8, 8 * bool(gamma), round(3.2 * bool(gamma)), 1 + 0.2 * width)
         schedule.learn(replace(poll, width=float(width)))
-    assert schedule.cost[0] == pytest.approx(1.0, rel=0.05)
+    assert schedule.costs.seconds[0] == pytest.approx(1.0, rel=0.05)
     assert chosen.count(0) > 300
 
 

@@ -18,7 +18,7 @@ from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.heads.formats import described, holds_head, load_head, mtp_head
 from forescribe.speculative.models.heads.records import LAST, Head, LeanBody
 from forescribe.speculative.models.heads.tensors import read_tensors
-from training.text.heads import published
+from tests.speculative.drafters.heads import published
 
 from . import tiny_heads
 from .tiny_heads import KEPT, Made

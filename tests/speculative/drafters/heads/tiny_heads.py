@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forescribe.speculative.models.heads.formats import eagle3_head, mtp_head
 from forescribe.speculative.models.heads.records import Head, TargetShape
-from training.text.heads import published
+from tests.speculative.drafters.heads import published
 
 from ...models.causal_lms import causal_lm
 
