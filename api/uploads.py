@@ -5,9 +5,9 @@
         part.write(b"...")
     with uploads.whole(upload.id, "team") as file: ...
 
-In the folder, `<id>.part` holds the bytes, `<id>.json` their description, `<id>.synced` the number of bytes
-that are known to be on disk. The offset is the size of the part file and is not stored elsewhere; bytes
-beyond the known ones are cut off at the next start, because a failing disk or power loss may have lost them.
+In the folder, `<id>.part` holds the bytes and `<id>.json` their description, with the number of those that
+are known to be on disk. The offset is the size of the part file and is not stored elsewhere; bytes beyond
+the known ones are cut off at the next start, because a failing disk or power loss may have lost them.
 Several processes may use the folder; replicas with folders of their own need a proxy that sends a client to
 the same one each time.
 
@@ -25,7 +25,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -39,6 +39,23 @@ SYNC_BYTES = 16 << 20
 
 RETRY_S = 60
 """When a client with too many uploads had better try again: others of its uploads may be jobs by then."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An upload as its description has it, and its current offset."""
+
+    id: str
+    tenant: str  # the owner: the name of the API key
+    length: int
+    label: str | None
+    client: str = ""  # for whom it counts; empty: the owner
+    synced: int = 0  # bytes that are known to be on disk
+    offset: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.offset == self.length
 
 
 class Uploads:
@@ -58,37 +75,36 @@ class Uploads:
         `empty_file`, `file_too_large`, `rate_limited` if the client has too many; OutputError."""
         if not length:
             raise ApiError("empty_file", "Upload-Length: the file is empty", param="Upload-Length")
-        if length > self.settings.max_upload_bytes:
-            text = f"the upload is larger than {self.settings.max_upload_bytes} bytes"
-            raise ApiError("file_too_large", text)
+        if length > (most := self.settings.max_upload_bytes):
+            raise ApiError("file_too_large", f"the upload is larger than {most} bytes")
         client = "" if client == owner else client
-        upload = Upload(f"up_{secrets.token_hex(16)}", owner, length, label, 0, client)
-        record = {k: v for k, v in asdict(upload).items() if k not in ("id", "offset")}
-        with disk_errors(), self._creating():
-            self._check_open(client or owner)
-            self._part(upload.id).touch(0o600)
-            path = self._description(upload.id)
-            path.with_suffix(".new").write_text(json.dumps(record))
-            os.replace(path.with_suffix(".new"), path)  # from here on it exists
+        upload = Upload(f"up_{secrets.token_hex(16)}", owner, length, label, client)
+        with disk_errors():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.folder, os.O_RDONLY)
+            try:  # one at a time, in all processes: each counts those made before
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._check_open(client or owner)
+                self._path(upload.id, "part").touch(0o600)
+                self._describe(upload)  # from here on it exists
+            finally:
+                os.close(lock)
         return upload
 
     def get(self, id: str, owner: str) -> Upload:
-        if ID.fullmatch(id):
-            with suppress(FileNotFoundError):
-                record = json.loads(self._description(id).read_text())
-                if record["tenant"] == owner:
-                    return Upload(id=id, offset=self._part(id).stat().st_size, **record)
-        raise ApiError("not_found", "there is no such upload")
+        upload = self._described(id)
+        if upload is None or upload.tenant != owner:
+            raise ApiError("not_found", "there is no such upload")
+        return upload
 
     @contextmanager
     def appending(self, id: str, owner: str, offset: int) -> Iterator[UploadPart]:
         """Continue an upload at its offset. Everything written is kept at the end of the block, also if it
         raises. Raises OutputError."""
-        with self._locked(id, owner) as file:
-            upload = self.get(id, owner)
+        with self._open(id, owner) as (upload, file):
             if offset != upload.offset:
                 raise ApiError("conflict", f"the upload is at {upload.offset}, not at {offset}")
-            part = UploadPart(upload, file, self._synced(id))
+            part = UploadPart(upload, file, self._describe)
             try:
                 yield part
             finally:
@@ -97,58 +113,39 @@ class Uploads:
     @contextmanager
     def whole(self, id: str, owner: str) -> Iterator[BinaryIO]:
         """The bytes of a complete upload, locked."""
-        with self._locked(id, owner) as file:
-            upload = self.get(id, owner)
+        with self._open(id, owner) as (upload, file):
             if not upload.complete:
                 text = f"the upload has {upload.offset} of {upload.length} bytes"
                 raise ApiError("conflict", text)
             yield file
 
     def delete(self, id: str, owner: str) -> None:
-        with self._locked(id, owner):
+        with self._open(id, owner):
             self._remove(id)
 
     def recover(self) -> None:
         """Cut off bytes that may not be on disk. Call it once at the start."""
-        for path in self._all():
-            part, synced = self._part(path.stem), self._synced(path.stem)
-            length = int(synced.read_text()) if synced.is_file() else 0
-            with suppress(FileNotFoundError):
-                if part.stat().st_size > length:
-                    os.truncate(part, length)
+        for upload in self._all():
+            if upload.offset > upload.synced:
+                os.truncate(self._path(upload.id, "part"), upload.synced)
 
     def expire(self, older_s: float) -> None:
-        """Remove uploads that were not written to for `older_s` seconds."""
-        oldest = self.clock() - older_s
-        for path in self._all():
+        """Remove uploads that were not written to for `older_s` seconds, and bytes without a description: a
+        process was killed between the two files."""
+        for path in self.folder.glob("up_*.part"):
             with suppress(FileNotFoundError, ApiError):
-                if max(path.stat().st_mtime, self._part(path.stem).stat().st_mtime) < oldest:
-                    with self._lock(path.stem):
-                        self._remove(path.stem)
-        for part in self.folder.glob("up_*.part"):  # a process was killed between its two files
-            with suppress(FileNotFoundError):
-                orphan = not self._description(part.stem).exists()
-                if orphan and part.stat().st_mtime < oldest:
-                    part.unlink()
-
-    @contextmanager
-    def _creating(self) -> Iterator[None]:
-        """One creation at a time, in all processes: each counts the uploads of those before."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
+                if path.stat().st_mtime >= self.clock() - older_s:
+                    continue
+                upload = self._described(path.stem)
+                if upload is None:
+                    path.unlink()
+                    continue
+                with self._open(upload.id, upload.tenant):
+                    self._remove(upload.id)
 
     def _check_open(self, client: str) -> None:
-        """Read from the files: a counter in memory would differ between processes. 20 us for each."""
-        count = 0
-        for path in self._all():
-            with suppress(FileNotFoundError):  # removed in between
-                record = json.loads(path.read_text())
-                count += (record.get("client") or record["tenant"]) == client
+        """Read from the files: a counter in memory would differ between processes. 30 us for each."""
+        count = sum((upload.client or upload.tenant) == client for upload in self._all())
         if count >= self.settings.max_open_uploads_per_key:
             text = (
                 f"there are {count} unfinished uploads already, the maximum: finish some and make them "
@@ -156,23 +153,36 @@ class Uploads:
             )
             raise ApiError("rate_limited", text, retry_after=RETRY_S)
 
-    def _all(self) -> list[Path]:
-        return [path for path in self.folder.glob("up_*.json") if ID.fullmatch(path.stem)]
+    def _all(self) -> Iterator[Upload]:
+        found = map(self._described, (path.stem for path in self.folder.glob("up_*.json")))
+        return (upload for upload in found if upload is not None)
+
+    def _described(self, id: str) -> Upload | None:
+        if ID.fullmatch(id):
+            with suppress(FileNotFoundError):
+                record = json.loads(self._path(id, "json").read_text())
+                return Upload(id, offset=self._path(id, "part").stat().st_size, **record)
+        return None
+
+    def _describe(self, upload: Upload) -> None:
+        record = {k: v for k, v in asdict(upload).items() if k not in ("id", "offset")}
+        new = self._path(upload.id, "new")
+        new.write_text(json.dumps(record))
+        os.replace(new, self._path(upload.id, "json"))
 
     def _remove(self, id: str) -> None:
-        for path in (self._description(id), self._synced(id), self._part(id)):
-            path.unlink(missing_ok=True)
+        for kind in ("json", "new", "part"):
+            self._path(id, kind).unlink(missing_ok=True)
+
+    def _path(self, id: str, kind: str) -> Path:
+        return self.folder / f"{id}.{kind}"
 
     @contextmanager
-    def _locked(self, id: str, owner: str) -> Iterator[BinaryIO]:
+    def _open(self, id: str, owner: str) -> Iterator[tuple[Upload, BinaryIO]]:
+        """An upload and its file, for one at a time."""
         self.get(id, owner)
-        with self._lock(id) as file:
-            yield file
-
-    @contextmanager
-    def _lock(self, id: str) -> Iterator[BinaryIO]:
         try:
-            file = self._part(id).open("r+b")
+            file = self._path(id, "part").open("r+b")
         except FileNotFoundError as error:
             raise ApiError("not_found", "there is no such upload") from error
         with file:
@@ -180,24 +190,15 @@ class Uploads:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise ApiError("locked", "another request is writing to this upload") from error
-            yield file
-
-    def _part(self, id: str) -> Path:
-        return self.folder / f"{id}.part"
-
-    def _description(self, id: str) -> Path:
-        return self.folder / f"{id}.json"
-
-    def _synced(self, id: str) -> Path:
-        return self.folder / f"{id}.synced"
+            yield self.get(id, owner), file
 
 
 class UploadPart:
     """An upload while it is written; `length` is that of the whole upload."""
 
-    def __init__(self, upload: Upload, file: BinaryIO, synced: Path) -> None:
+    def __init__(self, upload: Upload, file: BinaryIO, describe: Callable[[Upload], None]) -> None:
         self.offset, self.length = upload.offset, upload.length
-        self._file, self._synced, self._durable = file, synced, upload.offset
+        self._upload, self._file, self._describe = upload, file, describe
 
     def write(self, data: bytes) -> None:
         """Append bytes. Raises ApiError `file_too_large` for data beyond the declared length, none of which
@@ -205,38 +206,18 @@ class UploadPart:
         if self.offset + len(data) > self.length:
             text = f"the body goes beyond the {self.length} bytes declared"
             raise ApiError("file_too_large", text)
-        at, rest = self.offset, memoryview(data)
+        rest = memoryview(data)
         with disk_errors():
             while rest:
-                count = os.pwrite(self._file.fileno(), rest, at)
-                rest, at = rest[count:], at + count
-        self.offset = at
-        if self.offset - self._durable >= SYNC_BYTES:
+                count = os.pwrite(self._file.fileno(), rest, self.offset)
+                rest, self.offset = rest[count:], self.offset + count
+        if self.offset - self._upload.synced >= SYNC_BYTES:
             self.sync()
 
     def sync(self) -> None:
         """Make durable what was written, and record it. Raises OutputError."""
-        if self.offset == self._durable and self._synced.is_file():
-            return
-        with disk_errors():
-            os.fsync(self._file.fileno())
-            new = self._synced.with_suffix(".sync")
-            new.write_text(str(self.offset))
-            os.replace(new, self._synced)
-        self._durable = self.offset
-
-
-@dataclass(frozen=True)
-class Upload:
-    """An upload and its current offset."""
-
-    id: str
-    tenant: str  # the owner: the name of the API key; a key of the JSON file
-    length: int
-    label: str | None
-    offset: int
-    client: str = ""  # for whom it counts; empty: the owner
-
-    @property
-    def complete(self) -> bool:
-        return self.offset == self.length
+        if self.offset != self._upload.synced:
+            with disk_errors():
+                os.fsync(self._file.fileno())
+                self._upload = replace(self._upload, synced=self.offset)
+                self._describe(self._upload)

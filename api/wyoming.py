@@ -48,7 +48,7 @@ IDLE_S = 60.0
 MAX_BEHIND_S = 60.0
 """Of audio that waits to be decoded; the connection is not read meanwhile."""
 
-MAX_DATA, MAX_PAYLOAD = 1 << 16, 64 << 20
+MAX_DATA, MAX_PAYLOAD = 1 << 20, 64 << 20
 """Bytes of one message: of its JSON, which is read on the event loop, and of its audio, 35 minutes of 16 kHz.
 They are in memory at once."""
 
@@ -233,18 +233,23 @@ class Request:
     async def feed(self, data: bytes) -> None:
         """Take audio, a second at a time, and send the words that it has released."""
         assert self._stream is not None
-        stream, second = self._stream, self.audio.bytes_per_s
+        second = self.audio.bytes_per_s
         self.streams.received(len(data) / second)
         self._received_s += len(data) / second
         if self._received_s > (most := self.connection.settings.max_audio_s):
             raise ApiError("audio_too_long", f"longer than {most:g} s")
         for at in range(0, len(data), second):
             piece = data[at : at + second]
-            await asyncio.to_thread(lambda piece=piece: stream.feed(self.audio.push(piece)))
-            while stream.behind_s > MAX_BEHIND_S:
+            await asyncio.to_thread(self._fed, piece)
+            while self._stream.behind_s > MAX_BEHIND_S:
                 await asyncio.sleep(0.05)
             while not self._told.empty():
                 await self._send(self._told.get_nowait())
+
+    def _fed(self, data: bytes) -> None:
+        """In a thread: resampling takes time, too."""
+        assert self._stream is not None
+        self._stream.feed(self.audio.push(data))
 
     async def finish(self) -> None:
         """Send the transcript. Raises ApiError if there is none in time."""

@@ -196,7 +196,7 @@ class Request:
     hint: tuple[int, ...] = ()  # text that the answer may repeat: a lookup drafter searches it too
     guess: tuple[int, ...] = ()  # how the answer may begin: verified with the prompt, see above
     probe: Probe | None = None
-    beams: Beams | None = None  # for a `BeamSearch`; an engine writes the most probable token
+    beams: Beams | None = None  # None: the most probable token, or one that is drawn
     tag: Any = None  # the caller's own key
 
     def __post_init__(self) -> None:

@@ -6,11 +6,12 @@ without a host sync; the host reads it when it polls. Shapes: see `types`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +19,60 @@ from torch import Tensor
 from .requests import Mode, Request
 
 
+class RowState(ABC):
+    """What the state of all rows has, whether a row is one text (`Rows`) or a group of them
+    (`rounds.beams.BeamRows`). Shapes never change; finished rows stay and are masked."""
+
+    tokens: Tensor  # [B, S] int64, of which the last one is a scratch slot: masked writes go there
+    lengths: Tensor  # [B] int64, prompt and committed tokens
+    begin: Tensor  # [B] int64, prompt length
+    limits: Tensor  # [B] int64, `lengths` never exceeds it
+    active: Tensor  # [B] bool
+    rounds: Tensor  # [B] int64, rounds this row took part in
+    # Static, so a part of the round's shape:
+    reach: int  # slots from here on are not read
+    mode: Mode
+
+    computed: ClassVar[frozenset[str]]
+    """Tensors that rounds write before they are read; what begins a text sets the others."""
+
+    @abstractmethod
+    def free(self, count: int, place: torch.device) -> Self:
+        """So many free rows of the same shapes, in memory of their own."""
+
+    @abstractmethod
+    def begin_texts(self, requests: Sequence[Request], most: int, gamma: int) -> None:
+        """Writes a request into each of these rows, which are free and on the host. A row has `most` tokens
+        and `gamma` drafts at most, and stays inactive."""
+
+    @property
+    @abstractmethod
+    def texts(self) -> int:
+        """How many texts a row has; each of their tokens has a slot."""
+
+    @property
+    def batch(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def scratch(self) -> int:
+        """The slot for masked writes, which is never read."""
+        return self.tokens.shape[1] - 1
+
+    def clear(self, row: int) -> None:
+        """Resets a row to its initial state, so that nothing of its sequence is read again."""
+        empty = self.free(1, self.tokens.device).tensors()
+        for name, tensor in self.tensors().items():
+            tensor[row] = empty[name][0]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+
 @dataclass
-class Rows:
-    """The state of all rows. Shapes never change; finished rows stay and are masked.
+class Rows(RowState):
+    """Rows of one text each.
 
     Both models have seen all tokens of a row but the last, the *pending* one. The last slot of
     `tokens` is a scratch slot: masked writes go there.
@@ -43,6 +95,8 @@ class Rows:
     # Static, so a part of the round's shape:
     reach: int  # slots from here on are not read
     mode: Mode
+
+    computed = frozenset({"logprobs", "sources", "ranked", "ranked_logprobs"})
 
     @staticmethod
     def empty(batch: int, slots: int, device: torch.device, ranks: int = 0) -> Rows:
@@ -68,14 +122,21 @@ class Rows:
             mode=Mode(),
         )
 
-    @property
-    def batch(self) -> int:
-        return self.tokens.shape[0]
+    def free(self, count: int, place: torch.device) -> Rows:
+        return Rows.empty(count, self.scratch, place, self.ranks)
+
+    def begin_texts(self, requests: Sequence[Request], most: int, gamma: int) -> None:
+        for i, request in enumerate(requests):
+            length, new = len(request.prompt), request.max_new_tokens
+            self.tokens[i, :length] = torch.tensor(request.prompt)
+            self.lengths[i] = self.begin[i] = length
+            self.limits[i] = most if new is None else min(most, length + new)
+            self.gamma[i] = gamma if request.gamma is None else request.gamma
+        self.sampling.write(torch.arange(len(requests)), requests)
 
     @property
-    def scratch(self) -> int:
-        """The slot for masked writes, which is never read."""
-        return self.tokens.shape[1] - 1
+    def texts(self) -> int:
+        return 1
 
     @property
     def ranks(self) -> int:
@@ -86,16 +147,9 @@ class Rows:
         """`[B, 1]`: the last committed token of each row."""
         return self.tokens.gather(1, (self.lengths - 1)[:, None])
 
-    def clear(self, row: int) -> None:
-        """Resets a row to its initial state, so that nothing of its sequence is read again."""
-        empty = Rows.empty(1, self.scratch, self.tokens.device, self.ranks).tensors()
-        for name, tensor in self.tensors().items():
-            tensor[row] = empty[name][0]
-
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; those of `sampling` under their own names."""
-        values = vars(self) | vars(self.sampling)
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return super().tensors() | vars(self.sampling)
 
 
 @dataclass(frozen=True)
@@ -134,20 +188,21 @@ class SamplingRows:
             target[index] = torch.tensor(values, dtype=target.dtype, device=target.device)
 
 
-_Record = TypeVar("_Record", Rows, SamplingRows)
+_State = TypeVar("_State", bound=RowState)
 
 
-def selected(rows: Rows, index: Tensor | slice, mode: Mode, reach: int | None = None) -> Rows:
+def selected(rows: _State, index: Tensor | slice, mode: Mode, reach: int | None = None) -> _State:
     """Some rows, with a mode of their own and a reach, by default that of all: a copy of those of a tensor, a
     view of those of a slice, whose rounds change `rows`."""
-    some = _selected(rows, index)
-    some.sampling, some.mode = _selected(rows.sampling, index), mode
-    some.reach = rows.reach if reach is None else reach
+    some: _State = _selected(rows, index)
+    some.mode, some.reach = mode, rows.reach if reach is None else reach
     return some
 
 
-def _selected(record: _Record, index: Tensor | slice) -> _Record:
-    some: dict[str, Any] = {n: v[index] for n, v in vars(record).items() if isinstance(v, Tensor)}
+def _selected(record: Any, index: Tensor | slice) -> Any:
+    some = {n: v[index] for n, v in vars(record).items() if isinstance(v, Tensor)}
+    if isinstance(record, Rows):
+        some["sampling"] = _selected(record.sampling, index)
     return replace(record, **some)
 
 

@@ -14,13 +14,12 @@ import asyncio
 import base64
 
 from fastapi import APIRouter, Request
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from ..dependencies import Caller, ClientDep, reserve
 from ..errors import ApiError
 from ..http.bodies import in_thread, label, whole
-from ..uploads import Upload, Uploads
+from ..uploads import Upload
 from .jobs import JobsDep
 
 VERSION = "1.0.0"
@@ -76,25 +75,16 @@ async def append(id: str, request: Request, jobs: JobsDep, client: ClientDep) ->
     start = _number(request, "Upload-Offset")
     jobs.submissions.check_room()
     caller = client.owner
+    appending = in_thread(jobs.uploads.appending(id, caller, start))
     with reserve(request, client, resumable=True):
-        await _append(jobs.uploads, id, caller, start, request)
-    upload = await asyncio.to_thread(jobs.uploads.get, id, caller)
-    return Response(status_code=204, headers=_headers(upload))
-
-
-async def _append(uploads: Uploads, id: str, caller: str, start: int, request: Request) -> None:
-    async with in_thread(uploads.appending(id, caller, start)) as part:
-        if whole(request.headers.get("content-length", "0"), part.length - start) is None:
-            raise ApiError(
-                "file_too_large", f"the body goes beyond the {part.length} bytes declared"
-            )
-        try:
+        async with appending as part:
+            if whole(request.headers.get("content-length", "0"), part.length - start) is None:
+                text = f"the body goes beyond the {part.length} bytes declared"
+                raise ApiError("file_too_large", text)
             async for piece in request.stream():
                 await asyncio.to_thread(part.write, piece)
-        except (ApiError, ClientDisconnect):  # not in the event loop: the disk may be slow
-            await asyncio.to_thread(part.sync)
-            raise
-        await asyncio.to_thread(part.sync)
+    upload = await asyncio.to_thread(jobs.uploads.get, id, caller)
+    return Response(status_code=204, headers=_headers(upload))
 
 
 @router.delete("/{id}", status_code=204)

@@ -130,7 +130,7 @@ def seekable_file(
 def _copied_to_disk(file: BinaryIO) -> BinaryIO:
     """Raises OutputError where it cannot be written."""
     with temporary_errors():
-        copy = cast(io.FileIO, tempfile.TemporaryFile(buffering=0))  # closed with the recording
+        copy = tempfile.TemporaryFile(buffering=0)  # closed with the recording
     try:
         while block := file.read(COPIED_BYTES):
             with temporary_errors():

@@ -118,9 +118,9 @@ class Decoders:
         when the machine is short of memory, and once closed.
         """
         if isinstance(source, bytes):
-            with ExitStack() as ends:
+            with ExitStack() as held:
                 with temporary_errors():
-                    file = cast(BinaryIO, ends.enter_context(tempfile.TemporaryFile(buffering=0)))
+                    file = cast(BinaryIO, held.enter_context(tempfile.TemporaryFile(buffering=0)))
                     write_all(file, source)
                 return self.decode(file, bounds, name=name, cutting=cutting, told=told)
         source.flush()

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import glob
 import posixpath
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from ..audio.opening import empty
 from ..errors import AudioError, ForescribeError, UsageError, visible
@@ -58,11 +58,30 @@ def expanded(location: Location, stores: Stores, *, recursive: bool = False) -> 
     return [remote_source(location, error=missing)]
 
 
-def described(sources: Iterable[Source], stores: Stores) -> list[Source]:
-    """The same sources; those of lists with what their stores say about them. Web servers are not asked:
-    signed addresses may be valid for one request."""
+def described(
+    sources: Iterable[Source], stores: Stores, wanted: Callable[[Source], bool] | None = None
+) -> list[Source]:
+    """The same sources, those of lists with what their stores say about them. Web servers, whose signed
+    addresses may be valid for one request, are asked about those that are `wanted`; one that does not answer
+    will be asked for the recording itself."""
+
+    def one(source: Source) -> Source:
+        location = source.location
+        if location is None or source.entry or source.error:
+            return source
+        web = location.scheme in WEB
+        if web and not (wanted and wanted(source)):
+            return source
+        try:
+            store, key = stores.of(location)
+            entry = store.head(key)
+        except ForescribeError as error:
+            return source if web else replace(source, error=error)
+        found = replace(source, entry=entry) if web else _source(location, entry)
+        return replace(found, length_s=source.length_s)
+
     with ThreadPoolExecutor(HEADS, "heads") as pool:
-        return list(pool.map(lambda source: _described(source, stores), sources))
+        return list(pool.map(one, sources))
 
 
 def listed(location: Location, stores: Stores) -> list[tuple[str, str]]:
@@ -84,17 +103,6 @@ def lines_of(data: bytes, name: str) -> list[tuple[str, str]]:
     return whole
 
 
-def _described(source: Source, stores: Stores) -> Source:
-    location = source.location
-    if location is None or source.entry or source.error or location.scheme in WEB:
-        return source
-    try:
-        store, key = stores.of(location)
-        return replace(_source(location, store.head(key)), length_s=source.length_s)
-    except ForescribeError as error:
-        return replace(source, error=error)
-
-
 def _below(location: Location, stores: Stores, recursive: bool) -> list[Source]:
     store = stores.at(location)
     return [
@@ -108,11 +116,12 @@ def _matched(location: Location, stores: Stores) -> list[Source]:
     parts = location.key.split("/")
     first = next(n for n, part in enumerate(parts) if glob.has_magic(part))
     top = replace(location, key="/".join(parts[:first]))
-    pattern, literal = _pattern(parts[first:]), "/".join(parts[first:])
+    literal = "/".join(parts[first:])
     found = [
         _source(top / entry.key, entry)
         for entry in stores.at(top).list()
-        if entry.key == literal or (pattern.fullmatch(entry.key) and _is_recording(entry.key))
+        if entry.key == literal
+        or (_is_recording(entry.key) and _matches(entry.key.split("/"), parts[first:]))
     ]
     if not found:
         raise UsageError(
@@ -121,34 +130,15 @@ def _matched(location: Location, stores: Stores) -> list[Source]:
     return found
 
 
-def _pattern(parts: list[str]) -> re.Pattern[str]:
-    """A pattern with `*`, `?` and `[]` within a part of a name, and `**` for any folders."""
-    text = ""
-    for number, part in enumerate(parts):
-        last = number == len(parts) - 1
-        if part == "**":
-            text += ".*" if last else "(?:[^/]+/)*"
-        else:
-            text += _part_pattern(part) + ("" if last else "/")
-    return re.compile(text, re.DOTALL)
-
-
-def _part_pattern(part: str) -> str:
-    """As `fnmatch.translate`, but nothing matches a slash."""
-    pieces = re.findall(r"\*+|\?|\[!?\]?[^\]]*\]|.", part, re.DOTALL)
-    text = ""
-    for piece in pieces:
-        if piece.startswith("*"):
-            text += "[^/]*"
-        elif piece == "?":
-            text += "[^/]"
-        elif len(piece) > 2 and piece[0] == "[":
-            negated = piece[1] == "!"
-            members = piece[1 + negated : -1].replace("\\", "\\\\").replace("[", "\\[")
-            text += f"[{'^/' if negated else ''}{members}]"
-        else:
-            text += re.escape(piece)
-    return text
+def _matches(parts: list[str], pattern: list[str]) -> bool:
+    """Whether the parts of a name match those of a pattern: `*`, `?` and `[]` within one part, `**` for any
+    folders."""
+    if not pattern:
+        return not parts
+    first, rest = pattern[0], pattern[1:]
+    if first == "**":
+        return any(_matches(parts[n:], rest) for n in range(len(parts))) if rest else bool(parts)
+    return bool(parts) and fnmatchcase(parts[0], first) and _matches(parts[1:], rest)
 
 
 def _source(location: Location, entry: Entry, place: str = "") -> Source:

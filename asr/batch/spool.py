@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import ForescribeError, OutputError, output_errors
-from ..storage.locations import WEB, Entry, Source
+from ..storage.locations import Entry, Source
 from ..storage.stores import Stores
 from .ledger import content_hash
-from .remote_inputs import HEADS
+from .remote_inputs import described
 
 PREFIX = "forescribe-spool-"
 """The beginning of the names of folders."""
@@ -128,21 +128,8 @@ class Fetching:
     def with_versions(
         self, sources: Sequence[Source], known: Callable[[Source], bool]
     ) -> list[Source]:
-        """The same sources. Web servers are asked for the versions of recordings that have results, one
-        request each; a server that does not answer will be asked for the recording itself."""
-        with ThreadPoolExecutor(HEADS, "versions") as pool:
-            return list(
-                pool.map(lambda source: self._asked(source) if known(source) else source, sources)
-            )
-
-    def _asked(self, source: Source) -> Source:
-        location = source.location
-        if location is None or location.scheme not in WEB or source.entry or source.error:
-            return source
-        with suppress(ForescribeError):
-            store, key = self.stores.of(location)
-            return replace(source, entry=store.head(key))
-        return source
+        """The same sources, with the versions of those that have results."""
+        return described(sources, self.stores, known)
 
 
 class Spool:

@@ -30,7 +30,6 @@ from forescribe.speculative.device import SideStream, Stopwatch
 from forescribe.speculative.drafters.model_drafter import confidence_for
 from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
-from forescribe.speculative.engine.beams import BeamSearch
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import Goodput, schedule_for
 from forescribe.speculative.errors import release
@@ -80,7 +79,7 @@ class DecodingContext:
 
     def __post_init__(self) -> None:
         device = self.whisper.device
-        self.slots = IsolatedEngine(self.engine, self._beam_search)
+        self.slots = IsolatedEngine(self.engine)
         self.watch, self.side = Stopwatch(device), SideStream(device)
 
     @classmethod
@@ -89,20 +88,6 @@ class DecodingContext:
     ) -> DecodingContext:
         """With a new engine, of `batch` slots."""
         return cls(whisper, _engine(whisper, batch, gamma), gamma, detector)
-
-    def _beam_search(self, size: int) -> BeamSearch:
-        """With texts of half of the positions at most, as openai/whisper's."""
-        whisper = self.whisper
-        target = whisper.decoder()
-        return BeamSearch(
-            target,
-            size=size,
-            batch=self.engine.batch,
-            longest=target.max_positions // 2,
-            eos=whisper.tokens.ends,
-            processors=whisper.rules(),
-            device=whisper.device,
-        )
 
     def resize(self, size: int) -> None:
         """Decode `size` windows at a time from now on, in every transcriber that shares this; nothing may be
@@ -113,7 +98,7 @@ class DecodingContext:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self.engine = _engine(whisper, size, self.gamma)
-        self.slots = IsolatedEngine(self.engine, self._beam_search)
+        self.slots = IsolatedEngine(self.engine)
         self.watch = Stopwatch(whisper.device)
 
     @property
@@ -135,8 +120,12 @@ class DecodingContext:
         return Held(target, row)
 
     def expect(self, features: Sequence[Sequence[Any]], spent_s: float) -> None:
-        """Tells an adaptive draft length, before any draft, what hearing the windows of `features` with an
-        encoder of the draft's own will cost: by the time that the target's took for them."""
+        """Tells an adaptive draft length what its first drafts will cost, before there are any.
+
+        A draft model with an encoder of its own hears a window before it drafts for it. The windows of
+        `features` took the target's encoder `spent_s`; the draft's takes a known share of that
+        (`SpeechModel.hearing`). Only where the host has waited for the encoder is `spent_s` its time.
+        """
         schedule, count = self.engine.schedule, len(features[0])
         if not (isinstance(schedule, Goodput) and self.whisper.device.synchronous):
             return
@@ -172,54 +161,37 @@ class DecodingContext:
 
 @dataclass(eq=False)
 class IsolatedEngine:
-    """An engine whose requests have unique tags, with searches by their number of beams, which are made when
-    they are needed. Belongs to one thread, like the engine."""
+    """An engine whose requests have unique tags. Belongs to one thread, like the engine."""
 
     engine: Engine
-    make: Callable[[int], BeamSearch]
-    searches: dict[int, BeamSearch] = field(default_factory=dict, init=False)
-    _before: Stats = field(default_factory=Stats, init=False)  # of searches that are gone
     _ended: list[Ended] = field(default_factory=list, init=False)  # not returned yet
 
     @property
     def idle(self) -> bool:
         """Whether nothing is decoded or waits to be returned."""
-        searching = any(not search.idle for search in self.searches.values())
-        return self.engine.idle and not searching and not self._ended
+        return self.engine.idle and not self._ended
 
     @property
     def free(self) -> int:
         """Requests of any kind that could be decoded in the next step."""
-        return min([self.engine.free, *(search.free for search in self.searches.values())])
+        return self.engine.free
 
     @property
     def stats(self) -> Stats:
-        """As `Engine.stats`, with those of the searches."""
-        searched = (search.stats for search in self.searches.values())
-        return sum(searched, self.engine.stats + self._before)
+        """As `Engine.stats`."""
+        return self.engine.stats
 
     def submit(self, request: Request) -> None:
         """Queue a request. One that the engine rejects ends as a fault with the next step."""
         try:
-            beams = request.beams
-            (self.engine if beams is None else self._search(beams.size)).submit(request)
+            self.engine.submit(request)
         except Exception as error:
             self._ended.append(Fault(request, error))
-
-    def _search(self, size: int) -> BeamSearch:
-        """Those of other sizes that are idle make room: each has caches of its own."""
-        if size not in self.searches:
-            for other in [n for n, search in self.searches.items() if search.idle]:
-                self._before += self.searches.pop(other).stats
-            self.searches[size] = self.make(size)
-        return self.searches[size]
 
     def cancel(self, tag: Hashable) -> None:
         """Drop a request, wherever it is. Its row and its encoder states are free with the next step,
         or with `settle`."""
         self.engine.cancel(tag)
-        for search in self.searches.values():
-            search.cancel(tag)
         self._ended = [ended for ended in self._ended if ended.request.tag != tag]
 
     def advance(self) -> bool:
@@ -237,11 +209,8 @@ class IsolatedEngine:
                 return
 
     def ended(self, results: Iterable[Result]) -> list[Ended]:
-        """What has ended by now, from the results of the engine's step, after one of each search; nothing
-        that was cancelled."""
+        """What has ended by now, from the results of the engine's step; nothing that was cancelled."""
         ended, self._ended = self._ended, []
-        searching = [search for search in self.searches.values() if not search.idle]
-        results = [*results, *(result for search in searching for result in search.step())]
         for result in results:
             if result.finish is Finish.CANCELLED:
                 continue
@@ -370,6 +339,7 @@ def _engine(whisper: SpeechModel, batch: int, gamma: int | None) -> Engine:
         schedule=schedule_for(gamma, drafter),
         processors=whisper.rules(),
         device=whisper.device,
+        beam_target=whisper.decoder,
     )
     engine.choose_threads()
     if whisper.device.static_shapes:

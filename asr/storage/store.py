@@ -1,4 +1,9 @@
-"""Store: the objects below a location, as far as all services are alike: reading, copying, refusing to write.
+"""Store: the objects below a location, as far as all services are alike.
+
+    store = Stores().at(Location.parse("s3://out/2026"))    # asr.storage.stores
+    store.put("a.srt", b"...")
+    store.create("records/9c41.json", b"...")      # False: it exists already
+    store.fetch("a.mp3", Path("a.mp3"))
 
 Keys are relative to the store's location. All methods may be called from several threads. Requests are
 repeated by the library of each service while their failure is temporary; what is raised then is final. A copy
@@ -16,10 +21,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
+from ..audio.opening import write_all
 from ..errors import output_errors
-from .errors import UnavailableError, UnsupportedError
+from .errors import LocatedError, UnavailableError, UnsupportedError
 from .locations import Entry, Location
 
 SMALL = 64 << 20
@@ -133,9 +139,7 @@ class Store:
                         with file:
                             for piece in reading.pieces:
                                 with _disk_errors(path):
-                                    rest = memoryview(piece)
-                                    while rest:
-                                        rest = rest[file.write(rest) :]
+                                    write_all(cast(BinaryIO, file), piece)
                                 done += len(piece)
                                 progress(done)
                     if done < reading.entry.size:
@@ -183,7 +187,19 @@ class Store:
         with self._counting:
             self.requests[kind] += 1
 
-    def _errors(self, key: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except LocatedError:
+            raise
+        except BaseException as error:  # a panic of Rust is no Exception
+            if (meant := self._meant(self.place(key), error)) is None:
+                raise
+            raise meant from None  # its text may hold signatures
+
+    def _meant(self, location: Location, error: BaseException) -> LocatedError | None:
+        """What an exception of the service's library means; None for one that is not its own."""
         raise NotImplementedError
 
     def _read_only(self) -> UnsupportedError:

@@ -1,10 +1,4 @@
-"""Stores: which scheme is served by which class, and connections that are shared.
-
-stores = Stores()                              # one connection per bucket
-store = stores.at(Location.parse("s3://out/2026"))
-store.put("a.srt", b"...")
-store.create("records/9c41.json", b"...")      # False: it exists already
-"""
+"""Stores: which scheme is served by which class, and connections that are shared, one per bucket."""
 
 from __future__ import annotations
 
@@ -14,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .locations import WEB, Location
+from .services import BucketStore, HubStore, WebStore
 from .store import Store
 
 PATIENCE_S = 180.0
@@ -56,13 +51,5 @@ def open_store(location: Location, *, patience_s: float = PATIENCE_S) -> Store:
 
 def _kind(location: Location) -> type[Store]:
     if location.scheme in WEB:
-        from .read_only_stores import WebStore
-
         return WebStore
-    if location.scheme == "hf":
-        from .read_only_stores import HubStore
-
-        return HubStore
-    from .buckets import BucketStore
-
-    return BucketStore
+    return HubStore if location.scheme == "hf" else BucketStore

@@ -122,10 +122,11 @@ def active_rounds(engine: Engine, gamma: int, bench: Bench) -> Callable[[], obje
     with torch.inference_mode(), bench.device.guard():
         for known in bench.work(engine.batch):
             engine.submit(known.request)
-        engine._admit()
-        if gamma and engine._reader is not None:
-            engine._reader.read()
-    rows, runner = engine.rows, engine._runner
+        lane = engine._texts
+        lane._admit()
+        if gamma and lane.reader is not None:
+            lane.reader.read()
+    rows, runner = engine.rows, lane.runner
     shape = runner._shapes.pick(engine.batch, gamma, Mode(), 128)
 
     @torch.inference_mode()
@@ -133,7 +134,7 @@ def active_rounds(engine: Engine, gamma: int, bench: Bench) -> Callable[[], obje
         rows.lengths.fill_(100 if bench.dimensions.positions > 200 else 20)
         rows.limits.fill_(bench.dimensions.positions)
         rows.active.fill_(True)
-        runner._launch(shape)()
+        runner._launch(shape, drafter=True)()
 
     return run
 

@@ -1,7 +1,7 @@
-"""Admission: whether a request fits an engine, how it enters a free slot, and what a drafter has to read.
+"""Admission: whether a request fits a table, how it enters a free row, and what a drafter has to read.
 
 A drafter reads prompts together, and text that was written without it in pieces of one size, before it
-drafts; a row on which that fails is decoded without drafts. Knows prompts, slots, the target's prefill and a
+drafts; a row on which that fails is decoded without drafts. Knows prompts, rows, the target's prefill and a
 drafter; nothing of rounds, schedules or results.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import cast
 
 import torch
@@ -17,13 +16,14 @@ from torch import Tensor
 
 from ..device import Device, HostReader, upload
 from ..errors import CATCH_UP, PREFILL, PROMPT, RequestError
-from ..protocols import EmbeddingModel, Model, Processor, StackedModel
+from ..protocols import EmbeddingModel, StackedModel
 from ..requests import Mode, Request, check_in_vocabulary
+from ..rounds.beams import BeamRows
 from ..rounds.round import Parts, verify
 from ..rows import Rows, selected
 from .captures import Capture, Function, PrefillRunner
 from .runner import ShapeSet
-from .slots import Shared, SlotState, failed
+from .table import Entry, Table, failed
 
 PROMPT_BUCKETS = (4, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
@@ -31,75 +31,83 @@ PIECE = 32
 """Tokens of a row that a drafter reads at once of those written without it: one shape, and its logits
 take no more memory than those of a few rounds."""
 
-COMPUTED = ("logprobs", "sources", "ranked", "ranked_logprobs")
-"""State of a row that rounds write before it is read; an admission sets the rest."""
-
 
 class Admission:
-    """Puts requests into free slots: their state on the device, and their prompt in the target."""
+    """Puts requests into free rows: their state on the device, and their prompt in the target."""
 
     def __init__(
         self,
-        shared: Shared,
+        table: Table,
         shapes: ShapeSet,
-        processors: tuple[Processor, ...] = (),
         read: Callable[[Prompts], None] | None = None,
         capture: Capture | None = None,
     ) -> None:
-        self._shared, self._shapes = shared, shapes
-        self._prefills: PrefillRunner | None = None  # None: the target's own
-        if capture is not None and hasattr(shared.target, "prefill_stacked"):
-            target = cast(StackedModel, shared.target)
-            self._prefills = PrefillRunner(target, shared.rows.batch, capture)
-        self._parts = Parts(shared.target, None, processors, shared.eos)
+        self._table, self._shapes = table, shapes
+        self.prefills: PrefillRunner | None = None  # None: the target's own
+        if capture is not None and hasattr(table.target, "prefill_stacked"):
+            target = cast(StackedModel, table.target)
+            self.prefills = PrefillRunner(target, table.batch, capture)
+        self._parts = Parts(table.target, None, table.shared.processors, table.shared.eos)
         self._read = read  # of a drafter that takes requests at once
-        self._probes = HostReader(shared.device)
+        self._probes = HostReader(table.device)
 
     def check(self, request: Request) -> None:
-        """Raises `RequestError` for a request that this engine cannot decode."""
-        shared, need = self._shared, Mode.of([request])
-        vocab, ranks, max_gamma = shared.target.vocab_size, shared.rows.ranks, shared.max_gamma
-        check_prompt(request, shared.target, shared.max_tokens)
+        """Raises `RequestError` for a request that cannot be decoded in this table."""
+        table, need = self._table, Mode.of([request])
+        vocab, max_gamma = table.target.vocab_size, table.max_gamma
+        if len(request.prompt) > table.most:
+            length = len(request.prompt)
+            raise RequestError(f"the prompt has {length} tokens; the model holds {table.most}")
+        check_in_vocabulary("the prompt", request.prompt, vocab)
+        if request.probe is not None:
+            check_in_vocabulary("the probe", request.probe.tokens, vocab)
+        if hasattr(table.target, "check_request"):
+            cast(EmbeddingModel, table.target).check_request(request)
         check_in_vocabulary("the hint", request.hint, vocab)
         check_in_vocabulary("the guess", request.guess, vocab)
+        if isinstance(table.rows, BeamRows):
+            if request.ranks or need != Mode():
+                raise RequestError("beams have neither penalties nor ranked tokens: leave them out")
+            return
+        ranks = cast(Rows, table.rows).ranks
         if request.ranks > ranks:
             raise RequestError(f"{request.ranks} ranked tokens; this engine keeps {ranks}")
-        if request.beams is not None:
-            raise RequestError("an engine has no beams: submit the request to a BeamSearch")
         if request.gamma is not None and request.gamma > max_gamma:
             raise RequestError(f"gamma is {request.gamma}; this engine drafts {max_gamma} at most")
-        if request.guess and shared.needs.prompt and shared.drafting:
+        if request.guess and table.needs.prompt and table.drafting:
             raise RequestError(
                 "this engine's drafter reads the target's states of prompts; it does not take a guess"
             )
-        if shared.device.static_shapes and not self._shapes.covers(need):
+        if table.device.static_shapes and not self._shapes.covers(need):
             raise RequestError(f"no mode of this engine covers {need}; give it one that does")
 
-    def admit(self, chosen: list[tuple[int, SlotState]]) -> None:
+    def admit(self, chosen: list[tuple[int, Entry]]) -> None:
         """Admits requests into their rows together; one by one if that fails. Those that fail alone get
         a failed result."""
-        watch, log = self._shared.watch, self._shared.faults
-        watch.start()
-        error = log.attempt(partial(self._prefill, chosen), PREFILL)
-        if error is not None:
-            for row, state in chosen:
-                if len(chosen) > 1:
-                    error = log.attempt(partial(self._prefill, [(row, state)]), PREFILL)
-                if error is not None:
-                    state.inbox.put(failed(state.request, error))
-        watch.mark("prefill")
+        table, left = self._table, dict(chosen)
+        table.watch.start()
+        try:
+            for (row, entry), error in table.faults.isolate(chosen, self._enter, PREFILL):
+                del left[row]
+                table.shared.ended.append(failed(entry.request, error))
+        except Exception as error:  # the device has failed, and these wait no more
+            lost = [entry for row, entry in left.items() if row not in table.occupied]
+            found = table.faults.record(PREFILL, error)
+            table.shared.ended.extend(failed(entry.request, found) for entry in lost)
+            raise
+        table.watch.mark("prefill")
 
-    def _prefill(self, chosen: list[tuple[int, SlotState]]) -> None:
+    def _enter(self, chosen: Sequence[tuple[int, Entry]]) -> None:
         """Admits all of these, or none if it raises."""
-        shared, rows = self._shared, self._shared.rows
-        device, place = shared.device, shared.device.torch
-        pending = {row: slot.request for row, slot in chosen}
+        table, rows = self._table, self._table.rows
+        device, place = table.device, table.device.torch
+        pending = {row: entry.request for row, entry in chosen}
         begun = self._write(pending)
-        prompts = Prompts.of(pending, device, shared.max_tokens)
+        prompts = Prompts.of(pending, device, table.most)
         index, guesses = prompts.index, prompts.guesses
-        padded = padded_to_bucket(guesses, device, shared.max_tokens) if any(guesses) else []
+        padded = padded_to_bucket(guesses, device, table.most) if any(guesses) else []
         places = prompts.places(len(padded[0]) + 1 if padded else 0)
-        prefill = shared.target.prefill if self._prefills is None else self._prefills
+        prefill = table.target.prefill if self.prefills is None else self.prefills
         prefilled = prefill(
             index,
             prompts.tokens,
@@ -117,33 +125,27 @@ class Admission:
                 upload(numbers, torch.int64, place) for numbers in (padded, [*map(len, guesses)])
             )
             judged, mode = prefilled.logits[:, 1:], Mode.of(pending.values())
-            verify(rows, index, self._parts, guess, count, judged, mode)
+            verify(cast(Rows, rows), index, self._parts, guess, count, judged, mode)
         device.mark_step()
-        for row, slot in chosen:
+        for row, entry in chosen:
             if row in probes:
-                slot.probe = self._probes.read(probes[row].detach)
-            unread = shared.drafter is not None and self._read is None
-            shared.slots.occupy(row, slot, prefill_pending=unread)
-        shared.counts.target_forwards += 1
+                entry.probe = self._probes.read(probes[row].detach)
+            unread = table.drafter is not None and self._read is None
+            table.occupy(row, entry, prefill_pending=unread)
+        table.counts.target_forwards += 1
         if self._read is not None:
             self._read(replace(prompts, taps=prefilled.taps))
 
     def _write(self, pending: Mapping[int, Request]) -> Tensor:
         """Writes requests into their rows, which stay inactive: a fault before their prompts have been read
         must not leave active rows without a request. Returns which `[K]` have room for a token."""
-        shared, rows = self._shared, self._shared.rows
-        staged = Rows.empty(len(pending), rows.scratch, torch.device("cpu"), rows.ranks)
-        for i, request in enumerate(pending.values()):
-            length, most, limit = len(request.prompt), request.max_new_tokens, shared.max_tokens
-            staged.tokens[i, :length] = torch.tensor(request.prompt)
-            staged.lengths[i] = staged.begin[i] = length
-            staged.limits[i] = limit if most is None else min(limit, length + most)
-            staged.gamma[i] = shared.max_gamma if request.gamma is None else request.gamma
-        staged.sampling.write(torch.arange(len(pending)), [*pending.values()])
-        values, place = staged.tensors(), shared.device.torch
+        table, rows = self._table, self._table.rows
+        staged = rows.free(len(pending), torch.device("cpu"))
+        staged.begin_texts([*pending.values()], table.most, table.max_gamma)
+        values, place = staged.tensors(), table.device.torch
         index = upload([*pending], torch.int64, place)
         for name, target in rows.tensors().items():
-            if name not in COMPUTED:
+            if name not in rows.computed:
                 target[index] = upload(values[name], target.dtype, place)
         return staged.lengths < staged.limits
 
@@ -157,33 +159,31 @@ class DraftReader:
     again writes the same keys and values, and so does a capture, which reads a few times.
     """
 
-    def __init__(self, shared: Shared, shapes: ShapeSet, capture: Capture | None = None) -> None:
-        assert shared.drafter is not None
-        self._shared, self._drafter, self._shapes = shared, shared.drafter, shapes
+    def __init__(self, table: Table, shapes: ShapeSet, capture: Capture | None = None) -> None:
+        assert table.drafter is not None
+        self._table, self._drafter, self._shapes = table, table.drafter, shapes
         self._capture = capture  # None: pieces are read operator by operator
         self._graphs: dict[int, Function] = {}  # by the number of rows
-        self.piece = min(PIECE, shared.rows.scratch - 1)
-        self._back = torch.zeros(1, dtype=torch.int64, device=shared.device.torch)  # of the piece
+        self.piece = min(PIECE, table.slots - 1)
+        self._back = torch.zeros(1, dtype=torch.int64, device=table.device.torch)  # of the piece
 
     def read(self) -> None:
         """Reads all prompts and all text that the drafter lacks, which count as read from here on."""
-        shared, slots = self._shared, self._shared.slots
-        if slots.unread_prompts:
-            pending, slots.unread_prompts = slots.unread_prompts, {}
-            shared.watch.start()
-            self.read_prompts(Prompts.of(pending, shared.device, shared.max_tokens))
-            shared.watch.mark("prefill")
-        if slots.unread_tokens:
-            tokens, slots.unread_tokens = min(slots.unread_tokens, slots.longest), 0
-            shared.watch.start()
-            drafting = [row for row, s in slots.occupied.items() if s.draft_error is None]
+        table, device = self._table, self._table.device
+        if table.unread_prompts:
+            pending, table.unread_prompts = table.unread_prompts, {}
+            table.watch.start()
+            self.read_prompts(Prompts.of(pending, device, table.most))
+            table.watch.mark("prefill")
+        if table.unread_tokens:
+            tokens, table.unread_tokens = min(table.unread_tokens, table.longest), 0
+            table.watch.start()
+            drafting = [row for row, e in table.occupied.items() if e.draft_error is None]
             if drafting:
                 self._read_texts(tokens, drafting)
-            if (
-                shared.device.kind != "cuda"
-            ):  # without events: the next rounds' time does not include it
-                shared.device.synchronize()
-            shared.watch.mark("draft")
+            if device.kind != "cuda":  # without events: the next rounds' time does not include it
+                device.synchronize()
+            table.watch.mark("draft")
 
     def warm_up(self) -> None:
         """Captures the reading of text on free rows, all numbers of them, where the schedule may leave text
@@ -199,35 +199,31 @@ class DraftReader:
 
     def read_prompts(self, prompts: Prompts) -> None:
         """Reads the prompts together; one by one if that fails."""
-        log = self._shared.faults
-        error = log.attempt(partial(self._admit, prompts), PROMPT)
-        if error is not None:
-            for one in prompts.alone():
-                if len(prompts.rows) > 1:
-                    error = log.attempt(partial(self._admit, one), PROMPT)
-                if error is not None:
-                    self._shared.slots.stop_drafting(one.rows[0], error)
+        table, count = self._table, len(prompts.rows)
 
-    def _admit(self, prompts: Prompts) -> None:
-        self._drafter.admit(prompts.index, prompts.tokens, prompts.requests, prompts.taps)
-        self._shared.counts.draft_forwards += self._drafter.forwards(1)
-        self._shared.device.mark_step()
+        def admit(picked: Sequence[int]) -> None:
+            some = prompts if len(picked) == count else prompts.only(*picked)
+            self._drafter.admit(some.index, some.tokens, some.requests, some.taps)
+            table.counts.draft_forwards += self._drafter.forwards(1)
+            table.device.mark_step()
+
+        for i, error in table.faults.isolate(range(count), admit, PROMPT):
+            table.occupied[prompts.rows[i]].draft_error = error
 
     def _read_texts(self, tokens: int, rows: Sequence[int]) -> None:
         """Reads the last `tokens` of these rows together; one after the other, operator by operator, if that
         fails."""
-        slots, log = self._shared.slots, self._shared.faults
-        with slots.masked_to(rows):
-            together = partial(self._catch_up, tokens, max(rows) + 1)
-            error = log.attempt(together, CATCH_UP)
-        if error is None:
-            return
-        for row in rows:
-            with slots.masked_to([row]):
-                alone = partial(self._catch_up, tokens, row + 1, captured=False)
-                error = log.attempt(alone, CATCH_UP)
-            if error is not None:
-                slots.stop_drafting(row, error)
+        table = self._table
+
+        def together(rows: Sequence[int], captured: bool = True) -> None:
+            with table.masked_to(rows):
+                self._catch_up(tokens, max(rows) + 1, captured=captured)
+
+        def alone(row: int) -> None:
+            together([row], captured=False)
+
+        for row, error in table.faults.isolate(rows, together, CATCH_UP, alone):
+            table.occupied[row].draft_error = error
 
     def _catch_up(self, tokens: int, rows: int, *, captured: bool = True) -> None:
         """Reads the last `tokens` of the first `rows` rows, and more where a piece is longer. With `captured`
@@ -236,14 +232,14 @@ class DraftReader:
         for piece in range(pieces, 0, -1):
             self._back.fill_(2 + piece * self.piece)  # the last two tokens are fed by `propose`
             self._launch(rows, captured)()
-        self._shared.counts.draft_forwards += pieces * self._drafter.forwards(1)
+        self._table.counts.draft_forwards += pieces * self._drafter.forwards(1)
 
     def _launch(self, rows: int, captured: bool) -> Function:
-        capture, shared = self._capture if captured else None, self._shared
-        count = shared.rows.batch if capture is None else self._shapes.batch_for(rows)
+        capture, all_rows = self._capture if captured else None, cast(Rows, self._table.rows)
+        count = all_rows.batch if capture is None else self._shapes.batch_for(rows)
         if capture is not None and count in self._graphs:
             return self._graphs[count]
-        view = selected(shared.rows, slice(count), Mode(), shared.rows.scratch)
+        view = selected(all_rows, slice(count), Mode(), all_rows.scratch)
         # A capture must not hold `self`.
         drafter, back, piece = self._drafter, self._back, self.piece
         # Prompts are read, and may have embeddings in place of the tokens that are written there.
@@ -290,19 +286,12 @@ class Prompts:
         index = upload(rows, torch.int64, place)
         return cls(tuple(pending), index, upload(tokens, torch.int64, place), requests, guesses)
 
-    def alone(self) -> list[Prompts]:
-        """The same, one by one."""
-        return [
-            Prompts(
-                (row,),
-                self.index[i : i + 1],
-                self.tokens[i : i + 1],
-                self.requests[i : i + 1],
-                self.guesses[i : i + 1],
-                None if self.taps is None else self.taps[i : i + 1],
-            )
-            for i, row in enumerate(self.rows)
-        ]
+    def only(self, i: int) -> Prompts:
+        """The one of number i alone."""
+        one = slice(i, i + 1)
+        taps = None if self.taps is None else self.taps[one]
+        rows, requests, guesses = self.rows[one], self.requests[one], self.guesses[one]
+        return Prompts(rows, self.index[one], self.tokens[one], requests, guesses, taps)
 
     def places(self, judged: int) -> list[list[int]] | None:
         """The positions `[K, 1 + judged]` that have logits: the probe's, and so many from the prompt's last
@@ -315,17 +304,6 @@ class Prompts:
             guessed = (min(last + i, end) for i in range(judged))
             places.append([0 if probe is None else probe.slot, *guessed])
         return places
-
-
-def check_prompt(request: Request, target: Model, most: int) -> None:
-    """Raises `RequestError` for a prompt that a target of `most` positions cannot read."""
-    if len(request.prompt) > most:
-        raise RequestError(f"the prompt has {len(request.prompt)} tokens; the model holds {most}")
-    check_in_vocabulary("the prompt", request.prompt, target.vocab_size)
-    if request.probe is not None:
-        check_in_vocabulary("the probe", request.probe.tokens, target.vocab_size)
-    if hasattr(target, "check_request"):
-        cast(EmbeddingModel, target).check_request(request)
 
 
 def padded_to_bucket(texts: Sequence[Sequence[int]], device: Device, most: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ graph: CUDA graphs in one memory pool.
 Of a model that reads encoder states, a prefill whose shape comes again is one launch (`PrefillRunner`).
 Operator by operator, a prefill of large-v3's 32 layers costs the host 10 ms, in which the device idles: on an
 H100 as long as two rounds of eight rows. Knows functions, devices and models; nothing of rounds, requests or
-slots.
+rows.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ def function_of_its_own(fn: Function) -> Function:
 
 
 _count = count()
+
 
 Shape = tuple[int, int, int | None]
 """Rows, tokens of a prompt, and positions with logits (None: the model's choice)."""

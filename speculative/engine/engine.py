@@ -1,10 +1,13 @@
 """Engine: continuous batching of speculative decoding on the host side.
 
-Knows requests, slots and when a step admits, runs and polls; nothing of tokenizers, audio or text:
+Knows requests, rows and when a step admits, runs and polls; nothing of tokenizers, audio or text:
 
     engine = Engine(target, ModelDrafter(draft), batch=8, schedule=Fixed(5), eos=(2,))
     for result in engine.run(requests):
         ...
+
+Rows that share rounds are a `Lane`: those of one text each and, for each number of beams that is asked for,
+those of a group of texts. All lanes are admitted to, polled, captured and isolated alike.
 
 An exception in a model, a drafter, a processor or a rule fails only the request in which it occurred:
 its result is `Finish.FAILED` with the error. After an exception in a drafter the row is decoded plainly.
@@ -13,6 +16,7 @@ its result is `Finish.FAILED` with the error. After an exception in a drafter th
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -23,15 +27,17 @@ from typing import Any
 import torch
 
 from ..device import Device, at_most, choose
-from ..errors import ENGINE, BrokenError, DecodingError
+from ..errors import ENGINE, BrokenError, DecodingError, RequestError, SpeculativeError
 from ..protocols import Drafter, Model, Processor, Schedule
 from ..requests import Mode, Partial, Request, Result, Stats
+from ..rounds.beams import BeamRows
+from ..rows import Rows
 from .admission import Admission, DraftReader
-from .captures import capture_for
-from .polls import Periods, Results
+from .captures import Capture, capture_for
+from .polls import Period, Periods, Results
 from .runner import RoundRunner, RoundThreads, Shape, ShapeSet, measured_round
 from .schedule import Fixed
-from .slots import Inbox, RequestQueue, Run, Shared, SlotState
+from .table import Entry, Shared, Table, failed
 
 _NOTHING: Mapping[Any, int] = MappingProxyType({})
 
@@ -43,8 +49,12 @@ class Engine:
     drafts count where they are what the target writes, at any temperature (`rounds.sampling`). `ranks` is how
     many of the most likely tokens a request may ask for at each position. `modes` are those that rounds are
     captured for, where the device captures: the first that covers the rows is run, and one that covers them
-    all is added where there is none. `captured=False` runs rounds operator by operator there too. Raises
-    `ValueError` for parts that do not fit: another vocabulary, a draft length without a drafter. Not
+    all is added where there is none. `captured=False` runs rounds operator by operator there too.
+
+    Requests with beams have `batch` rows of their own for each number of beams, and caches in a target of
+    their own, which `beam_target` makes when they come; without it they are refused.
+
+    Raises `ValueError` for parts that do not fit: another vocabulary, a draft length without a drafter. Not
     thread-safe.
     """
 
@@ -63,236 +73,241 @@ class Engine:
         modes: Sequence[Mode] = (Mode(), Mode(sampling=True)),
         captured: bool = True,
         clock: Callable[[], float] = time.perf_counter,
+        beam_target: Callable[[], Model] | None = None,
     ) -> None:
-        self.target, self.drafter = target, drafter
+        self.target, self.drafter, self.batch = target, drafter, batch
         self.device = choose("cpu") if device is None else device
         self.schedule = Fixed(5 if drafter is not None else 0) if schedule is None else schedule
         self.max_gamma = max(self.schedule.buckets)
-        self._shared = shared = Shared.allocate(
-            self.device,
+        self._shared = Shared(self.device, eos, processors)
+        self.faults: Sequence[DecodingError] = self._shared.faults.recent
+        """The latest faults."""
+        self._capture = capture_for(self.device) if captured else None
+        self._clock, self._beam_target = clock, beam_target
+        table = Table.of_texts(
+            self._shared,
             target,
             drafter,
-            eos,
             batch=batch,
             max_gamma=self.max_gamma,
             ranks=ranks,
             max_tokens=max_tokens,
         )
-        self.batch, self.rows = batch, shared.rows
-        self.faults: Sequence[DecodingError] = shared.faults.recent
-        """The latest faults."""
-        gammas, slots = self.schedule.buckets, self.rows.scratch
-        self._shapes = shapes = ShapeSet.of(self.device, batch, slots, gammas, modes)
-        capture = capture_for(self.device) if captured else None
-        reader = None
-        if shared.drafting:
-            reader = DraftReader(shared, shapes, capture)
-        self._reader, processors = reader, tuple(processors)
-        self._admission = Admission(
-            shared,
-            shapes,
-            processors,
-            reader.read_prompts if reader is not None and shared.needs.at_once else None,
-            capture if self.device.captures_at_once else None,  # prompts have many lengths
-        )
-        self._queue = RequestQueue()
-        self._periods = Periods(shared, self.schedule, clock)
-        self._results = Results(shared)
-        self._runner = RoundRunner(shared, processors, self._results.fail, shapes, capture)
+        self._texts = Lane(table, self.schedule, modes, self._capture, clock)
+        self._groups: dict[int, Lane] = {}  # by the number of beams
+        self._lanes = [self._texts]  # and those of groups
+        self._left: deque[Request] = deque()  # of runs that were left
         self.threads = RoundThreads()
+        self._before = Stats()  # of lanes that are gone
         self._stats = Stats()  # as last read
         self.broken: BrokenError | None = None
         """Why the device has failed; None while it answers."""
-        self._static = self.device.static_shapes
-        self._rounds_per_poll, self._late = self.device.rounds_per_poll, self.device.late_reads
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of one text each."""
+        assert isinstance(self._texts.table.rows, Rows)
+        return self._texts.table.rows
 
     @property
     def free(self) -> int:
-        """Slots that could take a request in the next step."""
-        self._drop_abandoned()
-        return max(0, len(self._shared.slots.free()) - len(self._queue.waiting))
+        """Requests of any kind that could be admitted in the next step."""
+        self._drop_left()
+        return min(lane.free for lane in self._lanes)
 
     @property
     def takes_guesses(self) -> bool:
         """Whether requests may have a guess: a drafter that reads the target's states of prompts has none."""
-        return not (self._shared.needs.prompt and self._shared.drafting)
+        table = self._texts.table
+        return not (table.needs.prompt and table.drafting)
 
     @property
     def captured(self) -> tuple[Shape, ...]:
         """The shapes that have been captured so far."""
-        return self._runner.captured
+        return tuple(shape for lane in self._lanes for shape in lane.runner.captured)
 
     @property
     def idle(self) -> bool:
         """Whether no request waits, is decoded, or has a result that `step` did not return yet."""
-        self._drop_abandoned()
-        queue = self._queue
-        return not (queue.waiting or self._shared.slots.occupied or queue.own.results)
+        self._drop_left()
+        return not self._shared.ended and all(lane.idle for lane in self._lanes)
 
     @property
     def stats(self) -> Stats:
         """Everything since the engine was made; waits for the device. A broken engine returns what was
         read last."""
-        shared = self._shared
-        counts, counters = shared.counts, shared.counters
         if self.broken is None:
             with self.device.guard():
-                self._stats = Stats(
-                    rounds=counts.rounds,
-                    row_rounds=int(counters.row_rounds),
-                    emitted=int(counters.emitted),
-                    drafted_at_depth=tuple(counters.drafted.tolist()),
-                    accepted_at_depth=tuple(counters.accepted.tolist()),
-                    target_forwards=counts.target_forwards,
-                    draft_forwards=counts.draft_forwards,
-                    seconds=shared.watch.seconds,
-                )
-        faults = shared.faults
+                counted = sum((lane.stats for lane in self._lanes), self._before)
+                self._stats = replace(counted, seconds=self._shared.watch.seconds)
+        faults = self._shared.faults
         return replace(self._stats, faults=faults.count, draft_faults=faults.of_drafts)
 
     def submit(self, request: Request) -> None:
-        """Queues a request; `step` returns its result or, while a run is under way, the run. Raises
-        `RequestError` if it cannot be decoded, `BrokenError` once the device has failed."""
-        self._drop_abandoned()
+        """Queues a request; `step` returns its result. Raises `RequestError` if it cannot be decoded,
+        `BrokenError` once the device has failed."""
+        self._drop_left()
         if self.broken is not None:
             raise BrokenError(str(self.broken)) from self.broken.__cause__
-        self._admission.check(request)
-        self._queue.put(request)
+        lane = self._texts if request.beams is None else self._group(request.beams.size)
+        lane.admission.check(request)
+        lane.waiting.append(Entry(request))
+
+    def _group(self, size: int) -> Lane:
+        """The lane of so many beams. Those of other sizes that are idle make room: each has caches of its
+        own."""
+        if size not in self._groups:
+            if self._beam_target is None:
+                raise RequestError("this engine has no beams: give it a beam_target")
+            for other in [n for n, lane in self._groups.items() if lane.idle]:
+                self._before += self._groups.pop(other).stats
+            target = self._beam_target()
+            table = Table.of_groups(self._shared, target, batch=self.batch, size=size)
+            self._groups[size] = Lane(table, Fixed(0), (Mode(),), self._capture, self._clock)
+            self._lanes = [self._texts, *self._groups.values()]
+        return self._groups[size]
 
     def cancel(self, tag: Hashable) -> int:
-        """Cancels all requests with this tag, and returns how many there were. Their slots are free in
-        the next step."""
-        waiting, rows = 0, []
-        with self._guarded():
-            waiting = self._queue.remove(lambda state: state.request.tag == tag)
-            occupied = self._shared.slots.occupied
-            rows = [row for row, state in occupied.items() if state.request.tag == tag]
-            self._shared.slots.cancel(rows)
-        return waiting + len(rows)
+        """Cancels all requests with this tag, and returns how many there were. Their rows are free in the
+        next step."""
+        return self._cancel(lambda request: request.tag == tag)
 
-    def run(self, requests: Iterable[Request]) -> Run:
-        """Decodes all requests, pulling them as slots become free; yields results as they end.
+    def _cancel(self, which: Callable[[Request], bool], *, silently: bool = False) -> int:
+        """Cancels requests, those in rows without results if `silently`; returns how many there were."""
+        count = 0
+        for lane in self._lanes:
+            with self._guarded(lane):
+                count += lane.cancel(which, silently=silently)
+        return count
 
-        One that cannot be decoded yields a failed result. Leaving the iteration cancels the
-        remaining ones. Other requests of this engine go on meanwhile; `step` returns their results.
+    def run(self, requests: Iterable[Request]) -> Iterator[Result]:
+        """Decodes all requests, pulling them as rows become free; yields results as they end.
+
+        One that cannot be decoded yields a failed result. Leaving the iteration cancels the remaining ones.
+        If the iterable of requests raises, the requests under way are decoded to their end first. Other
+        requests of this engine go on meanwhile; `step` returns their results.
         """
-        return Run(self, self._queue, requests)
+        source: Iterator[Request] | None = iter(requests)
+        own: list[Request] = []  # under way
+        error: Exception | None = None
+        try:
+            while source is not None or self._under_way(own):
+                while source is not None and self.free:
+                    try:
+                        request = next(source)
+                        if not isinstance(request, Request):
+                            kind = type(request).__name__
+                            raise TypeError(f"not a Request, but {kind}: {request!r}")
+                    except StopIteration:
+                        source = None
+                        break
+                    except Exception as raised:
+                        source, error = None, raised
+                        break
+                    try:
+                        self.submit(request)
+                        own.append(request)
+                    except RequestError as refused:
+                        yield failed(request, refused)
+                mine = []
+                for result in self.step():
+                    number = next((i for i, r in enumerate(own) if r is result.request), None)
+                    if number is None:
+                        self._shared.ended.append(result)  # of another run, or of nobody's
+                    else:
+                        del own[number]
+                        mine.append(result)
+                yield from mine
+            if error is not None:
+                raise error
+        finally:
+            self._left.extend(own)  # perhaps on another thread, in the middle of a round
+
+    def _under_way(self, own: Sequence[Request]) -> bool:
+        """Whether one of these waits, is decoded, or has a result that nobody has taken."""
+        known = [entry.request for lane in self._lanes for entry in lane.entries]
+        known += [result.request for result in self._shared.ended]
+        return not {*map(id, own)}.isdisjoint(map(id, known))
+
+    def _drop_left(self) -> None:
+        """Cancels the requests of runs that were left, without results."""
+        while self._left:
+            left = self._left.popleft()
+            self._cancel(lambda request, left=left: request is left, silently=True)  # type: ignore[misc]
 
     def row_of(self, request: Request) -> int | None:
         """The row whose caches hold the text of a request that ended in the last step, but for its last
         token, until the next step; None for any other."""
-        left = self._shared.slots.left
+        left = self._texts.table.left
         return next((row for row, own in left.items() if own() is request), None)
 
     @torch.inference_mode()
     def peek(self, known: Mapping[Any, int] = _NOTHING) -> list[Partial]:
-        """What unfinished rows have written, as of the last poll; empty between two polls. `known` is how
-        many tokens of a text, by tag, to leave out."""
-        if self.broken is None and self._periods.now.rounds == 0:
-            with self._guarded():
-                return self._results.partials(known)
+        """What unfinished rows of one text have written, as of the last poll; empty between two polls.
+        `known` is how many tokens of a text, by tag, to leave out."""
+        if self.broken is None and self._texts.periods.now.rounds == 0:
+            with self._guarded(self._texts):
+                return self._texts.results.partials(known)
         return []
 
     @torch.inference_mode()
-    def step(self, inbox: Inbox | None = None) -> list[Result]:
+    def step(self) -> list[Result]:
         """Admits waiting requests, chooses gamma, runs a round, reads once which rows have ended, and returns
-        their results, often none: those of `inbox`, by default of all requests outside of runs. Errors are in
-        the results; it does not raise."""
-        self._drop_abandoned()
-        taken = self._queue.own if inbox is None else inbox
-        if self.broken is not None:
-            return taken.take()
-        slots, periods = self._shared.slots, self._periods
-        slots.left.clear()
-        with self._guarded():
-            # Between two polls nobody is admitted, so that gamma is chosen for the rows that there are.
-            admitted = periods.now.rounds == 0 and bool(self._queue.waiting) and self._admit()
-            states = slots.occupied.values()
-            cancelled = [state for state in states if state.cancelled]
-            over = len(cancelled) == len(states) or (admitted and self._all_guessed())
-            if not over:
-                mode = self._shapes.mode(slots.mode) if self._static else slots.mode
-                if periods.now.rounds == 0:
-                    read = None if self._reader is None else self._reader.read
-                    periods.begin(read)
-                now = periods.now
-                limit = self.threads.limit
-                with nullcontext() if limit is None else at_most(limit):
-                    now.disturbed |= not self._runner.run(now.gamma, mode)
-                now.rounds += 1
-            if not states:
-                periods.forget()
-            elif over or cancelled:  # their slots and encoder states are free with this step
-                self._retire(late=0)
-            elif now.rounds >= self._rounds_per_poll or self._queue.waiting:
-                self._retire(late=int(self._late))
-        return taken.take()
-
-    def _admit(self) -> bool:
-        """Puts waiting requests into free slots; whether there were any."""
-        free = self._shared.slots.free()
-        chosen: list[tuple[int, SlotState]] = list(
-            zip(free, self._queue.take(len(free)), strict=False)
-        )
-        if chosen:
-            self._admission.admit(chosen)
-            self._periods.admitted += len(chosen)
-        return bool(chosen)
-
-    def _all_guessed(self) -> bool:
-        """Whether all rows have ended with their guesses, so that no round is needed. Asked only where
-        reading the device costs nothing."""
-        if not self.device.synchronous:
-            return False
-        guessing = any(state.request.guess for state in self._shared.slots.occupied.values())
-        return guessing and not bool(self.rows.active.any())
-
-    def _retire(self, *, late: int) -> None:
-        """Takes a snapshot, reads it, or the one before where reads are `late`, and ends the rows in it that
-        are not active any more."""
-        self._periods.end()
-        for period, snapshot in self._periods.read(late=late):
-            self._results.retire(period, snapshot)
+        the results of requests that have ended, often none. Errors are in the results; it does not raise."""
+        if self._left:
+            self._drop_left()
+        for lane in self._lanes:
+            if self.broken is not None:
+                break
+            # Groups are as large as batches: their operators are not limited.
+            limit = self.threads.limit if lane is self._texts else None
+            with self._guarded(lane):
+                period = lane.begin()
+                if period is not None:
+                    with nullcontext() if limit is None else at_most(limit):
+                        period.disturbed |= not lane.runner.run(period.gamma)
+                    period.rounds += 1
+                lane.end(period)
+        ended = list(self._shared.ended)
+        self._shared.ended.clear()
+        return ended
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _guarded(self, lane: Lane) -> Iterator[None]:
         """Runs its block on the device. The last line of defence: what raises in it has failed for all
-        requests in the slots. Does not raise."""
+        requests in the rows of the lane. Where the device itself has failed, all others fail too, and later
+        ones are refused. Does not raise."""
         try:
             with self.device.guard():
                 yield
         except Exception as error:
-            self.broken = self._fail_all(error)
-
-    def _fail_all(self, error: Exception) -> BrokenError | None:
-        """Fails the requests in the slots, after a fault that cannot be isolated by row. If the device has
-        failed, fails the waiting ones too; returns the error that later requests get."""
-        slots, device = self._shared.slots, self.device
-        slots.fail_all(self._shared.faults.record(ENGINE, error))
-        self._periods.forget()
-        try:
-            with device.guard():
-                slots.reset()
-                device.synchronize()
-        except Exception as lost:
-            broken = BrokenError(f"the device {device.name} has failed: {lost}")
-            broken.__cause__ = lost
-            self._queue.fail_all(broken)
-            return broken
-        return None
+            lane.fail_rows(self._shared.faults.record(ENGINE, error))
+            try:
+                with self.device.guard():
+                    lane.table.reset()
+                    self.device.synchronize()
+            except Exception as lost:
+                self.broken = BrokenError(f"the device {self.device.name} has failed: {lost}")
+                self.broken.__cause__ = lost
+                for each in self._lanes:
+                    each.fail_rows(self.broken)
+                    while each.waiting:
+                        waiting = each.waiting.popleft().request
+                        self._shared.ended.append(failed(waiting, self.broken))
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs every static shape once on free rows, so that graphs are captured before the first request.
         What it counted is forgotten. Raises `RuntimeError` where a request is under way."""
         self._check_idle("warm_up")
-        before = replace(self._shared.counts)
+        table = self._texts.table
+        before = replace(table.counts)
         with self.device.guard():
-            self._runner.warm_up()
-            if self._reader is not None:
-                self._reader.warm_up()
+            self._texts.runner.warm_up()
+            if self._texts.reader is not None:
+                self._texts.reader.warm_up()
             self.device.synchronize()
-        self._shared.counts = before
+        table.counts = before
 
     @torch.inference_mode()
     def choose_threads(self) -> None:
@@ -301,7 +316,7 @@ class Engine:
         as `warm_up`."""
         self._check_idle("choose_threads")
         if self.device.kind == "cpu":
-            gamma, parts = min(self.max_gamma, 5), self._runner.parts(Mode())
+            gamma, parts = min(self.max_gamma, 5), self._texts.runner.parts[True]
             run = measured_round(parts, gamma, batch=self.batch, slots=self.rows.scratch)
             self._shared.faults.attempt(partial(self.threads.choose, run), ENGINE)
 
@@ -309,13 +324,114 @@ class Engine:
         if not self.idle:
             raise RuntimeError(f"{name}() needs an idle engine: it runs rounds")
 
-    def _drop_abandoned(self) -> None:
-        """Cancels the requests of runs that were left, without results."""
-        if not self._queue.abandoned:
+
+class Lane:
+    """Rows that share rounds, and the requests that wait for one of them."""
+
+    def __init__(
+        self,
+        table: Table,
+        schedule: Schedule,
+        modes: Sequence[Mode],
+        capture: Capture | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.table, self.waiting = table, deque[Entry]()
+        device = table.device
+        self._per_poll, self._late = device.rounds_per_poll, int(device.late_reads)
+        groups, buckets = isinstance(table.rows, BeamRows), schedule.buckets
+        shapes = ShapeSet.of(device, table.batch, table.slots, buckets, modes, groups=groups)
+        self.reader = DraftReader(table, shapes, capture) if table.drafting else None
+        at_once = self.reader.read_prompts if self.reader and table.needs.at_once else None
+        prompts = capture if device.captures_at_once else None  # they have many lengths
+        self.admission = Admission(table, shapes, at_once, prompts)
+        self.periods = Periods(table, schedule, clock)
+        self.results = Results(table)
+        self.runner = RoundRunner(table, self.results.fail, shapes, capture)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The requests that wait or are decoded."""
+        return [*self.waiting, *self.table.occupied.values()]
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.table.occupied)
+
+    @property
+    def free(self) -> int:
+        """Requests that could be admitted in the next step."""
+        return max(0, self.table.batch - len(self.table.occupied) - len(self.waiting))
+
+    @property
+    def stats(self) -> Stats:
+        """Its counts so far; waits for the device."""
+        counts, counters = self.table.counts, self.table.counters
+        return Stats(
+            rounds=counts.rounds,
+            row_rounds=int(counters.row_rounds),
+            emitted=int(counters.emitted) + counts.emitted,
+            drafted_at_depth=tuple(counters.drafted.tolist()),
+            accepted_at_depth=tuple(counters.accepted.tolist()),
+            target_forwards=counts.target_forwards,
+            draft_forwards=counts.draft_forwards,
+        )
+
+    def cancel(self, which: Callable[[Request], bool], *, silently: bool) -> int:
+        """Cancels the requests that match; returns how many there were. Those that wait leave no result."""
+        waiting = [entry for entry in self.waiting if not which(entry.request)]
+        count, self.waiting = len(self.waiting) - len(waiting), deque(waiting)
+        rows = [row for row, entry in self.table.occupied.items() if which(entry.request)]
+        self.table.stop(rows, silently=silently)
+        return count + len(rows)
+
+    def fail_rows(self, error: SpeculativeError) -> None:
+        """Fails the requests in the rows, after a fault that cannot be isolated."""
+        self.table.fail_all(error)
+        self.periods.forget()
+
+    def begin(self) -> Period | None:
+        """Admits requests, and begins a period if the last one is over; None where no round is needed."""
+        table, periods = self.table, self.periods
+        table.left.clear()
+        # Between two polls nobody is admitted, so that gamma is chosen for the rows that there are.
+        admitted = periods.now.rounds == 0 and bool(self.waiting) and self._admit()
+        if len(table.cancelled) == len(table.occupied):
+            return None
+        if admitted and self._all_guessed():
+            return None
+        if periods.now.rounds == 0:
+            periods.begin(None if self.reader is None else self.reader.read)
+        return periods.now
+
+    def end(self, period: Period | None) -> None:
+        """Ends rows: after the last round of a period, and at once where one was cancelled, so that its row
+        and its encoder states are free with this step."""
+        table, late = self.table, 0
+        if period is None and not table.occupied:
+            self.periods.forget()
             return
-        slots = self._shared.slots
-        with self._guarded():
-            for inbox in self._queue.take_abandoned():
-                self._queue.remove(lambda state, inbox=inbox: state.inbox is inbox)  # type: ignore[misc]
-                occupied = slots.occupied.items()
-                slots.drop([row for row, state in occupied if state.inbox is inbox])
+        if period is not None and not table.cancelled:
+            if period.rounds < self._per_poll and not self.waiting:
+                return
+            late = self._late
+        self.periods.end()
+        for ended in self.periods.read(late=late):
+            self.results.retire(ended)
+
+    def _admit(self) -> bool:
+        """Puts waiting requests into free rows; whether there were any."""
+        rows = self.table.free()[: len(self.waiting)]
+        chosen = [(row, self.waiting.popleft()) for row in rows]
+        if chosen:
+            self.admission.admit(chosen)
+            self.periods.admitted += len(chosen)
+        return bool(chosen)
+
+    def _all_guessed(self) -> bool:
+        """Whether all rows have ended with their guesses, so that no round is needed. Asked only where
+        reading the device costs nothing."""
+        if not self.table.device.synchronous:
+            return False
+        guessing = any(entry.request.guess for entry in self.table.occupied.values())
+        return guessing and not bool(self.table.rows.active.any())

@@ -5,7 +5,7 @@ end of a period, and tells the schedule what the period brought. Where reads are
 the period that follows it: the device then has rounds to run while the host ends rows and admits others.
 
 `Results` ends the rows that a snapshot shows to have ended. A row is read at its end and, for partial texts,
-before it; one packed tensor each time. Knows schedules, clocks, slots and rows; nothing of models or rounds.
+before it; one packed tensor each time. Knows schedules, clocks and tables; nothing of models or rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,8 +21,10 @@ from torch import Tensor
 from ..device import HostCopy, HostReader, Moment
 from ..errors import RESULT, SCHEDULE, DecodingError
 from ..protocols import Poll, Schedule
-from ..requests import Finish, Partial, Ranked, Result, Source
-from .slots import Shared, SlotState, failed
+from ..requests import Finish, Partial, Ranked, Request, Result, Source
+from ..rounds.beams import BeamRows, best_text, packed_group
+from ..rows import Rows
+from .table import Entry, Table, failed
 
 COUNTS = 4
 
@@ -41,31 +43,25 @@ class Period:
     # Set at its end:
     ended: Moment | None = None
     copy: HostCopy | None = None
-    occupied: Mapping[int, SlotState] = field(default_factory=dict)  # who was in the slots
-    grown: int = 0  # see `Slots.grown`
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The state of all rows after a round, and the counters that schedules learn from."""
-
-    active: list[int]  # [B] 0 or 1
-    lengths: list[int]  # [B]
-    totals: tuple[int, int, int]  # judged and accepted drafts, and row rounds
+    occupied: Mapping[int, Entry] = field(default_factory=dict)  # who was in the rows
+    grown: int = 0  # see `Table.grown`
+    # Set when its snapshot is read, of all rows `[B]`:
+    active: list[int] = field(default_factory=list)  # 0 or 1
+    used: list[int] = field(default_factory=list)  # slots
 
 
 class Periods:
     """The period under way, and those whose snapshot is on its way."""
 
-    def __init__(self, shared: Shared, schedule: Schedule, clock: Callable[[], float]) -> None:
-        self._shared, self._schedule, self._clock = shared, schedule, clock
+    def __init__(self, table: Table, schedule: Schedule, clock: Callable[[], float]) -> None:
+        self._table, self._schedule, self._clock = table, schedule, clock
         self._buckets = schedule.buckets  # of one there is nothing to choose
-        self._reader = HostReader(shared.device)
+        self._reader = HostReader(table.device)
         self.now = Period(min(self._buckets))
         self.admitted = 0  # requests since the last report
         self._ended: deque[Period] = deque()
         self._faults = 0  # logged before this period
-        self._totals = (0, 0, 0)  # of earlier periods, as in `Snapshot`
+        self._totals = (0, 0, 0)  # of earlier periods: judged and accepted drafts, and row rounds
         self._reported_s = 0.0
 
     def begin(self, read: Callable[[], None] | None) -> None:
@@ -79,47 +75,48 @@ class Periods:
                     raise ValueError(f"gamma {chosen} is none of its {self._buckets}")
                 now.gamma = chosen
             except Exception as error:
-                self._shared.faults.record(SCHEDULE, error)
-        device, slots = self._shared.device, self._shared.slots
-        if now.gamma and read is not None and (slots.unread_prompts or slots.unread_tokens):
-            now.read, now.reading = len(slots.unread_prompts), Moment(device, self._clock())
+                self._table.faults.record(SCHEDULE, error)
+        device, table = self._table.device, self._table
+        if now.gamma and read is not None and (table.unread_prompts or table.unread_tokens):
+            now.read, now.reading = len(table.unread_prompts), Moment(device, self._clock())
             read()
-        now.began, now.widths = Moment(device, self._clock()), self._shared.counts.widths
+        now.began, now.widths = Moment(device, self._clock()), table.counts.widths
 
     def end(self) -> None:
         """Ends the period with a snapshot, in the order of the device's work."""
-        now, shared = self.now, self._shared
-        rows, counters = shared.slots.rows, shared.counters
+        now, table = self.now, self._table
+        rows, counters, used = table.rows, table.counters, table.rows.lengths
+        if table.texts > 1:
+            used = rows.begin + (used - rows.begin) * table.texts
         packed = torch.cat(
             [
                 rows.active,
-                rows.lengths,
+                used,
                 counters.judged[None],
                 counters.row_rounds[None],
                 counters.accepted,
             ]
         )  # [2 B + 2 + G] int64: each copy costs a launch and a wait, whatever its size
-        now.ended = Moment(shared.device, self._clock())
+        now.ended = Moment(table.device, self._clock())
         now.copy = self._reader.read(packed.detach, now.ended)
-        now.occupied, now.grown = shared.slots.occupied, shared.slots.grown
-        now.disturbed |= shared.faults.count != self._faults
-        self._faults = shared.faults.count
-        now.widths = shared.counts.widths - now.widths
+        now.occupied, now.grown = table.occupied, table.grown
+        now.disturbed |= table.faults.count != self._faults
+        self._faults = table.faults.count
+        now.widths = table.counts.widths - now.widths
         self._ended.append(now)
         self.now = Period(now.gamma)
 
-    def read(self, *, late: int) -> Iterator[tuple[Period, Snapshot]]:
-        """The ended periods but the last `late`, with their snapshots; tells the schedule of each. Waits for
-        the rounds before a snapshot, not for those after it."""
+    def read(self, *, late: int) -> Iterator[Period]:
+        """The ended periods but the last `late`, whose snapshots have been read; tells the schedule of each.
+        Waits for the rounds before a snapshot, not for those after it."""
         while len(self._ended) > late:
-            period, batch = self._ended.popleft(), self._shared.slots.rows.batch
+            period, batch = self._ended.popleft(), self._table.batch
             assert period.copy is not None
             numbers: list[int] = period.copy.tensor().tolist()
+            period.active, period.used = numbers[:batch], numbers[batch : 2 * batch]
             judged, row_rounds, *accepted = numbers[2 * batch :]
-            totals = judged, sum(accepted), row_rounds
-            snapshot = Snapshot(numbers[:batch], numbers[batch : 2 * batch], totals)
-            self._report(period, totals)
-            yield period, snapshot
+            self._report(period, (judged, sum(accepted), row_rounds))
+            yield period
 
     def forget(self) -> None:
         """Drops the period under way, and the snapshots that nobody needs."""
@@ -153,60 +150,62 @@ class Periods:
         try:
             self._schedule.learn(poll)
         except Exception as error:
-            self._shared.faults.record(SCHEDULE, error)
+            self._table.faults.record(SCHEDULE, error)
 
 
 class Results:
-    """Ends rows, and delivers their results to their inboxes."""
+    """Ends rows, and collects their results."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
+    def __init__(self, table: Table) -> None:
+        self._table = table
         # Not that of snapshots: a row's read must not wait for those that were taken after it had ended.
-        self._reader = HostReader(shared.device)
+        self._reader = HostReader(table.device)
         self.polled: Moment | None = None  # when the last snapshot that was read was taken
 
-    def retire(self, period: Period, snapshot: Snapshot) -> None:
-        """Ends the slots whose row was not active any more at the end of a period."""
-        slots = self._shared.slots
-        slots.note_lengths(snapshot.lengths, period.occupied)
-        for row, state in slots.occupied.items():
-            if state is period.occupied.get(row) and not snapshot.active[row]:
-                # A cancelled row may have stopped later than in the snapshot.
-                self._end(row, state, None if state.cancelled else period.ended)
-        self.polled = period.ended
-        slots.measure(period.grown)
+    def retire(self, period: Period) -> None:
+        """Ends the requests whose row was not active any more at the end of a period."""
+        table, self.polled = self._table, period.ended
+        for row in table.note(period.active, period.used, period.occupied, period.grown):
+            # A cancelled row may have stopped later than in the snapshot.
+            after = None if row in table.cancelled else period.ended
+            self._end(row, table.occupied[row], after)
 
     def fail(self, row: int, error: DecodingError) -> None:
-        """Ends a slot with an error; its result has what was written before."""
-        state = self._shared.slots.occupied[row]
-        state.error = error
-        self._end(row, state)
+        """Ends a request with an error; its result has what was written before."""
+        entry = self._table.occupied[row]
+        entry.error = error
+        self._end(row, entry)
         # What made it fail must not be read in rounds of the others.
-        self._shared.rows.clear(row)
+        self._table.rows.clear(row)
 
-    def _end(self, row: int, state: SlotState, after: Moment | None = None) -> None:
-        """Frees the slot and delivers its result."""
-        self._shared.slots.vacate(row)
+    def _end(self, row: int, entry: Entry, after: Moment | None = None) -> None:
+        """Frees the row and collects its result."""
+        cancelled = row in self._table.cancelled
+        self._table.vacate(row)
         try:
-            result = self.collect(row, state, after)
+            result = self.collect(row, entry, after, cancelled)
         except Exception as raised:
-            error = self._shared.faults.record(RESULT, raised)
-            result = failed(state.request, state.error or error)
-        state.inbox.put(result)
+            error = self._table.faults.record(RESULT, raised)
+            result = failed(entry.request, entry.error or error)
+        self._table.shared.ended.append(result)
 
-    def collect(self, row: int, state: SlotState, after: Moment | None = None) -> Result:
+    def collect(self, row: int, entry: Entry, after: Moment | None, cancelled: bool) -> Result:
         """The result of a row that has ended by the moment `after`; None is now."""
-        shared, request = self._shared, state.request
-        begin, end = len(request.prompt), shared.rows.scratch
-        if after is not None:
-            end = max(begin, shared.slots.lengths[row])
-        record = self._row(row, begin, end, request.ranks, after)
+        table, request = self._table, entry.request
+        if isinstance(table.rows, BeamRows):
+            record = self._read_group(table.rows, row, request, after)
+            table.counts.emitted += len(record.tokens)
+        else:
+            begin, end = len(request.prompt), table.rows.scratch
+            if after is not None:
+                end = max(begin, table.used[row])
+            record = self._read_text(row, begin, end, request.ranks, after)
         finish = Finish.LENGTH
-        if state.error is not None:
+        if entry.error is not None:
             finish = Finish.FAILED
-        elif state.cancelled:
+        elif cancelled:
             finish = Finish.CANCELLED
-        elif record.tokens and record.tokens[-1] in shared.ends:
+        elif record.tokens and record.tokens[-1] in table.shared.ends:
             finish = Finish.STOP
         return Result(
             request=request,
@@ -217,23 +216,23 @@ class Results:
             rounds=record.rounds,
             drafted=record.drafted,
             accepted=record.accepted,
-            probe=() if state.probe is None else tuple(state.probe.tensor().tolist()),
+            probe=() if entry.probe is None else tuple(entry.probe.tensor().tolist()),
             ranked=record.ranked,
-            error=state.error,
-            draft_error=state.draft_error,
+            error=entry.error,
+            draft_error=entry.draft_error,
         )
 
     def partials(self, known: Mapping[Any, int]) -> list[Partial]:
-        """What unfinished rows had written in the last poll; `known` has the tokens to skip of each, by
-        tag."""
-        shared, partials = self._shared, []
-        for row, state in shared.slots.occupied.items():
-            if state.cancelled:
+        """What unfinished rows of one text had written in the last poll; `known` has the tokens to skip of
+        each, by tag."""
+        table, partials = self._table, []
+        for row, entry in table.occupied.items():
+            if row in table.cancelled:
                 continue
-            request, begin = state.request, known.get(state.request.tag, 0)
+            request, begin = entry.request, known.get(entry.request.tag, 0)
             start = len(request.prompt) + begin
-            end = max(start, shared.slots.lengths[row])
-            record = self._row(row, start, end, request.ranks, self.polled)
+            end = max(start, table.used[row])
+            record = self._read_text(row, start, end, request.ranks, self.polled)
             partials.append(
                 Partial(
                     request=request,
@@ -245,12 +244,21 @@ class Results:
             )
         return partials
 
-    def _row(
+    def _read_group(
+        self, rows: BeamRows, row: int, request: Request, after: Moment | None
+    ) -> RowRecord:
+        """Reads the best text of a group."""
+        assert request.beams is not None
+        packed = self._reader.read(lambda: packed_group(rows, row), after).tensor()
+        rounds, tokens, logprobs = best_text(packed, rows, len(request.prompt), request.beams)
+        return RowRecord(rounds, 0, 0, tokens, logprobs, [Source.PLAIN] * len(tokens))
+
+    def _read_text(
         self, row: int, begin: int, end: int, ranks: int, after: Moment | None = None
     ) -> RowRecord:
         """Reads a row from slot `begin` on. Nothing is written to the slots below `end` after the moment
         `after`; None waits for everything queued."""
-        rows, each, span = self._shared.rows, slice(row, row + 1), slice(begin, end)
+        rows, each, span = cast(Rows, self._table.rows), slice(row, row + 1), slice(begin, end)
 
         def packed() -> Tensor:
             """`[4 + (3 + 2 R) M]` int64: counts, then tokens, sources, bits of log-probabilities, and of R
@@ -302,4 +310,4 @@ class RowRecord:
     tokens: list[int]
     logprobs: list[float]
     sources: list[int]
-    ranked: Ranked  # the most likely tokens at each one, with their log-probabilities
+    ranked: Ranked = ()  # the most likely tokens at each one, with their log-probabilities

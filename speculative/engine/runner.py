@@ -7,15 +7,16 @@ before the first request (`ShapeSet`).
 Whether rounds run faster with one thread or with all of them is measured (`RoundThreads`). A round of few
 rows on a CPU consists of operators so small that waking a second thread costs more than it saves; one of many
 rows does not. Which of the two it is depends on model, batch and machine. Prompts and encoders are not
-limited: their operators are large. Knows slots, rounds and shapes; nothing of schedules, admission or
+limited: their operators are large. Knows tables, rounds and shapes; nothing of schedules, admission or
 results.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -28,17 +29,20 @@ from ..device import Device, at_most, can_set
 from ..errors import DRAFT, ENGINE, OF_THE_DRAFTER, STAGE_AFTER, DecodingError
 from ..protocols import Processor
 from ..requests import Mode
+from ..rounds.beams import BeamRows, beam_round
 from ..rounds.round import Parts, run_round
 from ..rows import Counters, Rows, selected
 from ..types import Prefix
 from .captures import Capture
-from .slots import Shared
+from .table import Table
 
-TIMED = frozenset({"draft", "score", "accept"})
-"""Stages of a round whose time is measured; the others only locate a fault."""
+log = logging.getLogger(__name__)
 
 Launch = Callable[[], int]
 """Runs a round; returns how many tokens were drafted."""
+
+TIMED = frozenset({"draft", "score", "accept"})
+"""Stages of a round whose time is measured; the others only locate a fault."""
 
 EAGER_REACHES = (64, 128, 256, 512, 1024, 2048, 4096)
 """How many slots attention reads where a shape costs nothing: a window of 30 s usually fills a third of
@@ -65,160 +69,179 @@ GAIN = 0.95
 
 
 class RoundRunner:
-    """Runs rounds of all slots. A row that fails when it is run alone is passed to `fail`."""
+    """Runs rounds of the rows of a table. A row that fails when it is run alone is passed to `fail`."""
 
     def __init__(
         self,
-        shared: Shared,
-        processors: Iterable[Processor],
+        table: Table,
         fail: Callable[[int, DecodingError], None],
         shapes: ShapeSet,
         capture: Capture | None = None,
     ) -> None:
-        self._shared, self._fail = shared, fail
-        self._processors = tuple(processors)
+        self._table, self._fail, self._shapes = table, fail, shapes
         self._capture = capture  # None: rounds are not captured
-        self._shapes = shapes
+        self._groups = isinstance(table.rows, BeamRows)
+        self._round = beam_round if self._groups else run_round
+        self._static, self._hpu = table.device.static_shapes, table.device.kind == "hpu"
         self._graphs: dict[Shape, Launch] = {}
-        self._parts: dict[tuple[Mode, bool], Parts] = {}
+        self._refused: set[Shape] = set()
         self._stage = ENGINE  # of the round under way
+        shared, drafter = table.shared, table.drafter if table.drafting else None
+        self.parts = {
+            drafting: Parts(
+                table.target, drafter if drafting else None, shared.processors, shared.eos
+            )
+            for drafting in (True, False)
+        }
+        """The parts of a round, with the drafter and without."""
 
-    def run(self, gamma: int, mode: Mode) -> bool:
-        """Runs one round of the occupied slots, without drafts where the drafter has failed. After a fault
+    def run(self, gamma: int) -> bool:
+        """Runs one round of the occupied rows, without drafts where the drafter has failed. After a fault
         each row repeats it alone. Returns whether all rows ran together, with this gamma."""
-        slots = self._shared.slots
-        slots.count_round(gamma)
-        groups = slots.groups(gamma)
-        for group in groups:
-            rows = group.rows
-            shape = self._shapes.pick(rows[-1] + 1, group.gamma, mode, slots.longest)
-            with slots.masked_to(rows) if len(groups) > 1 else nullcontext():
+        table, mode = self._table, self._table.mode
+        if self._static:
+            mode = self._shapes.mode(mode)
+        table.count_round(gamma)
+        apart = self._apart(gamma)
+        for rows, own, drafter in apart:
+            shape = self._shapes.pick(rows[-1] + 1, own, mode, table.longest)
+            with table.masked_to(rows) if len(apart) > 1 else nullcontext():
                 try:
-                    width = self._launch(shape, drafter=group.drafter)()
+                    width = self._launch(shape, drafter)()
                 except Exception as error:
-                    self._shared.faults.handle(self._stage, error)
-                    self._run_alone(rows, shape, drafter=group.drafter)
+                    table.faults.handle(self._stage, error)
+                    self._run_alone(rows, shape, drafter)
                 else:
                     self._count(width)
-        return len(groups) == 1 and groups[0].drafter == (gamma > 0 or slots.observed)
+        return len(apart) == 1 and apart[0][2] == (gamma > 0 or table.needs.always)
+
+    def _apart(self, gamma: int) -> list[tuple[list[int], int, bool]]:
+        """The parts of a round, with their gamma, and whether the drafter takes part: it proposes, or
+        observes a round without drafts. They are all rows, or those whose drafter has failed apart from the
+        others, so that the others' drafts stay what they would have been."""
+        table = self._table
+        if gamma == 0 and not table.needs.always:
+            return [(list(table.occupied), 0, False)]
+        drafting: list[int] = []
+        plain: list[int] = []
+        for row, entry in table.occupied.items():
+            (drafting if entry.draft_error is None else plain).append(row)
+        apart = [(drafting, gamma, True)] if drafting else []
+        return [*apart, (plain, 0, False)] if plain else apart
 
     def warm_up(self) -> None:
         """Runs shapes once on free rows, so that they are captured before there is work: those of all modes
         where shapes are compiled, of the first one where a capture takes no longer than a few rounds."""
         modes = self._shapes.modes
-        wanted = modes[:1] if self._shared.device.captures_at_once else modes
+        wanted = modes[:1] if self._table.device.captures_at_once else modes
         for shape in self._shapes.common(wanted):
-            self._launch(shape)()
+            self._launch(shape, drafter=True)()
 
     @property
     def captured(self) -> tuple[Shape, ...]:
         """The shapes that have been captured so far."""
         return tuple(self._graphs)
 
-    def parts(self, mode: Mode, *, drafter: bool = True) -> Parts:
-        """The parts of a round in this mode, with the drafter or without."""
-        found = self._parts.get((mode, drafter))
-        if found is None:
-            shared = self._shared
-            drafting = shared.drafter if drafter and shared.drafting else None
-            found = Parts(shared.target, drafting, self._processors, shared.eos)
-            self._parts[mode, drafter] = found
-        return found
-
-    def _launch(self, shape: Shape, *, drafter: bool = True) -> Launch:
+    def _launch(self, shape: Shape, drafter: bool) -> Launch:
         """The callable of a shape, captured where the device captures. A round that a drafter would observe
         and must not, as it has failed in these rows, runs operator by operator: it is rare."""
         self._stage = ENGINE  # a captured round has no stages
-        unobserved = self._shared.needs.always and not drafter
-        if self._capture is None or unobserved:
-            return self._eager(shape, self.parts(shape.mode, drafter=drafter))
-        if shape not in self._graphs:
-            assert shape in self._shapes, f"{shape} is not in the closed set"
-            self._graphs[shape] = self._captured(shape, self._capture)
+        unobserved = self._table.needs.always and not drafter
+        if self._capture is None or unobserved or not self._ready(shape):
+            return self._eager(shape, self.parts[drafter])
         return self._graphs[shape]
 
-    def _captured(self, shape: Shape, capture: Capture) -> Launch:
-        """Captures the rounds of a shape, on views of the first rows that belong to the graph."""
-        shared, parts = self._shared, self.parts(shape.mode)
-        rows = selected(shared.rows, slice(shape.rows), shape.mode, shape.reach)
+    def _ready(self, shape: Shape) -> bool:
+        """Whether the rounds of a shape are captured, on views of the first rows that belong to the graph.
+        A shape whose capture fails, for lack of memory, say, runs operator by operator from then on."""
+        if shape in self._graphs or shape in self._refused:
+            return shape in self._graphs
+        assert shape in self._shapes and self._capture is not None, f"{shape} is not in the set"
+        table, parts, run = self._table, self.parts[True], self._round
+        rows = selected(table.rows, slice(shape.rows), shape.mode, shape.reach)
 
         def round_() -> None:
-            run_round(rows, parts, shape.gamma, shared.counters)
+            run(rows, parts, shape.gamma, table.counters)  # type: ignore[arg-type]
 
-        with shared.slots.masked_to(()):  # capturing runs a few rounds
-            graph = capture(round_)
+        try:
+            with table.masked_to(()):  # capturing runs a few rounds
+                graph = self._capture(round_)
+        except RuntimeError as error:
+            self._refused.add(shape)
+            log.warning("rounds of %s are not captured, and slower: %s", shape, error)
+            return False
 
         def replay() -> int:
             graph()
             return shape.gamma
 
-        return replay
+        self._graphs[shape] = replay
+        return True
 
     def _eager(self, shape: Shape, parts: Parts) -> Launch:
-        shared = self._shared
-        shared.rows.mode, shared.rows.reach = shape.mode, shape.reach
+        rows, table = self._table.rows, self._table
         self._stage = DRAFT
-        shared.watch.start()
-        return partial(
-            run_round, shared.rows, parts, shape.gamma, shared.counters, self._stage_ended
-        )
+        table.watch.start()
+        if self._groups and shape.rows < rows.batch:  # each costs as much as several texts
+            rows = selected(rows, slice(shape.rows), shape.mode, shape.reach)
+        else:
+            rows.mode, rows.reach = shape.mode, shape.reach
+        return partial(self._round, rows, parts, shape.gamma, table.counters, self._stage_ended)  # type: ignore[arg-type]
 
     def _stage_ended(self, stage: str) -> None:
         self._stage = STAGE_AFTER[stage]
         if stage in TIMED:
-            self._shared.watch.mark(stage)
+            self._table.watch.mark(stage)
 
-    def _run_alone(self, rows: Iterable[int], shape: Shape, *, drafter: bool) -> None:
+    def _run_alone(self, rows: Sequence[int], shape: Shape, drafter: bool) -> None:
         """Runs the round for each of `rows` alone, without drafts where drafting fails. Rows that fail
         alone are failed."""
-        slots = self._shared.slots
+        table = self._table
         for row in rows:
-            with slots.masked_to([row]):
-                error = self._try_row(row, shape, drafter=drafter)
+            with table.masked_to([row]):
+                error = self._try_row(row, shape, drafter)
                 if error is not None and error.stage in OF_THE_DRAFTER:
-                    slots.stop_drafting(row, error)
+                    table.occupied[row].draft_error = error
                     error = self._try_row(row, replace(shape, gamma=0), drafter=False)
             if error is not None:
                 self._fail(row, error)
 
-    def _try_row(self, row: int, shape: Shape, *, drafter: bool) -> DecodingError | None:
+    def _try_row(self, row: int, shape: Shape, drafter: bool) -> DecodingError | None:
         """Runs an uncaptured round with only `row` active; returns the fault if it raises."""
-        batch = self._shared.rows.batch
-        processors = tuple(SingleRowProcessor(p, row, batch) for p in self._processors)
+        rows, parts = self._table.rows, self.parts[drafter]
+        own = slice(row * rows.texts, (row + 1) * rows.texts)
+        processors = tuple(SingleRowProcessor(p, own) for p in parts.processors)
         try:
-            parts = replace(self.parts(shape.mode, drafter=drafter), processors=processors)
-            self._count(self._eager(shape, parts)())
+            self._count(self._eager(shape, replace(parts, processors=processors))())
         except Exception as error:
-            return self._shared.faults.handle(self._stage, error)
+            return self._table.faults.handle(self._stage, error)
         return None
 
     def _count(self, width: int) -> None:
-        shared, counts = self._shared, self._shared.counts
-        if shared.device.kind == "hpu":
-            shared.device.mark_step()
+        table, counts = self._table, self._table.counts
+        if self._hpu:
+            table.device.mark_step()
         counts.rounds += 1
         counts.widths += width
         counts.target_forwards += 1
-        if width and shared.drafter is not None:
-            counts.draft_forwards += shared.drafter.forwards(width)
+        if width and table.drafter is not None:
+            counts.draft_forwards += table.drafter.forwards(width)
 
 
 @dataclass(frozen=True)
 class SingleRowProcessor:
-    """Applies a logits processor to one row; the logits of the others stay as they are.
+    """Applies a logits processor to the texts of one row; the logits of the others stay as they are.
 
     Processors are given no mask, so one that fails on a row would fail in every round of the others.
     """
 
     processor: Processor
-    row: int
-    batch: int
+    texts: slice
 
     def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
-        span = slice(self.row, self.row + 1)
-        own = Prefix(prefix.tokens[span], prefix.last[span], prefix.begin[span])
+        own = Prefix(prefix.tokens[self.texts], prefix.last[self.texts], prefix.begin[self.texts])
         out = logits.clone()
-        out[span] = self.processor(logits[span], own)
+        out[self.texts] = self.processor(logits[self.texts], own)
         return out
 
 
@@ -259,14 +282,19 @@ class ShapeSet:
         slots: int,
         gammas: Sequence[int],
         modes: Sequence[Mode],
+        *,
+        groups: bool = False,
     ) -> ShapeSet:
-        """The axes on `device` for `batch` rows of `slots` slots.
+        """The axes on `device` for `batch` rows of `slots` slots; `groups` of texts fill them several at a
+        time, and a row of them costs as much as several.
 
         cuda captures in tenths of a second: batches and reaches double. A Gaudi card compiles for minutes:
         batches grow by four, and every round reads all slots.
         """
         batches: tuple[int, ...] = (batch,)
         reaches: tuple[int, ...] = (*EAGER_REACHES[: bisect_left(EAGER_REACHES, slots)], slots)
+        if groups:
+            batches, reaches = (*range(1, batch + 1),), (*range(128, slots, 128), slots)
         if device.kind == "cuda":
             batches, reaches = powers(2, 1, batch), powers(2, SHORTEST_CAPTURED, slots)
         elif device.kind == "hpu":

@@ -10,6 +10,9 @@ The tokens are those of openai/whisper (`decoding.py`, `BeamSearchDecoder.update
 that are more probable than the last of these. Sums are of float32, and equal ones keep the order of their
 beams.
 
+A row of `BeamRows` is a group of K texts, whose slots are a tree: `parents` leads from each token to the one
+before it, and `paths` lists the slots of each text.
+
 Shapes: B rows, K beams, T tokens of the longest text, S slots, F texts that have ended, W candidates of a
 beam. Pure tensor code on fixed shapes, as `round`: no host sync, no branch on a tensor, and state changes in
 place and at the end, so that a round that fails can be repeated row by row.
@@ -26,17 +29,19 @@ import torch
 from torch import Tensor
 
 from ..protocols import AllowingProcessor, BeamModel, Processor
-from ..requests import MOST_PATIENCE
+from ..requests import MOST_PATIENCE, Beams, Mode, Request
+from ..rows import Counters, RowState
 from ..types import Paths, Prefix
 from .choice import Allowed, masked
-from .round import is_end
+from .round import Parts, StageCallback, is_end
 
 NEVER = float("-inf")
 
 
 @dataclass
-class BeamRows:
-    """The state of all rows. Slots from S on, and texts from F on, are for writes that do not count."""
+class BeamRows(RowState):
+    """Rows of K texts each, which share a prompt. Slots from S on, and texts from F on, are for writes that
+    do not count."""
 
     tokens: Tensor  # [B, S + 1] int64, the token in each slot: prompts in the first ones, in order
     parents: Tensor  # [B, S + 1] int64, the slot of the token before it
@@ -47,12 +52,17 @@ class BeamRows:
     begin: Tensor  # [B] int64, prompt length
     limits: Tensor  # [B] int64
     active: Tensor  # [B] bool
+    rounds: Tensor  # [B] int64
     wanted: Tensor  # [B] int64, texts that have ended, with which the search ends
     ended: Tensor  # [B] int64, how many there are
     ended_at: Tensor  # [B, F + 1] int64, the slot of the last token before their end
     ended_tokens: Tensor  # [B, F + 1] int64, which end of text
     ended_sums: Tensor  # [B, F + 1] float32
     ended_logprobs: Tensor  # [B, F + 1] float32, of the end of text alone
+    reach: int
+    mode: Mode
+
+    computed = frozenset("parents logprobs ended_at ended_tokens ended_sums ended_logprobs".split())
 
     @staticmethod
     def empty(
@@ -71,51 +81,64 @@ class BeamRows:
             begin=zeros(batch) + 1,
             limits=zeros(batch) + 1,
             active=zeros(batch, dtype=torch.bool),
+            rounds=zeros(batch),
             wanted=zeros(batch),
             ended=zeros(batch),
             ended_at=zeros(batch, texts + 1),
             ended_tokens=zeros(batch, texts + 1),
             ended_sums=zeros(batch, texts + 1, dtype=torch.float32),
             ended_logprobs=zeros(batch, texts + 1, dtype=torch.float32),
+            reach=slots,
+            mode=Mode(),
         )
 
     @property
-    def slots(self) -> int:
-        """Slots of a row; the one behind them is for writes that do not count."""
-        return self.tokens.shape[1] - 1
-
-    @property
-    def size(self) -> int:
+    def texts(self) -> int:
         return self.paths.shape[1]
 
-    def first(self, count: int) -> BeamRows:
-        """Views of the first rows, whose rounds change these."""
-        return BeamRows(**{name: value[:count] for name, value in vars(self).items()})
+    @property
+    def longest(self) -> int:
+        """Tokens of a text at most."""
+        return (self.scratch - self.paths.shape[2] + 1) // self.texts
 
-    def begin_row(self, row: int, prompt: Tensor, *, longest: int, wanted: int) -> None:
-        """A row begins with its prompt `[P]`: all beams are one, and the others come with its first token."""
-        length, tokens = len(prompt), torch.arange(self.paths.shape[2], device=prompt.device)
-        self.tokens[row, :length] = prompt
-        self.paths[row] = tokens.where(tokens < length, 0)
-        self.sums[row] = NEVER
-        self.sums[row, 0] = 0
-        self.lengths[row] = self.begin[row] = length
-        self.limits[row] = min(length + longest, self.paths.shape[2])
-        self.wanted[row], self.ended[row] = wanted, 0
-        self.active[row] = self.limits[row] > length
+    def free(self, count: int, place: torch.device) -> BeamRows:
+        return BeamRows.empty(count, self.texts, self.paths.shape[2] - 1, self.longest, place)
+
+    def begin_texts(self, requests: Sequence[Request], most: int, gamma: int) -> None:
+        """See `RowState`. All beams of a row are one, and the others come with its first token."""
+        for i, request in enumerate(requests):
+            assert request.beams is not None
+            length, room = len(request.prompt), self.paths.shape[2]
+            new = self.longest if request.max_new_tokens is None else request.max_new_tokens
+            self.tokens[i, :length] = torch.tensor(request.prompt)
+            self.paths[i, :, :length] = torch.arange(length)
+            self.sums[i] = NEVER
+            self.sums[i, 0] = 0
+            self.lengths[i] = self.begin[i] = length
+            self.limits[i] = min(length + min(new, self.longest), room)
+            self.wanted[i] = request.beams.candidates
 
 
 def beam_round(
-    rows: BeamRows, target: BeamModel, processors: Sequence[Processor], eos: Tensor, *, reach: int
-) -> None:
-    """Runs one round of all rows, in place. `eos [E]` end a text; no slot of an active row is at `reach` or
-    behind."""
+    rows: BeamRows,
+    parts: Parts,
+    gamma: int,
+    counters: Counters,
+    stage_ended: StageCallback = lambda stage: None,
+) -> int:
+    """Runs one round of all rows, in place, as `round.run_round` does of single texts; without drafts, so
+    `gamma` and what it returns are 0. No slot of an active row is at `rows.reach` or behind."""
+    stage_ended("draft")
     _, size, room = rows.paths.shape
+    target, eos = cast(BeamModel, parts.target), parts.eos
     last = rows.lengths - 1
     at = rows.paths.gather(2, last[:, None, None].expand(-1, size, 1))[..., 0]  # [B, K]
     fed = rows.tokens.gather(1, at)
-    logits = target.score_paths(fed, Paths(rows.paths, rows.lengths), reach=reach)  # [B, K, V]
-    best, chances = _best(rows, processors, logits, last, size + len(eos))  # [B, K, W]
+    paths = Paths(rows.paths, rows.lengths)
+    logits = target.score_paths(fed, paths, reach=rows.reach)  # [B, K, V]
+    best, chances = _best(rows, parts.processors, logits, last, size + len(eos))  # [B, K, W]
+    stage_ended("score")
+    stage_ended("observe")
     width = best.shape[2]
     scores, order = (
         (rows.sums[..., None] + chances).flatten(1).sort(dim=1, descending=True, stable=True)
@@ -133,10 +156,10 @@ def beam_round(
     parent = source.gather(1, chosen)  # [B, K] beams
     beam = torch.arange(size, device=token.device)
     slot = (rows.begin + (rows.lengths - rows.begin) * size)[:, None] + beam
-    slot = torch.where(rows.active[:, None], slot, rows.slots)
-    paths = rows.paths.gather(1, parent[..., None].expand(-1, -1, room))
+    slot = torch.where(rows.active[:, None], slot, rows.scratch)
+    going_on = rows.paths.gather(1, parent[..., None].expand(-1, -1, room))
     behind = rows.lengths.clamp_max(room - 1)[:, None, None].expand(-1, size, 1)
-    paths = paths.scatter(2, behind, slot[..., None])
+    going_on = going_on.scatter(2, behind, slot[..., None])
 
     # Texts that have ended, while more are wanted.
     number = rows.ended[:, None] + ended.cumsum(1) - 1
@@ -152,11 +175,15 @@ def beam_round(
     rows.tokens.scatter_(1, slot, token.gather(1, chosen))
     rows.parents.scatter_(1, slot, at.gather(1, parent))
     rows.logprobs.scatter_(1, slot, chance.gather(1, chosen))
-    rows.paths.copy_(torch.where(active[..., None], paths, rows.paths))
+    rows.paths.copy_(torch.where(active[..., None], going_on, rows.paths))
     rows.sums.copy_(torch.where(active, scores.gather(1, chosen), rows.sums))
     rows.lengths += rows.active
+    rows.rounds += rows.active
+    counters.row_rounds.add_(rows.active.sum())
     alive = (rows.sums > NEVER).any(1)  # False with NaN too
     rows.active &= (rows.ended < rows.wanted) & (rows.lengths < rows.limits) & alive
+    stage_ended("accept")
+    return 0
 
 
 def _best(
@@ -201,3 +228,51 @@ def _best_allowed(logits: Tensor, allowed: Allowed, width: int) -> tuple[Tensor,
     values = torch.cat([values.masked_fill(wins, NEVER), beside], 2)
     found, chances = _top(values - torch.where(wins, together, whole), width)
     return torch.cat([tokens, others + split], 2).gather(2, found), chances
+
+
+def packed_group(rows: BeamRows, row: int) -> Tensor:
+    """What `best_text` reads of a row, as one tensor of int64; bits of the numbers that are none."""
+    each = slice(row, row + 1)
+    last = rows.paths[row].gather(1, (rows.lengths[each] - 1).expand(rows.texts, 1))
+    whole = [rows.ended[each], rows.rounds[each], last[:, 0]]
+    whole += [values[row] for values in (rows.tokens, rows.parents, rows.ended_at)]
+    whole.append(rows.ended_tokens[row])
+    parts = (rows.sums, rows.logprobs, rows.ended_sums, rows.ended_logprobs)
+    return torch.cat([*whole, *(values[row].view(torch.int32) for values in parts)])
+
+
+def best_text(
+    packed: Tensor, rows: BeamRows, begin: int, beams: Beams
+) -> tuple[int, list[int], list[float]]:
+    """The rounds of a group, and its best text with log-probabilities, from what `packed_group` has read:
+    of the texts that have ended and, where they are fewer than beams, of the most probable ones that have not
+    (openai/whisper, `BeamSearchDecoder.finalize` and `MaximumLikelihoodRanker`)."""
+    slots, texts = rows.tokens.shape[1], rows.ended_at.shape[1]
+    whole = packed[: 2 + rows.texts + 2 * slots + 2 * texts].split(
+        [1, 1, rows.texts, slots, slots, texts, texts]
+    )
+    (count,), (rounds,), last, tokens, parents, ended_at, ended_tokens = (
+        values.tolist() for values in whole
+    )
+    bits = packed[2 + rows.texts + 2 * slots + 2 * texts :].to(torch.int32).view(torch.float32)
+    sums, logprobs, ended_sums, ended_logprobs = (
+        values.tolist() for values in bits.split([rows.texts, slots, texts, texts])
+    )
+    ends = [
+        (ended_sums[i], ended_at[i], [ended_tokens[i]], [ended_logprobs[i]]) for i in range(count)
+    ]
+    # The most probable first.
+    ends += [(total, at, [], []) for total, at in zip(sums, last, strict=True)][
+        : max(0, beams.size - count)
+    ]
+    found = []
+    for total, at, end, ending in ends:
+        path = list[int]()
+        while at >= begin:
+            path.append(at)
+            at = parents[at]
+        path.reverse()
+        text = [tokens[slot] for slot in path] + end
+        found.append((beams.score(total, len(path)), text, [logprobs[s] for s in path] + ending))
+    _, text, chances = max(found, key=lambda each: each[0])
+    return rounds, text, chances

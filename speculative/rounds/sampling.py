@@ -13,11 +13,10 @@ whichever rounds and beside whichever rows (drafter-invariant speculative decodi
 target's distribution over rounds as it does in one. The noise is a counter-based hash: integer mixing (C.
 Wellons' `lowbias32`) without a state.
 
-The thresholds of top-k and top-p are found without sorting where the vocabulary is large. A float32 is mapped
+The thresholds of top-k and top-p are found without sorting the vocabulary. A float32 is mapped
 to an integer whose order is the reverse of the floats', and the lowest logit that is kept is found digit by
 digit: a histogram of the first digit over all tokens tells in which bin it lies, one of the next digit in
-that bin tells the rest. Exact for any logits, on fixed shapes and without a sync. The histograms cost the
-same for four tokens as for a thousand, so small vocabularies are sorted. Knows tensors only.
+that bin tells the rest. Exact for any logits, on fixed shapes and without a sync. Knows tensors only.
 """
 
 from __future__ import annotations
@@ -33,10 +32,6 @@ CACHED = 1 << 18
 
 DIGITS = (11, 11, 10)
 """Bits of each digit. The histograms of two digits would be as large as half a vocabulary."""
-
-SORTED = 1024
-"""Vocabularies up to this size are sorted. For 40 rows of 4 tokens a sort takes 0.03 ms and histograms 0.9
-(two threads: 0.7), of 1,024 tokens 2.1 and 2.9 (1.0 and 0.9), of 4,096 tokens 11.6 and 4.8 (4.7 and 1.4)."""
 
 _LAST = 0x7FFFFFFF
 _LOW = 0xFFFFFFFF
@@ -160,31 +155,14 @@ def top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """The lowest number `[R, 1]` that is kept of `logits [R, V]`: the `top_k [R, 1]` largest (1 to V), and
     of those the fewest that hold `top_p [R, 1]` of their probability. Tokens that tie with the last one
     kept are kept too."""
-    find = _by_sorting if logits.shape[-1] <= SORTED else _by_histograms
-    by_k, by_p = find(logits, top_k, top_p)
-    # A top-p of 1 cuts nothing, although the running sum may reach 1 early by rounding.
-    return torch.maximum(by_k, by_p.masked_fill(top_p >= 1, float("-inf")))
-
-
-# Both sum probabilities in float64: a bin may hold many thousand small numbers.
-def _by_sorting(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """The thresholds `[R, 1]` of top-k and of top-p among those tokens; arguments as of `top_k_top_p`."""
-    down, order = logits.sort(-1, descending=True)
-    by_k = down.gather(-1, top_k - 1)
-    mass, whole = _mass(logits, by_k)
-    held = mass.gather(-1, order).cumsum(-1) < top_p.double() * whole
-    # The sum over all tokens may miss the whole by rounding.
-    last = held.sum(-1, keepdim=True).clamp_max(logits.shape[-1] - 1)
-    return by_k, down.gather(-1, last)
-
-
-def _by_histograms(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """What `_by_sorting` finds."""
     ranks = _ranks(logits)
     ones = torch.ones_like(logits[:1]).expand_as(logits)
     by_k = _floats(_search(ranks, ones, top_k.to(logits.dtype)))
+    # Summed in float64: a bin may hold many thousand small numbers.
     mass, whole = _mass(logits, by_k)
-    return by_k, _floats(_search(ranks, mass, top_p.double() * whole))
+    by_p = _floats(_search(ranks, mass, top_p.double() * whole))
+    # A top-p of 1 cuts nothing, although the running sum may reach 1 early by rounding.
+    return torch.maximum(by_k, by_p.masked_fill(top_p >= 1, float("-inf")))
 
 
 def _mass(logits: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:

@@ -132,4 +132,5 @@ def test_a_folder_of_recordings_is_scored(
         (tmp_path / name).symlink_to(Path("samples", name).resolve())
     assert diarization.main([str(tmp_path), "--diarizer", "embedded", "--device", "cpu"]) == 0
     cells = capsys.readouterr().out.splitlines()[2].split()
-    assert cells[1] == "1" and float(cells[2]) < 10 and cells[-2] == "0.00"
+    _, recordings, der, _, _, confused, *_, words, _ = cells
+    assert (recordings, confused, words) == ("1", "0.0", "0.00") and float(der) < 20

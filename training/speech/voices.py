@@ -27,7 +27,6 @@ FLITE = {  # voice -> (share of training clips, mean pitch range in Hz)
 }
 ESPEAK = {"en-us": 0.16, "en-gb": 0.10}
 STYLES = ("", "m1", "m2", "m3", "m5", "m7", "f1", "f2", "f3")
-HELD_OUT_STYLES = ("m4", "f4")
 STRETCH = (0.84, 1.14)  # of flite's durations; fast speech saves training time
 # Duration factors in this range are reserved for evaluation.
 HELD_OUT_STRETCH = (1.03, 1.07)
@@ -59,18 +58,6 @@ def training_voice(rng: random.Random) -> Voice:
     style = rng.choice(STYLES)
     full = f"{name}+{style}" if style else name
     return Voice("espeak", full, float(rng.randint(145, 205)), float(rng.randint(35, 65)))
-
-
-def held_out_voices() -> list[Voice]:
-    """The evaluation voices: flite at other speeds and espeak-ng in other styles than in training."""
-    middle = sum(HELD_OUT_STRETCH) / 2
-    flite = [Voice("flite", n, middle, float(sum(r) // 2 + 3)) for n, (_, r) in FLITE.items()]
-    espeak = [
-        Voice("espeak", f"{name}+{style}", 158.0, 47.0)
-        for name in ESPEAK
-        for style in HELD_OUT_STYLES
-    ]
-    return flite + espeak
 
 
 def speak(text: str, voice: Voice) -> np.ndarray:

@@ -16,12 +16,15 @@ def post(
     headers: Mapping[str, str],
     receive: Callable[[], Awaitable[Message]],
     method: str = "POST",
+    taken: Callable[[Message], Awaitable[None]] | None = None,
 ) -> list[Message]:
-    """What was sent in answer; returns when the application does."""
+    """What was sent in answer; returns when the application does. `taken` is the client's taking of it."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
         sent.append(message)
+        if taken is not None:
+            await taken(message)
 
     scope = {
         "type": "http",

@@ -128,7 +128,7 @@ def test_beams_everywhere_hear_zeros_behind_a_window(one, size) -> None:
 def test_beams_of_several_sizes_take_turns(one) -> None:
     for size in (2, 3):
         (outcome,) = called(one, ["samples/silence.flac", PARTS[0]], Options(beam_size=size))[1:]
-        assert outcome.transcript is not None and list(one.context.slots.searches) == [size]
+        assert outcome.transcript is not None and list(one.engine._groups) == [size]
 
 
 @pytest.mark.parametrize(

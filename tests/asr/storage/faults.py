@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from forescribe.asr.storage.buckets import BucketStore
 from forescribe.asr.storage.errors import LocatedError, UnavailableError
 from forescribe.asr.storage.locations import Location
+from forescribe.asr.storage.services import BucketStore
 from forescribe.asr.storage.store import Store
 from forescribe.asr.storage.stores import Stores
 

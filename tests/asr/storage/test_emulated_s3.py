@@ -1,15 +1,13 @@
-"""`forescribe transcribe` from and to an emulated S3: real processes, real requests, real damage."""
+"""`forescribe transcribe` from and to an emulated S3: real processes, real requests, real damage. What killed
+and interrupted runs leave in a store: tests/asr/batch/remote."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,49 +140,6 @@ def test_results_are_those_of_a_local_run_and_the_second_run_reads_no_audio(s3, 
     assert s3.audio_read() == 0
     assert not [call for call in s3.calls if call.method == "PUT" and "probe" not in call.key]
     nothing_secret(done)
-
-
-def test_a_run_that_is_killed_continues_where_it_was(s3, here) -> None:
-    process = subprocess.Popen(
-        command(s3.inputs, "-o", s3.output, "--batch-size", "1", "--gamma", "0"),
-        cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    while not records_written(s3):
-        assert process.poll() is None, "it ended before it wrote a record"
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    kept = len(records(s3))
-    assert 1 <= kept
-    s3.calls.clear()
-    done = from_store(s3)
-    assert done.returncode == 0, done.stderr
-    assert s3.audio_read() == CLIPS - kept
-    assert statuses(s3) == {"succeeded": CLIPS} and results(s3) == here
-
-
-def records_written(s3: S3) -> int:
-    return sum(c.method == "PUT" and "/records/" in c.key for c in list(s3.calls))
-
-
-def test_sigterm_finishes_what_is_written_and_a_second_run_the_rest(s3, here) -> None:
-    process = subprocess.Popen(
-        command(s3.inputs, "-o", s3.output, "--batch-size", "1", "--gamma", "0"),
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not records_written(s3):
-        assert process.poll() is None, "it ended before it wrote a record"
-        time.sleep(0.05)
-    process.terminate()
-    _, said = process.communicate(timeout=300)
-    if process.returncode == 130:  # it may have been at its end
-        assert "cancelled" in said
-    assert from_store(s3).returncode == 0
-    assert statuses(s3) == {"succeeded": CLIPS} and results(s3) == here
 
 
 def test_throttling_resets_and_broken_bodies_lose_nothing(s3, here) -> None:

@@ -19,7 +19,7 @@ from forescribe.asr.storage.errors import (
     UnsupportedError,
 )
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.read_only_stores import HubStore
+from forescribe.asr.storage.services import HubStore
 from forescribe.asr.storage.store import Store
 
 REPO = "datasets/org/calls@v1"

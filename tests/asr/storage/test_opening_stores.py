@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.errors import StorageError, UsageError
-from forescribe.asr.storage.buckets import profile_settings
 from forescribe.asr.storage.errors import (
     DeniedError,
     LocatedError,
@@ -19,6 +18,7 @@ from forescribe.asr.storage.errors import (
     located,
 )
 from forescribe.asr.storage.locations import Location
+from forescribe.asr.storage.services import profile_settings
 from forescribe.asr.storage.stores import open_store
 
 S3 = Location.parse("s3://bucket/a.mp3")

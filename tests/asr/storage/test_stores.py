@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.errors import OutputError
-from forescribe.asr.storage.buckets import PAGE, BucketStore
 from forescribe.asr.storage.errors import (
     ChangedError,
     MissingError,
@@ -18,8 +17,8 @@ from forescribe.asr.storage.errors import (
     UnsupportedError,
 )
 from forescribe.asr.storage.locations import Entry, Location
-from forescribe.asr.storage.store import Store
-from forescribe.asr.storage.stores import Stores, open_store
+from forescribe.asr.storage.services import PAGE, BucketStore
+from forescribe.asr.storage.stores import Store, Stores, open_store
 from tests.asr.storage.emulator import S3, moto_environment, running
 from tests.asr.storage.faults import LOST, OK, Fate, FaultyBucket, memory
 

@@ -3,17 +3,19 @@ by every engine."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.asr.model.rules import whisper_rules
-from forescribe.speculative.engine.beams import BeamSearch
-from forescribe.speculative.engine.engine import Engine
-from forescribe.speculative.errors import RequestError
+from forescribe.speculative import Engine, Fixed, ModelDrafter
+from forescribe.speculative.errors import DecodingError, RequestError
 from forescribe.speculative.model_engines import ModelEngine, whisper_decoder
-from forescribe.speculative.requests import Beams, Finish, Probe, Request, Result
+from forescribe.speculative.requests import Beams, Finish, Probe, Request, Result, Sampling
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
 from tests.speculative.models import whispers
@@ -57,21 +59,26 @@ def plainly(request: Request) -> tuple[tuple[int, ...], float]:
     )
 
 
-def searched(work: list[Request], size: int, batch: int) -> dict[int, Result]:
-    search = BeamSearch(
+def engine_of(
+    batch: int, made: type[TinyModel] = TinyModel, rules: Sequence[Any] = (forbids,), gamma: int = 0
+) -> Engine:
+    return Engine(
         TinyModel(positions=POSITIONS),
-        size=size,
+        ModelDrafter(TinyModel(positions=POSITIONS, blur=0.3)) if gamma else None,
         batch=batch,
-        longest=LONGEST,
         eos=(EOS,),
-        processors=(forbids,),
+        schedule=Fixed(gamma),
+        processors=rules,
+        beam_target=lambda: made(positions=POSITIONS),
     )
-    for request in work:
-        search.submit(request)
-    found: dict[int, Result] = {}
-    while not search.idle:
-        found |= {result.request.tag: result for result in search.step()}
-    assert not search.faults.count and search.free == batch
+
+
+def searched(work: list[Request], batch: int, gamma: int = 0) -> dict[int, Result]:
+    engine = engine_of(batch, gamma=gamma)
+    found = {result.request.tag: result for result in engine.run(work)}
+    assert not engine.faults and engine.free == batch and engine.idle
+    assert engine.stats.emitted == sum(len(result.tokens) for result in found.values())
+    assert engine.stats.row_rounds == sum(result.rounds for result in found.values())
     return found
 
 
@@ -84,12 +91,32 @@ def searched(work: list[Request], size: int, batch: int) -> dict[int, Result]:
 )
 def test_texts_are_those_of_plain_beam_search_in_any_batch(work, given, size, batch) -> None:
     requests = [Request(**one, beams=Beams(size, **given), tag=i) for i, one in enumerate(work)]
-    found = searched(requests, size, batch)
+    found = searched(requests, batch)
     for request in requests:
         result, (text, total) = found[request.tag], plainly(request)
         assert result.tokens == text
         assert sum(result.logprobs) == pytest.approx(total, abs=1e-4)
         assert (result.finish is Finish.STOP) == (text[-1] == EOS)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    work=st.lists(st.tuples(fields, st.integers(0, 3)), min_size=2, max_size=7),
+    batch=st.integers(1, 3),
+    gamma=st.sampled_from([0, 3]),
+)
+def test_groups_of_different_sizes_and_single_texts_do_not_notice_each_other(work, batch, gamma):
+    requests = [
+        Request(**one, beams=Beams(size) if size else None, tag=i)
+        for i, (one, size) in enumerate(work)
+    ]
+    found = searched(requests, batch, gamma)
+    for request in requests:
+        if request.beams is None:
+            (alone,) = engine_of(1).run([request])
+            assert found[request.tag].tokens == alone.tokens
+        else:
+            assert found[request.tag].tokens == plainly(request)[0]
 
 
 @pytest.mark.parametrize(
@@ -111,16 +138,20 @@ def test_every_engine_searches_alike(engine, work, size, batch) -> None:
     adapter = whisper_decoder(
         target, lambda states: states, engine=ModelEngine.of(engine), stored=torch.float32
     )
-    search = BeamSearch(
-        adapter, size=size, batch=batch, longest=20, eos=(whispers.EOS,), processors=rules
+    engine_ = Engine(
+        TinyModel(vocab=adapter.vocab_size),
+        batch=batch,
+        eos=(whispers.EOS,),
+        processors=rules,
+        beam_target=lambda: adapter,
     )
-    for tag, (text, seed) in enumerate(work):
-        states = whispers.encoder_states(seed)
-        search.submit(Request((whispers.SOT, *text), states, beams=Beams(size), tag=tag))
-    found: dict[int, Result] = {}
-    while not search.idle:
-        found |= {result.request.tag: result for result in search.step()}
-    for result in found.values():
+    asked = [
+        Request((whispers.SOT, *text), whispers.encoder_states(seed), beams=Beams(size), tag=tag)
+        for tag, (text, seed) in enumerate(work)
+    ]
+    found = list(engine_.run(asked))
+    assert len(found) == len(work)
+    for result in found:
         assert result.error is None
         text, total = searched_plainly(
             lambda tokens, states=result.request.encoder_states: whispers.forward(
@@ -141,7 +172,7 @@ def test_one_beam_is_greedy_decoding() -> None:
     for states in range(8):
         request = Request((3, 1), states, max_new_tokens=LONGEST)
         (greedy,) = plain.run([request])
-        (found,) = searched([Request((3, 1), states, beams=Beams(1), tag=0)], 1, 1).values()
+        (found,) = searched([Request((3, 1), states, beams=Beams(1), tag=0)], 1).values()
         assert found.tokens == greedy.tokens
         assert found.logprobs == pytest.approx(greedy.logprobs, abs=1e-5)
 
@@ -149,50 +180,119 @@ def test_one_beam_is_greedy_decoding() -> None:
 def test_a_probe_reads_the_prompt() -> None:
     request = Request((3, 1, 2), 4, beams=Beams(2), probe=Probe(1, (5, 6)), tag=0)
     expected = TinyModel(positions=POSITIONS).forward(torch.tensor((3, 1)), 4)[-1].softmax(-1)
-    (found,) = searched([request], 2, 1).values()
+    (found,) = searched([request], 1).values()
     assert found.probe == pytest.approx(expected[[5, 6]].tolist(), abs=1e-6)
 
 
+MARK = 9
+"""The first token of the prompt that shall fail."""
+
+
 class Faulty(TinyModel):
-    """Fails in every round in which row 1 is active."""
+    """Fails in the prefill, or in the second round, of groups that begin with MARK."""
 
-    search: BeamSearch
+    stage, rounds = "score", 0
+    rows: Any = None
 
-    def score_paths(self, tokens, paths, *, reach):
-        if self.search.rows.active[1:2].any():
-            raise ArithmeticError("row 1")
+    def prefill(self, rows: Any, tokens: torch.Tensor, *others: Any) -> Any:
+        if self.stage == "prefill" and bool((tokens[:, 0] == MARK).any()):
+            raise ArithmeticError("planted")
+        return super().prefill(rows, tokens, *others)
+
+    def score_paths(self, tokens: torch.Tensor, paths: Any, *, reach: int) -> torch.Tensor:
+        marked = self.rows.active & (self.rows.tokens[:, 0] == MARK)
+        if self.stage == "score" and bool((marked & (self.rows.rounds > 0)).any()):
+            raise ArithmeticError("planted")
         return super().score_paths(tokens, paths, reach=reach)
 
 
-def test_a_fault_of_one_row_reaches_no_other() -> None:
-    work = [Request((3, i + 1), i, beams=Beams(3), tag=i) for i in range(3)]
-    target = Faulty(positions=POSITIONS)
-    search = BeamSearch(target, size=3, batch=3, longest=LONGEST, eos=(EOS,), processors=(forbids,))
-    target.search = search
-    for request in work:
-        search.submit(request)
-    found = {}
-    while not search.idle:
-        found |= {result.request.tag: result for result in search.step()}
-    assert found[1].finish is Finish.FAILED and "row 1" in str(found[1].error)
-    assert [found[i].tokens for i in (0, 2)] == [plainly(work[i])[0] for i in (0, 2)]
+def beside(count: int = 5) -> list[Request]:
+    """Groups, number 1 of them marked, and single texts."""
+    return [
+        Request(
+            (MARK if i == 1 else 3, i + 1),
+            i,
+            max_new_tokens=9,
+            beams=None if i % 3 == 2 else Beams(3),
+            tag=i,
+        )
+        for i in range(count)
+    ]
 
 
-def test_a_cancelled_request_leaves_no_result() -> None:
-    work = [Request((3, i + 1), i, beams=Beams(3), tag=i) for i in range(3)]
-    search = BeamSearch(
-        TinyModel(positions=POSITIONS), size=3, batch=2, longest=LONGEST, eos=(EOS,)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("stage", "told"),
+    [("prefill", "prefill"), ("score", "scoring"), ("rule", "scoring")],
+)
+def test_a_fault_of_one_group_reaches_no_other(stage: str, told: str, batch: int) -> None:
+    def rule(logits: torch.Tensor, prefix: Prefix) -> torch.Tensor:
+        marked = (prefix.tokens[:, 0] == MARK) & (prefix.last[:, 0] > prefix.begin)
+        if stage == "rule" and bool(marked.any()):
+            raise ArithmeticError("planted")
+        return forbids(logits, prefix)
+
+    work, made = beside(), list[Faulty]()
+
+    def target() -> Faulty:
+        made.append(Faulty(positions=POSITIONS))
+        made[0].stage = stage
+        return made[0]
+
+    engine = Engine(
+        TinyModel(positions=POSITIONS),
+        batch=batch,
+        eos=(EOS,),
+        processors=(rule,),
+        beam_target=target,
     )
+    engine.submit(work[0])
+    made[0].rows = engine._groups[3].table.rows
+    found = {result.request.tag: result for result in engine.run(work[1:])}
+    while not engine.idle:
+        found |= {result.request.tag: result for result in engine.step()}
+    assert found[1].finish is Finish.FAILED and isinstance(found[1].error, DecodingError)
+    assert found[1].error.stage == told and "planted" in str(found[1].error)
+    assert len(made) == 1 and 1 <= engine.stats.faults <= 2
+    expected = searched(work, batch)
+    for tag in (0, 2, 3, 4):
+        assert found[tag].tokens == expected[tag].tokens
+
+
+def test_a_group_that_is_cancelled_is_gone_with_the_next_step_and_others_go_on() -> None:
+    engine, work = engine_of(2), beside(6)
     for request in work:
-        search.submit(request)
-    assert search.free == 0
-    search.step()
-    for tag in (0, 2):  # in a row, and waiting
-        search.cancel(tag)
-    results = []
-    while not search.idle:
-        results += search.step()
-    assert [result.request.tag for result in results] == [1]
+        engine.submit(request)
+    assert engine.free == 0
+    found = engine.step()
+    assert engine.cancel(0) == 1 and engine.cancel(4) == 1  # in a row, and waiting
+    found += engine.step()
+    assert [(r.request.tag, r.finish) for r in found] == [(0, Finish.CANCELLED)]
+    while not engine.idle:
+        found += engine.step()
+    expected = searched(work, 2)
+    ended = {r.request.tag: r.tokens for r in found[1:]}
+    assert ended == {tag: expected[tag].tokens for tag in (1, 2, 3, 5)}
+
+
+def test_groups_wait_for_rows_and_those_of_another_size_do_not() -> None:
+    engine, work = engine_of(1), beside(2)
+    other = Request((4,), max_new_tokens=3, beams=Beams(2), tag="other")
+    for request in (*work, other):
+        engine.submit(request)
+    tags = [result.request.tag for _ in range(4) for result in engine.step()]
+    assert tags == ["other"]
+    while not engine.idle:
+        tags += [result.request.tag for result in engine.step()]
+    assert tags == ["other", 0, 1] and engine.free == 1
+
+
+def test_idle_groups_make_room_for_those_of_another_size_and_are_still_counted() -> None:
+    engine = engine_of(1)
+    for size in (2, 3, 2):
+        (result,) = engine.run([Request((3,), beams=Beams(size), max_new_tokens=4)])
+        assert result.error is None and len(engine._groups) == 1
+    assert engine.stats.rounds > 8 and engine.stats.target_forwards == engine.stats.rounds + 3
 
 
 @pytest.mark.parametrize(
@@ -211,7 +311,17 @@ def test_impossible_numbers_are_refused(given, told) -> None:
         Beams(**given)
 
 
-def test_an_engine_takes_no_beams() -> None:
-    plain = Engine(TinyModel(), batch=1, eos=(EOS,))
-    with pytest.raises(RequestError, match="beams"):
-        plain.submit(Request((1,), beams=Beams(2)))
+@pytest.mark.parametrize(
+    ("beam_target", "given", "told"),
+    [
+        (None, {}, "this engine has no beams"),
+        (object, {}, "object has no beams: it lacks score_paths"),
+        (TinyModel, {"ranks": 1}, "neither penalties nor ranked tokens"),
+        (TinyModel, {"sampling": Sampling(presence=0.5)}, "neither penalties nor ranked tokens"),
+    ],
+)
+def test_what_has_no_beams_says_so(beam_target, given, told) -> None:
+    engine = Engine(TinyModel(), batch=1, eos=(EOS,), ranks=1, beam_target=beam_target)
+    with pytest.raises(RequestError, match=told):
+        engine.submit(Request((1,), beams=Beams(2), **given))
+    assert engine.idle

@@ -18,7 +18,7 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
 from forescribe.speculative.errors import BrokenError, DecodingError
 from forescribe.speculative.protocols import Poll
-from forescribe.speculative.requests import Finish, Result, Source
+from forescribe.speculative.requests import Beams, Finish, Result, Source
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft, Prefilled, Prefix, Scores, Verdict
@@ -155,13 +155,13 @@ def build(plan: Plan, *, gamma: int, temperature: float, schedule: Any = None) -
         processors=(processor,),
     )
     plan.rows = engine.rows
-    engine._shared.counters = Counters(plan, engine._shared.counters)  # type: ignore[assignment]
-    collector = engine._results
+    table, collector = engine._texts.table, engine._texts.results
+    table.counters = Counters(plan, table.counters)  # type: ignore[assignment]
     collect = collector.collect
 
-    def collected(row: int, slot: Any, after: Any = None) -> Result:
-        plan.reach("result", lambda: slot.request.prompt[0] == MARK)
-        return collect(row, slot, after)
+    def collected(row: int, entry: Any, *others: Any) -> Result:
+        plan.reach("result", lambda: entry.request.prompt[0] == MARK)
+        return collect(row, entry, *others)
 
     collector.collect = collected  # type: ignore[method-assign]
     return engine
@@ -193,8 +193,7 @@ def undisturbed(marked: int, gamma: int, temperature: float, sometimes: bool) ->
 def check_clean(engine: Engine) -> None:
     """Nothing is left of anybody."""
     assert engine.idle and engine.free == BATCH
-    assert not engine._shared.slots.unread_prompts and not engine._queue.waiting
-    assert not engine.rows.active.any()
+    assert not engine._texts.table.unread_prompts and not engine.rows.active.any()
 
 
 def check_counts(engine: Engine, results: Iterable[Result]) -> None:
@@ -422,19 +421,38 @@ def test_an_engine_whose_device_has_failed_says_so():
         list(engine.run(texts(None, 0.0)))
 
 
+@pytest.mark.parametrize("beams", [None, Beams(2)])
+def test_a_device_that_fails_while_prompts_are_read_leaves_no_request_without_a_result(beams):
+    device = Failing("cpu", torch.float32)
+    target = TinyModel()
+    engine = Engine(target, None, batch=2, eos=(NEVER,), device=device, beam_target=lambda: target)
+
+    def lost(*args: Any, **options: Any) -> Prefilled:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    target.prefill = lost  # type: ignore[method-assign]
+    device.state["lost"] = True
+    for request in texts(None, 0.0):
+        engine.submit(replace(request, beams=beams))
+    ended = engine.step()
+    assert sorted(r.request.tag for r in ended) == [0, 1, 2, 3, 4]
+    assert {r.finish for r in ended} == {Finish.FAILED}
+    assert engine.idle and engine.broken is not None
+
+
 def test_a_state_that_cannot_be_read_fails_all_rows_and_no_request_that_waits():
     engine = build(Plan(), gamma=0, temperature=0.0)
     for request in texts(None, 0.0):
         engine.submit(request)
     engine.step()
-    poll, faults = engine._retire, iter([RuntimeError("not now")])
+    poll, faults = engine._texts.periods.end, iter([RuntimeError("not now")])
 
-    def fails_once(**options: int) -> None:
+    def fails_once() -> None:
         for error in faults:
             raise error
-        poll(**options)
+        poll()
 
-    engine._retire = fails_once  # type: ignore[method-assign]
+    engine._texts.periods.end = fails_once  # type: ignore[method-assign]
     ended = engine.step()
     assert [(r.request.tag, r.finish) for r in ended] == [(i, Finish.FAILED) for i in range(3)]
     assert engine.broken is None and not engine.idle

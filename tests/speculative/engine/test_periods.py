@@ -9,7 +9,7 @@ from forescribe.speculative import Engine, ModelDrafter, Request
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine.polls import Periods
 from forescribe.speculative.engine.runner import SingleRowProcessor
-from forescribe.speculative.engine.slots import FaultLog
+from forescribe.speculative.engine.table import FaultLog
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Finish, Source
@@ -17,6 +17,12 @@ from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Prefix
 
 CPU = Device("cpu", torch.float32)
+
+
+class LateReads(Device):
+    """As a card without events."""
+
+    late_reads = True
 
 
 class Recording:
@@ -47,7 +53,7 @@ def engine(batch: int = 2, schedule=None, target=None, **options) -> Engine:
 
 
 def tags(made: Engine) -> dict[int, object]:
-    return {row: state.request.tag for row, state in made._shared.slots.occupied.items()}
+    return {row: entry.request.tag for row, entry in made._texts.table.occupied.items()}
 
 
 # Admission
@@ -59,7 +65,7 @@ def test_requests_are_admitted_in_order_while_there_are_slots():
         made.submit(Request((1, 2), tag=tag))
     made.step()
     assert tags(made) == {0: "a", 1: "b"}
-    assert [state.request.tag for state in made._queue.waiting] == ["c"]
+    assert [entry.request.tag for entry in made._texts.waiting] == ["c"]
     assert made.stats.target_forwards == 2  # both prompts together, and the round
 
 
@@ -100,7 +106,7 @@ def test_the_drafter_reads_only_when_it_is_about_to_draft():
     made.submit(Request((1, 2)))
     for _ in range(3):
         made.step()
-    held = made._shared.slots
+    held = made._texts.table
     assert held.unread_prompts and held.unread_tokens == 3 and not made.stats.draft_forwards
     schedule.gamma = 2
     made.step()
@@ -132,13 +138,13 @@ def periods(schedule) -> tuple[Periods, list[float], FaultLog]:
     """Of an engine of one row, with a clock."""
     clock = [0.0]
     made = engine(1, schedule, clock=lambda: clock[0])
-    return made._periods, clock, made._shared.faults
+    return made._texts.periods, clock, made._shared.faults
 
 
 def run(made: Periods, rounds: int = 1, totals: tuple[int, int, int] = (0, 0, 0)) -> None:
     """Rounds after which the counters show so many judged and accepted drafts, and row rounds."""
     made.now.rounds = rounds
-    counters = made._shared.counters
+    counters = made._table.counters
     counters.judged.fill_(totals[0])
     counters.accepted[0], _ = totals[1], counters.row_rounds.fill_(totals[2])
 
@@ -163,7 +169,7 @@ def test_a_period_reports_its_rounds_once():
 def test_what_the_drafter_reads_is_timed_apart_from_the_rounds():
     schedule = Recording()
     made, clock, _ = periods(schedule)
-    made._shared.slots.unread_prompts[0] = Request((1,))
+    made._table.unread_prompts[0] = Request((1,))
     clock[0] = 5.0
 
     def read() -> None:
@@ -212,8 +218,8 @@ def test_a_schedule_of_one_draft_length_is_told_too():
 
 def test_a_pause_without_requests_is_no_period_of_late_reads():
     clock, schedule = [0.0], Recording()
-    made = engine(1, schedule, clock=lambda: clock[0])
-    made._late = True  # as on a card without events
+    late = LateReads("cpu", torch.float32)
+    made = engine(1, schedule, clock=lambda: clock[0], device=late)
     for _ in range(2):
         made.submit(Request((1, 2), max_new_tokens=8))
         while not made.idle:
@@ -246,17 +252,17 @@ def test_a_late_period_lasts_from_the_snapshot_before_it_or_from_its_launch(laun
 def test_a_result_has_what_its_row_has_written():
     made = engine()
     made.submit(Request((1, 2), tag="a"))
-    made._admit()
+    made._texts._admit()
     rows = made.rows
     rows.tokens[0, 2:5] = torch.tensor([4, 5, 99])
     rows.sources[0, 2:5] = torch.tensor([Source.ACCEPTED, Source.BONUS, Source.PLAIN])
     rows.lengths[0], rows.rounds[0], rows.drafted[0], rows.accepted[0] = 5, 2, 2, 1
-    made._retire(late=0)
+    made._texts.end(None)
     (partial,) = made.peek({"a": 1})
     assert (partial.begin, partial.tokens) == (1, (5, 99))
     rows.active[0] = False
-    made._retire(late=0)
-    (result,) = made._queue.own.take()
+    made._texts.end(None)
+    (result,) = made._shared.ended
     assert result.tokens == (4, 5, 99) and result.finish is Finish.STOP
     assert result.sources == (Source.ACCEPTED, Source.BONUS, Source.PLAIN)
     assert (result.rounds, result.drafted, result.accepted) == (2, 2, 1)
@@ -269,7 +275,7 @@ def test_a_processor_for_one_row_leaves_the_others_as_they_are():
 
     logits = torch.ones(3, 2, 5)
     prefix = Prefix(torch.zeros(3, 4), torch.zeros(3, 2), torch.zeros(3))
-    out = SingleRowProcessor(double, row=1, batch=3)(logits, prefix)
+    out = SingleRowProcessor(double, slice(1, 2))(logits, prefix)
     assert out.mean((1, 2)).tolist() == [1, 2, 1]
 
 

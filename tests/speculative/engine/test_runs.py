@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,15 +85,6 @@ def test_requests_of_others_go_on_during_a_run():
     while not engine.idle:
         ended += engine.step()
     assert [r.request.tag for r in ended] == ["mine"]
-
-
-def test_what_is_submitted_during_a_run_is_a_part_of_it():
-    engine, seen = plain(1), []
-    for result in engine.run(long("a")):
-        seen.append(result.request.tag)
-        if len(seen) < 3:
-            engine.submit(replace(result.request, tag=f"again {len(seen)}"))
-    assert seen == ["a", "again 1", "again 2"] and engine.idle
 
 
 @pytest.mark.parametrize("broken", [Injected("read"), None])

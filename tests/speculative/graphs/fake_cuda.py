@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from forescribe.speculative import Engine, device
 from forescribe.speculative.device import Device
-from forescribe.speculative.engine import beams, engine
+from forescribe.speculative.engine import engine
 from forescribe.speculative.engine.captures import CudaCapture
+from forescribe.speculative.engine.table import Table
 from forescribe.speculative.models import lean
 from tests.speculative.graphs.recorder import Forbidden, Recorder, compare, tensors
 
@@ -166,8 +168,7 @@ class FakeCuda(TorchDispatchMode):
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(device, "pinned", self._pin)
         monkeypatch.setattr(Tensor, "record_stream", self._record_stream)
-        for maker in (engine, beams):
-            monkeypatch.setattr(maker, "capture_for", self._capture_for)
+        monkeypatch.setattr(engine, "capture_for", self._capture_for)
         monkeypatch.setattr(
             lean, "EXACT", frozenset()
         )  # the layout of a card, whose admission reads nothing
@@ -360,9 +361,20 @@ def found(owner: object, depth: int = 4) -> Iterator[Tensor]:
 @contextmanager
 def running(cuda: FakeCuda, busy: Engine) -> Iterator[None]:
     """The engine's work under the double."""
-    context = busy._shared
-    cuda.mark(context.rows, context.rows.sampling, context.counters, context.eos, busy.target)
+    cuda.mark(busy._shared.eos, busy.rows.sampling)
+    allocated = Table.__init__
+
+    def marked(self: Table, *given: Any, **named: Any) -> None:
+        allocated(self, *given, **named)
+        if self.shared is busy._shared:
+            cuda.mark(self.rows, self.counters, self.target)
+
+    for lane in busy._lanes:
+        cuda.mark(lane.table.rows, lane.table.counters, lane.table.target)
     if busy.drafter is not None:
         cuda.mark(busy.drafter)
-    with cuda:
+    with (
+        cuda,
+        patch.object(Table, "__init__", marked),
+    ):  # a lane of beams comes with its first request
         yield

@@ -26,8 +26,8 @@ CUDA = CudaOnCpu("cuda", torch.float32)
 
 
 def texts_of(engine: Engine) -> Any:
-    assert engine._reader is not None
-    return engine._reader
+    assert engine._texts.reader is not None
+    return engine._texts.reader
 
 
 def tokens(engine: Engine, work: list[Request]) -> dict[Any, tuple[int, ...]]:
@@ -89,7 +89,7 @@ def test_after_a_warm_up_no_reading_is_captured(cuda: FakeCuda) -> None:
         graphs = len(cuda.graphs)
         list(engine.run([r for r in tiny_requests(8) if not r.ranks]))
         assert len(cuda.graphs) == graphs
-    assert tiny_engine(CUDA, 3)._reader is not None  # and never reads
+    assert tiny_engine(CUDA, 3)._texts.reader is not None  # and never reads
 
 
 def test_gaudi_compiles_one_recipe_for_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

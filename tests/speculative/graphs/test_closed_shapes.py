@@ -54,7 +54,7 @@ def test_a_row_whose_drafter_failed_runs_shapes_of_the_set(cuda: FakeCuda) -> No
     with running(cuda, engine):
         assert texts(engine.run(work)) == expected
     assert {shape.gamma for shape in engine.captured} == {0, 3}
-    assert all(shape in engine._runner._shapes for shape in engine.captured)
+    assert all(shape in engine._texts.runner._shapes for shape in engine.captured)
 
 
 def test_a_mode_that_no_mode_covers_is_refused() -> None:

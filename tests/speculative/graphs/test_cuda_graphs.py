@@ -17,8 +17,9 @@ from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.recorder import Forbidden
 from tests.speculative.graphs.workloads import (
     BATCH,
-    beam_search,
-    searched,
+    beam_engine,
+    beam_requests,
+    texts,
     tiny_engine,
     tiny_requests,
     whisper_engine,
@@ -41,8 +42,8 @@ def written(results: Iterator[Result]) -> dict[Any, tuple[Any, ...]]:
 def check_shapes(engine: Engine) -> None:
     """What was captured is a part of the closed set."""
     axes = ShapeSet.of(CUDA, engine.batch, engine.rows.scratch, engine.schedule.buckets, (Mode(),))
-    assert set(engine._runner.captured) <= set(axes.common((Mode(),)))
-    assert len(engine._runner.captured) > 3
+    assert set(engine.captured) <= set(axes.common((Mode(),)))
+    assert len(engine.captured) > 3
     assert all(reach % 8 == 0 for reach in axes.reaches)
 
 
@@ -57,7 +58,7 @@ def test_ragged_rounds_replay_what_was_captured(cuda: FakeCuda, ngram: bool) -> 
         found = written(engine.run(work)) | written(engine.run(tail))
     assert found == expected and len(found) == len(work) + BATCH
     assert cuda.replays > 50 and cuda.synchronized == 0
-    assert len({shape.rows for shape in engine._runner.captured}) > 2  # the tail runs on fewer rows
+    assert len({shape.rows for shape in engine.captured}) > 2  # the tail runs on fewer rows
     assert engine.schedule.learnt > 25
     check_shapes(engine)
 
@@ -73,45 +74,48 @@ def test_whisper_with_its_rules_replays_too(cuda: FakeCuda) -> None:
     check_shapes(engine)
 
 
+@pytest.mark.parametrize("gammas", [(), (0, 3)], ids=["alone", "beside drafts"])
 @pytest.mark.parametrize("decoder", [WhisperDecoder, LeanWhisperDecoder])
-def test_beams_replay_what_was_captured(cuda: FakeCuda, decoder: Any) -> None:
-    expected = searched(beam_search(None, decoder), 12)
-    search = beam_search(CUDA, decoder)
-    cuda.mark(search.rows, search._eos)
-    with cuda, cuda.reads_allowed():  # results are read when rows end; captures still forbid reads
-        found = searched(search, 12)
-    assert found == expected and not search.faults.count
-    assert cuda.replays > 30 and len(search.captured) > 1
-    assert {rows for rows, _ in search.captured} <= {1, 2, 4, BATCH}
+def test_beams_replay_what_was_captured(cuda: FakeCuda, decoder: Any, gammas: Any) -> None:
+    work = beam_requests(12, every=2 if gammas else 1)
+    expected = texts(beam_engine(None, decoder, *gammas), work)
+    engine = beam_engine(CUDA, decoder, *gammas)
+    with running(cuda, engine):
+        found = texts(engine, work)
+    assert found == expected and not engine.faults
+    assert cuda.replays > 30 and cuda.synchronized == 0
+    groups = {shape for shape in engine.captured if shape.reach > engine.rows.scratch}
+    assert groups and {shape.rows for shape in engine.captured} <= {1, 2, 4, BATCH}
 
 
-def test_beams_go_on_where_a_capture_fails(
+def test_rounds_go_on_where_a_capture_fails(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    search = beam_search(CUDA, LeanWhisperDecoder)
+    engine, work = beam_engine(CUDA, LeanWhisperDecoder), beam_requests(6, every=2)
 
-    def full(fn: Any) -> Any:
+    def full(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(search, "_capture", full)
-    with cuda, cuda.reads_allowed():
-        found = searched(search, 4)
-    assert found == searched(beam_search(None, LeanWhisperDecoder), 4)
-    assert not search.faults.count and not search.captured
-    assert len([r for r in caplog.records if "slower: full" in r.message]) == 1
+    monkeypatch.setattr(torch.cuda, "graph", full)
+    with running(cuda, engine):
+        found = texts(engine, work)
+    assert found == texts(beam_engine(None, LeanWhisperDecoder), work)
+    assert not engine.faults and not engine.captured
+    told = [r.message for r in caplog.records if r.message.startswith("rounds of")]
+    assert len(told) == len({*told}) >= 2 and all("slower: full" in each for each in told)
 
 
 def test_a_warm_up_captures_largest_first_and_nothing_is_captured_after_it(cuda: FakeCuda) -> None:
     engine = tiny_engine(CUDA, 0, 3)
     with running(cuda, engine):
         engine.warm_up()
-        captured = engine._runner.captured
+        captured = engine.captured
         assert [s.size for s in captured] == sorted((s.size for s in captured), reverse=True)
         assert captured[0].rows == BATCH and captured[0].reach == engine.rows.scratch
         with cuda.reads_allowed():
             assert not engine.rows.active.any() and (engine.rows.lengths == 1).all()
         list(engine.run([r for r in tiny_requests(20) if not r.ranks]))
-        assert engine._runner.captured == captured
+        assert engine.captured == captured
 
 
 def test_cancelled_rows_and_partial_texts_are_read_without_poison(cuda: FakeCuda) -> None:
@@ -155,8 +159,9 @@ def test_a_read_inside_a_capture_is_forbidden(cuda: FakeCuda) -> None:
     with running(cuda, engine):
         engine.submit(whisper_requests(1)[0])
         with pytest.raises(Forbidden):
-            engine._admit()
-            engine._runner._launch(engine._runner._shapes.pick(1, 3, Mode(), 4))
+            engine._texts._admit()
+            runner = engine._texts.runner
+            runner._launch(runner._shapes.pick(1, 3, Mode(), 4), drafter=True)
 
 
 @pytest.mark.parametrize(

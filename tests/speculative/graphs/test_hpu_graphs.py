@@ -17,8 +17,9 @@ from forescribe.speculative.requests import Mode
 from tests.speculative.graphs.fake_hpu import HPU, Compiled
 from tests.speculative.graphs.recorder import check_operator, tensors
 from tests.speculative.graphs.workloads import (
-    beam_search,
-    searched,
+    beam_engine,
+    beam_requests,
+    texts,
     tiny_engine,
     tiny_requests,
     whisper_engine,
@@ -42,7 +43,7 @@ def test_each_shape_is_one_recipe_that_all_rounds_repeat(compiled: Compiled) -> 
     engine.warm_up()
     modes = (Mode(), Mode(sampling=True))
     closed = set(ShapeSet.of(HPU, 5, engine.rows.scratch, (0, 3), modes).common(modes))
-    assert set(engine._runner.captured) == closed and len(closed) == 12
+    assert set(engine.captured) == closed and len(closed) == 12
     assert len(compiled.recipes) == 12 + 3  # and what the draft reads with, for 1, 4 and 5 rows
     assert tokens(engine, GREEDY) == tokens(tiny_engine(None, 0, 3), GREEDY)
     assert len(compiled.recipes) == 12 + 3 and compiled.calls > 60
@@ -56,10 +57,11 @@ def test_whisper_repeats_its_recipes_too(compiled: Compiled) -> None:
 
 
 def test_beams_repeat_a_recipe_for_each_number_of_rows(compiled: Compiled) -> None:
-    search = beam_search(HPU, LeanWhisperDecoder)
-    assert searched(search, 9) == searched(beam_search(None, LeanWhisperDecoder), 9)
-    assert set(search.captured) <= {(rows, search.rows.slots) for rows in (1, 4, 5)}
-    assert len(compiled.recipes) == len(search.captured) and compiled.calls > 15
+    engine, work = beam_engine(HPU, LeanWhisperDecoder), beam_requests(9)
+    assert texts(engine, work) == texts(beam_engine(None, LeanWhisperDecoder), work)
+    assert {shape.rows for shape in engine.captured} <= {1, 4, 5}
+    assert len({shape.reach for shape in engine.captured}) == 1
+    assert len(compiled.recipes) == len(engine.captured) and compiled.calls > 15
 
 
 @pytest.mark.nightly
@@ -85,11 +87,11 @@ def test_dynamo_makes_one_graph_for_each_shape_above_its_limit_of_recompilations
     with torch.inference_mode():
         for _ in range(2):
             for shape in shapes:
-                engine._runner._launch(shape)()
+                engine._texts.runner._launch(shape, drafter=True)()
     assert len(graphs) == len(shapes)
     work = GREEDY[:4]
     assert tokens(engine, work) == tokens(tiny_engine(None, 0, 1, 2), work)
-    read = engine._reader.captured  # one more for each number of rows
+    read = engine._texts.reader.captured  # one more for each number of rows
     assert len(graphs) == len(shapes) + len(read) > len(shapes)
 
 

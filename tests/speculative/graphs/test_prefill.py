@@ -21,8 +21,8 @@ CUDA = CudaOnCpu("cuda", torch.float32)
 
 
 def prompts_of(engine: Engine) -> PrefillRunner:
-    assert engine._admission._prefills is not None
-    return engine._admission._prefills
+    assert engine._texts.admission.prefills is not None
+    return engine._texts.admission.prefills
 
 
 def test_a_shape_that_comes_again_is_captured_and_the_tokens_are_equal(cuda: FakeCuda) -> None:
@@ -78,7 +78,7 @@ def test_large_logits_and_many_shapes_are_not_kept(cuda: FakeCuda, monkeypatch: 
 
 def test_a_model_without_encoder_states_is_prefilled_as_it_is(cuda: FakeCuda) -> None:
     engine = tiny_engine(CUDA, 0)
-    assert engine._admission._prefills is None and isinstance(engine.target, TinyModel)
+    assert engine._texts.admission.prefills is None and isinstance(engine.target, TinyModel)
 
 
 @pytest.mark.parametrize(("rows", "nodes", "split"), [(1, 3, True), (1, 1, False), (3, 3, False)])

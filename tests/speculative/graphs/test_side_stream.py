@@ -19,7 +19,6 @@ from forescribe.asr.model.speech_model import EncoderStates
 from forescribe.asr.words.timing import Utterance, token_times
 from forescribe.speculative import choose
 from forescribe.speculative.device import Device, SideStream
-from forescribe.speculative.engine.beams import BeamSearch
 from forescribe.speculative.model_engines import ModelEngine
 from tests.asr.model import folders
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
@@ -110,10 +109,6 @@ def test_words_are_timed_beside_the_rounds(cuda: FakeCuda, tmp_path: Path) -> No
     assert len(rounds) > 2 and cuda.default not in streams and len(set(streams)) == 1
 
 
-def no_beams(size: int) -> BeamSearch:
-    raise AssertionError
-
-
 class Encoder:
     """A `Whisper` whose encoder doubles features; -1 in them gives NaN."""
 
@@ -158,14 +153,14 @@ def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tens
     work = [r for r in tiny_requests(12, seed=2) if not r.ranks]
     expected = {r.request.tag: r.tokens for r in tiny_engine(None, 3).run(work)}
     engine = tiny_engine(CUDA, 3)
-    slots, found = IsolatedEngine(engine, no_beams), {}
+    slots, found = IsolatedEngine(engine), {}
     with running(cuda, engine):
         for request in work:
             slots.submit(request)
         slots.advance()
-        rounds = engine._shared.counts.rounds
+        rounds = engine._texts.table.counts.rounds
         whisper, encoded = encode(cuda, weight, slots, [torch.ones(4), torch.full((4,), 2.0)])
-        assert engine._shared.counts.rounds > rounds  # while the encoder ran
+        assert engine._texts.table.counts.rounds > rounds  # while the encoder ran
         while not slots.idle:
             found |= {e.request.tag: e.tokens for e in slots.ended(engine.step())}
         (encoded[0].encoder_states.target + encoded[1].features).add(1)
@@ -176,11 +171,11 @@ def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tens
 
 
 def test_a_window_that_is_not_finite_fails_alone(cuda: FakeCuda, weight: Tensor) -> None:
-    slots = IsolatedEngine(tiny_engine(CUDA, 3), no_beams)
+    slots = IsolatedEngine(tiny_engine(CUDA, 3))
     with cuda:
         _, encoded = encode(cuda, weight, slots, [torch.ones(4), torch.full((4,), -1.0)])
     assert encoded[0].language == ("en", 0.5) and isinstance(encoded[1], NotFinite)
 
 
 def test_nothing_is_run_for_an_idle_engine() -> None:
-    assert IsolatedEngine(tiny_engine(None, 3), no_beams).advance() is False
+    assert IsolatedEngine(tiny_engine(None, 3)).advance() is False

@@ -12,7 +12,6 @@ import torch
 from forescribe.asr.model.rules import whisper_rules
 from forescribe.speculative import Engine, ModelDrafter, NgramDrafter
 from forescribe.speculative.device import Device
-from forescribe.speculative.engine.beams import BeamSearch
 from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Beams, Mode, Probe, Request, Sampling
 from forescribe.speculative.testing import TinyModel
@@ -136,28 +135,34 @@ def whisper_requests(count: int, seed: int = 0) -> list[Request]:
     ]
 
 
-def beam_search(device: Device | None, decoder: Callable[[Any], Any]) -> BeamSearch:
-    """Three beams in each of five rows, with Whisper's rules."""
+def beam_engine(device: Device | None, decoder: Callable[[Any], Any], *gammas: int) -> Engine:
+    """Five rows of three beams, and with gammas five of drafted texts, with Whisper's rules."""
     target = whisper()
-    return BeamSearch(
+    return Engine(
         decoder(target),
-        size=3,
+        ModelDrafter(decoder(decoder_only())) if gammas else None,
         batch=BATCH,
-        longest=20,
         eos=(EOS,),
+        schedule=Changing(*(gammas or (0,))),
         processors=whisper_rules(target.generation_config, target.config),
         device=device,
+        beam_target=lambda: decoder(target),
     )
 
 
-def searched(search: BeamSearch, count: int) -> dict[Any, tuple[int, ...]]:
-    """The texts of `count` windows of different lengths. Raises what one fails with."""
-    for n, request in enumerate(whisper_requests(count)):
-        search.submit(replace(request, beams=Beams(3), max_new_tokens=4 + n % 17))
+def beam_requests(count: int, *, every: int = 1) -> list[Request]:
+    """Windows of different lengths, each of `every` so many with three beams."""
+    return [
+        replace(request, beams=None if n % every else Beams(3), max_new_tokens=4 + n % 17)
+        for n, request in enumerate(whisper_requests(count))
+    ]
+
+
+def texts(engine: Engine, work: Sequence[Request]) -> dict[Any, tuple[int, ...]]:
+    """The texts by tag. Raises what one fails with."""
     found = {}
-    while not search.idle:
-        for result in search.step():
-            if result.error is not None:
-                raise result.error
-            found[result.request.tag] = result.tokens
+    for result in engine.run(work):
+        if result.error is not None:
+            raise result.error
+        found[result.request.tag] = result.tokens
     return found

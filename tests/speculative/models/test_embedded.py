@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from transformers.models.voxtral_realtime import VoxtralRealtimeTextConfig
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.drafters.heads import HeadDrafter
-from forescribe.speculative.engine.beams import BeamSearch
 from forescribe.speculative.errors import LoadError, RequestError
 from forescribe.speculative.model_engines import ModelEngine, causal_decoder
 from forescribe.speculative.models.causal import text_tower
@@ -225,12 +225,16 @@ def test_beams_read_embeddings_of_tokens_as_these_tokens():
     own = Embedded(4, model.get_input_embeddings()(TOKENS[1, 4:11]).detach())
     hidden = (*TOKENS[1, :4].tolist(), *[AUDIO] * 7, *TOKENS[1, 11:].tolist())
     for prompt, run in ((tuple(TOKENS[1].tolist()), None), (hidden, own)):
-        search = BeamSearch(causal_decoder(model), size=3, batch=2, longest=12, eos=(EOS,))
-        search.submit(Request(prompt, run, beams=Beams(3)))
+        engine = Engine(
+            causal_decoder(model),
+            batch=2,
+            eos=(EOS,),
+            beam_target=lambda: causal_decoder(model),
+        )
+        request = Request(prompt, run, max_new_tokens=12, beams=Beams(3))
         with pytest.raises(RequestError, match="have to end at 19, before its last token"):
-            search.submit(Request(prompt, Embedded(13, own.states), beams=Beams(3)))
-        while not search.idle:
-            found += search.step()
+            engine.submit(replace(request, encoder_states=Embedded(13, own.states)))
+        found += engine.run([request])
     assert found[0].tokens == found[1].tokens and found[1].error is None
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.choice import CHUNK, SMALL, Allowed, argmax, choose
 from forescribe.speculative.rounds.round import Parts
 from forescribe.speculative.testing import TinyModel
@@ -180,8 +179,8 @@ def test_texts_are_those_of_rounds_that_process_the_logits(
     ]
     found, engine = decoded(work, drafter, RULES, batch)
     expected, other = decoded(work, drafter, Opaque(RULES), batch)
-    assert engine._runner.parts(Mode()).choose is not None
-    assert other._runner.parts(Mode()).choose is None
+    assert engine._texts.runner.parts[True].choose is not None
+    assert other._texts.runner.parts[True].choose is None
     for tag, result in expected.items():
         assert found[tag].tokens == result.tokens
         assert found[tag].sources == result.sources

@@ -15,7 +15,7 @@ from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.models.slot_model import WhisperModel
 from forescribe.speculative.models.vocabularies import NONE, MappedVocabulary, TokenMap, mapped
 from forescribe.speculative.protocols import Drafter
-from forescribe.speculative.requests import Mode, Sampling
+from forescribe.speculative.requests import Sampling
 from forescribe.speculative.rounds.round import run_round
 from forescribe.speculative.rows import Rows
 from tests.speculative.models.whispers import EOS, SOT, encoder_states, whisper
@@ -73,16 +73,15 @@ def admitted(engine: Engine, kind: str) -> Engine:
             )
         )
     with torch.inference_mode():
-        engine._admit()
+        engine._texts._admit()
     return engine
 
 
 def rounds(engine: Engine):
     """A closure that runs one round, and the rows it changes."""
-    context = engine._shared
-    context.rows.mode = Mode.of(state.request for _, state in context.slots.occupied.items())
-    parts = engine._runner.parts(context.rows.mode)
-    return lambda: run_round(context.rows, parts, GAMMA, context.counters)
+    table, parts = engine._texts.table, engine._texts.runner.parts[True]
+    table.rows.mode = table.mode
+    return lambda: run_round(table.rows, parts, GAMMA, table.counters)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def test_the_watch_sees_a_sync_and_a_mask():
 def test_free_rows_do_not_move():
     engine = ragged_engine("model", "greedy")
     free = Rows.empty(BATCH, engine.rows.scratch, torch.device("cpu"))
-    engine._shared.slots.rows = free
+    engine._texts.table.rows = free
     before = {k: v.clone() for k, v in free.tensors().items()}
     rounds(engine)()
     for name, tensor in free.tensors().items():

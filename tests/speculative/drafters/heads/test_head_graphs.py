@@ -30,7 +30,7 @@ def test_one_full_graph_each_proposes_and_observes_in_every_ragged_round() -> No
 
     torch._dynamo.reset()
     traced_engine, plain = ragged_engine("eagle3", "shaped"), ragged_engine("eagle3", "shaped")
-    drafter: Any = traced_engine._shared.drafter
+    drafter: Any = traced_engine.drafter
     for name in ("propose", "observe"):
         traced = torch.compile(
             getattr(drafter, name), backend=backend, fullgraph=True, dynamic=False

@@ -1,9 +1,15 @@
-"""S3, Google Cloud Storage, Azure, memory and folders through obstore (extra `s3`).
+"""The services: buckets (S3, Google Cloud Storage, Azure; memory and folders), the Hub, web addresses.
 
-Credentials, endpoints and regions come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-AWS_SESSION_TOKEN, AWS_ENDPOINT_URL, AWS_REGION, GOOGLE_*, AZURE_*), from a profile in `~/.aws`, or from the
-identity of the machine. obstore reads the environment only, so profiles are read here: those with keys; those
-that log in (SSO) or assume roles are left to the environment.
+**Buckets** are read and written through obstore (extra `s3`). Credentials, endpoints and regions come from
+the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_ENDPOINT_URL, AWS_REGION,
+GOOGLE_*, AZURE_*), from a profile in `~/.aws`, or from the identity of the machine. obstore reads the
+environment only, so profiles are read here: those with keys; those that log in (SSO) or assume roles are left
+to the environment.
+
+The **Hub** is read through huggingface-hub's file system, which reads HF_TOKEN and HF_ENDPOINT and repeats
+requests of its own. Of a **web** server, one address is one object, and there are no listings; the query of a
+signed address goes with every request and into no message. obstore's own http would do for most servers, but
+reads nothing whose length the server does not say, and sends no user and password.
 """
 
 from __future__ import annotations
@@ -13,14 +19,27 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, how_to_install
-from .errors import LocatedError, MissingError, located
+from .errors import (
+    ChangedError,
+    LocatedError,
+    MissingError,
+    UnavailableError,
+    UnsupportedError,
+    by_status,
+    located,
+    unanswered,
+)
 from .locations import Entry, Location
 from .store import OpenObject, Store
+
+if TYPE_CHECKING:
+    import httpx
 
 PROFILE_KEYS = {
     "aws_access_key_id": "access_key_id",
@@ -32,7 +51,7 @@ PROFILE_KEYS = {
 PAGE = 1000
 """Objects per request of a listing: the most that S3 gives."""
 
-PIECE = 1 << 20
+PIECE, HUB_PIECE = 1 << 20, 4 << 20
 """Bytes that are read at a time."""
 
 PART = 16 << 20
@@ -120,18 +139,10 @@ class BucketStore(Store):
             for piece in result.stream(min_chunk_size=PIECE):
                 yield bytes(piece)
 
-    @contextmanager
-    def _errors(self, key: str) -> Iterator[None]:
-        try:
-            yield
-        except LocatedError:
-            raise
-        except (OSError, ValueError, NotImplementedError) as error:
-            raise located(self.place(key), error) from None  # its text may hold signatures
-        except BaseException as error:
-            if type(error).__module__.startswith(("obstore", "pyo3")):
-                raise located(self.place(key), error) from None
-            raise
+    def _meant(self, location: Location, error: BaseException) -> LocatedError | None:
+        ours = isinstance(error, OSError | ValueError | NotImplementedError)
+        ours = ours or type(error).__module__.startswith(("obstore", "pyo3"))
+        return located(location, error) if ours else None
 
     @property
     def _base(self) -> str:
@@ -219,3 +230,138 @@ def _endpoint() -> str:
                 raise UsageError(f"{name} is no address: it begins with http:// or https://")
             return address
     return ""
+
+
+class HubStore(Store):
+    """Files of a repository."""
+
+    @staticmethod
+    def opened(location: Location, patience_s: float) -> Any:
+        from huggingface_hub import HfFileSystem
+
+        return HfFileSystem()
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        with self._request("list", prefix):
+            try:
+                found = self.connection.find(self._path(prefix), detail=True)
+            except FileNotFoundError:
+                if prefix or self.location.key:
+                    return []  # an empty folder, as in a bucket
+                raise
+        entries = [self._entry(info) for info in found.values() if info["type"] == "file"]
+        return sorted(entries, key=lambda entry: entry.key)
+
+    def head(self, key: str) -> Entry:
+        with self._request("head", key):
+            return self._entry(self.connection.info(self._path(key)))
+
+    @contextmanager
+    def reading(self, key: str, start: int = 0, etag: str | None = None) -> Iterator[OpenObject]:
+        entry = self.head(key)
+        if etag and entry.etag != etag:
+            raise by_status(self.place(key), 412)
+        with self._request("get", key):
+            file = self.connection.open(self._path(key), "rb", block_size=HUB_PIECE)
+        with file:
+            yield OpenObject(entry, self._pieces(key, file, start), start)
+
+    def _pieces(self, key: str, file: Any, start: int) -> Iterator[bytes]:
+        with self._errors(key):
+            file.seek(start)
+            while piece := file.read(HUB_PIECE):
+                yield piece
+
+    def _path(self, key: str) -> str:
+        return "/".join(filter(None, (self.location.host, self.location.key.strip("/"), key)))
+
+    def _entry(self, info: dict[str, Any]) -> Entry:
+        name = str(info["name"]).removeprefix(self._path("")).lstrip("/")
+        large = info.get("lfs") or {}
+        tag = (large.get("sha256") if isinstance(large, dict) else None) or info.get("blob_id")
+        return Entry(name, int(info["size"]), tag)
+
+    def _meant(self, location: Location, error: BaseException) -> LocatedError | None:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        if isinstance(error, HfHubHTTPError):
+            return by_status(location, getattr(error.response, "status_code", 0) or 0)
+        if isinstance(error, FileNotFoundError):
+            return by_status(location, 404)
+        # Those of the library that huggingface-hub makes requests with: httpx or httpx2, by its version.
+        library = next((k for k in HfHubHTTPError.__mro__ if k.__name__ == "HTTPError"), OSError)
+        if isinstance(error, library | OSError | ValueError | NotImplementedError):
+            why = f"the Hub does not answer ({type(error).__name__}); check the network"
+            return UnavailableError(location, why)
+        return None
+
+
+class WebStore(Store):
+    """The address of `location`, with its query and its user."""
+
+    attempts = 6
+
+    @staticmethod
+    def opened(location: Location, patience_s: float) -> Any:
+        import httpx
+
+        return httpx.Client(
+            follow_redirects=True,
+            timeout=httpx.Timeout(60.0, connect=10.0),
+            headers={"User-Agent": "forescribe", "Accept-Encoding": "identity"},
+        )
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        raise UnsupportedError(
+            self.location, "web servers have no listings: name the files, as in a list (.jsonl)"
+        )
+
+    def place(self, key: str) -> Location:
+        return replace(self.location, key=key)
+
+    def head(self, key: str) -> Entry:
+        """By a GET whose body is not read: signed addresses are often signed for GET only."""
+        with self.reading(key) as reading:
+            return reading.entry
+
+    @contextmanager
+    def reading(self, key: str, start: int = 0, etag: str | None = None) -> Iterator[OpenObject]:
+        location = self.place(key)
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        with (
+            self._request("get", key),
+            self.connection.stream("GET", location.url, headers=headers) as answer,
+        ):
+            if answer.status_code not in (200, 206):
+                raise by_status(location, answer.status_code, _web_code(answer))
+            entry = _web_entry(key, answer)
+            if etag and entry.etag != etag:
+                raise ChangedError(location, "changed while it was used; run the command again")
+            partial = answer.status_code == 206
+            yield OpenObject(entry, answer.iter_bytes(PIECE), start if partial else 0)
+
+    def _meant(self, location: Location, error: BaseException) -> LocatedError | None:
+        import httpx
+
+        if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol | httpx.TooManyRedirects):
+            return UnsupportedError(location, "the address cannot be used; check it")
+        return unanswered(location, error) if isinstance(error, httpx.HTTPError) else None
+
+
+def _web_entry(key: str, answer: httpx.Response) -> Entry:
+    size = answer.headers.get("content-length", "")
+    if answer.status_code == 206:
+        size = answer.headers.get("content-range", "").rpartition("/")[2]
+    length = int(size) if size.isdecimal() and len(size) < 20 else -1
+    return Entry(key, length, answer.headers.get("etag"))
+
+
+def _web_code(answer: httpx.Response) -> str:
+    """S3's error code in the answer to a signed address."""
+    page = b""
+    for piece in answer.iter_bytes(4000):  # no more of a page than can hold it
+        page += piece
+        if len(page) >= 4000:
+            break
+    code = page.decode(errors="replace").partition("<Code>")[2].partition("</Code>")[0]
+    return code if code.isalpha() and len(code) < 60 else ""
