@@ -95,8 +95,8 @@ class Driver:
                 yield from self._encode(taken)
             elif self.encoded:
                 chosen = heapq.heappop(self.encoded)
-                if not chosen.recording.settled:
-                    chosen.recording.mark("rounds", time.time_ns())
+                if not (recording := _of(chosen)).settled:
+                    recording.mark("rounds", time.time_ns())
                     self._submit(chosen)
             if not self.encoded:
                 return
@@ -138,7 +138,7 @@ class Driver:
         """Encode windows of all recordings together, and queue them for the engine."""
         if self.behind:
             self._since_s = taken[-1].due_s
-        batch = [pending for pending in taken if not pending.recording.settled]
+        batch = [pending for pending in taken if not _of(pending).settled]
         if not batch:
             return
         self.context.watch.start()
@@ -146,14 +146,14 @@ class Driver:
         encoded = encode_windows(
             self.context,
             [pending.window for pending in batch],
-            [pending.recording.detects_language(pending.window) for pending in batch],
-            [pending.recording.bound.searches(pending.window) for pending in batch],
+            [_of(pending).detects_language(pending.window) for pending in batch],
+            [_of(pending).bound.searches(pending.window) for pending in batch],
         )
         self.context.watch.mark("encode")
-        for recording in {pending.recording for pending in batch}:
+        for recording in {_of(pending) for pending in batch}:
             recording.mark("encode", began_ns)
         for pending, result in zip(batch, encoded, strict=True):
-            recording = pending.recording
+            recording = _of(pending)
             if recording.settled:  # by a window before this one
                 continue
             recording.encoded(pending, result)
@@ -169,7 +169,7 @@ class Driver:
     def _answered(self, ended: Ended) -> Iterator[Event]:
         """A request has ended: its answer is judged, and what follows from it queued."""
         pending: PendingWindow = ended.request.tag
-        recording = pending.recording
+        recording = _of(pending)
         if recording not in self.live:  # of a call that another one has ended
             return
         recording.mark("rounds", time.time_ns())
@@ -203,6 +203,12 @@ class Driver:
         if recording.source_released and recording in self.live:
             del self.live[recording]
             yield RecordingEnded(recording)
+
+
+def _of(pending: PendingWindow) -> Submission:
+    """The recording of a window."""
+    assert isinstance(pending.recording, Submission)
+    return pending.recording
 
 
 class Session:

@@ -54,7 +54,7 @@ from .options import Decoded, Judgement, Listener, Outcome, Part, PhaseTimes, Ta
 from .requests import BoundOptions, language_in, window_request
 from .sources import Kept, WindowSource, cut_source
 from .text import Stretch, segments_of, tokens_of, written
-from .window import PendingWindow
+from .window import PendingWindow, RecordingState
 from .word_timer import WordTimer
 
 
@@ -84,7 +84,7 @@ class RecordingEnded:
 Event = Progressed | GroupEnded | RecordingEnded
 
 
-class Submission:
+class Submission(RecordingState):
     """One recording on its way.
 
     `listener` hears of it; None in a call. `name` is for messages. `tap` receives its samples too, on a
@@ -111,6 +111,7 @@ class Submission:
         timer: WordTimer | None = None,
         grouped: Callable[[Submission, int], None] | None = None,
     ) -> None:
+        super().__init__()
         self.context, self.source, self.bound, self.listener = context, source, bound, listener
         self.name, self.arrived_s = name or Outcome(source).name, arrived_s
         self._tap, self._open = tap, open or partial(open_audio, name=self.name)
@@ -121,16 +122,12 @@ class Submission:
         batch = None if self._from.groups else context.engine.batch
         self._timer = timer or WordTimer(context.whisper, bound.options.task, batch, context.beside)
         # By the reader:
-        self.audio: Recording | None = None  # None until it has been opened
         self.window_count = 0  # windows found so far
         self.fully_read = False  # no window will follow
         self.silent: list[Window] = []  # without their samples
         self.source_released = False  # no reader will use the source again
         # By the engine's thread:
-        self.windows: list[PendingWindow] = []  # that have ended, in the order of the recording
         self.in_engine: set[PendingWindow] = set()  # encoded, and not ended
-        self.language: str | None = None
-        self.language_probability: float | None = None
         self.outcome: Outcome | None = None
         self.settled = False  # there is an outcome, or it was cancelled
         self.stopped = False  # its reader ends before the next block

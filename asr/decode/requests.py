@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from forescribe.speculative.requests import Request
 
@@ -25,10 +24,7 @@ from ..words.replacements import Replacements
 from ..words.terms import TermList
 from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
 from .options import Guards, Options
-from .window import PendingWindow
-
-if TYPE_CHECKING:
-    from .recording import Submission
+from .window import PendingWindow, RecordingState
 
 DOUBTFUL = 0.5
 """Below this probability a detected language is doubtful."""
@@ -188,13 +184,13 @@ def seed_of(start: int, temperature: float) -> int:
     return int(bits) << 32 | start & 0xFFFFFFFF
 
 
-def settled_language(recording: Submission) -> str | None:
+def settled_language(recording: RecordingState) -> str | None:
     """The recording's language; None while it is unknown or doubtful."""
     probability = recording.language_probability
     return None if probability is None or probability < DOUBTFUL else recording.language
 
 
-def language_in(recording: Submission, window: EncodedWindow, *, unheard: bool = False) -> str:
+def language_in(recording: RecordingState, window: EncodedWindow, *, unheard: bool = False) -> str:
     """The language to decode a window in: the recording's, unless another one is very probable.
 
     The recording's language is that of its first window whose language is not doubtful, and until then the

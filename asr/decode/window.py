@@ -8,27 +8,53 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forescribe.speculative.requests import Request
+from forescribe.speculative.requests import Request, Result
 
 from ..formats.transcript_parts import Segment, Word, seconds
 from ..segment.windows import Window
+from .options import Decoded, Judgement
 
 if TYPE_CHECKING:
+    from ..audio.reading import Recording
     from ..model.speech_model import EncoderStates
     from ..words.assembly import Pause
-    from .judge import Answer
-    from .options import Decoded
-    from .recording import Submission
 
 MOST_TOKENS_PER_S = 8.0
 """Of an answer for a window in which no voice was detected: repetitions in music have no end."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer for a window, with what the guards say of it."""
+
+    result: Result
+    judgement: Judgement
+    reason: str | None
+    rank: tuple[bool, float]  # `Guards.rank`
+
+    def replaces(self, best: Answer) -> bool:
+        """Whether it is better than the best one before it."""
+        if best.judgement is Judgement.KEEP:  # and was doubtful: this one is that of beams
+            return self.judgement is Judgement.KEEP
+        return self.judgement is not Judgement.RETRY or self.rank > best.rank
+
+
+class RecordingState:
+    """What is known of a recording, for its windows: what was opened, None before that; the language that it
+    was found to be in; and its windows that have ended, in order."""
+
+    def __init__(self) -> None:
+        self.audio: Recording | None = None
+        self.language: str | None = None
+        self.language_probability: float | None = None
+        self.windows: list[PendingWindow] = []
 
 
 @dataclass(eq=False)
 class PendingWindow:
     """A window of a recording, and the tag of its requests."""
 
-    recording: Submission  # until it has ended and its words are timed
+    recording: RecordingState  # until it has ended and its words are timed
     window: Window  # from then on without its samples
     # Its place in the queues: by `due_s`, then by `number`.
     due_s: float = 0.0

@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from forescribe.speculative.errors import release
 
@@ -22,10 +21,7 @@ from ..words.timing import Beside, TokenTimes, Utterance, token_times
 from .context import apply_each
 from .options import PhaseTimes
 from .text import name_of, texts_of
-from .window import PendingWindow
-
-if TYPE_CHECKING:
-    from .recording import Submission
+from .window import PendingWindow, RecordingState
 
 
 @dataclass(eq=False)
@@ -70,7 +66,7 @@ class WordTimer:
         if self.phases is not None and chosen:
             self.phases.add("words", began_ns, time.time_ns())
 
-    def forget(self, recording: Submission) -> None:
+    def forget(self, recording: RecordingState) -> None:
         """Drop the windows of a recording."""
         dropped = [pending for pending in self.waiting if pending.recording is recording]
         self.waiting = [pending for pending in self.waiting if pending not in dropped]
