@@ -101,13 +101,6 @@ class Driver:
             if not self.encoded:
                 return
 
-    def step(self) -> Iterator[Event | None]:
-        """A step of the engine: the windows whose requests have ended are judged. Yields None behind each."""
-        for ended in self.context.slots.ended(self.context.engine.step()):
-            yield from self._answered(ended)
-            yield from self.notes()
-            yield None
-
     def notes(self) -> Iterator[Event]:
         """What was noted: recordings that are read to their end, have failed, or were cancelled."""
         for note in self.reading.take_notes():
@@ -166,8 +159,9 @@ class Driver:
         assert pending.request is not None
         self.context.slots.submit(pending.request)
 
-    def _answered(self, ended: Ended) -> Iterator[Event]:
-        """A request has ended: its answer is judged, and what follows from it queued."""
+    def answered(self, ended: Ended) -> Iterator[Event]:
+        """A request has ended, in a step of the engine: its answer is judged, and what follows from it
+        queued."""
         pending: PendingWindow = ended.request.tag
         recording = _of(pending)
         if recording not in self.live:  # of a call that another one has ended
@@ -180,6 +174,7 @@ class Driver:
         if rest is not None:
             self.reading.put(recording, rest, self._since_s)
         yield from self._ended(recording, pending)
+        yield from self.notes()
 
     def _ended(self, recording: Submission, pending: PendingWindow) -> Iterator[Event]:
         """A window has ended, unless it was dropped."""
@@ -327,19 +322,18 @@ class Session:
             self._tell(self.driver.end_all(CapacityError("the service is stopping")))
             self._tell(self.driver.notes())
 
-    def _step(self) -> Iterator[Event | None]:
+    def _step(self) -> Iterator[Event]:
         yield from self.driver.notes()
         while self.driver.can_fill:
             yield from self.driver.fill()
-        yield from self.driver.step()
+        for ended in self.context.slots.ended(self.context.engine.step()):
+            yield from self.driver.answered(ended)
         if self.clock() - self._stats_read_s >= STATS_S or self.context.slots.idle:
             self.stats, self._stats_read_s = self.context.stats(), self.clock()
 
-    def _tell(self, events: Iterator[Event | None]) -> None:
+    def _tell(self, events: Iterator[Event]) -> None:
         """Tell the listeners. An exception, which is the listener's own, fails its recording and no other."""
         for event in events:
-            if event is None:
-                continue
             recording = event.recording
             listener = recording.listener
             assert listener is not None

@@ -306,7 +306,9 @@ def decoding(
                 if not driver.can_fill:
                     break
                 yield from driver.fill()
-            yield from driver.step()
+            for ended in context.slots.ended(context.engine.step()):
+                yield from driver.answered(ended)
+                yield None
             yield Stepped(next(iter(driver.live), None))
             yield from driver.notes()
             yield None
