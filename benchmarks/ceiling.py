@@ -33,8 +33,8 @@ import torch
 
 from benchmarks import provenance
 from benchmarks.replay import Replay, Stages
+from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.options import Guards, Options, Outcome, Part
-from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.formats.files import formats, rendered
 

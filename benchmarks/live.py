@@ -33,8 +33,8 @@ import numpy as np
 
 from benchmarks import provenance
 from forescribe.asr.audio.reading import read_audio
+from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.options import Guards, Options
-from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.live.commit import LiveWord
 from forescribe.asr.live.events import Completed, Delta, Event, Hypothesis, LiveOptions

@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 
 from forescribe.asr.audio.reading import Recording
-from forescribe.asr.decode import session as sessions
+from forescribe.asr.decode import driver
 from forescribe.asr.decode.context import DecodingContext
-from forescribe.asr.decode.recording import WordTimer
+from forescribe.asr.decode.word_timer import WordTimer
 from forescribe.asr.live.stream import LiveStream
 from forescribe.asr.model.speech_model import EncoderStates
 from forescribe.asr.model.whisper import Whisper, attending
@@ -192,7 +192,7 @@ def _stages() -> list[tuple[Any, str, str]]:
     return [
         (Recording, "blocks", "reading"),
         (vad._SileroStream, "probabilities", "voice activity"),
-        (sessions.Session, "run", ROOTS[0]),
+        (driver.Session, "run", ROOTS[0]),
         (Whisper, "features", "features"),
         (WordTimer, "run", "word times"),
         (LiveStream, "feed", "live: items"),

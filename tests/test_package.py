@@ -354,7 +354,7 @@ def project(tmp_path: Path) -> Path:
 
 PUBLIC = (
     "from forescribe import *",
-    "import forescribe.asr.decode.session",
+    "import forescribe.asr.decode.driver",
     "from forescribe.speculative import *",
     "import forescribe.api.app",
     "import forescribe.text.generator",

@@ -35,7 +35,7 @@ from .tables import Claim, Job
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
-    from forescribe.asr.decode.session import Session
+    from forescribe.asr.decode.driver import Session
 
 
 POLL_S = 0.1

@@ -116,8 +116,8 @@ async def _language(stream: Decoding) -> tuple[str, float]:
     assert submission is not None
     while part:
         part = await stream.next() is not None
-        if (heard := submission.recording) and heard.language is not None:
-            return heard.language, heard.language_probability or 1.0
+        if submission.language is not None:
+            return submission.language, submission.language_probability or 1.0
     return "und", 0.0
 
 

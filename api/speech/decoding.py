@@ -26,10 +26,10 @@ from ..errors import ApiError
 from ..process import Mailbox
 
 if TYPE_CHECKING:
+    from forescribe.asr.decode.driver import Session
     from forescribe.asr.decode.options import Outcome, Part, PhaseTimes
     from forescribe.asr.decode.planned import Group
-    from forescribe.asr.decode.session import Session
-    from forescribe.asr.decode.submission import Submission
+    from forescribe.asr.decode.recording import Submission
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.formats.transcript_parts import Notice
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.inputs import DecodedFile
 from forescribe.asr.audio.sandbox import Decoders
-from forescribe.asr.decode.session import Session
+from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.formats.transcript import Transcript

@@ -50,8 +50,8 @@ from .diarization import Speakers
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
+    from forescribe.asr.decode.driver import Session
     from forescribe.asr.decode.options import Options, Outcome, Tap
-    from forescribe.asr.decode.session import Session
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.live.events import LiveOptions, Tell
     from forescribe.asr.live.stream import LiveStream
@@ -272,7 +272,7 @@ class Serving:
         with loading():
             assert self._load is not None, "a front end has no thread"
             transcriber = self._load()
-            from forescribe.asr.decode.session import Session
+            from forescribe.asr.decode.driver import Session
 
             return Session(transcriber.context, readers=READERS)
 

@@ -27,7 +27,7 @@ from ..words.timing import Beside, Utterance, at_once, token_times
 from .options import Guards, Judgement, Options
 from .requests import BoundOptions, retry_of
 from .text import Stretch, compression_ratio, mean_logprob, text_of, written
-from .window import PendingWindow
+from .window import Answer, PendingWindow
 
 # -- the thresholds: samples, unless said otherwise -----------------------------------------------------
 
@@ -105,22 +105,6 @@ LAST_WORD = "the end of the word before it"
 
 
 # -- one answer -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer for a window, with what the guards say of it."""
-
-    result: Result
-    judgement: Judgement
-    reason: str | None
-    rank: tuple[bool, float]  # `Guards.rank`
-
-    def replaces(self, best: Answer) -> bool:
-        """Whether it is better than the best one before it."""
-        if best.judgement is Judgement.KEEP:  # and was doubtful: this one is that of beams
-            return self.judgement is Judgement.KEEP
-        return self.judgement is not Judgement.RETRY or self.rank > best.rank
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ and figures, or an error. Knows nothing of how windows are decoded.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -34,8 +33,8 @@ from ..words.replacements import LIMIT_S
 from .context import DecodingContext
 from .judge import LAST_WORD
 from .options import Decoded, Options, Outcome
-from .recording import RecordingState, fault, reason_of, timed_segments
-from .requests import CONFIDENT, DOUBTFUL, BoundOptions
+from .recording import Submission, fault, reason_of
+from .requests import CONFIDENT, DOUBTFUL
 from .text import name_of, text_of
 
 UNWRITTEN = "a voice, and the model wrote no words"
@@ -44,28 +43,30 @@ TEXTS = 10
 """The most texts that were left out and are quoted."""
 
 
-def outcome_of(context: DecodingContext, bound: BoundOptions, recording: RecordingState) -> Outcome:
+def outcome_of(recording: Submission) -> Outcome:
     """The outcome of a complete recording: an error where no window could be decoded, or where an
-    exception prevents the transcript."""
-    wall = time.perf_counter() - recording.started
-    done = recording.decoded
-    try:
-        if done and len(recording.faults) == len(done):
-            raise recording.faults[done[0].start]
-        transcript = _transcript(context, bound, recording, done, wall)
-    except Exception as error:
-        return Outcome(recording.source, error=fault(recording.name, error), wall_s=wall)
-    kept = tuple(done) if bound.options.keep_encoder_states else ()
-    fallbacks = len({decoded.index for decoded in done if decoded.tried > 0})
-    windows = windows_by_state(done, len(recording.silent))
-    return Outcome(
-        recording.source,
-        transcript,
-        wall_s=wall,
-        decoded=kept,
-        windows=windows,
-        fallbacks=fallbacks,
-    )
+    exception prevents the transcript; neither of a part of a live item. A listener gets the windows too."""
+    recording.time_words()
+    outcome, wall = Outcome(recording.source), recording.wall_s
+    if recording.whole:
+        try:
+            faults = [pending.fault for pending in recording.windows]
+            if faults and (first := faults[0]) is not None and all(faults):
+                raise first
+            done = recording.decoded
+            outcome = Outcome(
+                recording.source,
+                _transcript(recording, wall),
+                wall_s=wall,
+                windows=windows_by_state(done, len(recording.silent)),
+                fallbacks=len({decoded.index for decoded in done if decoded.tried > 0}),
+            )
+        except Exception as error:
+            outcome = replace(outcome, error=fault(recording.name, error), wall_s=wall)
+    kept = recording.bound.options.keep_encoder_states and outcome.error is None
+    if kept or recording.listener is not None:
+        outcome = replace(outcome, decoded=recording.decoded)
+    return outcome
 
 
 def windows_by_state(done: Sequence[Decoded], silent: int) -> dict[State, int]:
@@ -106,22 +107,18 @@ def _versions() -> dict[str, str]:
     return {name: version(name) for name in ("forescribe", "torch", "transformers")}
 
 
-def _transcript(
-    context: DecodingContext,
-    bound: BoundOptions,
-    recording: RecordingState,
-    done: Sequence[Decoded],
-    wall: float,
-) -> Transcript:
+def _transcript(recording: Submission, wall: float) -> Transcript:
+    context, bound, done = recording.context, recording.bound, recording.decoded
+    assert recording.audio is not None
     segments = list[Segment]()
-    for decoded in done:
-        for segment in timed_segments(context.whisper, recording, decoded):
+    for pending in recording.windows:
+        for segment in recording.timed_segments(pending):
             segments.append(replace(segment, id=len(segments)))
     written = (d.language for d in done if d.state == "decoded")
     language = bound.language or recording.language or next(written, None) or None
     # A model that is told no language and names none has written in one that nobody knows.
     probability = None if language is None else recording.language_probability
-    warnings = [*recording.audio.warnings, *_warnings(context.whisper, recording, done, language)]
+    warnings = [*recording.audio.warnings, *_warnings(recording, done, language)]
     warnings += (Notice("language", note) for note in bound.spoken.notes)
     detected = probability if bound.language is None else None
     if segments and detected is not None and detected < DOUBTFUL:
@@ -219,11 +216,9 @@ def source_stats(results: Iterable[Sequence[Source]]) -> dict[str, Json]:
 # -- warnings -----------------------------------------------------------------------------------------
 
 
-def _warnings(
-    whisper: SpeechModel, recording: RecordingState, done: Sequence[Decoded], language: str | None
-) -> list[Notice]:
+def _warnings(recording: Submission, done: Sequence[Decoded], language: str | None) -> list[Notice]:
     """What a reader of the transcript should know of its windows."""
-    notices = list[Notice]()
+    whisper, notices = recording.context.whisper, list[Notice]()
     if failed := [d for d in done if d.state == "failed"]:
         text = (
             f"no text for {_places(failed)}: decoding failed there; transcribe the recording again, or "
@@ -261,8 +256,9 @@ def _warnings(
     spoken = [d for d in done if text_of(whisper, d.tokens).strip()]
     notices += _other_language(spoken, language)
     notices += _dropped(whisper, done)
-    if untimed := [d for d in done if d.start in recording.timing_faults]:
-        reason = reason_of(recording.timing_faults[untimed[0].start])
+    faults = [(p.ended, p.timing_fault) for p in recording.windows if p.timing_fault is not None]
+    if faults:
+        untimed, reason = [decoded for decoded, _ in faults], reason_of(faults[0][1])
         text = f"no word times at {_listed(map(_span, untimed))}: {reason}; the text is complete"
         notices.append(_notice("words_untimed", text, untimed))
     # Drafting failed: the words are the same, and decoding takes longer.

@@ -10,7 +10,7 @@ Knows nothing of where they are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,14 +18,13 @@ from forescribe.speculative.requests import Finish, Request, Result, Source
 
 from ..audio.inputs import Input
 from ..formats.transcript_parts import Segment, Word
-from ..segment.cut_plan import Plan, planned_windows
-from ..segment.windows import Samples, Window
+from ..segment.cut_plan import Plan
 from ..words.edits import Change
 from .context import DecodingContext
 from .options import Decoded, Listener, Options
-from .recording import RecordingState, WordTimer, timed_segments
-from .requests import BoundOptions, bind
-from .submission import CutWindows, Submission
+from .recording import Submission
+from .requests import bind
+from .sources import Kept, plan_source
 
 _RESULT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "sources": lambda values: tuple(Source(value) for value in values),
@@ -53,99 +52,40 @@ def planned(
     arrived_s: float = 0.0,
     name: str | None = None,
 ) -> Submission:
-    """A submission that follows a plan. Arguments as of `PlannedWindows` and `Submission`."""
-    bound = bind(options, context)
-    windows = PlannedWindows(context, bound, plan, kept, grouped)
+    """A submission that follows `plan`, without the windows of its first groups, which are `kept`, in order.
+    `grouped` is called with each further group as soon as its last window has ended, on the engine's thread,
+    groups in any order.
+
+    Words are timed by group, whatever ended first, so that a disturbed run has the same batches as an
+    undisturbed one; this keeps the encoder states of all groups that are being decoded.
+    """
+    assert [group.k for group in kept] == list(range(len(kept)))
     # Restored groups take no time: the submission's place in the queue is that of its next window.
     restored_s = plan.until_s(len(kept) - 1) if kept else 0.0
     return Submission(
         context,
         source,
-        bound,
+        bind(options, context),
         listener,
         arrived_s=arrived_s - restored_s,
         name=name,
-        windows=windows,
+        windows=plan_source(plan, kept),
+        grouped=lambda recording, k: grouped(_group(recording, plan, k)),
     )
 
 
-class PlannedWindows(CutWindows):
-    """The windows of a plan, without those of the groups in `kept`.
-
-    `kept` are the first groups of the plan, in order. `grouped` is called with each further group as
-    soon as its last window has ended, on the engine's thread, groups in any order. Words are timed by
-    group, whatever ended first, so that a disturbed run has the same batches as an undisturbed one;
-    this keeps the encoder states of all groups that are being decoded.
-    """
-
-    def __init__(
-        self,
-        context: DecodingContext,
-        bound: BoundOptions,
-        plan: Plan,
-        kept: Sequence[Group],
-        grouped: OnGroup,
-    ) -> None:
-        super().__init__(context, bound)
-        self.timing_batch = None
-        assert [group.k for group in kept] == list(range(len(kept)))
-        self.plan, self.kept, self.grouped = plan, tuple(kept), grouped
-        self._group_of = {i: k for k, group in enumerate(plan.groups) for i in group}
-        self._missing = {
-            k: set(group) for k, group in enumerate(plan.groups[len(kept) :], len(kept))
-        }
-
-    def restore(self, recording: RecordingState) -> None:
-        """Put the windows of the kept groups into a recording."""
-        for group in self.kept:
-            recording.restore(
-                group.decoded, group.words, group.language, group.language_probability
-            )
-
-    def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
-        """The windows of the plan that have not been restored."""
-        skip = frozenset(decoded.index for group in self.kept for decoded in group.decoded)
-        windows = planned_windows(blocks, self.plan.spans, skip)
-        return recording.spoken_windows(windows)
-
-    def ended(self, recording: RecordingState, decoded: Decoded, timer: WordTimer) -> None:
-        """Report the group of a window if it was the last one missing."""
-        if decoded.continued:
-            return
-        k = self._group_of[decoded.index]
-        self._missing[k].discard(decoded.index)
-        if not self._missing[k]:
-            timer.run(self.plan.groups[k])
-            self.grouped(self._group(recording, k))
-
-    def _group(self, recording: RecordingState, k: int) -> Group:
-        indices, whisper = set(self.plan.groups[k]), self.context.whisper
-        decoded = [d for d in recording.decoded if d.index in indices]
-        words = [recording.words.get(d.start) for d in decoded]
-        return Group(
-            k,
-            tuple(decoded),
-            tuple(None if own is None else tuple(own) for own in words),
-            recording.language,
-            recording.language_probability,
-            tuple(s for d in decoded for s in timed_segments(whisper, recording, d)),
-        )
+def _group(recording: Submission, plan: Plan, k: int) -> Group:
+    own = recording.kept(plan.groups[k])
+    language, probability = own.language, own.language_probability
+    segments = recording.segments_in(plan.groups[k])
+    return Group(own.decoded, own.words, language, probability, k, segments)
 
 
 @dataclass(frozen=True)
-class Group:
-    """The results of a group of windows.
+class Group(Kept):
+    """Group `k` of a plan, once it is decoded; `segments` are for progress displays."""
 
-    `decoded` is in order, `words` holds for each window the words of its segments, None where none
-    were timed. `language` is the recording's, None as long as it is unknown; `segments` are for
-    progress displays.
-    """
-
-    k: int
-    decoded: tuple[Decoded, ...]
-    words: tuple[tuple[tuple[Word, ...], ...] | None, ...]
-    language: str | None
-    language_probability: float | None
+    k: int = 0
     segments: tuple[Segment, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,11 +105,11 @@ class Group:
     def from_dict(cls, data: Mapping[str, Any]) -> Group:
         windows = data["windows"]
         return cls(
-            data["k"],
             tuple(_decoded_from_dict(window) for window in windows),
             tuple(_words_from_lists(window["words"]) for window in windows),
             data["language"],
             data["language_probability"],
+            data["k"],
         )
 
 

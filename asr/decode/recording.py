@@ -1,286 +1,500 @@
-"""A recording that is being decoded: its windows on their way, and what those that have ended have written.
+"""Submission: one recording on its way, whose windows become words, events and an outcome.
 
-`RecordingState` holds the windows from the first to the last and how each ended; a `WordTimer` times words,
-of several windows in one forward pass. Knows nothing of engines.
+A submission is in two threads and has no lock: a reader's thread takes its windows out of it, the engine's
+thread puts results into it; the reader only adds (windows, silence, the end), and the engine's thread only
+reads what was added. In a call both are the caller's thread. Where its windows come from is a `WindowSource`.
+
+A window is decoded again where its answer is rejected, and where an answer ends before the voice in its
+window does, the rest becomes the next part of the window (`asr.decode.judge`). Faults are contained: one in a
+window costs that window, which the coverage reports as failed; one in reading costs the recording. Knows
+nothing of other recordings.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from bisect import bisect_right, insort
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from bisect import insort
+from collections.abc import Callable, Collection, Generator, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 
+import numpy as np
+from torch import Tensor
+
 from forescribe.speculative.errors import release
+from forescribe.speculative.requests import Finish, Request, Result
 
 from ..audio.inputs import Input
-from ..audio.reading import Recording
+from ..audio.reading import Open, Recording, Samples, open_audio
 from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
-from ..formats.transcript_parts import Segment, Word
-from ..model.speech_model import SpeechModel
-from ..model.tokens import Task
+from ..formats.transcript_parts import Segment, State, seconds
+from ..model.speech_model import EncoderStates, SpeechModel
 from ..model.whisper import attending
-from ..segment.windows import Window
-from ..words.aligning import Spoken, align
-from ..words.assembly import assemble_words
-from ..words.timing import Beside, TokenTimes, Utterance, token_times
-from .context import apply_each
-from .options import Decoded, PhaseTimes
-from .text import name_of, segments_of, texts_of
-from .window import PendingWindow
+from ..segment.windows import Window, total
+from ..words.assembly import pauses
+from ..words.edits import Change, replaced
+from ..words.second_look import look_again
+from .context import DecodingContext, EncodedWindow, Ended, Fault
+from .judge import (
+    LAST_WORD,
+    TAIL,
+    Again,
+    Keep,
+    Rest,
+    Silent,
+    answer_of,
+    improbable,
+    judge,
+    rest_of,
+    wordless_of,
+)
+from .options import Decoded, Judgement, Listener, Outcome, Part, PhaseTimes, Tap
+from .requests import BoundOptions, language_in, window_request
+from .sources import Kept, WindowSource, cut_source
+from .text import Stretch, segments_of, tokens_of, written
+from .window import PendingWindow, RecordingState
+from .word_timer import WordTimer
 
 
-@dataclass(eq=False)
-class RecordingState:
-    """A recording with its windows so far.
+@dataclass(frozen=True, eq=False)
+class Progressed:
+    """More is known of a recording: a window has ended, None where only silence has been read."""
 
-    Each window ends once: as an entry of `decoded`, whatever came of it, or of `silent`. One whose answer
-    was closed early ends in several parts, which are entries of their own. `segments`, `words`, `faults`
-    and `timing_faults` are by the sample where a window or part starts; segments are without words,
-    `words` holds those of each segment. One thread may read windows while another one adds results.
+    recording: Submission
+    window: PendingWindow | None
+
+
+@dataclass(frozen=True, eq=False)
+class GroupEnded:
+    """All windows of group `k` of a plan have ended, and their words are timed."""
+
+    recording: Submission
+    k: int
+
+
+@dataclass(frozen=True, eq=False)
+class RecordingEnded:
+    """A recording has its outcome, None where it was cancelled, and is no longer read."""
+
+    recording: Submission
+
+
+Event = Progressed | GroupEnded | RecordingEnded
+
+
+class Submission(RecordingState):
+    """One recording on its way.
+
+    `listener` hears of it; None in a call. `name` is for messages. `tap` receives its samples too, on a
+    reader's thread. `open` opens it; `windows` is where its windows come from, None cuts them. `timer` times
+    its words, together with those of other recordings that share it; None makes one of its own. `grouped`
+    hears of groups of a plan that have ended.
+
+    Each window ends once: as an entry of `windows`, whatever came of it, or of `silent`. One whose answer was
+    closed early ends in several parts, which are entries of their own.
     """
 
-    source: Input
-    audio: Recording
-    name: str  # for messages
-    started: float
-    language: str | None = None
-    language_probability: float | None = None
-    window_count: int = 0  # windows found so far
-    fully_read: bool = False  # no window will follow
-    decoded: list[Decoded] = field(default_factory=list)  # in the order of the recording
-    ended: set[int] = field(default_factory=set)  # indices of the decoded windows that have ended
-    silent: list[Window] = field(default_factory=list)  # without their samples
-    segments: dict[int, tuple[Segment, ...]] = field(default_factory=dict)
-    words: dict[int, list[tuple[Word, ...]]] = field(default_factory=dict)
-    faults: dict[int, Exception] = field(default_factory=dict)  # windows that could not be decoded
-    timing_faults: dict[int, Exception] = field(default_factory=dict)  # windows without word times
-    next_sample: int = 0  # the first one that `next_windows` has not returned
-    waiting: dict[int, Decoded | Window] = field(
-        default_factory=dict
-    )  # behind it, by their first sample
-    silent_seen: int = 0  # silent windows that wait there, or have been returned
+    def __init__(
+        self,
+        context: DecodingContext,
+        source: Input,
+        bound: BoundOptions,
+        listener: Listener | None,
+        *,
+        arrived_s: float = 0.0,
+        name: str | None = None,
+        tap: Tap | None = None,
+        open: Open | None = None,
+        windows: WindowSource | None = None,
+        timer: WordTimer | None = None,
+        grouped: Callable[[Submission, int], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.context, self.source, self.bound, self.listener = context, source, bound, listener
+        self.name, self.arrived_s = name or Outcome(source).name, arrived_s
+        self._tap, self._open = tap, open or partial(open_audio, name=self.name)
+        self._from = windows or cut_source(context, bound.options)
+        self._grouped = grouped
+        self.phases: PhaseTimes | None = None
+        self.whole = self._from.whole  # whether its windows are all of a recording
+        batch = None if self._from.groups else context.engine.batch
+        self._timer = timer or WordTimer(context.whisper, bound.options.task, batch, context.beside)
+        # By the reader:
+        self.window_count = 0  # windows found so far
+        self.fully_read = False  # no window will follow
+        self.silent: list[Window] = []  # without their samples
+        self.source_released = False  # no reader will use the source again
+        # By the engine's thread:
+        self.in_engine: set[PendingWindow] = set()  # encoded, and not ended
+        self.outcome: Outcome | None = None
+        self.settled = False  # there is an outcome, or it was cancelled
+        self.stopped = False  # its reader ends before the next block
+        self._started = 0.0
+        self._over = set[int]()  # the indices of windows that have ended with all parts
+        self._next_sample = 0  # the first one that `next_windows` has not returned
+        self._waiting = dict[int, PendingWindow | Window]()  # behind it, by their first sample
+        self._silent_seen = 0  # silent windows that wait there, or have been returned
+
+    def time_phases(self, phases: PhaseTimes | None) -> None:
+        """Have the times of its phases written; call it before the recording is queued."""
+        self.phases = self._timer.phases = phases
+
+    # -- on a reader's thread ---------------------------------------------------------------------
+
+    def read(self) -> Generator[Window, None, None]:
+        """The windows with speech, in order. Raises what `open` and the decoder raise.
+
+        The last one is held back until the recording has been read to its end, so that its result completes
+        the transcript, however long the next recording takes to open.
+        """
+        with self._open(self.source) as audio:
+            self._started = time.perf_counter()
+            self._restore(self._from.kept)
+            self.audio, held = audio, None
+            for window in self._from.read(audio, self._blocks(audio)):
+                self.window_count += 1
+                if not window.speech:
+                    self.silent.append(window)
+                    continue
+                if held is not None:
+                    yield held
+                held = window
+            self.fully_read = True
+            if held is not None:
+                yield held
+
+    def _blocks(self, audio: Recording) -> Iterator[Samples]:
+        for block in audio.blocks():
+            # Silence makes no window: without this, hours of it would be read after the recording's end.
+            if self.stopped:
+                raise CapacityError(f"{self.name}: its reading was stopped")
+            if self._tap is not None:
+                self._tap(block)
+            yield block
+
+    def _restore(self, kept: Kept) -> None:
+        """Record windows that were decoded earlier."""
+        self.language, self.language_probability = kept.language, kept.language_probability
+        for decoded, words in zip(kept.decoded, kept.words, strict=True):
+            self.window_count += not decoded.continued
+            nothing = np.zeros(0, np.float32)
+            window = Window(decoded.index, decoded.start, decoded.end, True, nothing)
+            known = None if words is None else list(words)
+            pending = PendingWindow(self, window, decoded=decoded, words=known)
+            pending.free()
+            self._add(pending)
+
+    # -- on the engine's thread -------------------------------------------------------------------
 
     @property
     def complete(self) -> bool:
         """Whether every window has ended."""
-        return self.fully_read and len(self.ended) + len(self.silent) == self.window_count
+        return self.fully_read and len(self._over) + len(self.silent) == self.window_count
 
     @property
     def done(self) -> int:
         """Samples in windows that have ended."""
         return sum(map(attrgetter("length"), (*self.decoded, *self.silent)))
 
-    def add(self, decoded: Decoded) -> None:
-        """Record the end of a window, or of a part of one."""
-        assert decoded.index not in self.ended
-        insort(self.decoded, decoded, key=attrgetter("start"))
-        self.waiting[decoded.start] = decoded
-        if not decoded.continued:
-            self.ended.add(decoded.index)
-        assert len(self.ended) + len(self.silent) <= self.window_count
+    @property
+    def decoded(self) -> tuple[Decoded, ...]:
+        """The windows that have ended, in the order of the recording."""
+        return tuple(pending.ended for pending in self.windows)
 
-    def next_windows(self) -> list[Decoded] | None:
+    def _add(self, pending: PendingWindow) -> None:
+        """Record the end of a window, or of a part of one."""
+        decoded = pending.ended
+        assert decoded.index not in self._over
+        insort(self.windows, pending, key=attrgetter("ended.start"))
+        self._waiting[decoded.start] = pending
+        if not decoded.continued:
+            self._over.add(decoded.index)
+        assert len(self._over) + len(self.silent) <= self.window_count
+
+    def next_windows(self) -> list[PendingWindow] | None:
         """The windows that follow those returned before, which end in any order, without silent ones; None
         where the next one has not ended."""
-        for window in self.silent[self.silent_seen :]:
-            self.waiting[window.start] = window
-            self.silent_seen += 1
-        first, decoded = self.next_sample, list[Decoded]()
-        while self.next_sample in self.waiting:
-            ended = self.waiting.pop(self.next_sample)
-            if isinstance(ended, Decoded):
-                decoded.append(ended)
-            self.next_sample = ended.end
-        return None if self.next_sample == first else decoded
+        for window in self.silent[self._silent_seen :]:
+            self._waiting[window.start] = window
+            self._silent_seen += 1
+        first, following = self._next_sample, list[PendingWindow]()
+        while self._next_sample in self._waiting:
+            ended = self._waiting.pop(self._next_sample)
+            if isinstance(ended, PendingWindow):
+                following.append(ended)
+            self._next_sample = (ended if isinstance(ended, Window) else ended.ended).end
+        return None if self._next_sample == first else following
 
-    def restore(
-        self,
-        decoded: Sequence[Decoded],
-        words: Sequence[Sequence[tuple[Word, ...]] | None],
-        language: str | None,
-        language_probability: float | None,
-    ) -> None:
-        """Record windows that were decoded earlier, with their words, None where none were timed."""
-        self.language, self.language_probability = language, language_probability
-        for window, own in zip(decoded, words, strict=True):
-            self.window_count += not window.continued
-            self.add(window)
-            if own is not None:
-                self.words[window.start] = list(own)
+    def next_part(self) -> Part | None:
+        """What is complete in order and has not been told; None where nothing is."""
+        if (following := self.next_windows()) is None:
+            return None
+        segments = [s for pending in following for s in self.timed_segments(pending)]
+        tokens = [
+            t for pending in following for t in tokens_of(self.context.whisper, pending.ended)
+        ]
+        return Part(tuple(segments), tuple(tokens), seconds(self.done))
 
-    def spoken_windows(self, windows: Iterable[Window]) -> Iterator[Window]:
-        """Count the windows and yield those with speech.
+    def segments(self, pending: PendingWindow) -> tuple[Segment, ...]:
+        """Those of a window, without words."""
+        if pending.segments is None:  # restored: it was not decoded here
+            pending.segments = segments_of(self.context.whisper, pending.ended)
+        return pending.segments
 
-        The last one is held back until the recording has been read to its end, so that its result
-        completes the transcript, however long the next recording takes to open.
-        """
-        held: Window | None = None
-        for window in windows:
-            self.window_count += 1
-            if not window.speech:
-                self.silent.append(window)
-                continue
-            if held is not None:
-                yield held
-            held = window
-        self.fully_read = True
-        if held is not None:
-            yield held
+    def timed_segments(self, pending: PendingWindow) -> list[Segment]:
+        """Those of a window, with their words where these have been timed: then each lasts from its first to
+        its last word (openai/whisper), as timestamp tokens are less exact."""
+        segments, words = self.segments(pending), pending.words
+        if words is None:
+            return list(segments)
+        timed = []
+        for segment, own in zip(segments, words, strict=True):
+            if own:
+                end = max(map(attrgetter("end_sample"), own))
+                segment = replace(segment, start_sample=own[0].start_sample, end_sample=end)
+            timed.append(replace(segment, words=own))
+        return timed
+
+    def kept(self, indices: Collection[int]) -> Kept:
+        """The windows of these indices as a record."""
+        own = [pending for pending in self.windows if pending.ended.index in indices]
+        return Kept(
+            tuple(pending.ended for pending in own),
+            tuple(None if pending.words is None else tuple(pending.words) for pending in own),
+            self.language,
+            self.language_probability,
+        )
+
+    def segments_in(self, indices: Collection[int]) -> tuple[Segment, ...]:
+        """The segments of the windows of these indices."""
+        own = [pending for pending in self.windows if pending.ended.index in indices]
+        return tuple(segment for pending in own for segment in self.timed_segments(pending))
+
+    def detects_language(self, window: Window) -> tuple[str, ...] | None:
+        """Among which languages that of a window is to be detected when it is encoded."""
+        known = self.bound.language is not None or window.language is not None
+        return None if known else self.bound.spoken.codes
+
+    def mark(self, phase: str, began_ns: int) -> None:
+        """A part of a phase ends now; nothing happens if nobody reads the times."""
+        if self.phases is not None:
+            self.phases.add(phase, began_ns, time.time_ns())
+
+    def encoded(self, pending: PendingWindow, encoded: EncodedWindow | Exception) -> None:
+        """A window has been encoded: it has its request, unless an exception has ended it."""
+        window = pending.window
+        known = self.bound.language or window.language
+        try:
+            if isinstance(encoded, Exception):
+                raise encoded
+            pending.language = known or language_in(self, encoded, unheard=window.unheard)
+            if self.bound.options.words and isinstance(encoded.features, Tensor):
+                pending.pauses = pauses(encoded.features, window.length)
+            pending.request = self._request(pending, encoded.encoder_states)
+            self.in_engine.add(pending)
+        except Exception as error:
+            pending.language = known or self.language or ""
+            self._failed(pending, error)
+
+    def answered(self, pending: PendingWindow, ended: Ended) -> Window | None:
+        """The engine has returned an answer: the window has its next request, or it has ended; what is left
+        of it is the next part. Nothing happens to one that was dropped."""
+        if pending not in self.in_engine:
+            return None
+        pending.request, options = None, self.bound.options
+        if isinstance(ended, Fault):
+            self._failed(pending, ended.error)
+            return None
+        states = ended.request.encoder_states
+        try:
+            answer = answer_of(self.context.whisper, options.guards, ended, pending)
+            alone = partial(self._request, pending, states, alone=True)
+            verdict = judge(self.context.whisper, self.bound, pending, answer, alone)
+            if isinstance(verdict, Again):
+                pending.best, pending.request = verdict.best, verdict.request
+                return None
+            rest = self._settled(pending, verdict, ended.request)
+        except Exception as error:
+            self._failed(pending, error)
+            return None
+        self.in_engine.discard(pending)
+        pending.forget_request()
+        if options.words:
+            pending.states = states
+            tail = rest is not None and total(rest.voiced or ()) < TAIL
+            pending.spoken = (pending.window if tail else pending.ended).length
+            self._timer.add(pending)
+        else:
+            pending.free()
+        self._add(pending)
+        return rest
+
+    def _request(
+        self, pending: PendingWindow, states: EncoderStates, *, alone: bool = False
+    ) -> Request:
+        hypothesis = self._from.hypothesis
+        return window_request(self.context, self.bound, pending, states, hypothesis, alone=alone)
+
+    def _settled(
+        self, pending: PendingWindow, verdict: Keep | Silent, last: Request
+    ) -> Window | None:
+        """The window has ended with the answer that was chosen; what that leaves of it. `last` is the request
+        that was answered last."""
+        whisper, options, window = self.context.whisper, self.bound.options, pending.window
+        beside, states, terms = self.context.beside, last.encoder_states, self.bound.terms
+        changes: tuple[Change, ...] = ()
+        if terms is not None and verdict.answer.judgement is not Judgement.SILENCE:
+            if not window.unheard:
+                own, answer = attending(whisper, "terms"), verdict.answer
+                result, held = answer.result, self.context.held(answer.result.request)
+                look = partial(look_again, own, pending.language, result, states, terms, held)
+                looked, changes = beside(look)
+                verdict = replace(verdict, answer=replace(answer, result=looked))
+        rest = Rest(window.end, verdict.answer.result.tokens)
+        if isinstance(verdict, Keep):
+            found = rest_of(whisper, options, pending, verdict, states, beside)
+            verdict, rest = (verdict, found) if isinstance(found, Rest) else (found, rest)
+        decoded = decoded_of(whisper, self.bound, pending, verdict, rest, changes, last)
+        pending.segments, pending.decoded = segments_of(whisper, decoded), decoded
+        return rest.window
+
+    def _failed(self, pending: PendingWindow, error: Exception) -> None:
+        """An exception has ended a window. Running out of memory may not happen with a smaller batch, so it
+        must not look like a transcript: it fails the recording."""
+        release(error)
+        self._drop(pending)
+        if out_of_memory(error):
+            self.fail(fault(self.name, error))
+            return
+        window, request = pending.window, Request((self.context.whisper.tokens.end,))
+        result = Result(request, (), (), (), Finish.CANCELLED, 0, 0, 0)
+        pending.fault, pending.segments = error, ()
+        pending.decoded = Decoded(
+            window.index,
+            window.start,
+            window.end,
+            pending.language,
+            result,
+            (),
+            "failed",
+            reason_of(error),
+            wordless=wordless_of(window.start, window.end, window.voiced, ())[0],
+        )
+        pending.free()
+        self._add(pending)
+
+    def ended_group(self, pending: PendingWindow) -> int | None:
+        """The group of a window, if it was the last one missing; its words are timed now."""
+        for k, group in self._from.groups.items():
+            if pending.ended.index in group and self._over.issuperset(group):
+                self._timer.run(group)
+                return k
+        return None
+
+    def grouped(self, k: int) -> None:
+        """Tell of the end of group `k`."""
+        if self._grouped is not None:
+            self._grouped(self, k)
+
+    def time_words(self) -> None:
+        """Time the words of all windows that wait for that, those of others too where they share the
+        timer."""
+        self._timer.run()
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since its first block."""
+        return 0.0 if self.audio is None else time.perf_counter() - self._started
+
+    def fail(self, error: ForescribeError) -> None:
+        """Settle it with an error."""
+        self.settle(Outcome(self.source, error=error, wall_s=self.wall_s))
+
+    def settle(self, outcome: Outcome | None) -> None:
+        """Set the outcome, None where it is cancelled; later calls change nothing. Its windows leave
+        the engine."""
+        if self.settled:
+            return
+        self.outcome, self.settled, self.stopped = outcome, True, True
+        for pending in list(self.in_engine):
+            self._drop(pending)
+        self._timer.forget(self)
+
+    def _drop(self, pending: PendingWindow) -> None:
+        """Remove a window from the engine; its row is free at once."""
+        self.in_engine.discard(pending)
+        self.context.slots.cancel(pending)
+        pending.forget_request()
 
 
-# -- what a window has written --------------------------------------------------------------------------
-
-
-def timed_segments(
-    whisper: SpeechModel, recording: RecordingState, decoded: Decoded
-) -> list[Segment]:
-    """A window's segments, with their words where these have been timed: then each lasts from its first to
-    its last word (openai/whisper), as timestamp tokens are less exact."""
-    segments = recording.segments.get(decoded.start)
-    if segments is None:  # restored: it was not decoded here
-        segments = recording.segments[decoded.start] = segments_of(whisper, decoded)
-    words = recording.words.get(decoded.start)
-    if words is None:
-        return list(segments)
-    timed = []
-    for segment, own in zip(segments, words, strict=True):
-        if own:
-            end = max(map(attrgetter("end_sample"), own))
-            segment = replace(segment, start_sample=own[0].start_sample, end_sample=end)
-        timed.append(replace(segment, words=own))
-    return timed
-
-
-@dataclass(eq=False)
-class WordTimer:
-    """Times the words of decoded windows, which wait here with their encoder states: as soon as there are
-    `batch`; None waits for `run`. Where timing fails, a window keeps its text and has no word times."""
-
-    whisper: SpeechModel
-    task: Task
-    batch: int | None
-    beside: Beside
-    waiting: list[PendingWindow] = field(default_factory=list)
-    phases: PhaseTimes | None = None
-
-    def add(self, pending: PendingWindow) -> None:
-        """Queue a window, and time all that wait if the batch is full."""
-        self.waiting.append(pending)
-        if self.batch is not None and len(self.waiting) >= self.batch:
-            self.run()
-
-    def run(self, indices: Collection[int] | None = None) -> None:
-        """Time all windows that wait, or those of these indices, in their order; the others wait on."""
-        began_ns, chosen = time.time_ns(), self.waiting
-        self.waiting = []
-        if indices is not None:
-            self.waiting = [p for p in chosen if p.window.index not in indices]
-            chosen = [p for p in chosen if p.window.index in indices]
-            chosen.sort(key=attrgetter("window.start"))
-        work = [pending for pending in chosen if pending.recording.segments[pending.window.start]]
-        for pending, times in zip(work, apply_each(self._times_of, work), strict=True):
-            recording = pending.recording
-            try:
-                if isinstance(times, Exception):
-                    raise times
-                recording.words[pending.window.start] = _words_of(self.whisper, pending, times)
-                if pending.window.part:
-                    _set_apart(recording, pending)
-            except Exception as error:
-                release(error)
-                recording.timing_faults[pending.window.start] = error
-        if self.phases is not None and chosen:
-            self.phases.add("words", began_ns, time.time_ns())
-
-    def forget(self, recording: RecordingState) -> None:
-        """Drop the windows of a recording."""
-        self.waiting = [p for p in self.waiting if p.recording is not recording]
-
-    def _times_of(self, work: Sequence[PendingWindow]) -> list[TokenTimes]:
-        """The times of the tokens of windows, aligned with their encoder states."""
-        if not self.whisper.attends:
-            return [_aligned(self.whisper, pending) for pending in work]
-        utterances = []
-        for pending in work:
-            decoded, states = pending.decoded, pending.states
-            assert decoded is not None and states is not None
-            prompt, states = self.whisper.prompt(
-                states, decoded.language, self.task, timestamps=False
-            )
-            tokens = _heard_tokens(self.whisper, pending)
-            utterances.append(Utterance(states, prompt, tokens, pending.spoken))
-        return token_times(attending(self.whisper, "words"), utterances, self.beside)
-
-
-def _heard_tokens(whisper: SpeechModel, pending: PendingWindow) -> tuple[int, ...]:
-    """The text tokens of a window that were heard: before others were written in their place."""
-    decoded = pending.decoded
-    assert decoded is not None
-    if decoded.spoken is not None:
-        return tuple(filter(whisper.tokens.is_text, decoded.spoken))
-    segments = pending.recording.segments[pending.window.start]
-    return tuple(token for segment in segments for token in segment.tokens)
-
-
-def _aligned(whisper: SpeechModel, pending: PendingWindow) -> TokenTimes:
-    """The times of the tokens that were heard, by another model."""
-    decoded, tokens = pending.decoded, _heard_tokens(whisper, pending)
-    assert decoded is not None
-    pairs = zip(decoded.tokens, decoded.result.logprobs, strict=False)
-    logprobs = [logprob for token, logprob in pairs if whisper.tokens.is_text(token)]
-    if decoded.spoken is not None:
-        begin = decoded.origin[:-1]
-        logprobs = [logprobs[bisect_right(begin, n) - 1] for n in range(len(tokens))]
-    spoken = Spoken(pending.window.samples, decoded.language, tokens, tuple(logprobs))
-    times, pending.pauses = align(whisper, spoken)
-    return times
-
-
-def _words_of(
-    whisper: SpeechModel, pending: PendingWindow, times: TokenTimes
-) -> list[tuple[Word, ...]]:
-    """The words of each segment of a window."""
-    decoded = pending.decoded
-    assert decoded is not None
-    parts = texts_of(whisper, decoded)
-    if decoded.spoken is not None:
-        kept = [n for part in parts for n in range(part.first, part.first + len(part.tokens))]
-        times = times.shared([decoded.origin[n] for n in kept], decoded.origin[kept[-1] + 1])
-    # There are more sources than tokens where only the first tokens of an answer count.
-    pairs = zip(decoded.tokens, decoded.result.sources, strict=False)
-    sources = [name_of(source) for token, source in pairs if whisper.tokens.is_text(token)]
-    return assemble_words(
-        whisper.tokenizer,
-        decoded.language,
-        [(part.tokens, part.text) for part in parts],
-        times,
-        pending.pauses,  # the window may have been encoded beyond its end
-        decoded.start,
-        [
-            source
-            for part in parts
-            for source in sources[part.first : part.first + len(part.tokens)]
-        ],
-        length=pending.spoken,
+def decoded_of(
+    whisper: SpeechModel,
+    bound: BoundOptions,
+    pending: PendingWindow,
+    verdict: Keep | Silent,
+    rest: Rest,
+    changes: tuple[Change, ...],
+    last: Request,
+) -> Decoded:
+    """How a window has ended: with an answer of which `rest` says how much counts. `changes` of its words
+    were made by terms; `last` is the request that was answered last."""
+    window, result, options = pending.window, verdict.answer.result, bound.options
+    language, tokens = pending.language, rest.tokens
+    state: State = "decoded"
+    doubt = reason = None
+    parts = list[Stretch]()
+    if isinstance(verdict, Keep):
+        doubt, parts = verdict.doubt, written(whisper, tokens, rest.end - window.start)
+        if doubt is None and parts and options.guards is not None and not window.tentative:
+            doubt = improbable(whisper, language, tokens, result.logprobs)
+    else:
+        state, reason = "failed" if verdict.failed else "silent", verdict.reason
+    wordless, reach = rest.wordless, rest.reach
+    if reach is None and reason != LAST_WORD:
+        wordless, reach = wordless_of(window.start, rest.end, window.voiced, parts)
+        reach = reach if state == "decoded" else None
+    request = replace(result.request, encoder_states=None, tag=None)
+    result = replace(result, request=request, probe=result.probe[:1])
+    edited = None
+    if bound.replacements is not None or bound.redactor is not None:
+        edited = replaced(
+            whisper, language, result, tokens, bound.replacements, changes, bound.redactor
+        )
+        result, tokens, changes = edited.result, edited.tokens, edited.changes
+    states = verdict.answer.result.request.encoder_states
+    return Decoded(
+        index=window.index,
+        start=window.start,
+        end=rest.end,
+        language=language,
+        result=result,
+        tokens=tokens,
+        state=state,
+        reason=reason,
+        encoder_states=states if options.keep_encoder_states else None,
+        doubt=doubt,
+        tried=last.temperature,
+        continued=rest.window is not None,
+        wordless=wordless,
+        reach=reach,
+        heard=_heard(whisper, verdict.answer.result),
+        level_db=window.level_db,
+        changes=changes,
+        skipped=() if edited is None else edited.skipped,
+        spoken=None if edited is None else edited.spoken,
+        origin=() if edited is None else edited.origin,
     )
 
 
-def _set_apart(recording: RecordingState, pending: PendingWindow) -> None:
-    """The last word before a part ends where its first word begins, if the part holds words after all."""
-    start = pending.window.start
-    part, before = (
-        recording.words[start],
-        next((d for d in recording.decoded if d.end == start), None),
-    )
-    earlier = [] if before is None else recording.words.get(before.start, [])
-    if any(part) and any(earlier):
-        border = next(own for own in part if own)[0].start_sample
-        place = max(i for i, own in enumerate(earlier) if own)
-        *others, last = earlier[place]
-        if last.end_sample > border:
-            earlier[place] = (*others, replace(last, end_sample=max(last.start_sample, border)))
+def _heard(whisper: SpeechModel, result: Result) -> tuple[str, float] | None:
+    """The most probable language by what the probe has asked for; None where it asked for none."""
+    chances = result.probe[1:]
+    if not (whole := math.fsum(chances)):
+        return None
+    best, code = max(zip(chances, whisper.tokens.languages, strict=True))
+    return code, best / whole
 
 
 # -- faults -----------------------------------------------------------------------------------------------

@@ -24,8 +24,7 @@ from ..words.replacements import Replacements
 from ..words.terms import TermList
 from .context import SCRIPT_SLOTS, DecodingContext, EncodedWindow
 from .options import Guards, Options
-from .recording import RecordingState
-from .window import PendingWindow
+from .window import PendingWindow, RecordingState
 
 DOUBTFUL = 0.5
 """Below this probability a detected language is doubtful."""
@@ -242,7 +241,8 @@ def hint_tokens(whisper: SpeechModel, text: str | None) -> tuple[int, ...]:
 def hint_for(pending: PendingWindow, hint: tuple[int, ...]) -> tuple[int, ...]:
     """The part of a recording's text that a window is looked for in: all of it, unless it is longer than a
     drafter holds; then the part around the window's share of the recording."""
-    declared = pending.recording.audio.declared_s if len(hint) > SCRIPT_SLOTS else None
+    audio = pending.recording.audio
+    declared = None if audio is None or len(hint) <= SCRIPT_SLOTS else audio.declared_s
     if not declared:
         return hint[:SCRIPT_SLOTS]
     middle = round(len(hint) * min(1.0, seconds(pending.window.start) / declared))

@@ -4,20 +4,18 @@
     for outcome in transcriber.transcribe(["samples/memo.flac"]):
         print(outcome.transcript.text)
 
-Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments: a `Call` does that in the
-caller's thread, as a session does for a service (`asr.decode.session`). A recording that fails does not
+Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments: `decoding` does that in the
+caller's thread, as a session does for a service, with the same `Driver`. A recording that fails does not
 affect the others.
 """
 
 from __future__ import annotations
 
-import heapq
 import os
 import time
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import count
@@ -43,6 +41,7 @@ from ..segment.vad import Detector
 from ..segment.windows import MAX_SAMPLES
 from .analysis import DetectedLanguage, align, align_window, detect_language
 from .context import DecodingContext
+from .driver import Driver, ReadAhead
 from .options import (
     Decoded,
     FindsSpeakers,
@@ -51,17 +50,16 @@ from .options import (
     Hook,
     Options,
     Outcome,
-    Part,
     Partial,
     Progress,
     SpeakerSearch,
 )
 from .outcome import settings_of
-from .recording import RecordingState, WordTimer, fault, timed_segments
+from .recording import Event, Progressed, RecordingEnded, Submission, fault
 from .requests import BoundOptions, bind
-from .session import Session
-from .submission import Submission
 from .text import text_of
+from .window import PendingWindow
+from .word_timer import WordTimer
 
 __all__ = ["Decoded", "Hook", "Options", "Outcome", "Progress", "Transcriber"]
 
@@ -196,11 +194,12 @@ class Transcriber:
         options = options or Options()
         if self.speakers is not None:
             options = replace(options, words=True)
-        bound = bind(options, self.context)
-        call, pool = Call(self.context, bound), None
-        if self.readers:
-            pool = ReaderPool(self.readers, Cutting(options.vad, options.windows))
-        return call.transcribe(sources, hook, pool=pool, speakers=self.speakers)
+        call = Call(self.context, bind(options, self.context), hook, self.speakers)
+        if not self.readers:
+            return call.transcribe(sources)
+        return call.transcribe(
+            sources, ReaderPool(self.readers, Cutting(options.vad, options.windows))
+        )
 
     def stream(self, source: Input, options: Options | None = None) -> SegmentStream:
         """Iterate over the segments of one recording as they become final, in order.
@@ -216,7 +215,7 @@ class Transcriber:
         recording.
         """
         bound = bind(options or Options(), self.context)
-        return SegmentStream(Call(self.context, bound).stream(source))
+        return SegmentStream(_streamed(self.context, bound, source))
 
     def detect_language(self, source: Input) -> DetectedLanguage:
         """The spoken language, `(language, probability)`: of the first window with speech in which it is not
@@ -266,157 +265,189 @@ class SegmentStream(Iterator[Segment]):
         self._parts.close()
 
 
-class Call(Session):
-    """A session in the caller's thread, which reads the recordings too: one after the other, when slots are
-    free, so hours of audio are never in memory. A recording arrives where the one before it ends; that gives
-    the order of the sources."""
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """A step of the engine is over; the first of the recordings under way."""
 
-    inline = True
+    recording: Submission | None
 
-    def __init__(self, context: DecodingContext, bound: BoundOptions) -> None:
-        super().__init__(context, readers=0)
-        self.bound = bound
-        self._coming: Iterator[Submission] | None = None  # None once all have been pulled
-        self._read_s = 0.0  # up to where the recordings have been read
-        self._searched: list[_Searched] = []  # their outcomes are not yielded yet
-        self._hook: Hook | None = None
-        self._stats_before = Stats()
+
+def decoding(
+    context: DecodingContext, coming: Iterator[Submission]
+) -> Generator[Event | Stepped | None, None, None]:
+    """Decode recordings in the caller's thread, which reads them too: one after the other, when slots are
+    free, so hours of audio are never in memory. Yields what happens, and None where outcomes may be handed
+    out.
+
+    A recording arrives where the one before it ends; that gives the order of the sources. Raises UsageError
+    once another call has begun, which takes what the engine returns. What is left when it is closed is
+    dropped.
+    """
+    reading = ReadAhead(limit=2 * context.engine.batch)
+    driver = Driver(context, reading, behind=True)
+    pulled, read_s = False, 0.0  # whether all were, and up to where they have been read
+    context.caller = driver
+    try:
+        while driver.live or not pulled:
+            if context.caller is not driver:
+                raise UsageError("another call of this transcriber has begun: one runs at a time")
+            while context.slots.free:
+                while not pulled and driver.wants:
+                    if not reading.readings:
+                        recording = next(coming, None)
+                        if recording is None:
+                            pulled = True
+                            break
+                        recording.arrived_s = read_s
+                        driver.add(recording)
+                    context.watch.start()
+                    read_s = reading.read_window()
+                    context.watch.mark("audio")
+                if not driver.can_fill:
+                    break
+                yield from driver.fill()
+            for ended in context.slots.ended(context.engine.step()):
+                yield from driver.answered(ended)
+                yield None
+            yield Stepped(next(iter(driver.live), None))
+            yield from driver.notes()
+            yield None
+    finally:  # the caller may stop at any event
+        in_engine = any(recording.in_engine for recording in driver.live)
+        for _ in driver.end_all(None):
+            pass
+        if in_engine:
+            context.slots.settle()
+
+
+def _streamed(
+    context: DecodingContext, bound: BoundOptions, source: Input
+) -> Generator[Segment | Outcome, None, None]:
+    """The segments of one recording as they become final, in order and numbered, and last its outcome. Words
+    are timed window by window."""
+    timer, numbers = WordTimer(context.whisper, bound.options.task, 1, context.beside), count()
+    recording = Submission(context, source, bound, None, timer=timer)
+    with closing(decoding(context, iter((recording,)))) as events:
+        for event in events:
+            if isinstance(event, Progressed) and (part := recording.next_part()) is not None:
+                yield from (replace(s, id=next(numbers)) for s in part.segments)
+            if isinstance(event, RecordingEnded) and recording.outcome is not None:
+                yield recording.outcome
+
+
+class Call:
+    """One call: its recordings share a timer of words, and its hook and search of speakers."""
+
+    def __init__(
+        self,
+        context: DecodingContext,
+        bound: BoundOptions,
+        hook: Hook | None,
+        speakers: FindsSpeakers | None,
+    ) -> None:
+        self.context, self.bound, self.hook, self.speakers = context, bound, hook, speakers
+        self._searches = dict[Submission, SpeakerSearch]()  # of recordings without an outcome
+        self._found: list[_Searched] = []  # their outcomes are not yielded yet
 
     def transcribe(
-        self,
-        sources: Iterable[Input],
-        hook: Hook | None = None,
-        *,
-        pool: ReaderPool | None = None,
-        speakers: FindsSpeakers | None = None,
+        self, sources: Iterable[Input], pool: ReaderPool | None = None
     ) -> Iterator[Outcome]:
         """Yield outcomes as recordings end. Sources are pulled as slots become free; the words of all are
         timed together. `pool` reads them ahead, and is closed at the end. Errors of a recording are in its
         outcome; what the engine or the hook raises ends the call."""
-        context, bound = self.context, self.bound
-        if hook is not None:
-            self._hook, self._stats_before = hook, context.slots.stats
-        timer = WordTimer(context.whisper, bound.options.task, context.engine.batch, context.beside)
-        coming = sources if pool is None else pool.ahead(sources)
+        context, ended = self.context, list[Submission]()
+        self._stats_before = context.slots.stats if self.hook is not None else Stats()
         with ExitStack() as ends:
             ends.enter_context(nullcontext() if pool is None else pool)
-            search = None if speakers is None else ends.enter_context(speakers.begin())
-            ends.enter_context(self._calling())
-            self._coming = (
-                Submission(
-                    context,
-                    source,
-                    bound,
-                    None,
-                    arrived_s=self._read_s,
-                    search=None if search is None else search(),
-                    open=open_audio if pool is None else pool.open,
-                    timer=timer,
-                    progress=None if hook is None else self._window_ended,
-                )
-                for source in coming
+            begin = None
+            if self.speakers is not None:
+                begin = ends.enter_context(self.speakers.begin())
+                ends.callback(self._cancel_searches)
+            coming = self._submissions(
+                sources if pool is None else pool.ahead(sources), pool, begin
             )
-            for _ in self._steps():
-                yield from self._outcomes()
-            while self._searched:
-                yield self._searched.pop(0).with_speakers()
+            events = ends.enter_context(closing(decoding(context, coming)))
+            for event in events:
+                if isinstance(event, Progressed) and event.window is not None:
+                    self._tell(event.recording, event.window)
+                elif isinstance(event, RecordingEnded):
+                    ended.append(event.recording)
+                elif isinstance(event, Stepped):
+                    self._show_partial(event.recording)
+                elif event is None:
+                    yield from self._outcomes(ended)
+                    ended = []
+            while self._found:
+                yield self._found.pop(0).with_speakers()
 
-    def stream(self, source: Input) -> Generator[Segment | Outcome, None, None]:
-        """Yield the segments of one recording as they become final, in order and numbered, and last its
-        outcome. Words are timed window by window."""
-        context, bound, told = self.context, self.bound, _Told()
-        timer = WordTimer(context.whisper, bound.options.task, 1, context.beside)
-        submission = Submission(context, source, bound, told, timer=timer)
-        self._coming = iter((submission,))
-        with self._calling():
-            for _ in self._steps():
-                while told.items:
-                    yield told.items.popleft()
+    def _submissions(
+        self,
+        sources: Iterable[Input],
+        pool: ReaderPool | None,
+        begin: Callable[[], SpeakerSearch] | None,
+    ) -> Iterator[Submission]:
+        context, task = self.context, self.bound.options.task
+        timer = WordTimer(context.whisper, task, context.engine.batch, context.beside)
+        for source in sources:
+            search = None if begin is None else begin()
+            recording = Submission(
+                context,
+                source,
+                self.bound,
+                None,
+                tap=None if search is None else search.feed,
+                open=open_audio if pool is None else pool.open,
+                timer=timer,
+            )
+            if search is not None:
+                self._searches[recording] = search
+            yield recording
 
-    def _steps(self) -> Iterator[None]:
-        """Decode; yields whenever something may be complete. Raises UsageError once another call has begun,
-        which takes what the engine returns."""
-        context = self.context
-        while self._live or self._coming is not None:
-            if context.caller is not self:
-                raise UsageError("another call of this transcriber has begun: one runs at a time")
-            self._fill_slots()
-            for ended in context.slots.ended(context.engine.step()):
-                self._finish(ended)
-                self._handle_notes()
-                yield
-            self._show_partial()
-            self._handle_notes()
-            yield
-
-    @contextmanager
-    def _calling(self) -> Iterator[None]:
-        """A call, whose rest is dropped at its end."""
-        self.context.caller = self
-        try:
-            yield
-        finally:  # the caller may stop at any outcome
-            in_engine = any(submission.in_engine for submission in self._live)
-            self._end_all(None)
-            for searched in self._searched:
-                searched.search.cancel()
-            self._coming = None  # no cycle: what a call has made is freed with it
-            if in_engine:
-                self.context.slots.settle()
-
-    def _read_on(self) -> None:
-        """Read in this thread until the next windows to be encoded are there."""
-        reading = self.reading
-        while self._coming is not None and len(reading.ready) < self._together:
-            if not reading.readings:
-                submission = next(self._coming, None)
-                if submission is None:
-                    self._coming = None
-                    return
-                self.enter(submission)
-            self.context.watch.start()
-            first = heapq.heappop(reading.readings)
-            reading.read_window(first)
-            self._read_s = first.due_s
-            self.context.watch.mark("audio")
-
-    def _outcomes(self) -> Iterator[Outcome]:
+    def _outcomes(self, ended: Sequence[Submission]) -> Iterator[Outcome]:
         """Those that are ready: failures, then the others in the order of their sources; then those whose
         speakers have been found."""
-        ended, self._ended = self._ended, []
-        for submission in sorted(ended, key=_turn):
-            outcome, search = submission.outcome, submission.search
-            assert outcome is not None
-            if search is None or outcome.transcript is None:
-                yield outcome
+        for recording in sorted(ended, key=_turn):
+            outcome, search = recording.outcome, self._searches.pop(recording, None)
+            if search is not None and (outcome is None or outcome.transcript is None):
+                search.cancel()
+            elif search is not None and outcome is not None and outcome.transcript is not None:
+                began_s = time.perf_counter() - outcome.wall_s
+                found = search.finish(outcome.transcript, outcome.name)
+                self._found.append(_Searched(outcome, search, found, began_s))
                 continue
-            began_s = time.perf_counter() - outcome.wall_s
-            found = search.finish(outcome.transcript, outcome.name)
-            self._searched.append(_Searched(outcome, search, found, began_s))
-        for searched in [searched for searched in self._searched if searched.found.done()]:
-            self._searched.remove(searched)
+            if outcome is not None:
+                yield outcome
+        for searched in [searched for searched in self._found if searched.found.done()]:
+            self._found.remove(searched)
             yield searched.with_speakers()
 
-    def _window_ended(self, recording: RecordingState, decoded: Decoded) -> None:
+    def _cancel_searches(self) -> None:
+        for search in (*self._searches.values(), *(searched.search for searched in self._found)):
+            search.cancel()
+
+    def _tell(self, recording: Submission, window: PendingWindow) -> None:
         """Tell the hook of a window, and of the segments that are complete in order now; without words."""
-        assert self._hook is not None
-        spoken, error = recording.next_windows() or (), decoded.result.draft_error
+        if self.hook is None:
+            return
+        assert recording.audio is not None
+        spoken, error = recording.next_windows() or (), window.ended.result.draft_error
         progress = Progress(
             recording.source,
             seconds(recording.done),
             recording.audio.declared_s,
-            tuple(timed_segments(self.context.whisper, recording, decoded)),
+            tuple(recording.timed_segments(window)),
             self.context.slots.stats - self._stats_before,
-            tuple(s for d in spoken for s in recording.segments.get(d.start, ())),
+            tuple(s for pending in spoken for s in recording.segments(pending)),
             error and error.__cause__,
         )
-        self._hook(progress)
+        self.hook(progress)
 
-    def _show_partial(self) -> None:
+    def _show_partial(self, recording: Submission | None) -> None:
         """Show a hook that asks for it the text that is being decoded: of the first window of a recording."""
-        hook, engine = self._hook, self.context.engine
-        recording = next(iter(self._live)).recording if self._live else None
-        if recording is None or not isinstance(hook, Follows) or not hook.wants:
+        hook, engine = self.hook, self.context.engine
+        if recording is None or recording.audio is None:
+            return
+        if not isinstance(hook, Follows) or not hook.wants:
             return
         if self.bound.redactor is not None:  # only what is complete is redacted
             return
@@ -434,20 +465,6 @@ class Call(Session):
         except Exception:  # partial text is only for display: decoding goes on without it
             return
         hook.follow(Partial(recording.source, text.rstrip("\ufffd")))  # an incomplete character
-
-
-class _Told:
-    """The listener of `Call.stream`."""
-
-    def __init__(self) -> None:
-        self.items: deque[Segment | Outcome] = deque()
-        self._numbers = count()
-
-    def progressed(self, part: Part) -> None:
-        self.items += [replace(s, id=next(self._numbers)) for s in part.segments]
-
-    def ended(self, outcome: Outcome | None) -> None:
-        self.items += [outcome] if outcome is not None else []
 
 
 @dataclass(frozen=True)
@@ -470,6 +487,6 @@ class _Searched:
             return replace(outcome, transcript=None, error=failure)
 
 
-def _turn(submission: Submission) -> tuple[bool, float]:
-    assert submission.outcome is not None
-    return submission.outcome.error is None, submission.arrived_s
+def _turn(recording: Submission) -> tuple[bool, float]:
+    outcome = recording.outcome
+    return outcome is None or outcome.error is None, recording.arrived_s

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..decode.driver import Session
 from ..decode.options import Decoded
-from ..decode.session import Session
+from ..decode.sources import Kept
 from ..decode.text import texts_of, tokens_of
 from ..formats.transcript import Transcript
 from ..model.speech_model import SpeechModel
@@ -18,7 +19,7 @@ from ..segment.cutter import Cutter
 from ..segment.windows import Samples, Window
 from ..words.assembly import split_words
 from .commit import Committer, LiveWord
-from .passes import Bindings, Kind, Pass, Restored, guess_from, kept_language
+from .passes import Bindings, Kind, Pass, guess_from, kept_language
 
 SENTENCE_ENDS = (".", "?", "!", "…", "。", "？", "！")
 
@@ -45,7 +46,7 @@ class LiveItem:
         self.over = self.finished = False
         self.current: Pass | None = None
         self.newest_s = 0.0  # when the newest sample arrived
-        self.restored = Restored()
+        self.kept = Kept()  # its final windows so far
         self.hypothesis: tuple[int, ...] = ()  # of the window that ends last
         self._cutter = cutter
         self._unheard = 0  # samples of steps with a voice, since the last pass began
@@ -133,7 +134,7 @@ class LiveItem:
         # Answers of windows that have moved were needed for the guesses of this pass only.
         self._tentative = {s: d for s, d in self._tentative.items() if s in self._spans}
         if self._language is None:
-            self._language = kept_language(ended.submission.recording, self.heard)
+            self._language = kept_language(ended.submission, self.heard)
         answers = [self._tentative[span] for span in sorted(self._tentative)]
         if answers and self.guesses:
             last = answers[-1].tokens
@@ -148,11 +149,8 @@ class LiveItem:
     def read_final(self, ended: Pass, whisper: SpeechModel) -> list[LiveWord]:
         """Take the answers for windows whose ends do not change; the words that they release."""
         assert ended.outcome is not None and ended.submission is not None
-        recording = ended.submission.recording
-        assert recording is not None
-        known = {window.index for window in ended.windows}
-        own = [decoded for decoded in ended.outcome.decoded if decoded.index in known]
-        self.restored = self.restored.extended(recording, own)
+        kept = ended.submission.kept({window.index for window in ended.windows})
+        own, self.kept = kept.decoded, self.kept.joined(kept)
         end = max((decoded.end for decoded in own), default=0)
         self._tentative = {span: d for span, d in self._tentative.items() if span[0] >= end}
         words = [word for decoded in own for word in words_of(whisper, decoded)]

@@ -13,7 +13,7 @@ retries at higher temperatures), and without timing words.
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,14 +21,14 @@ import numpy as np
 
 from ..audio.inputs import Sound
 from ..decode.context import DecodingContext
+from ..decode.driver import Session
 from ..decode.options import Decoded, Guards, Options, Outcome, Part
-from ..decode.recording import RecordingState
+from ..decode.recording import Submission
 from ..decode.requests import BoundOptions, bind, settled_language
-from ..decode.session import Session
-from ..decode.submission import CutWindows, Submission
-from ..formats.transcript_parts import SAMPLE_RATE, Word, seconds
+from ..decode.sources import WindowSource
+from ..formats.transcript_parts import SAMPLE_RATE, seconds
 from ..model.speech_model import SpeechModel
-from ..segment.windows import Samples, Window
+from ..segment.windows import Window
 
 Kind = Literal["tentative", "closing", "last"]
 """Of a pass: the ends of its windows may change, or they do not, or they are the last ones of the item."""
@@ -58,55 +58,6 @@ class Bindings:
         return cls(bind(options, context), bind(once, context))
 
 
-@dataclass(frozen=True)
-class Restored:
-    """What earlier passes have left of an item: its final windows with their words, and the language that
-    they were found to be in."""
-
-    decoded: tuple[Decoded, ...] = ()
-    words: tuple[list[tuple[Word, ...]] | None, ...] = ()
-    language: str | None = None
-    language_probability: float | None = None
-
-    def extended(self, recording: RecordingState, decoded: Sequence[Decoded]) -> Restored:
-        """With the windows of a pass."""
-        words = tuple(recording.words.get(d.start) for d in decoded)
-        return Restored(
-            (*self.decoded, *decoded),
-            (*self.words, *words),
-            recording.language,
-            recording.language_probability,
-        )
-
-
-class LiveWindows(CutWindows):
-    """The windows of a pass. The last pass of an item restores the others."""
-
-    def __init__(
-        self,
-        context: DecodingContext,
-        bound: BoundOptions,
-        windows: Sequence[Window],
-        restored: Restored,
-        kind: Kind,
-        hypothesis: tuple[int, ...],
-    ) -> None:
-        super().__init__(context, bound)
-        self.windows, self.restored, self.hypothesis = windows, restored, hypothesis
-        self.whole = kind == "last"  # the windows of other passes are a part of an item
-
-    def restore(self, recording: RecordingState) -> None:
-        restored = self.restored if self.whole else replace(self.restored, decoded=(), words=())
-        recording.restore(
-            restored.decoded, restored.words, restored.language, restored.language_probability
-        )
-
-    def read(self, recording: RecordingState, blocks: Iterator[Samples]) -> Iterator[Window]:
-        for _ in blocks:
-            pass  # it warns of audio that is too short
-        return recording.spoken_windows(self.windows)
-
-
 class Pass:
     """The listener of a pass over `windows` of an item's first `length` samples, the newest of which arrived
     at `newest_s`. `done` is called with it on the engine's thread, once `outcome` is set; None where it was
@@ -125,7 +76,7 @@ class Pass:
         self.submission: Submission | None = None
         self._done = done
 
-    def start(self, session: Session, live: LiveWindows, name: str) -> None:
+    def start(self, session: Session, bound: BoundOptions, source: WindowSource, name: str) -> None:
         """Queue it, to be decoded when its newest sample is due. Raises CapacityError once the session is
         closed."""
         first_s = seconds(
@@ -136,11 +87,11 @@ class Pass:
         self.submission = Submission(
             session.context,
             Sound(silence, SAMPLE_RATE),
-            live.bound,
+            bound,
             self,
             arrived_s=self.newest_s - first_s,
             name=name,
-            windows=live,
+            windows=source,
         )
         session.enter(self.submission)
 
@@ -176,9 +127,7 @@ def guess_from(whisper: SpeechModel, decoded: Decoded) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def kept_language(recording: RecordingState | None, heard: int) -> str | None:
+def kept_language(recording: Submission, heard: int) -> str | None:
     """The language of an item's further tentative windows; None while it is doubtful or too little was
     said."""
-    if recording is None or heard < LEAST_SPEECH:
-        return None
-    return settled_language(recording)
+    return None if heard < LEAST_SPEECH else settled_language(recording)

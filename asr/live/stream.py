@@ -27,7 +27,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ..decode.session import Session
+from ..decode.driver import Session
+from ..decode.sources import live_source
 from ..decode.text import tokens_of
 from ..errors import ForescribeError
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
@@ -50,7 +51,7 @@ from .events import (
     TurnDetection,
 )
 from .item import LiveItem
-from .passes import Bindings, LiveWindows, Pass
+from .passes import Bindings, Pass
 
 TOGETHER = 8
 """Frames that are judged at a time, 256 ms: the detector amplifies quiet stretches, and single frames of
@@ -285,19 +286,19 @@ class LiveStream:
         """Begin the next pass of an item, if there is a reason for one."""
         if item.current is not None or item.over:
             return
-        context = self.session.context
+        whisper = self.session.context.whisper
         step, pause = round(self.options.step_s * SAMPLE_RATE), self._voice.silence_s >= PAUSE_S
-        chosen = item.next_windows(step, pause=pause, whisper=context.whisper)
+        chosen = item.next_windows(step, pause=pause, whisper=whisper)
         if chosen is None:
             return
         kind, windows = chosen
         bound = item.bindings.tentative if kind == "tentative" else item.bindings.final
-        live = LiveWindows(context, bound, windows, item.restored, kind, item.hypothesis)
+        source = live_source(windows, item.kept, item.hypothesis, whole=kind == "last")
         item.current = Pass(
             kind, windows, item.length, item.newest_s, lambda ended: self._ended(item, ended)
         )
         try:
-            item.current.start(self.session, live, NAME)
+            item.current.start(self.session, bound, source, NAME)
         except ForescribeError as error:  # the session is closed
             item.current, self._closed = None, True
             self._fail(item, error)

@@ -123,10 +123,10 @@ class WindowSpan(NamedTuple):
 class Window:
     """Samples `start` to `end` (exclusive) of the recording.
 
-    With `speech`, `samples` [end - start] float32 are held, at most 30 s. Without, the window may
-    have any length and holds no samples: ten silent minutes are one record. `voiced` are the runs of
-    the window in which a detector heard a voice (`VOICE`), in order; None if nothing listened. What is loud
-    though no voice was heard has a `level_db` against full scale; with speech it is `unheard`.
+    With `speech`, `samples` [end - start] float32 are held, at most 30 s, until it has been decoded. Without,
+    the window may have any length and holds no samples: ten silent minutes are one record. `voiced` are the
+    runs of the window in which a detector heard a voice (`VOICE`), in order; None if nothing listened. What
+    is loud though no voice was heard has a `level_db` against full scale; with speech it is `unheard`.
 
     `part` is above 0 for what is left of a cut window whose model closed its answer early: the number of
     answers before it. It keeps the index of the cut window; `language` is that of the answers before it,
@@ -153,7 +153,7 @@ class Window:
         if self.index < 0 or not 0 <= self.start < self.end:
             raise ValueError(f"window {self.index} runs from sample {self.start} to {self.end}")
         held = self.end - self.start if self.speech else 0
-        if self.samples.shape != (held,):
+        if self.samples.shape not in ((held,), (0,)):
             raise ValueError(f"window {self.index} holds {self.samples.shape} samples, not {held}")
         if self.speech and held > MAX_SAMPLES:
             raise ValueError(f"window {self.index} of {seconds(held)} s is longer than 30 s")
@@ -172,6 +172,10 @@ class Window:
     def span(self) -> WindowSpan:
         """The window without its samples."""
         return WindowSpan(self.start, self.end, self.speech, self.voiced, self.level_db)
+
+    def without_samples(self) -> Window:
+        """The window once it has been decoded."""
+        return replace(self, samples=np.zeros(0, np.float32))
 
     def rest(
         self, start: int, language: str, before: tuple[int, ...], *, alone: bool = False

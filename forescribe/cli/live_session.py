@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from forescribe.asr.audio.arriving import BLOCK_S
-from forescribe.asr.decode.session import Session
+from forescribe.asr.decode.driver import Session
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.live.events import Committed, Completed, Failed
 from forescribe.asr.live.stream import LiveStream

@@ -19,8 +19,8 @@ import soundfile
 from benchmarks import replayed_service as service
 from benchmarks.ceiling import called, measured, served, texts
 from benchmarks.replay import Replay, Stages
+from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.options import Guards, Options
-from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.live.stream import LiveStream
 from forescribe.asr.model.whisper import Whisper

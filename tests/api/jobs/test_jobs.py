@@ -243,7 +243,7 @@ def test_a_cancelled_job_frees_its_rows_and_writes_no_more(client, held, transcr
     assert client.post(f"{JOBS}/{job}/cancel").json()["state"] == "cancelled"
     serving = client.app.state.serving
     held.set()
-    until(lambda: not serving.session._live and transcriber.engine.idle)
+    until(lambda: serving.session.idle and transcriber.engine.idle)
     until(lambda: not client.app.state.jobs.worker.running())
     after = client.get(f"{JOBS}/{job}").json()
     assert after["state"] == "cancelled" and after["progress"]["done_s"] == 0

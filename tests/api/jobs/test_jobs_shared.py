@@ -97,7 +97,7 @@ def test_an_engine_that_is_broken_fails_no_job(client, held, transcriber, monkey
     until(lambda: not transcriber.engine.idle)
     monkeypatch.setattr(transcriber.engine, "step", broken)
     serving.life.state = "broken"
-    until(lambda: len(looks) > 0 and not serving.session._live)
+    until(lambda: len(looks) > 0 and serving.session.idle)
     store = client.app.state.jobs.store
     with store.database.engine.connect() as tx:
         leases = tx.execute(sa.select(JOB_ROWS.c.claimed_until)).all()

@@ -84,7 +84,7 @@ def rest(client: ClientConnection) -> tuple[list[str], int | None]:
 
 def nothing_left(serving: Serving, app: Any) -> None:
     until(lambda: app.state.streams.open == 0)
-    until(lambda: not serving.session._live)
+    until(lambda: serving.session.idle)
     engine = serving.session.context.engine
     until(lambda: not engine.rows.active.any() and engine.free == engine.batch)
 
@@ -107,7 +107,7 @@ def test_a_client_that_leaves_in_mid_word_frees_its_rows(live, held, how) -> Non
 def test_the_end_of_the_process_leaves_open_items_their_text(live, held) -> None:
     serving, app, address = live()
     with talking(address) as client:
-        until(lambda: serving.session._live)
+        until(lambda: not serving.session.idle)
         serving.life.drain()
         time.sleep(0.2)
         held.set()
@@ -130,7 +130,7 @@ def test_a_server_that_is_told_to_exit_ends_sessions_as_well(live) -> None:
 def test_items_that_take_too_long_at_the_end_fail(live, held) -> None:
     serving, _, address = live(drain_s=0.3)
     with talking(address) as client:
-        until(lambda: serving.session._live)
+        until(lambda: not serving.session.idle)
         serving.life.drain()
         types, code = rest(client)
         assert types[-1] == "failed" and code == 1012
@@ -140,7 +140,7 @@ def test_items_that_take_too_long_at_the_end_fail(live, held) -> None:
 def test_a_fault_of_ours_ends_the_session_and_says_no_more(live, monkeypatch, held) -> None:
     serving, app, address = live()
     with talking(address) as client:
-        until(lambda: serving.session._live)
+        until(lambda: not serving.session.idle)
         held.set()
         monkeypatch.setattr(connection, "client_event", lambda text: 1 / 0)
         say(client, "input_audio_buffer.commit")
@@ -212,7 +212,7 @@ def test_a_client_that_is_faster_than_the_model_waits(live, held, monkeypatch) -
     # The client's own pings are behind what it sends, and it would give up after 40 s.
     with talking(address, ping_interval=None) as client, ThreadPoolExecutor(1) as pool:
         pool.submit(send, client)
-        until(lambda: serving.session._live)
+        until(lambda: not serving.session.idle)
         time.sleep(1.0)
         received = series_of(app)["forescribe_live_audio_seconds_total"]
         assert received <= 10  # counted in steps of ten seconds

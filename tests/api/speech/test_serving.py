@@ -109,7 +109,7 @@ def test_a_client_that_leaves_frees_its_slots(service, held, transcriber, stream
         client.portal.call(leave.set)
         call.result(PATIENCE)
     until(lambda: client.app.state.serving.admission.requests == 0)
-    assert not client.app.state.serving.session._live
+    assert client.app.state.serving.session.idle
     assert not transcriber.engine.rows.active.any()
 
 

@@ -18,9 +18,9 @@ import pytest
 import soundfile
 
 import forescribe.asr.audio.reading
-from forescribe.asr.decode import outcome, recording, submission
+from forescribe.asr.decode import outcome, recording, word_timer
+from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.options import Guards, Judgement, Outcome
-from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import AudioError
 from forescribe.asr.model.loading import load
@@ -252,15 +252,15 @@ def in_prefill(one, patch):
 def in_pauses(one, patch):
     mel = Mel(one.whisper.mel)
     patch.setitem(vars(one.whisper), "mels", (mel,))
-    real = submission.pauses
+    real = recording.pauses
     wrong = raises(lambda features, length: mel.heard(features[None]), real)
-    patch.setattr(submission, "pauses", wrong)
+    patch.setattr(recording, "pauses", wrong)
 
 
 def in_building_the_request(one, patch):
-    real = submission.window_request
+    real = recording.window_request
     wrong = raises(lambda context, bound, pending, *_, **__: pending.window.index == SECOND, real)
-    patch.setattr(submission, "window_request", wrong)
+    patch.setattr(recording, "window_request", wrong)
 
 
 def in_submitting(one, patch):
@@ -271,11 +271,11 @@ def in_submitting(one, patch):
 
 
 def in_guards(one, patch):
-    real = submission.answer_of
+    real = recording.answer_of
     wrong = raises(
         lambda whisper, guards, result, *_: result.request.tag.window.index == SECOND, real
     )
-    patch.setattr(submission, "answer_of", wrong)
+    patch.setattr(recording, "answer_of", wrong)
 
 
 def in_a_retry(one, patch):
@@ -285,17 +285,17 @@ def in_a_retry(one, patch):
 
 
 def in_segments(one, patch):
-    real = submission.segments_of
+    real = recording.segments_of
     wrong = raises(lambda whisper, decoded: decoded.index == SECOND, real)
-    patch.setattr(submission, "segments_of", wrong)
+    patch.setattr(recording, "segments_of", wrong)
 
 
 def in_alignment(one, patch):
     wrong = raises(
         lambda _, all_, beside: any(u.length == length() for u in all_),
-        recording.token_times,
+        word_timer.token_times,
     )
-    patch.setattr(recording, "token_times", wrong)
+    patch.setattr(word_timer, "token_times", wrong)
 
 
 def length() -> int:
@@ -308,11 +308,11 @@ SECOND_START: list[int] = []
 
 
 def in_words(one, patch):
-    real = recording.assemble_words
+    real = word_timer.assemble_words
     wrong = raises(
         lambda tokenizer, language, texts, times, quiet, offset, *rest, **more: offset > 0, real
     )
-    patch.setattr(recording, "assemble_words", wrong)
+    patch.setattr(word_timer, "assemble_words", wrong)
 
 
 def in_figures(one, patch):
@@ -463,7 +463,7 @@ def test_a_call_that_is_left_releases_what_it_held(shared, clean, monkeypatch) -
             return judged(result, Judgement.RETRY, "planted")
         return judged(result, Judgement.KEEP)
 
-    monkeypatch.setattr(submission, "answer_of", harsh)
+    monkeypatch.setattr(recording, "answer_of", harsh)
     running = shared.transcribe([VICTIM, BEFORE, AFTER], GUARDED)
     next(running)
     assert not shared.engine.idle

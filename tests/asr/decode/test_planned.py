@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.audio.reading import open_audio
+from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.decode.planned import Group, planned
-from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair

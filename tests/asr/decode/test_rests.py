@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode import judge
 from forescribe.asr.decode.context import Ended, IsolatedEngine
+from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.judge import (
     LAST_WORD,
     LEAST,
@@ -33,7 +34,6 @@ from forescribe.asr.decode.judge import (
 from forescribe.asr.decode.options import Decoded, Guards
 from forescribe.asr.decode.planned import Group
 from forescribe.asr.decode.requests import previous_text
-from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.text import Stretch, written
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.model.speech_model import EncoderStates
@@ -276,7 +276,7 @@ def test_a_session_goes_on_as_a_call_does(demo, memo, monkeypatch, closed) -> No
     assert "".join(part.text for part in listener.parts).strip() == called.transcript.text
     parts = [d for d in outcome.decoded if d.continued]
     assert parts and any(len(d.tokens) < len(d.result.tokens) for d in parts)
-    groups = [Group(0, outcome.decoded, (None,) * len(outcome.decoded), "en", 1.0)]
+    groups = [Group(outcome.decoded, (None,) * len(outcome.decoded), "en", 1.0)]
     (kept,) = [Group.from_dict(json.loads(json.dumps(g.to_dict()))) for g in groups]
     assert [d.tokens for d in kept.decoded] == [d.tokens for d in outcome.decoded]
 

@@ -17,9 +17,11 @@ import soundfile
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from forescribe.asr.decode import recording
+from forescribe.asr.decode import word_timer
+from forescribe.asr.decode.driver import Driver, Note, ReadAhead, Session
 from forescribe.asr.decode.options import Progress
-from forescribe.asr.decode.session import Session
+from forescribe.asr.decode.recording import RecordingEnded, Submission
+from forescribe.asr.decode.requests import bind
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.formats.transcript_parts import Segment
@@ -75,11 +77,11 @@ def written(outcome: Outcome | None) -> list[Segment]:
 def drained(session: Session) -> None:
     """Nothing of earlier recordings is left anywhere, once the engine's thread has dropped the windows that
     a reader had finished when its recording was cancelled."""
-    assert not session._live and not session.reading.readings
+    assert session.idle and not session.reading.readings
     end_s = time.monotonic() + SOON
     while session.reading.ready and time.monotonic() < end_s:
         time.sleep(0.01)
-    assert not session.reading.ready and not session._encoded
+    assert not session.reading.ready and not session.driver.encoded
 
 
 @pytest.fixture(scope="module")
@@ -141,13 +143,13 @@ def test_words_of_a_call_are_timed_together_and_those_of_a_session_by_recording(
 ) -> None:
     """The short recording ends between the two windows of the long one. In a call it takes the waiting window
     along; in a service no upload waits for the words of another."""
-    seen, real = [], recording.token_times
+    seen, real = [], word_timer.token_times
 
     def counted(whisper, utterances, beside):
         seen.append(len(utterances))
         return real(whisper, utterances, beside)
 
-    monkeypatch.setattr(recording, "token_times", counted)
+    monkeypatch.setattr(word_timer, "token_times", counted)
     whole(monkeypatch)
     one = transcriber(whisper)
     monkeypatch.setattr(one.engine, "step", together(one.engine, 3))
@@ -279,30 +281,40 @@ def test_a_long_recording_is_due_again_after_as_long_as_it_has_run(whisper) -> N
     session.clock = lambda: 150.0
     late = session.submit(sound(2, 12), GERMAN, Ear())
     while session.reading.readings:
-        session.reading.read_window(session.reading.readings.pop(0))
+        session.reading.read_window()
     turns = sorted(session.reading.ready)
-    assert [ready.submission for ready in turns] == [long, first, long, late, long]
+    assert [ready.recording for ready in turns] == [long, first, long, late, long]
     assert [ready.due_s for ready in turns] == sorted(ready.due_s for ready in turns)
 
 
 def test_a_cancelled_recording_is_out_of_its_rows_before_the_next_round(whisper) -> None:
     made = transcriber(whisper, batch=2)
-    session, ear, other = Session(made.context), Ear(), Ear()
-    submission = session.submit(sound(200, 15), GERMAN, ear)
+    reading = ReadAhead(limit=4)
+    driver = Driver(made.context, reading, behind=False)
+    long, short = (
+        Submission(made.context, sound(s, 15), bind(GERMAN, made.context), Ear()) for s in (200, 2)
+    )
+    driver.add(long)
     for _ in range(4):
-        session.reading.read_window(session.reading.readings.pop(0))
-    session._step()
-    assert len(submission.in_engine) == 2 + len(session._encoded)
-    session.submit(sound(2, 16), GERMAN, other)
-    session.cancel(submission)
-    session._handle_notes()
-    assert not submission.in_engine and not ear.parts
-    assert ear.outcomes == [None]
-    assert not made.engine.rows.active.any()
-    session.reading.read_window(session.reading.readings.pop(0))
-    while not other.outcomes:
-        session._step()
-    assert other.outcome() is not None
+        reading.read_window()
+    while driver.can_fill:
+        assert not list(driver.fill())
+    assert not made.context.slots.ended(made.engine.step()) and len(long.in_engine) == 2 + len(
+        driver.encoded
+    )
+    driver.add(short)
+    reading.note(Note(long))
+    (ended,) = driver.notes()
+    assert isinstance(ended, RecordingEnded) and ended.recording is long and long.outcome is None
+    assert not long.in_engine and not made.engine.rows.active.any()
+    reading.read_window()
+    while driver.live:
+        for _ in (*driver.notes(), *driver.fill()):
+            pass
+        for answer in made.context.slots.ended(made.engine.step()):
+            for _ in driver.answered(answer):
+                pass
+    assert short.outcome is not None and short.outcome.transcript is not None
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])

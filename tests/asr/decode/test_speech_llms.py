@@ -15,8 +15,8 @@ import torch
 import transformers
 
 from forescribe.asr.audit import audit
+from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.options import Decoded, Guards, Options
-from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.asr.live.events import Completed, Event, LiveOptions

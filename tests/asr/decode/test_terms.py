@@ -83,7 +83,7 @@ def test_changes_behind_each_other_are_told(plain, lines, terms, corrections) ->
 def test_a_group_that_was_kept_tells_its_changes(plain) -> None:
     (outcome,) = plain.transcribe([MEMO], replace(OPTIONS, words=False, keep_encoder_states=True))
     decoded = tuple(replace(window, encoder_states=None) for window in outcome.decoded)
-    group = Group(0, decoded, (None,) * len(decoded), "en", None)
+    group = Group(decoded, (None,) * len(decoded), "en", None)
     kept = Group.from_dict(json.loads(json.dumps(group.to_dict())))
     assert [window.changes for window in kept.decoded] == [window.changes for window in decoded]
     assert any(change.first for window in kept.decoded for change in window.changes)

@@ -12,7 +12,7 @@ import soundfile
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from forescribe.asr.decode import submission, text
+from forescribe.asr.decode import recording, text
 from forescribe.asr.decode import transcriber as transcriber_module
 from forescribe.asr.decode.options import Guards, Judgement, Partial
 from forescribe.asr.decode.requests import DOUBTFUL
@@ -299,14 +299,14 @@ def test_a_doubtful_language_is_told(shared, three_windows, monkeypatch) -> None
 def test_another_language_than_the_one_named_is_told(
     shared, three_windows, monkeypatch, heard, told
 ) -> None:
-    real, codes = submission.answer_of, list(shared.whisper.tokens.languages)
+    real, codes = recording.answer_of, list(shared.whisper.tokens.languages)
     chances = [heard[["de", "fr", "en"].index(code)] / 2 for code in codes]
 
     def answer_of(whisper, guards, result, pending):
         assert len(result.probe) == 1 + len(codes) and 0 < sum(result.probe) < 1
         return real(whisper, guards, replace(result, probe=(0.0, *chances)), pending)
 
-    monkeypatch.setattr(submission, "answer_of", answer_of)
+    monkeypatch.setattr(recording, "answer_of", answer_of)
     (outcome,) = shared.transcribe([three_windows], replace(GERMAN, vad=False))
     made = outcome.transcript
     assert (made.language, made.language_probability) == ("de", None)
@@ -466,7 +466,7 @@ def test_a_hook_hears_the_text_in_order_and_follows_what_is_being_written(
 
     options = replace(GERMAN, vad=False, guards=Guards(temperatures=(0.0, 0.2, 0.4)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(submission, "answer_of", harsh)
+        patch.setattr(recording, "answer_of", harsh)
         (outcome,) = one.transcribe([three_windows], options, Reader())
     assert outcome.transcript is not None
     assert [s.tokens for s in told] == [s.tokens for s in outcome.transcript.segments]
@@ -480,7 +480,7 @@ def test_streamed_segments_are_those_of_the_transcript(whisper, three_windows, w
     options = replace(GERMAN, vad=False, guards=guards, words=words)
     one = transcriber(whisper, batch=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(submission, "answer_of", harsh)
+        patch.setattr(recording, "answer_of", harsh)
         stream = one.stream(three_windows, options)
         first = next(stream)
         assert stream.transcript is None, "it comes before the end"
@@ -554,13 +554,13 @@ def test_segments_last_from_their_first_to_their_last_word(shared, recordings) -
 def test_a_window_on_its_way_out_holds_no_memory(whisper, recordings, monkeypatch) -> None:
     whole(monkeypatch)
     one, held = transcriber(whisper), []
-    real = submission.decoded_of
+    real = recording.decoded_of
 
     def spy(*arguments, **named):
         held.append(real(*arguments, **named))
         return held[-1]
 
-    monkeypatch.setattr(submission, "decoded_of", spy)
+    monkeypatch.setattr(recording, "decoded_of", spy)
     list(one.transcribe(recordings[:2], GERMAN))
     assert len(held) == 3
     assert all(d.encoder_states is None and d.result.request.encoder_states is None for d in held)

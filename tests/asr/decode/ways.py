@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from forescribe.asr.audio.inputs import Input
+from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.options import Part
-from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 
 SOON = 120.0
@@ -69,7 +69,7 @@ def in_session(
     with running(session):
         outcomes = [ear.outcome() for ear in ears]
     assert not any(thread.name.startswith("reader-") for thread in threading.enumerate())
-    assert not (session._live or session.reading.readings or session._encoded)
+    assert session.idle and not (session.reading.readings or session.driver.encoded)
     return [outcome for outcome in outcomes if outcome is not None]
 
 

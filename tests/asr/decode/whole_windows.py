@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import pytest
 
-from forescribe.asr.decode import submission
-from forescribe.asr.decode.judge import Answer, Keep, Rest
+from forescribe.asr.decode import recording
+from forescribe.asr.decode.judge import Keep, Rest
 from forescribe.asr.decode.options import Judgement
-from forescribe.asr.decode.window import PendingWindow
+from forescribe.asr.decode.window import Answer, PendingWindow
 from forescribe.speculative.requests import Result
 
 
 def whole(patch: pytest.MonkeyPatch) -> None:
     """No further parts, and no voice that is missed."""
-    patch.setattr(submission, "rest_of", lambda _w, _o, pending, keep, *_: all_of(pending, keep))
-    patch.setattr(submission, "wordless_of", lambda *_: ((), None))
+    patch.setattr(recording, "rest_of", lambda _w, _o, pending, keep, *_: all_of(pending, keep))
+    patch.setattr(recording, "wordless_of", lambda *_: ((), None))
 
 
 def all_of(pending: PendingWindow, keep: Keep) -> Rest:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forescribe.asr.decode.sources import Kept
 from forescribe.asr.live import stream as live_stream
 from forescribe.asr.live.events import (
     Committed,
@@ -29,7 +30,7 @@ from forescribe.asr.segment.vad import FRAME
 from forescribe.asr.segment.windows import MAX_SAMPLES
 
 RATE = 16_000
-RECORDING = SimpleNamespace(words={}, language="en", language_probability=1.0)
+SUBMISSION = {"language": "en", "language_probability": 1.0, "kept": lambda _: Kept()}
 
 
 class Loud:
@@ -56,7 +57,7 @@ class Engine:
     context: Any = field(default_factory=lambda: SimpleNamespace(voice_detector=Loud, whisper=None))
 
     def begin(self, one: Pass) -> None:
-        one.submission = SimpleNamespace(recording=RECORDING, of=one)  # type: ignore[assignment]
+        one.submission = SimpleNamespace(**SUBMISSION, of=one)  # type: ignore[assignment]
         self.began_s.append(self.now_s)
         self.free_s = max(self.free_s, self.now_s) + self.decode_s
         heapq.heappush(self._under_way, (self.free_s, next(self._numbers), one))
@@ -80,8 +81,7 @@ class Engine:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     bindings = SimpleNamespace(of=lambda *_: SimpleNamespace(tentative=None, final=None))
     monkeypatch.setattr(live_stream, "Bindings", bindings)
-    monkeypatch.setattr(live_stream, "LiveWindows", lambda *_: None)
-    monkeypatch.setattr(Pass, "start", lambda one, session, live, name: session.begin(one))
+    monkeypatch.setattr(Pass, "start", lambda one, session, *_: session.begin(one))
     return Engine()
 
 

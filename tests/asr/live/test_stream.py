@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.audio.reading import read_audio
+from forescribe.asr.decode.driver import Session
 from forescribe.asr.decode.options import Guards, Options
-from forescribe.asr.decode.session import Session
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import AudioError, CapacityError, UsageError
 from forescribe.asr.live import item as live_item
@@ -358,7 +358,7 @@ def test_a_closed_session_fails_the_item(transcriber: Transcriber):
 def test_an_engine_that_fails_costs_the_item_and_no_other(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ):
-    from forescribe.asr.decode import session as module
+    from forescribe.asr.decode import driver as module
 
     def broken(context: Any, windows: Any, detect: Any, searched: Any) -> Any:
         return [ArithmeticError("the encoder is broken")] * len(windows)

@@ -135,7 +135,7 @@ def test_nothing_of_it_stays_in_a_transcript(model, bundled, caplog) -> None:
         files = [FORMATS[name].render(told) for name in ("txt", "srt", "vtt", "tsv", "json", "md")]
         free(json.dumps(bodies) + "".join(files))
         decoded = tuple(replace(each, encoder_states=None) for each in outcome.decoded)
-        kept = json.dumps(Group(0, decoded, (None,) * len(decoded), "en", None).to_dict())
+        kept = json.dumps(Group(decoded, (None,) * len(decoded), "en", None).to_dict())
         assert "spoken" not in kept and "origin" not in kept
         for each in outcome.decoded:
             free(tokenizer.decode([*each.result.tokens, *each.result.request.prompt]))
