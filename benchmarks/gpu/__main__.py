@@ -5,7 +5,7 @@
     python -m benchmarks.gpu --everything --small --device cpu                      # a rehearsal
 
 The record is written after each section, and `--continue` runs those that it lacks. Models are constructed
-(see `benchmarks.gpu.construction`) except in the section `real`; every table says so. Exit status 1 where a
+(see `benchmarks.gpu.construction`) except in the sections `real`, `service` and `live`. Exit status 1 where a
 text differs, 2 where a section or figure failed.
 """
 

@@ -11,7 +11,6 @@ import io
 import json
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
@@ -281,9 +280,9 @@ def uploads(bench: Bench, model: str) -> Record:
         alone = timed(loaded, paths, Options(language="en", guards=Guards()))
         found = transcripts(loaded, paths, Options(language="en", guards=Guards()))
     fields = {"model": "whisper-1", "language": "en"}
-    with application(loaded, clients) as address, ThreadPoolExecutor(1) as pool:
-        pool.submit(load, f"http://{address}", clips[:clients], clients, fields).result()
-        wall_s, answers = pool.submit(load, f"http://{address}", clips, clients, fields).result()
+    with application(loaded, clients) as address:
+        load(f"http://{address}", clips[:clients], clients, fields)  # what is loaded with the first
+        wall_s, answers = load(f"http://{address}", clips, clients, fields)
     differ = sum(answer.text != found[answer.clip.name].text for answer in answers)
     if differ and bench.device.dtype == torch.float32:  # in half precision near-ties may flip
         bench.unequal.append(f"service, {Path(model).name}: {differ} texts differ from a call's")
