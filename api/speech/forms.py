@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from forescribe.asr.decode.declared import FormField
-from forescribe.asr.decode.options import DECLARED, MAX_LISTED, MAX_NAME, Options
+from forescribe.asr.decode.options import DECLARED, MAX_LISTED, MAX_NAME, Guards, Options
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.segment.windows import WindowOptions
@@ -251,11 +251,11 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
 
 
 def meant(form: BaseModel, language: str | None = None) -> dict[str, Any]:
-    """The options of decoding that the fields of a form mean. `language` is that of all windows, if there is
-    one. Raises ApiError `invalid_value`."""
-    asked, found = dict(form), dict[str, Any]()
+    """The options of decoding that were sent, besides guards, which are on here. `language` is that of all
+    windows, if there is one. Raises ApiError `invalid_value`."""
+    asked, found = dict(form), dict[str, Any](guards=Guards())
     for name, own in DECLARED.items():
-        if not own.fields or own.fields[0].name not in asked:
+        if form.model_fields_set.isdisjoint(field.name for field in own.fields):
             continue
         try:
             found[name] = asked[own.fields[0].name] if own.asked is None else own.asked(asked)

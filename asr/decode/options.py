@@ -59,6 +59,10 @@ MAX_LISTED, MAX_NAME = 1000, 1000
 """Entries of a list, and characters of one."""
 
 
+HOTWORDS = FormField("hotwords", str, max_length=MAX_PROMPT)
+"""Of faster-whisper: terms, or where it is a sentence a prompt."""
+
+
 def _prompt(asked: Given) -> str | None:
     said = None if _hot_terms(asked["hotwords"]) else asked["hotwords"]
     return ", ".join(filter(None, (asked["prompt"], asked["initial_prompt"], said))) or None
@@ -279,6 +283,7 @@ class Options:
         fields=[
             FormField("prompt", str, live=True, max_length=MAX_PROMPT),
             FormField("initial_prompt", str, max_length=MAX_PROMPT),
+            HOTWORDS,
         ],
         asked=_prompt,
         told=True,
@@ -315,7 +320,7 @@ class Options:
                 live=True,
                 max_length=MAX_NAME,
             ),
-            FormField("hotwords", str, max_length=MAX_PROMPT),
+            HOTWORDS,
         ],
         typed=_typed_terms,
         asked=_asked_terms,

@@ -223,8 +223,8 @@ def test_terms_by_any_name_are_one_list(service) -> None:
 def test_hotwords_without_commas_are_text_before_every_window(hotwords, terms, prompted) -> None:
     """As in faster-whisper, whose clients send sentences too: none is refused."""
     form = parse(TranscriptionForm, [("hotwords", hotwords)])
-    found = meant(form)
-    assert (found["terms"], found["initial_prompt"]) == (terms, prompted)
+    found = Options(**meant(form))
+    assert (found.terms, found.initial_prompt) == (terms, prompted)
 
 
 FASTER_WHISPER = {
