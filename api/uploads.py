@@ -13,6 +13,10 @@ the same one each time.
 
 An upload is open from its creation until it becomes a job, is deleted or expires: so long it holds a file
 that its client may fill to its length. Therefore the open uploads of a client are bounded.
+
+tuspyserver (4.4.3) would do the protocol, and knows no owner of an upload. After a kill it tells the offset
+before the last piece and appends behind that piece; it writes on the event loop, or with a storage of its own
+once it has a whole piece in memory.
 """
 
 from __future__ import annotations
@@ -127,7 +131,8 @@ class Uploads:
         """Cut off bytes that may not be on disk. Call it once at the start."""
         for upload in self._all():
             if upload.offset > upload.synced:
-                os.truncate(self._path(upload.id, "part"), upload.synced)
+                with suppress(FileNotFoundError):
+                    os.truncate(self._path(upload.id, "part"), upload.synced)
 
     def expire(self, older_s: float) -> None:
         """Remove uploads that were not written to for `older_s` seconds, and bytes without a description: a

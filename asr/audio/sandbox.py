@@ -7,6 +7,9 @@
 The child writes the samples to their file directly: nothing is copied through this process, and a
 long recording is never in memory as a whole. Of a recording that it cuts, it tells each window as soon as it
 is certain. `asr.audio.fork_server` is the other process.
+
+Pools of processes (pebble, concurrent.futures) pass no descriptors to a child that runs, limit neither its
+memory nor its CPU time, and unpickle what it answers, which a hostile recording could then choose.
 """
 
 from __future__ import annotations

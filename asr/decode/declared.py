@@ -19,6 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+from ..errors import UsageError
+
+AUTO = "auto"
+
 Given = Mapping[str, Any]
 """Values by the names of flags or of form fields."""
 
@@ -112,6 +116,16 @@ def option(
     declared = Declared(flags, fields, typed, asked, told, told_as, kept, served)
     metadata = {"option": declared}
     return field(default=default, default_factory=default_factory, metadata=metadata)
+
+
+def whole_or_auto(flag: str, typed: str, least: int, most: int) -> int | None:
+    """A whole number, None for `auto`. Raises UsageError."""
+    text = typed.strip().lower()
+    if text == AUTO:
+        return None
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise UsageError(f"{flag} {typed} is neither {AUTO} nor a number from {least} to {most}")
+    return int(text)
 
 
 def declared(options: type) -> dict[str, Declared]:

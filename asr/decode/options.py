@@ -29,7 +29,7 @@ from forescribe.speculative.requests import MOST_BEAMS, MOST_PATIENCE, Beams, Re
 from ..errors import ForescribeError, UsageError
 from ..model.tokens import TASKS, Task
 from ..words.terms import LONGEST_TERM, MOST_TERMS, letters, lines_of, read_terms, says
-from .declared import Flag, FormField, Given, declared, from_typed, option
+from .declared import AUTO, Flag, FormField, Given, declared, from_typed, option, whole_or_auto
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 DOUBTFUL_BEAMS = 5
 """Beams of a doubtful window: the default of faster-whisper, and of openai/whisper's command."""
-
-AUTO = "auto"
 
 MAX_HINT = 1_000_000
 """Characters of a hint in a form: more than a day of speech."""
@@ -146,14 +144,7 @@ def _windows() -> WindowOptions:
 
 
 def _beams(typed: Given) -> int | None:
-    text = typed["beam_size"].strip().lower()
-    if text == AUTO:
-        return None
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_BEAMS:
-        raise UsageError(
-            f"--beam-size {typed['beam_size']} is neither auto nor a number from 1 to {MOST_BEAMS}"
-        )
-    return int(text)
+    return whole_or_auto("--beam-size", typed["beam_size"], 1, MOST_BEAMS)
 
 
 def _of_beams(name: str, default: float | None, typed: Given) -> float | None:

@@ -32,8 +32,9 @@ from forescribe.asr.model.languages import SPACELESS
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from forescribe.asr.batch.batch import Batch, BatchTranscriber
     from forescribe.asr.batch.outputs import RecordingResult
-    from forescribe.asr.decode.options import Hook, Partial
+    from forescribe.asr.decode.options import Hook, Options, Partial
     from forescribe.asr.decode.options import Progress as WindowProgress
     from forescribe.asr.errors import ForescribeError
     from forescribe.asr.formats.report import Reports
@@ -56,6 +57,7 @@ class Console:
         self.totals = Totals()
         self.failed: list[str] = []
         self.cancelled = 0
+        self.interrupted = False
         self.advised: set[str] = set()
 
     @property
@@ -111,6 +113,23 @@ class Console:
         with Screen(self.rich, sources, verbose=self.verbose, text=text) as screen:
             yield screen
 
+    def run(
+        self,
+        batch: Batch,
+        transcriber: BatchTranscriber | None,
+        options: Options | None = None,
+        reports: Reports | None = None,
+        *,
+        text: bool = True,
+    ) -> None:
+        """Run a batch to its end or an interruption, and show its results; `text` as for `progress`."""
+        try:
+            with self.progress(batch.todo, text=text) as hook:
+                for result in batch.run(transcriber, options, hook):
+                    self.result(result, reports)
+        except KeyboardInterrupt:
+            self.interrupted = True
+
     def result(self, result: RecordingResult, reports: Reports | None = None) -> None:
         """Show the line of one recording that has ended, and add it to the reports."""
         record, transcript, error = result.record, result.transcript, result.error
@@ -164,9 +183,10 @@ class Console:
             names = escape("; ".join(self.failed))
             self.rich.print(f"[red]{len(self.failed)} failed:[/] {names}")
 
-    def exit_code(self, *, interrupted: bool) -> int:
+    @property
+    def exit_code(self) -> int:
         """0 if all went well, 1 if a recording failed, 130 after an interruption."""
-        return INTERRUPTED if interrupted else int(bool(self.failed))
+        return INTERRUPTED if self.interrupted else int(bool(self.failed))
 
 
 @dataclass

@@ -22,7 +22,6 @@ from .options import (
     PerformanceOptions,
     RunOptions,
     SpeakerChoice,
-    SpeakerOptions,
 )
 
 if TYPE_CHECKING:
@@ -90,11 +89,6 @@ class DiarizeOptions(RunOptions, SpeakerChoice):
             )
         return found
 
-    @cached_property
-    def speakers(self) -> SpeakerOptions:
-        """The options for speakers."""
-        return SpeakerOptions(self.diarizer, self.bounds, self.known)
-
 
 @takes(DiarizeOptions)
 def diarize(**values: Any) -> None:
@@ -111,21 +105,15 @@ def diarize(**values: Any) -> None:
     sources = check_readable(discover(options.audio, recursive=options.recursive, stores=stores))
     if options.words is not None and len(sources) != 1:
         raise UsageError(f"--transcript is that of one recording, and there are {len(sources)}")
-    interrupted = False
     with Stop() as stop:
         batch = _batch(options, sources, stores, stop, console)
         console.skipped(list(batch.skipped()), len(sources))
         if not batch.todo:
             return
         engine = _load(options, batch, stop, console) if any_readable(batch.todo) else None
-        try:
-            with console.progress(batch.todo) as hook:
-                for result in batch.run(engine, hook=hook):
-                    console.result(result)
-        except KeyboardInterrupt:
-            interrupted = True
+        console.run(batch, engine)
         console.summary(None)
-    raise typer.Exit(console.exit_code(interrupted=interrupted))
+    raise typer.Exit(console.exit_code)
 
 
 def _batch(

@@ -10,7 +10,6 @@ import math
 import sys
 import time
 from dataclasses import dataclass, replace
-from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,16 +17,15 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from forescribe.asr.batch.interrupts import Stop
-from forescribe.asr.decode.options import AUTO
+from forescribe.asr.decode.declared import AUTO
 from forescribe.asr.errors import UsageError, visible
 
 from .option_records import DECODING, INPUT, OUTPUT, arg, like, opt, takes
 from .options import (
-    DecodingOptions,
     LoadOptions,
     RunOptions,
     SpeakerChoice,
-    SpeakerOptions,
+    SpeechOptions,
     codes_of,
     decodes,
     flag,
@@ -67,7 +65,7 @@ ENDING = b"forescribe: ending; the last words are decoded, a second Ctrl-C ends 
 
 @dataclass(frozen=True, kw_only=True)
 @decodes(live=True)
-class ListenOptions(LoadOptions, DecodingOptions, SpeakerChoice):
+class ListenOptions(SpeechOptions, SpeakerChoice):
     """The parsed command line. Raises UsageError for values and combinations that are impossible."""
 
     audio: str | None = arg("[-]", "- reads stdin; without it, the microphone is used.", None)
@@ -198,15 +196,6 @@ class ListenOptions(LoadOptions, DecodingOptions, SpeakerChoice):
         if not 0 <= factor <= 1000:
             raise UsageError(f"--speed {self.speed} is neither max nor a number from 0 to 1000")
         return factor or None
-
-    @cached_property
-    def speakers(self) -> SpeakerOptions:
-        """The options for speakers."""
-        return SpeakerOptions(
-            self.diarizer if self.diarize else None,
-            self.bounds,
-            self.known,
-        )
 
     @property
     def source(self) -> str:
@@ -353,24 +342,12 @@ def _outputs(options: ListenOptions, console: Console) -> Outputs | None:
 
 
 def _engine(options: ListenOptions, console: Console, diarizer: Diarizer | None) -> LiveEngine:
-    from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.model.presets import check_request, resolve
-    from forescribe.speculative.native.library import advice
 
     from .live_session import LiveEngine
 
-    pair = resolve(options.model, options.draft)
-    check_request(pair.target, options.language, options.task)
-    transcriber = Transcriber.load(
-        **options.load_arguments(),
-        model=options.model,
-        draft=options.draft,
-        language=options.language,
-        batch=options.batch_size,
-        network=not options.local_files_only,
-    )
-    kind = transcriber.whisper.device.kind
-    console.advice(advice(transcriber.context.forward, asked=options.engine, device=kind))
+    check_request(resolve(options.model, options.draft).target, options.language, options.task)
+    transcriber = options.load(console.advice)
     return LiveEngine(transcriber, options.live(), _speakers(options, diarizer))
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forescribe.asr.decode.options import AUTO as AUTO
+from forescribe.asr.decode.declared import AUTO as AUTO
+from forescribe.asr.decode.declared import whole_or_auto
 from forescribe.asr.decode.options import DECLARED, Options
 from forescribe.asr.errors import UsageError
 
@@ -153,6 +154,8 @@ class DecodingOptions:
 class SpeakerChoice:
     """How speakers are found and named. Checked together by `SpeakerOptions`."""
 
+    diarize = True  # always, unless a command has an option for it
+    channels = "mix"  # likewise
     diarizer: str = opt(
         SPEAKERS,
         "ENGINE",
@@ -175,6 +178,12 @@ class SpeakerChoice:
         from forescribe.diarize.diarizer import Bounds
 
         return Bounds(self.num_speakers, self.min_speakers, self.max_speakers)
+
+    @cached_property
+    def speakers(self) -> SpeakerOptions:
+        """All of them together."""
+        diarizer = self.diarizer if self.diarize else None
+        return SpeakerOptions(diarizer, self.bounds, self.known, self.channels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,13 +220,7 @@ class PerformanceOptions:
     @property
     def drafts(self) -> int | None:
         """Drafted tokens per round; None for auto. Raises UsageError."""
-        if self.gamma.lower() == AUTO:
-            return None
-        if not self.gamma.isdecimal() or int(self.gamma) > MAX_GAMMA:
-            raise UsageError(
-                f"--gamma {self.gamma} is neither auto nor a number from 0 to {MAX_GAMMA}"
-            )
-        return int(self.gamma)
+        return whole_or_auto("--gamma", self.gamma, 0, MAX_GAMMA)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +245,29 @@ class LoadOptions(ModelOptions, PerformanceOptions):
             "engine": self.engine,
             "gamma": self.drafts,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechOptions(LoadOptions, DecodingOptions):
+    """A speech model, and what it decodes."""
+
+    def load(self, tell: Callable[[str | None], None]) -> Transcriber:
+        """Load it; `tell` is told what would make it faster. Raises ModelError, DeviceError, UsageError."""
+        from forescribe.asr.decode.transcriber import Transcriber
+        from forescribe.speculative.native.library import advice
+
+        transcriber = Transcriber.load(
+            self.model,
+            # A text that is copied from takes the draft model's place.
+            self.draft if self.decoding.hint is None else self.draft or "none",
+            language=self.language,
+            batch=self.batch_size,
+            network=not self.local_files_only,
+            **self.load_arguments(),
+        )
+        kind = transcriber.whisper.device.kind
+        tell(advice(transcriber.context.forward, asked=self.engine, device=kind))
+        return transcriber
 
 
 def codes_of(languages: str | None, tell: Callable[[str], None]) -> str | None:

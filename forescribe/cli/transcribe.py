@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from json import dumps
@@ -77,7 +78,6 @@ def transcribe(**values: Any) -> None:
         reports = Reports.plan(options.report, outputs.stems)
     elif options.wants_words and options.line_rules.plain and "json" not in outputs.formats:
         console.notice("--word-timestamps: only json holds the times of words; add it to -f")
-    interrupted = False
     with Stop() as stop:
         batch = _batch(options, sources, outputs, stores, stop, console)
         if options.dry_run:
@@ -92,21 +92,16 @@ def transcribe(**values: Any) -> None:
                 batch.fetch_ahead()
                 console.status("loading the model")
                 with stop.interruptible():
-                    transcriber = load_transcriber(options, len(batch.todo), console)
+                    transcriber = load_transcriber(options, len(batch.todo), console.advice)
             # Not if the terminal gets the text itself.
             shown = outputs.where is not None or not sys.stdout.isatty()
-            try:
-                with console.progress(batch.todo, text=shown) as hook:
-                    for result in batch.run(transcriber, options.timed, hook):
-                        console.result(result, reports)
-            except KeyboardInterrupt:
-                interrupted = True
+            console.run(batch, transcriber, options.timed, reports, text=shown)
             console.summary(
                 None if transcriber is None else transcriber.stats(), vad=options.decoding.vad
             )
         for page in reports.close() if reports else ():
             console.status(f"report: {page}")
-    raise typer.Exit(console.exit_code(interrupted=interrupted))
+    raise typer.Exit(console.exit_code)
 
 
 def list_batch(batch: Batch, *, as_json: bool) -> int:
@@ -182,29 +177,22 @@ def _batch(
 
 
 def load_transcriber(
-    options: TranscribeOptions, recordings: int, console: Console | None = None
+    options: TranscribeOptions,
+    recordings: int,
+    tell: Callable[[str | None], None] = lambda advice: None,
 ) -> BatchTranscriber:
     """What transcribes so many recordings, here or on a machine of a cluster. Raises ModelError, DeviceError
     and UsageError."""
-    from forescribe.asr.decode.transcriber import Transcriber
-    from forescribe.speculative.native.library import advice
-
     if options.threads:
         import torch
 
         torch.set_num_threads(options.threads)
     network = not options.local_files_only
     with_speakers = options.speakers.load(device=options.device, network=network)
-    transcriber = Transcriber.load(
-        **options.load_arguments(), batch=options.batch_size, network=network
-    )
-    kind = transcriber.whisper.device.kind
-    if console is not None:
-        console.advice(advice(transcriber.context.forward, asked=options.engine, device=kind))
+    transcriber = options.load(tell)
+    on_cpu = transcriber.whisper.device.kind == "cpu"
     beside = 1 if options.cluster else options.workers or 1
-    readers = readers_for(
-        options.readers, recordings=recordings, on_cpu=kind == "cpu", beside=beside
-    )
+    readers = readers_for(options.readers, recordings=recordings, on_cpu=on_cpu, beside=beside)
     return with_speakers(transcriber.with_readers(readers))
 
 

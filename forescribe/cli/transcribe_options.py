@@ -10,18 +10,17 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from forescribe.asr.decode.options import AUTO, DECLARED, Options
+from forescribe.asr.decode.declared import AUTO
+from forescribe.asr.decode.options import DECLARED, Options
 from forescribe.asr.errors import UsageError
 
 from .option_records import DIAGNOSTICS, OUTPUT, PERFORMANCE, SPEAKERS, arg, opt
 from .options import (
     FLAGS,
     RECORDINGS,
-    DecodingOptions,
-    LoadOptions,
     RunOptions,
     SpeakerChoice,
-    SpeakerOptions,
+    SpeechOptions,
     decodes,
     flag,
     shown_url,
@@ -63,7 +62,7 @@ transcribe a folder again."""
 
 @dataclass(frozen=True, kw_only=True)
 @decodes()
-class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions):
+class TranscribeOptions(RunOptions, SpeakerChoice, SpeechOptions):
     """The parsed command line, by field as typed. Raises UsageError for values and
     combinations that are impossible."""
 
@@ -221,16 +220,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         return ",".join([self.output_format, *sorted(more)])
 
     @cached_property
-    def speakers(self) -> SpeakerOptions:
-        """The options for speakers."""
-        return SpeakerOptions(
-            self.diarizer if self.diarize else None,
-            self.bounds,
-            self.known,
-            self.channels,
-        )
-
-    @cached_property
     def line_rules(self) -> LineRules:
         """The options for subtitles."""
         from forescribe.asr.formats.subtitles import LineRules
@@ -245,14 +234,6 @@ class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions)
         if self.report is not None and self.word_timestamps is None:
             return True
         return self.word_timestamps
-
-    def load_arguments(self) -> dict[str, Any]:
-        """The arguments of `Transcriber.load`, besides the batch and whether it may download."""
-        return super().load_arguments() | {
-            "model": self.model,
-            "draft": self.draft if self.decoding.hint is None else self.draft or "none",
-            "language": self.language,
-        }
 
     @property
     def timed(self) -> Options:

@@ -22,7 +22,7 @@ import httpx
 import numpy as np
 import soundfile
 
-from tests.faults.harness import START_S, Inconclusive, Server, holds, until
+from tests.faults.harness import PATIENCE_S, START_S, Inconclusive, Server, holds, until
 from tests.faults.replicas import Balancer
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +85,7 @@ def kill_the_service(long: bool, rng: random.Random) -> str:
             if job["state"] == "succeeded":
                 same = s.text(id) == expected[seconds]
                 holds(same, f"a job of {seconds} s has another text")
+        until(lambda: bool(uploads.texts), PATIENCE_S, "no upload is answered any more")
         uploads.over.set()
         uploads.join(120)
         holds(states == {"succeeded": len(lengths)}, f"jobs: {dict(states)}")

@@ -16,6 +16,7 @@ from forescribe.api.jobs.store import Store
 from forescribe.api.jobs.tables import JOBS as JOB_ROWS
 from forescribe.asr.formats.transcript import notice_to_dict
 from forescribe.asr.formats.transcript_parts import Notice, merged
+from forescribe.asr.segment import cut_plan
 from tests.api.conftest import memo, sound, until
 from tests.api.jobs.application import JOBS, application, ended, events, ready, submit
 
@@ -175,6 +176,37 @@ def test_a_commit_whose_answer_was_lost_is_not_done_again(client, monkeypatch, r
     assert len(progress) == len(told) + 1
     store = client.app.state.jobs.store
     assert len(list((store.files.root / job).iterdir())) == len(store.jobs.get(job).files)
+
+
+def test_while_a_job_is_done_alone_requests_are_told_to_come_later(client, monkeypatch) -> None:
+    """Until it has its plan, which is progress. Jobs are accepted all the same, and wait."""
+    monkeypatch.setattr("forescribe.api.jobs.store.ALONE_AFTER_S", (0.0, 0.0))
+    store, worker = client.app.state.jobs.store, client.app.state.jobs.worker
+    plan_of, begun, go = cut_plan.plan_of, threading.Event(), threading.Event()
+
+    def held(*args, **kwargs):
+        begun.set()
+        assert go.wait(60)
+        return plan_of(*args, **kwargs)
+
+    monkeypatch.setattr(cut_plan, "plan_of", held)
+    monkeypatch.setattr(worker, "concurrency", 0)
+    job = submit(client, memo(3)).json()["id"]
+    with store.transaction() as tx:
+        store.jobs.update(tx, job, deaths_beside=2)
+    monkeypatch.setattr(worker, "concurrency", 4)
+    assert begun.wait(60)
+    assert store.jobs.get(job).risk == "alone"
+    form = {"model": "random", "language": "de"}
+    refused = client.post("/v1/audio/transcriptions", files={"file": memo(1)}, data=form)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+    assert int(refused.headers["retry-after"]) > 0
+    other = submit(client, memo(2)).json()
+    assert other["state"] == "queued" and worker.running() == {job}
+    go.set()
+    assert {ended(client, id)["state"] for id in (job, other["id"])} == {"succeeded"}
+    served = client.post("/v1/audio/transcriptions", files={"file": memo(1)}, data=form)
+    assert served.status_code == 200 and store.jobs.get(job).deaths_beside == 0
 
 
 def test_each_group_is_at_risk_in_the_engine_until_the_job_is_left(
