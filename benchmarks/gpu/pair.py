@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -86,7 +85,6 @@ class Pair:
             device=self.device,
             captured=captured,
             modes=modes,
-            beam_target=partial(kind, self.target),
         )
 
     def rules(self) -> tuple[Any, ...]:
