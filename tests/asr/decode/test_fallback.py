@@ -85,15 +85,17 @@ def failing(window: float, until: float):
 def without_numbers(whisper, monkeypatch, below: float = math.inf) -> Transcriber:
     """A transcriber whose answers of lower temperatures have NaN for probabilities."""
     made = Transcriber(whisper, detector=EnergyDetector(), batch=2, gamma=0)
-    collect = made.engine._results.collect
+    slots, ended = made.context.slots, made.context.slots.ended
 
-    def broken(row, *rest):
-        result = collect(row, *rest)
-        if result.request.temperature >= below:
-            return result
-        return replace(result, logprobs=(math.nan,) * len(result.logprobs))
+    def broken(results):
+        return [
+            replace(answer, logprobs=(math.nan,) * len(answer.logprobs))
+            if answer.request.temperature < below
+            else answer
+            for answer in ended(results)
+        ]
 
-    monkeypatch.setattr(made.engine._results, "collect", broken)
+    monkeypatch.setattr(slots, "ended", broken)
     return made
 
 
