@@ -37,7 +37,6 @@ ELSEWHERE = {
     "asr/model/conversion/converting.py": "tests/asr/model/conversion/test_openai_pt.py",
     "api/routers/asr_webservice.py": "tests/api/uploads/test_uploads.py",
     "speculative/native/kernel_build.py": "its command prints the system's message with the path",
-    "asr/decode/sequential.py": "leaves",
 }
 
 
