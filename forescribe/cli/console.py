@@ -32,9 +32,8 @@ from forescribe.asr.model.languages import SPACELESS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forescribe.asr.batch.batch import Batch, BatchTranscriber
     from forescribe.asr.batch.outputs import RecordingResult
-    from forescribe.asr.decode.options import Hook, Options, Partial
+    from forescribe.asr.decode.options import Hook, Partial
     from forescribe.asr.decode.options import Progress as WindowProgress
     from forescribe.asr.errors import ForescribeError
     from forescribe.asr.formats.report import Reports
@@ -104,29 +103,15 @@ class Console:
     @contextmanager
     def progress(self, sources: Sequence[Source], *, text: bool = True) -> Iterator[Hook | None]:
         """Show a bar over seconds of audio; yields the hook that moves it. On a terminal the text
-        is shown as it is decoded: final text above the bar if `text`, partial text below it."""
+        is shown as it is decoded: final text above the bar if `text`, partial text below it. An interruption
+        ends the block."""
         self.started = time.perf_counter()
-        if self.quiet or not (self.rich.is_terminal or self.verbose):
-            yield None
-            return
-
-        with Screen(self.rich, sources, verbose=self.verbose, text=text) as screen:
-            yield screen
-
-    def run(
-        self,
-        batch: Batch,
-        transcriber: BatchTranscriber | None,
-        options: Options | None = None,
-        reports: Reports | None = None,
-        *,
-        text: bool = True,
-    ) -> None:
-        """Run a batch to its end or an interruption, and show its results; `text` as for `progress`."""
         try:
-            with self.progress(batch.todo, text=text) as hook:
-                for result in batch.run(transcriber, options, hook):
-                    self.result(result, reports)
+            if self.quiet or not (self.rich.is_terminal or self.verbose):
+                yield None
+            else:
+                with Screen(self.rich, sources, verbose=self.verbose, text=text) as screen:
+                    yield screen
         except KeyboardInterrupt:
             self.interrupted = True
 

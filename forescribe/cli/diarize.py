@@ -111,7 +111,9 @@ def diarize(**values: Any) -> None:
         if not batch.todo:
             return
         engine = _load(options, batch, stop, console) if any_readable(batch.todo) else None
-        console.run(batch, engine)
+        with console.progress(batch.todo) as hook:
+            for result in batch.run(engine, None, hook):
+                console.result(result)
         console.summary(None)
     raise typer.Exit(console.exit_code)
 

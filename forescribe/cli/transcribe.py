@@ -95,7 +95,9 @@ def transcribe(**values: Any) -> None:
                     transcriber = load_transcriber(options, len(batch.todo), console.advice)
             # Not if the terminal gets the text itself.
             shown = outputs.where is not None or not sys.stdout.isatty()
-            console.run(batch, transcriber, options.timed, reports, text=shown)
+            with console.progress(batch.todo, text=shown) as hook:
+                for result in batch.run(transcriber, options.timed, hook):
+                    console.result(result, reports)
             console.summary(
                 None if transcriber is None else transcriber.stats(), vad=options.decoding.vad
             )

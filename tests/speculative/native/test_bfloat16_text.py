@@ -87,9 +87,11 @@ def test_logits_are_those_of_rounded_weights_and_caches(family, batch, length, c
 
 @pytest.mark.parametrize("gamma", [0, 4])
 def test_the_bundled_pair_writes_the_texts_of_its_rounded_target(gamma):
-    """Greedy texts of the modules over the same rounded weights; none of these has a near-tie."""
+    """Greedy texts of the modules over the same rounded weights. No two best tokens of these are nearer than
+    0.09, about ten times what rounded caches move."""
     place = Device("cpu", torch.float32, weights=HALF)
-    prompts = ["Once upon a time there was a little girl", "Tom had a red ball.", "It was raining"]
+    team = "Minutes of the sales team, May 12\nPresent:"
+    prompts = [team, "1. The proposal", "Minutes of the board, June 3"]
     found = {}
     for name in ("modules", "native"):
         target, draft = (
@@ -100,7 +102,7 @@ def test_the_bundled_pair_writes_the_texts_of_its_rounded_target(gamma):
         found[name] = [c.ids for c in made.generate(prompts, Options(max_tokens=40))]
         assert made.engine.target.engine == name
     assert made.engine.target.stored is HALF
-    assert isinstance(found["native"], list) and found["native"] == found["modules"]
+    assert sum(map(len, found["native"])) > 90 and found["native"] == found["modules"]
 
 
 def test_modules_have_no_storage_of_their_own():
