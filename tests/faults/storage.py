@@ -1,7 +1,9 @@
 """A PostgreSQL of its own for tests. F14: deletion leaves no text behind.
 
-with database() as url:
-    ...
+    with database() as url:
+        ...
+
+`python -m tests.faults.storage COMMAND...` runs a command, pytest for one, with FORESCRIBE_TEST_PG.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import random
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -124,3 +127,10 @@ def found(folder: Path, marker: str) -> list[str]:
     """The files that contain the marker."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return [str(p.relative_to(folder)) for p in paths if marker.encode() in p.read_bytes()]
+
+
+if __name__ == "__main__":
+    with cluster() as made:
+        given = os.environ | {"FORESCRIBE_TEST_PG": made.url}
+        status = subprocess.run(sys.argv[1:], env=given, check=False).returncode
+    sys.exit(status)
