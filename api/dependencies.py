@@ -35,7 +35,8 @@ from .speech.diarization import numbered
 from .speech.serving import Serving
 
 if TYPE_CHECKING:
-    from forescribe.asr.decode.options import Options, Part, Tap
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.results import Part, Tap
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.diarize.diarizer import Bounds
 

@@ -48,7 +48,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from forescribe.asr.decode.options import PhaseTimes
+from forescribe.asr.decode.results import PhaseTimes
 from forescribe.asr.errors import ForescribeError, UsageError, how_to_install
 from forescribe.asr.formats import transcript_parts
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
-    from forescribe.asr.decode.options import Outcome
+    from forescribe.asr.decode.results import Outcome
 
 UNLOGGED = frozenset({"/health", "/ready", "/metrics"})
 """Routes that are requested every few seconds by machines: they are counted, but not logged."""

@@ -34,7 +34,8 @@ import torch
 from benchmarks import provenance
 from benchmarks.replay import Replay, Stages
 from forescribe.asr.decode.driver import Session
-from forescribe.asr.decode.options import Guards, Options, Outcome, Part
+from forescribe.asr.decode.options import Guards, Options
+from forescribe.asr.decode.results import Outcome, Part
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.formats.files import formats, rendered
 

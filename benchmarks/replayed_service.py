@@ -31,7 +31,8 @@ from forescribe.api.process import Failure
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.decode.options import Options, Outcome
+from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.results import Outcome
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.live.events import Completed, Event, Failed, LiveOptions, TurnDetection
 from forescribe.asr.live.stream import LiveStream

@@ -27,7 +27,8 @@ from forescribe.asr.audio.containers import open_container
 from forescribe.asr.audio.inputs import Input
 from forescribe.asr.audio.opening import open_path
 from forescribe.asr.audio.reading import LOUDEST, Resampler
-from forescribe.asr.decode.options import Hook, Options, Outcome, Progress
+from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.results import Hook, Outcome, Progress
 from forescribe.asr.errors import AudioError, ForescribeError, UsageError, temporary_errors
 from forescribe.asr.formats.files import RECORDING
 from forescribe.asr.formats.transcript import Transcript

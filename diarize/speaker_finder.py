@@ -31,8 +31,9 @@ import numpy as np
 from forescribe.asr.audio.inputs import WIDTH, Input
 from forescribe.asr.audio.opening import write_all
 from forescribe.asr.audio.reading import open_audio
-from forescribe.asr.decode.options import Hook, Options, Outcome, Progress
+from forescribe.asr.decode.options import Options
 from forescribe.asr.decode.recording import fault
+from forescribe.asr.decode.results import Hook, Outcome, Progress
 from forescribe.asr.errors import UsageError, temporary_errors
 from forescribe.asr.formats.files import RECORDING
 from forescribe.asr.formats.transcript import Transcript

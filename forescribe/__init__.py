@@ -19,7 +19,8 @@ if not (Path(__file__).parent / "asr" / "__init__.py").is_file():  # a checkout
 
 if TYPE_CHECKING:
     __version__: str
-    from .asr.decode.options import Options, Progress
+    from .asr.decode.options import Options
+    from .asr.decode.results import Progress
     from .asr.decode.transcriber import Transcriber
     from .asr.errors import ForescribeError
     from .asr.formats.subtitles import LineRules
@@ -40,7 +41,7 @@ _MODULES = {
     "ForescribeError": "asr.errors",
     "LineRules": "asr.formats.subtitles",
     "Options": "asr.decode.options",
-    "Progress": "asr.decode.options",
+    "Progress": "asr.decode.results",
     "Segment": "asr.formats.transcript_parts",
     "TextGenerator": "text",
     "Transcriber": "asr.decode.transcriber",

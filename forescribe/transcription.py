@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast, over
 
 from forescribe.asr.audio.inputs import Input, as_input
 from forescribe.asr.audio.reading import open_audio
-from forescribe.asr.decode.options import Guards, Hook, Options, Outcome
+from forescribe.asr.decode.options import Guards, Options
+from forescribe.asr.decode.results import Hook, Outcome
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.formats.transcript_parts import seconds

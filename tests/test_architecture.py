@@ -46,6 +46,7 @@ LIGHT = (
     "asr.audio.fork_server",
     "asr.batch.interrupts",
     "asr.decode.options",
+    "asr.decode.results",
     "asr.errors",
     "asr.live.events",
     "asr.model.presets",

@@ -40,7 +40,7 @@ from ..errors import ApiError
 from .decoding import Decoding
 
 if TYPE_CHECKING:
-    from forescribe.asr.decode.options import Part, Token
+    from forescribe.asr.decode.results import Part, Token
 
 
 UNUSED = "unused_fields"

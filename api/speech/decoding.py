@@ -27,9 +27,9 @@ from ..process import Mailbox
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.driver import Session
-    from forescribe.asr.decode.options import Outcome, Part, PhaseTimes
     from forescribe.asr.decode.planned import Group
     from forescribe.asr.decode.recording import Submission
+    from forescribe.asr.decode.results import Outcome, Part, PhaseTimes
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.formats.transcript_parts import Notice
 

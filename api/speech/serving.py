@@ -51,7 +51,8 @@ from .diarization import Speakers
 if TYPE_CHECKING:
     from forescribe.asr.audio.inputs import DecodedFile
     from forescribe.asr.decode.driver import Session
-    from forescribe.asr.decode.options import Options, Outcome, Tap
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.results import Outcome, Tap
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.live.events import LiveOptions, Tell
     from forescribe.asr.live.stream import LiveStream

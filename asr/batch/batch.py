@@ -35,7 +35,8 @@ from .spool import Fetching, LocalCopy, Spool
 if TYPE_CHECKING:
     from forescribe.speculative.requests import Stats
 
-    from ..decode.options import Follows, Hook, Options, Outcome, Partial, Progress
+    from ..decode.options import Options
+    from ..decode.results import Follows, Hook, Outcome, Partial, Progress
 
 WRITERS = 8
 """Threads that write results to a distant store."""

@@ -33,7 +33,7 @@ from .destinations import Bucket, Folder, Stdout
 from .ledger import Destination, Ledger, Record, content_hash, file_version, result_fields
 
 if TYPE_CHECKING:
-    from ..decode.options import Outcome
+    from ..decode.results import Outcome
 
 STDOUT = "-"
 """The name of an output that is stdout."""

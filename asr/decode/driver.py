@@ -36,10 +36,11 @@ from ..errors import CapacityError, ForescribeError
 from ..formats.transcript_parts import seconds
 from ..segment.windows import Window
 from .context import DecodingContext, Ended, encode_windows
-from .options import Listener, Options, PhaseTimes, Tap
+from .options import Options
 from .outcome import outcome_of
 from .recording import Event, GroupEnded, Progressed, RecordingEnded, Submission, fault
 from .requests import bind
+from .results import Listener, PhaseTimes, Tap
 from .window import PendingWindow
 
 LOG = logging.getLogger(__name__)

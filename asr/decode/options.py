@@ -1,4 +1,4 @@
-"""The records of one transcription call: what is asked, how far it has come, and what it gives.
+"""What is asked of a call.
 
 `Options` are frozen and checked once. Each is declared once, with the names that it has on the command line,
 in forms of the service and in a transcript's settings (`declared.py`), and read from there by all of them.
@@ -6,41 +6,29 @@ in forms of the service and in a transcript's settings (`declared.py`), and read
 `Guards` say whether a window's answer is kept, decoded again at a higher temperature, or silence: Whisper's
 own rules (Radford et al. 2022, section 4.5; openai/whisper `transcribe.py`), applied to each window
 separately, so that they work for windows decoded in parallel: only a window that fails is queued again. NaN
-counts as failure, because a comparison with NaN would silently disable a guard.
-
-While a call runs its hook is told `Progress` and `Partial`, a listener each `Part` of a recording, a tap its
-samples; `PhaseTimes` are written. An `Outcome` is the result of a recording, with its windows as `Decoded`
-for audits. Knows nothing of models, or of how the records are made. Import is light.
+counts as failure, because a comparison with NaN would silently disable a guard. Knows nothing of models.
+Import is light.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Self
 
 from forescribe.speculative.errors import RequestError
-from forescribe.speculative.requests import MOST_BEAMS, MOST_PATIENCE, Beams, Result, Stats
+from forescribe.speculative.requests import MOST_BEAMS, MOST_PATIENCE, Beams
 
-from ..errors import ForescribeError, UsageError
+from ..errors import UsageError
 from ..model.tokens import TASKS, Task
 from ..words.terms import LONGEST_TERM, MOST_TERMS, letters, lines_of, read_terms, says
 from .declared import AUTO, Flag, FormField, Given, declared, from_typed, option, whole_or_auto
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from ..audio.inputs import Input
-    from ..formats.transcript import Transcript
-    from ..formats.transcript_parts import Json, Segment, State
-    from ..model.speech_model import EncoderStates
-    from ..segment.windows import Run, Samples, WindowOptions
-    from ..storage.locations import Entry
-    from ..words.edits import Change
+    from ..formats.transcript_parts import Json
+    from ..segment.windows import WindowOptions
 
 
 DOUBTFUL_BEAMS = 5
@@ -597,196 +585,6 @@ class Judgement(Enum):
     KEEP = "keep"
     RETRY = "retry"
     SILENCE = "silence"
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """A window, samples `start` to `end`, with the engine's answer for it.
-
-    `encoder_states` are kept for audits only: those of an hour are gigabytes in a large model.
-    """
-
-    index: int
-    start: int
-    end: int
-    language: str
-    result: Result
-    tokens: tuple[int, ...]  # the tokens of the result that count
-    state: State = "decoded"
-    reason: str | None = None  # why its text does not count
-    encoder_states: EncoderStates | None = None
-    doubt: str | None = None  # why the guards rejected its text, where it was kept anyway
-    tried: float = 0.0  # the highest temperature that was tried; the answer may be of a lower one
-    continued: bool = False  # the next part of its window follows
-    wordless: tuple[Run, ...] = ()  # where a voice was heard and no word written
-    reach: int | None = None  # the end of its last word, where a voice goes on behind it
-    # The most probable language with its probability, where the call has named one.
-    heard: tuple[str, float] | None = None
-    level_db: float | None = None  # of a window without a voice that is loud, against full scale
-    changes: tuple[Change, ...] = ()  # of its words, by terms and replacements
-    skipped: tuple[str, ...] = ()  # replacements that took too long
-    # Where words were replaced: the tokens that were heard, and where the text tokens that are written,
-    # and their end, lie among the text of these.
-    spoken: tuple[int, ...] | None = None
-    origin: tuple[float, ...] = ()
-
-    @property
-    def length(self) -> int:
-        """Samples."""
-        return self.end - self.start
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a recording: a transcript, or an error."""
-
-    source: Input
-    transcript: Transcript | None = None
-    error: ForescribeError | None = None
-    wall_s: float = 0.0  # from its first block to its last word, other recordings included
-    decoded: tuple[Decoded, ...] = ()  # with `Options.keep_encoder_states`
-    # Windows, whole ones, by what became of them, and those that were decoded again at a temperature.
-    windows: Mapping[State, int] = field(default_factory=dict)
-    fallbacks: int = 0
-    # What another machine has read: the SHA-256 of the bytes, and what the store says about them.
-    content: str | None = None
-    entry: Entry | None = None
-
-    @property
-    def name(self) -> str:
-        """The path as it was given; audio given as bytes or samples has none."""
-        from ..audio.inputs import ARRAY, DecodedFile, Sound
-
-        if isinstance(self.source, DecodedFile):
-            return self.source.name
-        if isinstance(self.source, bytes):
-            return "<bytes>"
-        in_memory = isinstance(self.source, Sound | tuple | list | Mapping)
-        in_memory = in_memory or hasattr(self.source, "__array__")
-        return ARRAY if in_memory else str(self.source)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The progress of a call. `total_s` is None where the container declares no length."""
-
-    source: Input
-    done_s: float  # of this recording
-    total_s: float | None
-    segments: tuple[Segment, ...]  # of the window that has just ended
-    stats: Stats  # of the call so far
-    # New segments in order, from the start of the recording without gaps.
-    spoken: tuple[Segment, ...] = ()
-    draft_error: BaseException | None = None  # why the window had no drafts
-
-
-@dataclass(frozen=True)
-class Partial:
-    """Text of the first window of a recording that is still being decoded. It may change."""
-
-    source: Input
-    text: str
-
-
-Hook = Callable[[Progress], None]
-"""Is told of each window that has ended."""
-
-
-@runtime_checkable
-class Follows(Protocol):
-    """A hook that also shows text while it is being decoded. Reading that text waits for the device, so
-    `wants` says when it is needed."""
-
-    @property
-    def wants(self) -> bool: ...
-
-    def follow(self, partial: Partial) -> None: ...
-
-
-@dataclass(frozen=True)
-class Part:
-    """The next windows of a recording that have ended, in order and without gaps. Never retracted."""
-
-    segments: tuple[Segment, ...]  # `id` is 0 and words are missing: both come with the outcome
-    tokens: tuple[Token, ...]
-    done_s: float  # of the recording, silence included
-
-    @property
-    def text(self) -> str:
-        return "".join(segment.text for segment in self.segments)
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token of the text. `data` are the bytes that it stands for, which may be part of a character."""
-
-    text: str
-    logprob: float
-    data: bytes
-
-
-class Listener(Protocol):
-    """Receives the results of one recording, on the engine's thread: it must neither block nor raise."""
-
-    def progressed(self, part: Part) -> None: ...
-
-    def ended(self, outcome: Outcome | None) -> None:
-        """Called once and last, when the source is no longer read. None where it was cancelled."""
-
-
-Tap = Callable[["Samples"], None]
-"""Receives the samples of a recording as they are read."""
-
-
-class SpeakerSearch(Protocol):
-    """Finds the speakers of one recording while it is decoded, in a thread of its own."""
-
-    def feed(self, samples: Samples) -> None:
-        """The next samples, on the thread that reads them."""
-
-    def finish(self, transcript: Transcript, source: str) -> Future[Transcript]:
-        """The transcript of the recording `source` with speakers."""
-
-    def cancel(self) -> None: ...
-
-
-class FindsSpeakers(Protocol):
-    """Finds the speakers of the recordings of a call, while they are decoded."""
-
-    def begin(self) -> AbstractContextManager[Callable[[], SpeakerSearch]]:
-        """For one call; what is returned begins with a recording."""
-
-
-class PhaseTimes:
-    """When the phases of one recording's decoding began and ended, for traces: `encode`, `rounds`, `words`.
-
-        session.submit(source, options, listener, phases=(phases := PhaseTimes()))
-        phases.spans["encode"]              # Unix nanoseconds
-
-    Windows of several recordings are encoded and decoded together, so phases overlap, and the busy time of
-    one includes that of others in the same batch. Written by the engine's thread.
-    """
-
-    def __init__(self) -> None:
-        self.spans: dict[str, PhaseSpan] = {}
-
-    def add(self, phase: str, began_ns: int, ended_ns: int) -> None:
-        """A part of a phase is over."""
-        known = self.spans.get(phase, PhaseSpan(began_ns, ended_ns))
-        self.spans[phase] = PhaseSpan(
-            min(known.began_ns, began_ns),
-            max(known.ended_ns, ended_ns),
-            known.busy_ns + ended_ns - began_ns,
-        )
-
-
-@dataclass(frozen=True)
-class PhaseSpan:
-    """A phase: its first beginning, its last end, and the sum of its parts, in nanoseconds."""
-
-    began_ns: int
-    ended_ns: int
-    busy_ns: int = 0
 
 
 def _check_text(name: str, value: object) -> None:

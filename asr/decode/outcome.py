@@ -32,9 +32,10 @@ from ..segment.windows import Window, total
 from ..words.replacements import LIMIT_S
 from .context import DecodingContext
 from .judge import LAST_WORD
-from .options import Decoded, Options, Outcome
+from .options import Options
 from .recording import Submission, fault, reason_of
 from .requests import CONFIDENT, DOUBTFUL
+from .results import Decoded, Outcome
 from .text import name_of, text_of
 
 UNWRITTEN = "a voice, and the model wrote no words"

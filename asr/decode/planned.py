@@ -21,9 +21,10 @@ from ..formats.transcript_parts import Segment, Word
 from ..segment.cut_plan import Plan
 from ..words.edits import Change
 from .context import DecodingContext
-from .options import Decoded, Listener, Options
+from .options import Options
 from .recording import Submission
 from .requests import bind
+from .results import Decoded, Listener
 from .sources import Kept, plan_source
 
 _RESULT_FIELDS: Mapping[str, Callable[[Any], Any]] = {

@@ -50,8 +50,9 @@ from .judge import (
     rest_of,
     wordless_of,
 )
-from .options import Decoded, Judgement, Listener, Outcome, Part, PhaseTimes, Tap
+from .options import Judgement
 from .requests import BoundOptions, language_in, window_request
+from .results import Decoded, Listener, Outcome, Part, PhaseTimes, Tap
 from .sources import Kept, WindowSource, cut_source
 from .text import Stretch, segments_of, tokens_of, written
 from .window import PendingWindow, RecordingState

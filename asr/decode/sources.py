@@ -15,7 +15,8 @@ from ..segment.cut_plan import Plan, planned_windows
 from ..segment.cutter import cut
 from ..segment.windows import Window
 from .context import DecodingContext
-from .options import Decoded, Options
+from .options import Options
+from .results import Decoded
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..formats.transcript_parts import Correction, Segment, TokenSource
 from ..model.speech_model import SpeechModel, SpeechTokens
 from ..model.vocabulary import bytes_of
 from ..words.edits import Change
-from .options import Decoded, Token
+from .results import Decoded, Token
 
 
 def text_of(whisper: SpeechModel, tokens: Iterable[int]) -> str:

@@ -42,21 +42,20 @@ from ..segment.windows import MAX_SAMPLES
 from .analysis import DetectedLanguage, align, align_window, detect_language
 from .context import DecodingContext
 from .driver import Driver, ReadAhead
-from .options import (
+from .options import Guards, Options
+from .outcome import settings_of
+from .recording import Event, Progressed, RecordingEnded, Submission, fault
+from .requests import BoundOptions, bind
+from .results import (
     Decoded,
     FindsSpeakers,
     Follows,
-    Guards,
     Hook,
-    Options,
     Outcome,
     Partial,
     Progress,
     SpeakerSearch,
 )
-from .outcome import settings_of
-from .recording import Event, Progressed, RecordingEnded, Submission, fault
-from .requests import BoundOptions, bind
 from .text import text_of
 from .window import PendingWindow
 from .word_timer import WordTimer

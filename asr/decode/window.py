@@ -12,7 +12,8 @@ from forescribe.speculative.requests import Request, Result
 
 from ..formats.transcript_parts import Segment, Word, seconds
 from ..segment.windows import Window
-from .options import Decoded, Judgement
+from .options import Judgement
+from .results import Decoded
 
 if TYPE_CHECKING:
     from ..audio.reading import Recording

@@ -19,7 +19,7 @@ from ..words.aligning import Spoken, align
 from ..words.assembly import assemble_words
 from ..words.timing import Beside, TokenTimes, Utterance, token_times
 from .context import apply_each
-from .options import PhaseTimes
+from .results import PhaseTimes
 from .text import name_of, texts_of
 from .window import PendingWindow, RecordingState
 

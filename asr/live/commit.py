@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ..words.assembly import MARKS
 
 if TYPE_CHECKING:
-    from ..decode.options import Token
+    from ..decode.results import Token
 
 Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 

@@ -13,7 +13,7 @@ from ..formats.transcript import Transcript
 from .commit import RULES, Delay, LiveWord
 
 if TYPE_CHECKING:
-    from ..decode.options import Token
+    from ..decode.results import Token
     from ..segment.windows import Samples
 
 Eagerness = Literal["low", "medium", "high", "auto"]

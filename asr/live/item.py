@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..decode.driver import Session
-from ..decode.options import Decoded
+from ..decode.results import Decoded
 from ..decode.sources import Kept
 from ..decode.text import texts_of, tokens_of
 from ..formats.transcript import Transcript

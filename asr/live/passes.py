@@ -22,9 +22,10 @@ import numpy as np
 from ..audio.inputs import Sound
 from ..decode.context import DecodingContext
 from ..decode.driver import Session
-from ..decode.options import Decoded, Guards, Options, Outcome, Part
+from ..decode.options import Guards, Options
 from ..decode.recording import Submission
 from ..decode.requests import BoundOptions, bind, settled_language
+from ..decode.results import Decoded, Outcome, Part
 from ..decode.sources import WindowSource
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
 from ..model.speech_model import SpeechModel

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forescribe.asr.batch.outputs import RecordingResult
-    from forescribe.asr.decode.options import Hook, Partial
-    from forescribe.asr.decode.options import Progress as WindowProgress
+    from forescribe.asr.decode.results import Hook, Partial
+    from forescribe.asr.decode.results import Progress as WindowProgress
     from forescribe.asr.errors import ForescribeError
     from forescribe.asr.formats.report import Reports
     from forescribe.asr.formats.transcript import Transcript

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.batch.spool import LocalCopy, SpoolFolder
-from forescribe.asr.decode.options import Outcome, Progress
+from forescribe.asr.decode.results import Outcome, Progress
 from forescribe.asr.errors import (
     AudioError,
     CapacityError,
@@ -46,7 +46,8 @@ from .order import WorkOrder
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-    from forescribe.asr.decode.options import Hook, Options
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.results import Hook
     from forescribe.asr.formats.transcript import Transcript
 
 Row = dict[str, Any]

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from forescribe.asr.batch.interrupts import Stop
-from forescribe.asr.decode.options import Decoded, Options, Outcome, Progress
+from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.results import Decoded, Outcome, Progress
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import UsageError, visible
 from forescribe.asr.model.checkpoint import read_weights

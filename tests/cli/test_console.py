@@ -14,7 +14,7 @@ from rich.console import Console as Rich
 
 from forescribe.asr.batch.ledger import Record, result_fields
 from forescribe.asr.batch.outputs import RecordingResult
-from forescribe.asr.decode.options import Partial, Progress
+from forescribe.asr.decode.results import Partial, Progress
 from forescribe.asr.errors import AudioError, ForescribeError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span, Turn

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forescribe.api.errors import ApiError
 from forescribe.api.speech import answers
 from forescribe.api.speech.answers import PING, Deltas, events
-from forescribe.asr.decode.options import Part, Token
+from forescribe.asr.decode.results import Part, Token
 from tests.api.page.fakejobs import transcript
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from forescribe.api.errors import ApiError
 from forescribe.api.speech.decoding import Decoding
-from forescribe.asr.decode.options import Outcome, Part
+from forescribe.asr.decode.results import Outcome, Part
 from forescribe.asr.errors import AudioError, ForescribeError
 from forescribe.asr.formats.transcript import Coverage, Transcript
 from forescribe.asr.formats.transcript_parts import Notice

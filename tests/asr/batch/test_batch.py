@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from forescribe.asr.batch import batch as batch_module
 from forescribe.asr.batch.destinations import MANIFEST as NAME
 from forescribe.asr.batch.ledger import content_hash, file_version
-from forescribe.asr.decode.options import Progress
+from forescribe.asr.decode.results import Progress
 from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.storage.locations import Source
 from forescribe.speculative.requests import Stats

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, WhisperForConditionalGeneration, WhisperProcessor
 
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.decode.options import Decoded
+from forescribe.asr.decode.results import Decoded
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import UsageError
 from forescribe.asr.model.loading import load

@@ -8,7 +8,7 @@ import pytest
 import soundfile
 import torch
 
-from forescribe.asr.decode.options import Outcome
+from forescribe.asr.decode.results import Outcome
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair

@@ -11,7 +11,7 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.decode.options import Decoded
+from forescribe.asr.decode.results import Decoded
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from tests.asr.decode.whole_windows import whole
 from tests.asr.model import folders

@@ -20,7 +20,8 @@ import soundfile
 import forescribe.asr.audio.reading
 from forescribe.asr.decode import outcome, recording, word_timer
 from forescribe.asr.decode.driver import Session
-from forescribe.asr.decode.options import Guards, Judgement, Outcome
+from forescribe.asr.decode.options import Guards, Judgement
+from forescribe.asr.decode.results import Outcome
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import AudioError
 from forescribe.asr.model.loading import load

@@ -31,9 +31,10 @@ from forescribe.asr.decode.judge import (
     reached,
     wordless_of,
 )
-from forescribe.asr.decode.options import Decoded, Guards
+from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.planned import Group
 from forescribe.asr.decode.requests import previous_text
+from forescribe.asr.decode.results import Decoded
 from forescribe.asr.decode.text import Stretch, written
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.model.speech_model import EncoderStates

@@ -19,9 +19,9 @@ from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.decode import word_timer
 from forescribe.asr.decode.driver import Driver, Note, ReadAhead, Session
-from forescribe.asr.decode.options import Progress
 from forescribe.asr.decode.recording import RecordingEnded, Submission
 from forescribe.asr.decode.requests import bind
+from forescribe.asr.decode.results import Progress
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.formats.transcript_parts import Segment

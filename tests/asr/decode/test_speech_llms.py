@@ -16,7 +16,8 @@ import transformers
 
 from forescribe.asr.audit import audit
 from forescribe.asr.decode.driver import Session
-from forescribe.asr.decode.options import Decoded, Guards, Options
+from forescribe.asr.decode.options import Guards, Options
+from forescribe.asr.decode.results import Decoded
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.asr.live.events import Completed, Event, LiveOptions

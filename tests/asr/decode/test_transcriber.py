@@ -14,8 +14,9 @@ from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.decode import recording, text
 from forescribe.asr.decode import transcriber as transcriber_module
-from forescribe.asr.decode.options import Guards, Judgement, Partial
+from forescribe.asr.decode.options import Guards, Judgement
 from forescribe.asr.decode.requests import DOUBTFUL
+from forescribe.asr.decode.results import Partial
 from forescribe.asr.decode.transcriber import Options, Outcome, Progress, Transcriber
 from forescribe.asr.errors import AudioError, CapacityError, UsageError
 from forescribe.asr.formats.files import srt, tsv, txt, vtt

@@ -11,7 +11,7 @@ import pytest
 
 from forescribe.asr.audio.inputs import Input
 from forescribe.asr.decode.driver import Session
-from forescribe.asr.decode.options import Part
+from forescribe.asr.decode.results import Part
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 
 SOON = 120.0

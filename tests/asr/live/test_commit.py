@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.decode.options import Token
+from forescribe.asr.decode.results import Token
 from forescribe.asr.live.commit import Committer, Delay, LiveWord, Place, aligned
 
 DELAYS: tuple[Delay, ...] = ("minimal", "low", "medium", "high", "xhigh")

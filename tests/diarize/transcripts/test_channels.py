@@ -12,7 +12,8 @@ import soundfile
 
 from forescribe.asr.audio.inputs import Input
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.decode.options import Hook, Options, Outcome
+from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.results import Hook, Outcome
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Word
