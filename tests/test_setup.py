@@ -114,7 +114,7 @@ def test_a_name_that_is_no_group_changes_nothing(machine: Machine) -> None:
     assert (done.status, done.uv_calls) == (2, [])
     assert done.output == (
         "setup: there is no group 'sevre'; known: "
-        "serve s3 otel gguf live wyoming test dev notebook cluster real bench\n"
+        "serve s3 otel gguf live redact wyoming test dev notebook cluster real bench\n"
     )
 
 

@@ -71,7 +71,7 @@ def machine(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # faster-whisper is of the group `real`, which CI does not install
 @pytest.mark.weights
 def test_every_block_runs_and_hears_the_same_words(machine, monkeypatch, capsys) -> None:
     heard = []
