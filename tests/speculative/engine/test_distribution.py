@@ -25,7 +25,7 @@ from forescribe.speculative.requests import Sampling
 from forescribe.speculative.rounds import sampling as noise
 from forescribe.speculative.testing import TinyModel
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 Text = tuple[int, ...]
 
