@@ -277,9 +277,8 @@ class Session:
         """End `run` after its step. Recordings that are not complete fail with CapacityError; their readers
         end with the block that they read."""
         with self.reading.changed:
-            for recording in list(
-                self.driver.live
-            ):  # the engine's thread removes those that have ended
+            # A copy: the engine's thread removes those that have ended.
+            for recording in list(self.driver.live):
                 recording.stopped = True
             self.reading.closed = True
             self.reading.changed.notify_all()
