@@ -20,13 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from forescribe.asr.errors import (
-    AudioError,
-    CapacityError,
-    StorageError,
-    UsageError,
-    how_to_install,
-)
+from forescribe.asr.errors import CapacityError, StorageError, UsageError, how_to_install
 from forescribe.asr.formats.transcript import Transcript
 
 from ..access.outbound import networks
@@ -179,21 +173,12 @@ class Jobs:
 
     def _watch(self) -> None:
         rows, files, metrics = self.store.jobs, self.store.files, self.serving.metrics
-        for name, text, value in (
-            ("jobs_open", f"Jobs queued or running, {WHOLE_DATABASE}.", lambda: rows.backlog()[0]),
-            (
-                "jobs_audio_seconds",
-                f"Remaining audio of unfinished jobs, {WHOLE_DATABASE}.",
-                lambda: rows.backlog()[1],
-            ),
-            (
-                "jobs_oldest_seconds",
-                f"Age of the oldest unfinished job, {WHOLE_DATABASE}.",
-                rows.oldest_s,
-            ),
-            ("disk_free_bytes", "Free space for audio and results.", lambda: files.free),
-        ):
-            metrics.watch(name, text, value)
+        watch, whole = metrics.watch, WHOLE_DATABASE
+        watch("jobs_open", f"Jobs queued or running, {whole}.", lambda: rows.backlog()[0])
+        text = f"Remaining audio of unfinished jobs, {whole}."
+        watch("jobs_audio_seconds", text, lambda: rows.backlog()[1])
+        watch("jobs_oldest_seconds", f"Age of the oldest unfinished job, {whole}.", rows.oldest_s)
+        watch("disk_free_bytes", "Free space for audio and results.", lambda: files.free)
         text = "Requests to object storage, repetitions included, by kind."
         metrics.count("store_requests", text, "kind", lambda: files.requests)
 
@@ -222,14 +207,6 @@ class Operations:
         if job.ended:
             raise ApiError("not_found", f"the job is {job.state}: it has no result")
         raise ApiError("in_progress", f"the job is {job.state}", retry_after=5)
-
-    def audio(self, job: Job) -> Path:
-        """The file that was uploaded, to be opened at once. Raises ApiError `not_found` if it is not kept
-        any more."""
-        try:
-            return self.store.audio(job)
-        except (FileNotFoundError, AudioError):  # or deleted meanwhile
-            raise _no_audio() from None
 
     def rename(self, id: str, owner: str, name: str) -> Job:
         """Another name for the recording. Its ending stays, which says what is in the file. Raises ApiError
@@ -298,7 +275,7 @@ class Operations:
             if job.state not in states:
                 raise ApiError("conflict", f"the job is {job.state}, not {' or '.join(states)}")
             if "audio" not in job.files:
-                raise _no_audio()
+                raise ApiError("not_found", "the job's audio is not kept any more")
             if latest_version(job):
                 text = "the text has corrections, which belong to its speakers: delete them first"
                 raise ApiError("conflict", f"{text} (DELETE /v1/jobs/{{id}}/corrections)")
@@ -345,7 +322,3 @@ def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectFiles:
 
 def _unknown() -> ApiError:
     return ApiError("job_not_found", "there is no such job")
-
-
-def _no_audio() -> ApiError:
-    return ApiError("not_found", "the job's audio is not kept any more")

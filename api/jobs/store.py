@@ -257,14 +257,14 @@ class JobTable:
         return count, seconds or 0.0
 
     def ended_before(self, when: float) -> list[Job]:
-        over = JOBS.c.state.in_(ENDED) & (JOBS.c.finished_at < when)
-        return self._read(sa.select(JOBS).where(over))
+        over = JOBS.c.state.in_(ENDED), JOBS.c.finished_at < when
+        return self._read(sa.select(JOBS).where(*over))
 
     def with_audio_succeeded_before(self, when: float) -> list[Job]:
         """Jobs that succeeded before `when` and still have their audio."""
-        over = (JOBS.c.state == "succeeded") & (JOBS.c.finished_at < when)
+        over = JOBS.c.state == "succeeded", JOBS.c.finished_at < when
         audio = sa.cast(JOBS.c.files, sa.String).contains('"audio":')
-        return self._read(sa.select(JOBS).where(over, audio))
+        return self._read(sa.select(JOBS).where(*over, audio))
 
     def entries(self, id: str, after: int = 0) -> list[LogEntry]:
         """The entries of a job's log numbered above `after`, in order."""

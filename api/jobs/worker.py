@@ -63,8 +63,7 @@ class Worker:
         self.webhooks, self.metrics, self.stopping = webhooks, metrics, stopping
         self.concurrency, self.clock = concurrency, clock
         self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
-        self._lock = threading.Lock()
-        self._runs: dict[str, Run] = {}  # the jobs in progress, by id
+        self._runs: dict[str, Run] = {}  # the jobs in progress, by id; each access is atomic
         self._calling = set[str]()  # jobs whose callbacks are being made
         self._callers = ThreadPoolExecutor(CALLBACKS, thread_name_prefix="callback")
         self._woken = threading.Event()
@@ -82,23 +81,19 @@ class Worker:
 
     def abandon(self, id: str) -> None:
         """End the work on a job, if it is in progress here."""
-        with self._lock:
-            run = self._runs.get(id)
+        run = self._runs.get(id)
         if run is not None:
             run.abandon()
 
     def running(self) -> frozenset[str]:
         """The ids of the jobs in progress in this process."""
-        with self._lock:
-            return frozenset(self._runs)
+        return frozenset(self._runs.copy())
 
     def stop(self) -> None:
         """Interrupt the work in progress, and leave it to the next process."""
         self.stopping.set()
         self.wake()
-        with self._lock:
-            runs = list(self._runs.values())
-        for run in runs:
+        for run in self._runs.copy().values():
             run.abandon(Stopping)
         wait_until(lambda: not self.running(), RELEASE_S)
         if self._thread.is_alive():
@@ -125,8 +120,7 @@ class Worker:
 
     def _claim_next(self, now: float) -> bool:
         """Begin with the next job, if there is one and room for it."""
-        with self._lock:
-            runs = dict(self._runs)
+        runs = self._runs.copy()
         if any(run.alone for run in runs.values()):
             return False
         admission = self.serving.admission
@@ -157,8 +151,7 @@ class Worker:
         run.alone = job.deaths_beside >= BESIDE
         if not run.alone:
             admission.let_in()
-        with self._lock:
-            self._runs[job.id] = run
+        self._runs[job.id] = run
         threading.Thread(target=self._do, args=(run,), name="job", daemon=True).start()
         return True
 
@@ -184,8 +177,7 @@ class Worker:
                 if work.is_alive() and not self._renewed(run):
                     run.abandon()
         finally:
-            with self._lock:
-                del self._runs[run.id]
+            del self._runs[run.id]
             self.wake()
 
     def _renewed(self, run: Run) -> bool:

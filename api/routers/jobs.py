@@ -27,7 +27,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from forescribe.asr.errors import OutputError
+from forescribe.asr.errors import AudioError, OutputError
 from forescribe.asr.formats import files
 from forescribe.asr.formats.subtitles import PLAIN, LineRules
 from forescribe.asr.formats.transcript import Transcript
@@ -244,16 +244,16 @@ def uncorrect(id: str, jobs: JobsDep, caller: Caller) -> Response:
 async def audio(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
     """The uploaded file, byte for byte; `Range` is supported."""
     job = await asyncio.to_thread(jobs.operations.get, id, caller)
-    path = await asyncio.to_thread(jobs.operations.audio, job)
-    guessed = mimetypes.guess_type(job.label or "")[0] or ""
-    media_type = guessed if guessed.startswith(("audio/", "video/")) else "application/octet-stream"
     name = job.label or "recording"
+    guessed = mimetypes.guess_type(name)[0] or ""
+    media_type = guessed if guessed.startswith(("audio/", "video/")) else "application/octet-stream"
     try:  # `inline`: browsers play it, and save it under its original name
+        path = await asyncio.to_thread(jobs.store.audio, job)
         return await file_response(
             request, path, filename=name, media_type=media_type, disposition="inline"
         )
-    except FileNotFoundError as error:  # deleted in between
-        raise ApiError("not_found", "the audio of this job is not kept any more") from error
+    except (FileNotFoundError, AudioError) as error:  # or deleted meanwhile
+        raise ApiError("not_found", "the job's audio is not kept any more") from error
 
 
 @router.post("/{id}/cancel")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 
 from forescribe.api.jobs.files import Copies, DiskFiles, ObjectFiles
 from forescribe.api.jobs.service import open_objects
-from forescribe.asr.errors import OutputError, StorageError, UsageError
+from forescribe.asr.errors import StorageError, UsageError
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import open_store
 from tests.api.conftest import until
@@ -84,23 +83,6 @@ def test_a_process_that_dies_in_mid_write_leaves_nothing_but_in_its_jobs_folder(
     assert files.jobs() == {"a"}
     files.delete_all("a")
     assert files.jobs() == set()
-
-
-class Full(io.BytesIO):
-    """A recording of which only the first megabyte can be stored."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if self.tell():
-            raise OSError(28, "No space left on device")
-        return super().read(size)
-
-
-def test_a_full_disk_is_named_and_keeps_no_half_file(tmp_path) -> None:
-    files = DiskFiles(tmp_path)
-    with pytest.raises(OutputError) as caught:
-        files.put("a", "audio", Full(b"x" * (2 << 20)))
-    assert caught.value.code == "storage_full"
-    assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "identity"]
 
 
 class Objects:
