@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -28,10 +28,8 @@ from ..errors import ApiError
 from ..http.bodies import label
 from ..wording import told
 from .database import Tx
+from .store import Store
 from .tables import Job
-
-if TYPE_CHECKING:
-    from .service import Operations
 
 ROLE = re.compile(r"corrections-(\d+)")
 """The role of the file of a version, by its number."""
@@ -210,25 +208,31 @@ NONE: Mapping[str, Any] = {
 
 
 class CorrectedJobs:
-    """The corrections of jobs. The methods raise ApiError as those of `Operations` do, and `conflict` if the
-    corrections belong to another result."""
+    """The corrections of the jobs of a store. `get` and `original` give an owner's job and its transcript as
+    it was decoded. The methods raise ApiError as these do, and `conflict` if the corrections belong to
+    another result."""
 
-    def __init__(self, operations: Operations) -> None:
-        self.jobs, self.store = operations, operations.store
+    def __init__(
+        self,
+        store: Store,
+        get: Callable[[str, str], Job],
+        original: Callable[[str, str], Transcript],
+    ) -> None:
+        self.store, self._get, self._original = store, get, original
 
     def transcript(self, id: str, owner: str) -> Transcript:
         """The transcript as it has been corrected."""
-        transcript = self.jobs.transcript(id, owner)
+        transcript = self._original(id, owner)
         corrections = self._current(id, owner).corrections
         return transcript if corrections is None else corrections.apply(transcript)
 
     def get(self, id: str, owner: str, number: int | None = None) -> Version:
         """The latest version, or the one with this number. Raises ApiError `in_progress` without a result."""
-        self.jobs.transcript(id, owner)
+        self._original(id, owner)
         version = self._current(id, owner)
         if number is None or number == version.number:
             return version
-        job = self.jobs.get(id, owner)
+        job = self._get(id, owner)
         if not number or f"corrections-{number}" not in job.files:
             text = f"the job keeps no version {number}; the latest is {version.number}"
             raise ApiError("not_found", text, param="version")
@@ -237,7 +241,7 @@ class CorrectedJobs:
     def put(self, id: str, owner: str, corrections: Corrections, etag: str) -> Version:
         """Save a new version, if `etag` is that of the latest. Raises ApiError: `version_conflict` if it is
         not, `conflict` unless the job has succeeded, `invalid_value` for corrections that do not fit."""
-        transcript, before = self.jobs.transcript(id, owner), self._current(id, owner)
+        transcript, before = self._original(id, owner), self._current(id, owner)
         if before.etag != etag:
             raise _stale()
         corrections.apply(transcript)
@@ -268,16 +272,16 @@ class CorrectedJobs:
 
     def delete(self, id: str, owner: str) -> None:
         """Delete all versions; the result is shown as it was decoded."""
-        self.jobs.get(id, owner)
+        self._get(id, owner)
         self.store.drop(id, ROLE)
 
     def _current(self, id: str, owner: str) -> Version:
         """The latest version. Raises ApiError `conflict` if it counts in a result that was replaced."""
-        job = self.jobs.get(id, owner)
+        job = self._get(id, owner)
         try:
             version = self._version(job, latest_version(job))
         except FileNotFoundError:
-            if self.jobs.get(id, owner) == job:
+            if self._get(id, owner) == job:
                 raise
             return self._current(id, owner)  # it was deleted meanwhile
         if version.number and version.saved["base"] != job.files["result"]:

@@ -95,7 +95,7 @@ class Jobs:
         )
         self.submissions = Submissions(settings, serving, store, self.worker.wake)
         self.operations = Operations(store, self.worker, metrics)
-        self.corrected = CorrectedJobs(self.operations)
+        self.corrected = CorrectedJobs(store, self.operations.get, self.operations.transcript)
         self._swept_s = -SWEEP_S
         retention = "retention", self._retain, self._pause, self._stopping
         self._retention = threading.Thread(target=repeat, args=retention, daemon=True)
